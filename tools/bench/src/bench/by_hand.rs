@@ -276,11 +276,6 @@ impl<'a> Range<'a> {
         other.map()
     }
 
-    /// Swaps the held physicals with those of another range; nothing is mapped in either.
-    pub(super) const fn swap_held(&mut self, other: &mut Range<'a>) {
-        std::mem::swap(&mut self.held, &mut other.held);
-    }
-
     /// Fills everything with zeros and waits for it.
     pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
         let hand = self.hand;

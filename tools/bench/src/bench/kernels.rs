@@ -1,5 +1,4 @@
-//! Device code for GPUs: a kernel that does nothing, one that writes and waits, and one that
-//! checks.
+//! Device code for GPUs: a kernel that writes and waits, and one that checks.
 //!
 //! `unsafe` here: device code is loaded and launched through the table of driver symbols, because
 //! the `Driver` trait has no such calls. A kernel touches a block that is borrowed for the launch;
@@ -35,7 +34,6 @@ pub(super) struct Kernels {
     driver: Arc<CudaDriver>,
     device: Ordinal,
     module: CUmodule,
-    empty: CUfunction,
     fill: CUfunction,
     check: CUfunction,
     /// The device address of a count of words with wrong values.
@@ -81,7 +79,7 @@ impl Kernels {
                 )),
             }
         };
-        let (empty, fill, check) = (function(c"empty")?, function(c"fill")?, function(c"check")?);
+        let (fill, check) = (function(c"fill")?, function(c"check")?);
         let report = driver
             .alloc(device, REPORT)
             .map_err(|error| error.to_string())?;
@@ -89,7 +87,6 @@ impl Kernels {
             driver,
             device,
             module,
-            empty,
             fill,
             check,
             report,
@@ -102,19 +99,10 @@ impl Kernels {
     /// work of the context.
     fn warm_up(&self) -> anyhow::Result<()> {
         let none = ptr::null_mut();
-        self.launch(self.empty, ONE, none, [0; 4])?;
         self.launch(self.fill, ONE, none, [self.report.0, 0, 0, 0])?;
         self.launch(self.check, ONE, none, [self.report.0, 0, 0, self.report.0])?;
         self.driver.context_synchronize(self.device)?;
         self.changed().map(drop)
-    }
-
-    /// Launches the kernel that does nothing.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub(super) fn nothing(&self, stream: &Stream) -> anyhow::Result<()> {
-        self.launch(self.empty, ONE, raw(stream), [0; 4])
     }
 
     /// Writes every word of a block, keeps the kernel running for `time`, and then checks every

@@ -19,11 +19,9 @@ mod drop_under;
 mod free;
 mod grants;
 mod grow;
-mod hardened;
 mod kernels;
 mod kv;
 mod kv_fork;
-mod launch;
 mod ledger;
 mod lower_limit;
 mod mapper;
@@ -49,7 +47,6 @@ mod sparse;
 mod stage;
 mod take_back;
 mod threads;
-mod truly_cold;
 mod vector;
 mod waiting_futures;
 mod wanted;
@@ -117,14 +114,9 @@ impl Group {
 fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(commit::SIZES.map(|size| {
-        let measure = move |stage: &Stage, wanted: &Wanted, report: &mut Report| {
-            commit::measure(stage, wanted, report, size)
-        };
-        Group::new(commit::names(size), measure)
-    }));
-    let names = commit::SIZES.into_iter().flat_map(truly_cold::names);
-    groups.push(Group::new(names.collect(), |stage, wanted, report| {
-        truly_cold::measure(stage, wanted, report, &commit::SIZES)
+        Group::one(&commit::name(size.0), move |stage, report| {
+            commit::measure(stage, report, size)
+        })
     }));
     groups.push(Group::one(free::NAME, free::measure));
     groups.extend(warm::SIZES.map(|size| {
@@ -132,16 +124,9 @@ fn groups() -> Vec<Group> {
             warm::measure(stage, report, size)
         })
     }));
-    groups.push(Group::one(grow::AT_ONCE, grow::at_once));
-    groups.push(Group::one(grow::LATER, grow::later));
+    groups.push(Group::one(grow::NAME, grow::measure));
     groups.push(Group::one(paced::NAME, paced::measure));
     groups.push(Group::one(vector::NAME, vector::measure));
-    groups.extend(hardened::SIZES.map(|size| {
-        Group::one(&hardened::name(size.0), move |stage, report| {
-            hardened::pairs(stage, report, size)
-        })
-    }));
-    groups.push(Group::one(hardened::GROWTH, hardened::growth));
     groups.extend(
         kv::STEPS.map(|of| Group::one(of.0, move |stage, report| kv::step(stage, report, of))),
     );
@@ -198,10 +183,6 @@ fn groups() -> Vec<Group> {
     let names = beside_taking::NAMES.map(str::to_owned).to_vec();
     groups.push(Group::new(names, |stage, _, report| {
         beside_taking::measure(stage, report)
-    }));
-    let names = [launch::NAME, launch::IDLE].map(str::to_owned).to_vec();
-    groups.push(Group::new(names, |stage, _, report| {
-        launch::measure(stage, report)
     }));
     groups.push(Group::one(metadata::NAME, metadata::measure));
     let names = [scale::NAME, scale::SAME_TENANT]

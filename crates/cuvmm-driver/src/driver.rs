@@ -28,41 +28,7 @@
 //! # Failure
 //! A call that fails has changed nothing, as measured on the real driver.
 //!
-//! # Examples
-//! Maps one granule of memory, writes to it and reads it back:
-//!
-//! ```
-//! use cuvmm_driver::host::HostDriver;
-//! use cuvmm_driver::{
-//!     AccessDesc, AccessFlags, DeviceAddress, Driver, GranularityKind, Location, Ordinal,
-//!     PhysicalProps,
-//! };
-//!
-//! let driver = HostDriver::default();
-//! let device = Ordinal(0);
-//! let props = PhysicalProps::device(device);
-//! let size = driver.allocation_granularity(&props, GranularityKind::MINIMUM)?;
-//!
-//! let address = driver.reserve(size, 0, DeviceAddress::NULL, 0)?;
-//! let physical = driver.create(size, &props, 0)?;
-//! let access = AccessDesc {
-//!     location: Location::device(device),
-//!     flags: AccessFlags::READ_WRITE,
-//! };
-//! // SAFETY: the handle and the range come from this driver, and no queued work uses them.
-//! unsafe {
-//!     driver.map(address, size, 0, physical, 0)?;
-//!     driver.set_access(address, size, &[access])?;
-//!     driver.copy_to_device(device, address, b"hello")?;
-//!     let mut read = [0u8; 5];
-//!     driver.copy_to_host(device, &mut read, address)?;
-//!     assert_eq!(&read, b"hello");
-//!     driver.unmap(address, size)?;
-//!     driver.release(physical)?;
-//!     driver.free_reservation(address, size)?;
-//! }
-//! # Ok::<(), cuvmm_driver::DriverError>(())
-//! ```
+//! The crate `cuvmm-model` has an example, which runs without a GPU.
 //!
 //! This file contains `unsafe` declarations only, for the reasons above.
 #![allow(unsafe_code)]

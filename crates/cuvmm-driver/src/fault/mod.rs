@@ -141,19 +141,20 @@ impl FaultDriver {
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicU32, Ordering};
     /// use cuvmm_driver::fault::FaultDriver;
-    /// use cuvmm_driver::model::ModelDriver;
     /// use cuvmm_driver::{Call, Driver};
     ///
-    /// let driver = FaultDriver::new(Arc::new(ModelDriver::default()));
-    /// let seen = Arc::new(AtomicU32::new(0));
-    /// let counted = Arc::clone(&seen);
-    /// driver.watch(Some(Arc::new(move |call| {
-    ///     counted.fetch_add(u32::from(call == Call::DeviceGetCount), Ordering::SeqCst);
-    /// })));
-    /// driver.device_count().unwrap();
-    /// driver.watch(None);
-    /// driver.device_count().unwrap();
-    /// assert_eq!(seen.load(Ordering::SeqCst), 1);
+    /// fn counts_its_questions(inner: Arc<dyn Driver>) {
+    ///     let driver = FaultDriver::new(inner);
+    ///     let seen = Arc::new(AtomicU32::new(0));
+    ///     let counted = Arc::clone(&seen);
+    ///     driver.watch(Some(Arc::new(move |call| {
+    ///         counted.fetch_add(u32::from(call == Call::DeviceGetCount), Ordering::SeqCst);
+    ///     })));
+    ///     driver.device_count().unwrap();
+    ///     driver.watch(None);
+    ///     driver.device_count().unwrap();
+    ///     assert_eq!(seen.load(Ordering::SeqCst), 1);
+    /// }
     /// ```
     pub fn watch(&self, watcher: Option<Arc<dyn Fn(Call) + Send + Sync>>) {
         let mut current = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);

@@ -604,7 +604,7 @@ where
                 let held = tenant.stats().committed;
                 assert_eq!(change.excess, held.saturating_sub(limit));
             }
-            Err(PoolError::Argument(ArgumentError::TooLarge { .. })) => {
+            Err(PoolError::Argument(ArgumentError::TooSmall { .. })) => {
                 assert!(limit < before.guarantee)
             }
             Err(error) => assert!(faulted, "{error}"),

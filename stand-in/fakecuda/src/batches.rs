@@ -1,7 +1,8 @@
 //! Batches of prefetches and discards of managed memory, since CUDA 13.0.
 //!
-//! A batch is one piece of work in its stream. What the header says of its arrays is required; which
-//! code answers a program that passes others is not recorded, and is `INVALID_VALUE` here.
+//! A batch is one piece of work in its stream. Two arrays say where its ranges go: places, and for each
+//! the number of the first range that goes there. As on an H100, these numbers need not ascend, and a
+//! range that is refused leaves those before it moved.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to read the arrays that C passes.
 #![allow(unsafe_code)]
@@ -44,11 +45,15 @@ impl Ranges {
             .map(|((address, bytes), to)| (DeviceAddress(address), bytes as u64, to))
             .collect();
         // SAFETY: the caller passes a stream that it created and has not destroyed.
-        unsafe { driver()?.prefetch_all(device, &ranges, stream) }.map_err(code)
+        let queued = unsafe { driver()?.prefetch_all(device, &ranges, stream) };
+        queued.map_err(|error| match code(error) {
+            CUresult::CUDA_ERROR_INVALID_DEVICE => INVALID,
+            code => code,
+        })
     }
 
-    /// Queues a batch of prefetches. Each location begins at the range with its number, and lasts up
-    /// to the next one.
+    /// Queues a batch of prefetches. A range goes to the place of the range before it, until its number
+    /// reaches the next place's.
     fn prefetch(
         &self,
         places: *const CUmemLocation,
@@ -65,16 +70,17 @@ impl Ranges {
             let places = take_all(places, place_count)?;
             (places, take_all(starts, place_count)?)
         };
-        let ascends = starts.windows(2).all(|two| two[0] < two[1]);
-        let inside = starts.last().is_some_and(|&last| last < self.count);
-        if starts.first() != Some(&0) || !ascends || !inside {
+        let inside = starts.iter().all(|&start| start < self.count);
+        if starts.first() != Some(&0) || !inside {
             return Err(INVALID);
         }
-        let ends = starts.iter().skip(1).chain([&self.count]);
-        let locations =
-            (places.into_iter().zip(&starts).zip(ends)).flat_map(|((place, start), end)| {
-                std::iter::repeat_n(Some(location(place)), end - start)
-            });
+        let mut at = 0;
+        let locations = (0..self.count).map(|number| {
+            while starts.get(at + 1).is_some_and(|&next| next <= number) {
+                at += 1;
+            }
+            places.get(at).copied().map(location)
+        });
         self.queue(locations, flags, stream)
     }
 }

@@ -100,7 +100,8 @@ impl<B: Backing> State<B> {
     }
 
     /// Moves several ranges in one piece of work. A range without a location is discarded: it keeps
-    /// its bytes and its last location.
+    /// its bytes and its last location. A range that cannot be moved ends the batch with an error, and
+    /// the ranges before it are moved.
     pub(crate) fn prefetch_all(
         &mut self,
         device: Ordinal,
@@ -108,23 +109,32 @@ impl<B: Backing> State<B> {
         stream: StreamHandle,
     ) -> Answer {
         self.context(device)?;
-        let mut targets = Vec::with_capacity(ranges.len());
-        for &(address, size, location) in ranges {
-            let (_, end) = self.allocations.managed(address.0, size)?;
-            if let Some(location) = location {
-                targets.push((address.0, end, self.home_at(location)?));
+        let mut found = Vec::with_capacity(ranges.len());
+        let mut outcome = Ok(());
+        for &(address, size, _) in ranges {
+            match self.allocations.managed(address.0, size) {
+                Ok((_, end)) => found.push((address.0, end)),
+                Err(code) if found.is_empty() => return Err(code),
+                Err(code) => {
+                    outcome = Err(code);
+                    break;
+                }
             }
         }
+        let homes = ranges.iter().map(|&(.., location)| location);
+        let homes = homes.map(|location| location.map(|it| self.home_at(it)).transpose());
+        let homes = homes.collect::<Answer<Vec<_>>>()?;
         self.moves_on(device)?;
         self.submit(device, stream, Work::Prefetch)?;
         // The result of a query is the location of the last prefetch, whether or not it has run.
-        for (start, end, target) in targets {
+        for ((start, end), home) in found.into_iter().zip(homes) {
+            let Some(target) = home else { continue };
             let (advised, _) = self.allocations.managed(start, end - start)?;
             advised.change(start, end, |attributes| {
                 attributes.prefetched = Some(target);
             });
         }
-        Ok(())
+        outcome
     }
 
     pub(crate) fn advise(

@@ -108,7 +108,7 @@ impl Registration {
         first.map_or(DeviceAddress(0), |extent| extent.address)
     }
 
-    /// Returns `true` if some of the memory was ever exported, by a [`DmaBuf`](super::DmaBuf) or a
+    /// Returns `true` if some of the memory was ever exported, by a [`DmaBuf`](crate::region::DmaBuf) or a
     /// handle. That memory is released in the end and never reused before.
     #[must_use]
     pub fn is_exported(&self) -> bool {
@@ -132,7 +132,7 @@ impl Registration {
     /// `cuMemUnmap` where it is the last owner of the memory of a dropped region.
     ///
     /// # Errors
-    /// [`CloseError`] with the registration in it while a clone or a [`DmaBuf`](super::DmaBuf)
+    /// [`CloseError`] with the registration in it while a clone or a [`DmaBuf`](crate::region::DmaBuf)
     /// lives, or when the driver refuses.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let reason = match Arc::strong_count(&self.shared) {

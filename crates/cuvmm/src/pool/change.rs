@@ -93,7 +93,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Undoes the change of a slot that is in its place.
     fn undo(&mut self, change: Change) {
         if let Some(slot) = self.take_out(change.place.slot) {
             self.undo_out(slot, &change);
@@ -207,7 +206,7 @@ mod tests {
     }
 
     /// Grows a block that has shrunk together with a block that cannot grow; returns the state of
-    /// the first block's slot afterwards. The slot had two granules, of which the block used one.
+    /// the first block's slot. The slot had two granules, of which the block used one.
     fn grow_in_vain(pool: &Pool, me: &Tenant, between: impl FnOnce(&Block)) -> (u64, [u64; 4]) {
         let (mut one, mut other) = (small(me), small(me));
         one.try_grow_to(2 * G - 7).unwrap();
@@ -304,8 +303,8 @@ mod tests {
         }
     }
 
-    /// Allocates two blocks of two granules on a stream while there is memory for one, which is
-    /// zeroed. The other tenant uses a granule.
+    /// Allocates two blocks of two granules on a stream while there is memory for one block, which
+    /// is zeroed. The other tenant uses a granule.
     fn allocate_in_vain(rig: &Rig, home: &Stream) -> (Pool, [Tenant; 2], Block) {
         let pool = pool(rig, 4);
         let tenants = ["me", "other"].map(|name| tenant(&pool, name));
@@ -355,7 +354,7 @@ mod tests {
         let locked = pool.core.state.try_lock();
         let free = !matches!(locked, Err(std::sync::TryLockError::WouldBlock));
         drop(locked);
-        // Its end would be audited too.
+        // The end of the lock would be audited too.
         std::mem::forget(pool);
         assert!(free, "the lock is held for ever");
     }

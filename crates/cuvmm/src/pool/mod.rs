@@ -472,14 +472,14 @@ impl Pool {
 
     /// Changes how much physical memory the pool may hold.
     ///
-    /// If the pool holds more, idle memory above guarantees is given back to the driver, as by
-    /// [`trim`](Self::trim). The result says how much the pool still holds beyond the limit.
-    /// Nothing more is charged until the pool holds less than the limit. Memory that blocks give up
-    /// is given back to the driver once its work is complete: by later calls that allocate, grow or
-    /// free, and by the mapper. Until then a tenant can be refused memory below its guarantee.
+    /// If the pool holds more, releases idle memory above guarantees, as [`trim`](Self::trim) does.
+    /// The result says how much the pool still holds beyond the limit. Nothing more is charged
+    /// until the pool holds less than the limit. Memory that blocks give up is released once its
+    /// work is complete: by later calls that allocate, grow or free, and by the mapper. Until then
+    /// a tenant can be refused memory below its guarantee.
     ///
-    /// Never waits for the GPU or for memory, and calls no hook; tenants that are to free memory
-    /// have to be notified by the program.
+    /// Never waits for the GPU or for memory, and calls no hook; the program has to notify tenants
+    /// that are to free memory.
     ///
     /// # Errors
     /// [`PoolError`], with the figures, when the limit is less than a granule, than the guarantees
@@ -497,7 +497,7 @@ impl Pool {
         self.core.tenants()
     }
 
-    /// Returns the tenant that is registered under `name`, if any.
+    /// Returns the tenant registered under `name`, if any.
     #[must_use]
     pub fn find_tenant(&self, name: &str) -> Option<Tenant> {
         let mut tenants = self.tenants().into_iter();
@@ -516,42 +516,42 @@ impl Pool {
         self.core.look(State::stats)
     }
 
-    /// Returns the driver calls by kind that were made through the device handle that the pool was
-    /// built on. To count the calls of the pool alone, build it on a handle [with its own
+    /// Returns the driver calls by kind made through the device handle that the pool was built on.
+    /// To count the calls of the pool alone, build it on a handle [with its own
     /// counters](Device::with_own_counters).
     #[must_use]
     pub fn calls(&self) -> CallCounts {
         self.core.device.calls()
     }
 
-    /// Gives idle memory whose fences are complete back to the driver (`cuMemUnmap`,
-    /// `cuMemRelease`) until the pool holds at most `keep` bytes or no idle memory is left. Memory
-    /// up to a tenant's guarantee stays with the tenant, in whole extents. Returns the bytes given
-    /// back, and those by which maxima of [`TenantMemPool`](crate::TenantMemPool)s fell, whether or
-    /// not the driver had given them out. Never waits for the GPU.
+    /// Releases idle memory whose fences are complete to the driver (`cuMemUnmap`, `cuMemRelease`)
+    /// until the pool holds at most `keep` bytes or no idle memory is left. Memory up to a tenant's
+    /// guarantee stays with the tenant, in whole extents. Returns the bytes released, plus those by
+    /// which maxima of [`TenantMemPool`](crate::TenantMemPool)s fell, whether or not the driver had
+    /// given them out. Never waits for the GPU.
     ///
     /// # Errors
-    /// [`CallError`] from the driver; memory given back before the failure stays given back.
+    /// [`CallError`] from the driver; memory released before the failure stays released.
     pub fn trim(&self, keep: u64) -> Result<u64, CallError> {
         self.core.device.own_process()?;
         self.core.lock().trim(keep)
     }
 
-    /// Replaces many small extents by few large ones at the same addresses, and gives free memory
-    /// in small physicals back to the driver. Works in steps that each move at most one largest
-    /// extent. After each step it calls `go_on` with the progress so far, and ends when that
-    /// returns `false`.
+    /// Replaces many small extents by few large extents at the same addresses, and releases free
+    /// memory in small physicals to the driver. Each step moves at most one largest extent, and
+    /// then calls `go_on` with the progress so far; the compaction ends when `go_on` returns
+    /// `false`.
     ///
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
     /// replaces the original. The limit must have space for the copy of one run at a time.
     ///
     /// Blocks that have a [`Lease`], work queued on their streams, or [exported](Block::export)
     /// memory are left as they are. Work that is queued after a block was checked cannot be seen:
-    /// while this runs, launch work only on blocks with a lease. [`Block::read`] and
+    /// during a compaction, launch work only on blocks with a lease. [`Block::read`] and
     /// [`Block::write`] are safe meanwhile.
     ///
     /// # Errors
-    /// [`BlockError`]; what was done before the failure stays done.
+    /// [`BlockError`]; steps before the failure stay done.
     pub fn compact(
         &self,
         go_on: impl FnMut(&Compaction) -> bool,
@@ -576,7 +576,7 @@ impl Pool {
     /// [`CloseError`], which contains the pool, while clones, tenants, blocks or leases live, or
     /// when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        // While the mapper's thread works for the pool, it holds the core too.
+        // While the mapper's thread works for the pool, the thread holds the core too.
         let mapper = self.core.detach();
         self.core.detach_from_ledger();
         if Arc::get_mut(&mut self.core).is_none() {

@@ -16,14 +16,14 @@ use crate::error::{BlockError, CallError};
 use crate::own::Stream;
 use crate::pool::{HolderId, Polling, Tenant};
 
-/// The largest small allocation in bytes, and its largest alignment.
+/// The largest size and the largest alignment of a small allocation, in bytes.
 const SMALL: (u64, u64) = (1 << 20, 4096);
 
-/// The most mappings that are not searched and that an allocation unmaps.
+/// The most unsearched mappings that an allocation unmaps.
 const TIDIED: usize = 16;
 
-/// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number of
-/// addresses for each byte.
+/// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number
+/// of addresses for each byte.
 const KEPT_ADDRESSES: u64 = 16;
 
 /// A request, rounded.
@@ -33,13 +33,12 @@ pub(super) struct Request<'a> {
     pub(super) alignment: u64,
     pub(super) stream: &'a Stream,
     pub(super) id: StreamId,
-    /// `true` if the stream captures.
     pub(super) captures: bool,
 }
 
 impl Request<'_> {
-    /// Returns the leave to poll, unless the request belongs to a capture: its memory must not depend
-    /// on events.
+    /// Returns the permission to poll, unless the request belongs to a capture: its memory must not
+    /// depend on events.
     fn polling<'a>(&self, tenant: &'a Tenant) -> Option<Polling<'a>> {
         match self.captures {
             true => None,
@@ -48,35 +47,30 @@ impl Request<'_> {
     }
 }
 
-/// How much memory a heap may get.
 #[derive(Clone, Copy)]
 struct Growth {
-    /// The most bytes that it may hold.
+    /// The most bytes that the heap may hold.
     limit: u64,
-    /// The bytes of new memory that the pool has refused for the request, if it has.
+    /// The bytes of new memory that the pool has refused for the request, if any.
     refused: Option<u64>,
 }
 
-/// The heap's place in the pool.
 pub(super) type Owner<'a> = (&'a Tenant, HolderId);
 
 /// The next step for a request that no usable free run fits.
 enum Step {
-    /// It was served. The work is what other streams have to wait for.
+    /// The request was served. Other streams have to wait for the work.
     Done(u64, Tag),
     Build(Build),
-    /// This number of bytes of addresses side by side is needed.
+    /// This number of adjacent bytes of addresses is needed.
     Addresses(u64),
-    /// Nothing is left to be tried.
     Refused,
 }
 
-/// Returns `true` if an allocation comes from a chunk.
 pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
     size <= SMALL.0 && alignment <= SMALL.1
 }
 
-/// Returns the request for the smallest chunk that a small request fits in.
 fn least_chunk(request: Request<'_>) -> Request<'_> {
     let granule = request.stream.device().granule();
     // A granule may be smaller than the request.
@@ -85,8 +79,8 @@ fn least_chunk(request: Request<'_>) -> Request<'_> {
 }
 
 impl Core {
-    /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits. Returns the
-    /// first address.
+    /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits.
+    /// Returns the first address.
     pub(super) fn serve(
         &self,
         owner: Owner<'_>,
@@ -131,15 +125,15 @@ impl Core {
         Ok(at)
     }
 
-    /// Serves a small request from the chunks and from free runs. Behind other streams' work it serves it
-    /// only if it `must`, or if the heap holds too much to get a chunk before it waits.
+    /// Serves a small request from the chunks and from free runs; behind other streams' work only
+    /// if it `must`, or if the heap holds too much to get a chunk before it waits.
     fn serve_small(
         &self,
         tenant: &Tenant,
         request: Request<'_>,
         must: bool,
     ) -> Result<Option<u64>, BlockError> {
-        // Declared first, so that the heap's lock is released before it is given back.
+        // Declared first, so that the heap's lock is released before the permission is dropped.
         let polling = request.polling(tenant);
         let may = Growth {
             limit: tenant.most(),
@@ -167,7 +161,7 @@ impl Core {
     }
 
     /// Takes a run of a chunk that other streams' work may still use, and makes the stream wait for
-    /// it.
+    /// that work.
     fn small_behind(
         &self,
         state: &mut Locked<'_>,
@@ -187,7 +181,7 @@ impl Core {
         }
     }
 
-    /// Makes a stream wait for other streams' work. Returns `false` if that cannot be done.
+    /// Makes a stream wait for other streams' work. Returns `false` if it cannot.
     fn order(&self, state: &mut Locked<'_>, work: &Tag, id: StreamId) -> Result<bool, CallError> {
         if work.class().serves(id) {
             return Ok(true);
@@ -272,10 +266,10 @@ impl Core {
     }
 
     /// Finds memory for a request that no usable run fits, the cheapest first: runs whose work has
-    /// just completed; a plan without much new memory; runs and plans behind the work of other
+    /// just completed; a plan with little new memory; runs and plans behind the work of other
     /// streams; new memory.
     ///
-    /// With `reserves`, asks for more addresses where they are too few for the best of these.
+    /// With `reserves`, asks for more addresses if there are too few for the best of these.
     fn step(
         &self,
         tenant: &Tenant,
@@ -283,7 +277,7 @@ impl Core {
         refused: Option<u64>,
         reserves: bool,
     ) -> Result<Step, BlockError> {
-        // Declared first, so that the heap's lock is released before it is given back.
+        // As in `serve_small`.
         let polling = request.polling(tenant);
         let may = Growth {
             limit: tenant.most(),
@@ -334,8 +328,8 @@ impl Core {
         Ok(begin(&mut state, plan).unwrap_or(Step::Refused))
     }
 
-    /// Reserves addresses of which at least `least` bytes are side by side, unless another thread has
-    /// reserved some since `seen` reservations were made.
+    /// Reserves addresses with at least `least` adjacent bytes, unless another thread has reserved
+    /// some since `seen` reservations were made.
     fn reserve(
         &self,
         (tenant, holder): Owner<'_>,
@@ -343,7 +337,7 @@ impl Core {
         seen: u64,
     ) -> Result<(), BlockError> {
         self.device.own_process()?;
-        // The code of users that is deferred meanwhile runs without the lock, which it may take.
+        // User code that is deferred meanwhile runs without the lock, which it may take.
         let section = Section::enter();
         let unlocked = section.unlocked();
         let alone = self.reserving.lock();
@@ -358,7 +352,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes a run that other streams' work may still use, and makes the stream wait for it.
+    /// Takes a run that other streams' work may still use, and makes the stream wait for that work.
     fn fit_behind(
         &self,
         state: &mut Locked<'_>,
@@ -412,7 +406,6 @@ impl Core {
         }
     }
 
-    /// Unmaps mappings that are not searched and that nothing uses.
     pub(super) fn release_mappings(&self, (tenant, holder): Owner<'_>, most: usize) {
         let given = crate::pool::Given {
             mappings: self.unmap_retired(most),
@@ -421,8 +414,8 @@ impl Core {
         tenant.give_up(holder, given);
     }
 
-    /// Sees to it that a few mappings are unmapped if very many are retired: by the mapper, or here
-    /// if there is none or it is far behind.
+    /// Has a few mappings unmapped if very many are retired: by the mapper, or here if there is no
+    /// mapper or it is far behind.
     fn tidy_some(&self, owner: Owner<'_>) {
         if self.has(PINNED) {
             return;
@@ -437,7 +430,7 @@ impl Core {
         self.tidy_now(owner, TIDIED);
     }
 
-    /// Unmaps up to `most` mappings that are not searched and that nothing uses.
+    /// Unmaps up to `most` unused mappings that are not searched.
     fn tidy_now(&self, owner: Owner<'_>, most: usize) {
         let polling = owner.0.polling();
         self.lock().refresh(polling.is_some());
@@ -460,7 +453,8 @@ impl State {
         self.fit_in_chunk(request)
     }
 
-    /// Serves a small request from a chunk, or from a new one in a free run, which costs no driver call.
+    /// Serves a small request from a chunk, or from a new chunk in a free run, which costs no
+    /// driver call.
     fn fit_in_chunk(&mut self, request: Request<'_>) -> Option<u64> {
         if let Some(at) = self.fit_small(request) {
             return Some(at);
@@ -471,7 +465,7 @@ impl State {
         Some(at)
     }
 
-    /// Serves a large request from a run: from one of exactly its size, or from the shortest that fits
+    /// Serves a large request from a run of exactly its size, or from the shortest run that fits
     /// once the allocations in the stream's cache are free.
     fn fit_large(&mut self, request: Request<'_>, cache: &StreamCache) -> Option<u64> {
         let mut run = self.find(request);
@@ -483,7 +477,6 @@ impl State {
         Some(self.allocate_in(&run?, request).0)
     }
 
-    /// Serves a small request from a chunk.
     fn fit_small(&mut self, request: Request<'_>) -> Option<u64> {
         let (size, alignment) = (request.size, request.alignment);
         let at = self.small.find(size, alignment, request.id, false)?;
@@ -492,7 +485,7 @@ impl State {
         Some(at)
     }
 
-    /// Returns the request for a chunk that a small request needs.
+    /// Returns the request for the chunk that a small request needs.
     fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
         let least = least_chunk(request);
         Request {
@@ -503,7 +496,7 @@ impl State {
 
     /// Adds a chunk, and serves a small request from its start.
     fn add_chunk(&mut self, (at, chunk): (u64, u64), work: Tag, request: Request<'_>) {
-        // Memory of other streams is ordered before this one.
+        // Memory of other streams is ordered before this stream.
         let work = match work.class().serves(request.id) {
             true => work,
             false => self.streams.now(request.id),
@@ -519,8 +512,8 @@ impl State {
         Some(self.allocate_in(&run, request))
     }
 
-    /// Allocates from the shortest free range that fits and that the stream can use without waiting,
-    /// through whatever mappings.
+    /// Allocates from the shortest free range that fits and that the stream can use without
+    /// waiting, through mappings searched or not.
     fn fit_retired(&mut self, request: Request<'_>) -> Option<(u64, Tag)> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
         let at = self.large.find_anywhere(size, alignment, id)?;

@@ -1,4 +1,4 @@
-//! An allocation, and what it keeps alive.
+//! An allocation, and the values that it keeps alive.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::CallError;
 use crate::own::{Stream, StreamKeys};
 use crate::pool::{HolderId, Tenant};
 
-/// A heap. It ends when this is dropped, with its last handle and its last allocation.
+/// A heap. It ends when this value is dropped, with the last handle and the last allocation.
 pub(super) struct Shared {
     pub(super) core: Arc<Core>,
     pub(super) tenant: Tenant,
@@ -20,7 +20,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Lets the pool have what is free.
+    /// Lets the pool reclaim free memory.
     pub(super) fn end_graphs(&self) {
         let core = &self.core;
         if core.device.is_forked() {
@@ -40,8 +40,8 @@ impl Drop for Shared {
     }
 }
 
-/// A heap, as the allocations of one stream refer to it. Each stream's references are counted on
-/// cache lines of their own, so that threads with streams of their own do not contend.
+/// A heap for the allocations of one stream. Each stream's references are counted on cache lines of
+/// their own, so that threads with streams of their own do not contend.
 #[repr(align(128))]
 pub(super) struct Lane {
     shared: Arc<Shared>,
@@ -49,7 +49,7 @@ pub(super) struct Lane {
     index: usize,
 }
 
-/// A heap, as its handles refer to it.
+/// A heap for its handles.
 pub(super) struct Lanes {
     pub(super) shared: Arc<Shared>,
     lanes: Box<[Arc<Lane>; StreamKeys::PLACES]>,
@@ -68,7 +68,6 @@ impl Lanes {
         }
     }
 
-    /// Returns the lane and the cache of a stream.
     #[inline]
     pub(super) fn of(&self, stream: &Stream) -> (&Arc<Lane>, &StreamCache) {
         let caches = &self.shared.core.caches;
@@ -79,14 +78,14 @@ impl Lanes {
 
 /// Memory that a [`Heap`](super::Heap) allocated. Its address is fixed for life.
 ///
-/// Dropping it frees the memory in the order of its stream, without waiting, and without a driver call
-/// unless memory is to go back to the device: because its tenant has ended, a limit was lowered, or the
-/// heap has ended and this was its last allocation.
+/// Dropping the allocation frees the memory in the order of its stream, without waiting. The drop
+/// makes a driver call only if memory is to go back to the device: because its tenant has ended, a
+/// limit was lowered, or the heap has ended and this was its last allocation.
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Allocation {
     lane: Arc<Lane>,
     place: Place,
-    /// Set when another stream uses it too.
+    /// Set when another stream uses the memory too.
     is_shared: AtomicBool,
 }
 
@@ -116,12 +115,12 @@ impl Allocation {
         self.place.size
     }
 
-    /// Records that work of another stream uses the memory. It is then reused only when the work
-    /// that both streams have queued at its drop is complete, or behind it.
+    /// Records that work of another stream uses the memory. The memory is then reused only when the
+    /// work that both streams have queued at its drop is complete, or behind that work.
     ///
     /// # Errors
-    /// [`CallError::WrongDriver`] for a stream of a device that has
-    /// [no access](super::HeapBuilder::open_to).
+    /// [`CallError::WrongDriver`] for a stream of a device that has [no
+    /// access](super::HeapBuilder::open_to).
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let core = self.core();
         core.device.own_process()?;
@@ -140,7 +139,7 @@ impl Allocation {
         Ok(())
     }
 
-    /// Frees the memory with the heap's lock, and reports it to the pool.
+    /// Frees the memory under the heap's lock, and reports it to the pool.
     #[cold]
     fn free(&self) {
         let Shared { core, tenant, .. } = &*self.lane.shared;

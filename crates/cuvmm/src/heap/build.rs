@@ -1,9 +1,9 @@
 //! Building an allocation out of several places: a [plan](super::stitch) is carried out.
 //!
 //! Under the heap's lock the bytes are marked as used and the addresses are taken. Then, without
-//! it, the pool lends new extents and charges for the mappings, and the driver maps. Under the lock
-//! again the new mappings are searched and the oldest ones retired. On failure everything is as
-//! before.
+//! the lock, the pool lends new extents and charges for the mappings, and the driver maps. Under
+//! the lock again the new mappings are searched and the oldest mappings retired. On failure
+//! everything is as before.
 //!
 //! Keeps I-36.
 
@@ -21,20 +21,19 @@ use crate::pool::{Given, HolderId, Lending, Tenant};
 /// The most mappings of an extent that are searched.
 const SEARCHED: usize = 2;
 
-/// The error of a mapping that failed, and the addresses and sizes of mappings that are stuck.
+/// The error of a failed mapping, and the addresses and sizes of stuck mappings.
 type NotMapped = (MemoryError, Vec<(u64, u64)>);
 
 /// A plan for which bytes and addresses were taken.
 #[derive(Default)]
 pub(super) struct Build {
-    /// The first address of the allocation.
     at: u64,
     /// The first address and the size of the new mappings.
     from: u64,
     total: u64,
     /// The bytes of a window that the allocation begins with.
     run: Option<(u64, u64, Vec<Taken>)>,
-    /// Extents before the new memory, and after it, with the bytes of each that are used.
+    /// Extents before and after the new memory, with the used bytes of each.
     before: Vec<(ExtentId, Range<u64>)>,
     after: Option<(ExtentId, Range<u64>)>,
     taken: Vec<Taken>,
@@ -44,9 +43,8 @@ pub(super) struct Build {
     named: Vec<StreamId>,
 }
 
-/// An extent that is to be mapped.
 struct Piece {
-    /// `None` if it is new.
+    /// `None` for a new extent.
     id: Option<ExtentId>,
     physical: Physical,
     size: u64,
@@ -55,12 +53,10 @@ struct Piece {
 }
 
 impl Build {
-    /// Returns the bytes of new memory that the build needs.
     pub(super) fn grown(&self) -> u64 {
         self.new.iter().sum()
     }
 
-    /// Returns all work that the memory waits for.
     pub(super) fn work(&self) -> Tag {
         let mut work = work_of(&self.taken);
         if let Some((.., taken)) = &self.run {
@@ -70,14 +66,13 @@ impl Build {
     }
 }
 
-/// A build that waits for memory. Dropping it, also because a pressure hook panics, abandons it.
+/// A build that waits for memory. A drop, even after a pressure hook's panic, abandons it.
 struct Begun<'a> {
     core: &'a Core,
     build: Build,
 }
 
 impl Begun<'_> {
-    /// Returns the build, to be carried out.
     fn into_build(mut self) -> Build {
         std::mem::take(&mut self.build)
     }
@@ -92,8 +87,8 @@ impl Drop for Begun<'_> {
 }
 
 impl State {
-    /// Takes the bytes and addresses of a plan. If there are too few addresses, returns how many bytes
-    /// of them side by side are needed.
+    /// Takes the bytes and addresses of a plan. If there are too few addresses, returns the
+    /// adjacent bytes of addresses needed.
     pub(super) fn begin(&mut self, plan: Plan, margin: u64) -> Result<Build, u64> {
         let new_size = plan.grown();
         let Plan {
@@ -151,7 +146,7 @@ impl State {
         named.iter().for_each(|&id| self.streams.count(id, more));
     }
 
-    /// Gives back the bytes of a build, and its addresses except for those that are stuck.
+    /// Gives back the bytes of a build, and its addresses except for stuck ranges.
     pub(super) fn abandon(&mut self, build: Build, stuck: &[Range<u64>]) {
         self.keep_streams(&build.named, false);
         self.large.give_back(build.taken);
@@ -172,9 +167,9 @@ impl State {
         }
     }
 
-    /// Adds another mapping of an extent, in which an allocation lies, and stops searching the oldest
-    /// ones. In a heap that `keeps` all mappings the new one is not searched: requests that come again
-    /// then find the same memory free, and the window that was made for them.
+    /// Adds another mapping of an extent, in which an allocation lies, and stops searching the
+    /// oldest mappings. In a heap that `keeps` all mappings the new mapping is not searched:
+    /// repeated requests then find the same memory free, and the window that was made for them.
     fn add_alias(&mut self, id: ExtentId, at: u64, keeps: bool) {
         self.large.add_mapping(id, at, 1);
         let extent = self.large.extent(id);
@@ -192,8 +187,8 @@ impl State {
         }
     }
 
-    /// Adds the mapped pieces of a build, which are side by side. Of the new extents the first bytes are
-    /// in use, and the rest is free behind some work.
+    /// Adds the mapped pieces of a build, which are side by side. The first bytes of the new
+    /// extents are in use, and the rest is free behind some work.
     fn add_pieces(&mut self, pieces: Vec<Piece>, build: &Build, rest: &Tag, keeps: bool) {
         let mut in_use = build.new_used;
         let mut at = build.from;
@@ -248,7 +243,7 @@ impl Core {
                 let ranges: Vec<Range<u64>> =
                     stuck.iter().map(|(at, size)| *at..at + size).collect();
                 let mappings = (pieces.len() - stuck.len()) as u64;
-                // From then on the pool may take the extents, so no other handle may be left.
+                // From here on the pool may take the extents, so no other handle may be left.
                 let given = returned(pieces, mappings);
                 self.lock().abandon(build, &ranges);
                 tenant.give_up(holder, given);
@@ -284,7 +279,7 @@ impl Core {
             .collect()
     }
 
-    /// Maps extents side by side, all of them or none. On failure returns the ranges that are stuck.
+    /// Maps extents side by side, all of them or none. On failure returns the stuck ranges.
     fn map(&self, from: u64, pieces: &[Piece]) -> Result<Vec<Placed>, NotMapped> {
         let part = self.lock().spaces.part(from);
         let Some(part) = part else {
@@ -322,7 +317,7 @@ impl Core {
         Ok(placed.into_iter().map(|(_, one)| one).collect())
     }
 
-    /// Adds the mappings of a build to the heap, and zeroes what another tenant wrote.
+    /// Adds the mappings of a build to the heap, and zeroes memory that another tenant wrote.
     fn finish(
         &self,
         (tenant, holder): (&Tenant, HolderId),
@@ -337,7 +332,7 @@ impl Core {
             .map_or(Ok(()), |_| may_scrub(tenant, stream, &build));
         let mut state = self.lock();
         placed.into_iter().for_each(|one| state.spaces.adopt(one));
-        // One fill, so that a failure leaves none running.
+        // A single fill leaves none running if it fails.
         let fill = |range: &Range<u64>| {
             let size = range.end - range.start;
             state.spaces.zero(stream, range.start, size)
@@ -404,7 +399,7 @@ impl Core {
             at += piece.size;
         }
         let mappings = (pieces.len() - stuck.len()) as u64;
-        // From then on the pool may take the extents, so no other handle may be left.
+        // From here on the pool may take the extents, so no other handle may be left.
         let given = returned(pieces, mappings);
         self.lock().abandon(build, &stuck);
         tenant.give_up(holder, given);
@@ -421,7 +416,7 @@ fn may_scrub(tenant: &Tenant, stream: &Stream, build: &Build) -> Result<(), Bloc
     }
 }
 
-/// Makes the new extents of a build, which failed, ready to be given up.
+/// Collects the new extents of a failed build, to be given up.
 fn returned(pieces: Vec<Piece>, mappings: u64) -> Given {
     let new = pieces.into_iter().filter(|piece| piece.id.is_none());
     let extents = new.map(|piece| Unmapped {

@@ -1,15 +1,16 @@
 //! Stream caches: allocations just freed, for the next allocation of the same size on the same
 //! stream, without the heap's lock.
 //!
-//! For the heap's extents an allocation in a stream cache is still live. A heap that is to hold little
-//! *drains* the cache before it serves a request that the cache cannot serve: all that is free decides
-//! where the request lies. Another one does so only before a large request for which there is no run of
-//! exactly its size, and before it adds a chunk, because most sizes come again. A request that no free
-//! run fits drains all caches, as does everything that asks what is free.
+//! For the heap's extents an allocation in a stream cache is still live. A
+//! [tight](super::Preset::Tight) heap *drains* the cache before it serves a request that the cache
+//! cannot serve: all free memory decides where the request lies. A fast heap drains it only before
+//! a large request for which there is no run of exactly its size, and before it adds a chunk,
+//! because most sizes come again. A request that no free run fits drains all caches, as does
+//! everything that asks how much is free.
 //!
 //! Each stream cache has its own lock, and each of the first 64 streams a cache of its own, so that
-//! threads with streams of their own do not contend. A stream cache's lock is taken under the heap's,
-//! never the other way round.
+//! threads with streams of their own do not contend. A stream cache's lock is taken under the
+//! heap's, never the other way round.
 
 use std::sync::PoisonError;
 
@@ -18,29 +19,28 @@ use crate::own::{Stream, StreamKeys};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The most small allocations in a stream cache, and the most large ones.
+/// The most small, and the most large, allocations in a stream cache.
 const ROOM: usize = 32;
 
-/// The place of an allocation, and what is known of it.
+/// The place of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// Its offset in the heap's addresses.
+    /// The offset in the heap's addresses.
     pub(super) at: u64,
-    /// The size as requested.
+    /// As requested.
     pub(super) size: u64,
-    /// The size as allocated.
+    /// As allocated.
     pub(super) rounded: u64,
-    /// Its stream.
     pub(super) home: StreamId,
     pub(super) stream: u64,
-    /// `true` if it lies in a chunk.
+    /// `true` if the allocation lies in a chunk.
     pub(super) small: bool,
 }
 
 /// Places of small or of large allocations, the last freed last.
 #[derive(Default)]
 struct Places {
-    /// The sizes of the places, which are looked through for each request.
+    /// The sizes of the places, which each request searches.
     sizes: Vec<u64>,
     places: Vec<Place>,
 }
@@ -76,15 +76,15 @@ impl Places {
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct StreamCache {
-    /// The large ones, then the small ones.
+    /// Large places, then small places.
     places: Mutex<[Places; 2]>,
     /// The sizes of all places, as requested.
     bytes: AtomicU64,
 }
 
 impl StreamCache {
-    /// Takes the place of the last small or large allocation of exactly `size` bytes that was freed on
-    /// the stream and is aligned.
+    /// Takes the place of the last small or large allocation of exactly `size` bytes that was freed
+    /// on the stream and is aligned.
     #[inline]
     pub(super) fn take(
         &self,
@@ -106,8 +106,8 @@ impl StreamCache {
     /// `refuses` returns `true`.
     ///
     /// `refuses` is called once the place is in the cache. So a thread that changes its answer to
-    /// `true` and then drains the cache gets the place, or the place is handed back. `refuses`
-    /// must take no lock.
+    /// `true` and then drains the cache gets the place, or the place is handed back. `refuses` must
+    /// take no lock.
     #[inline]
     pub(super) fn put(&self, place: Place, refuses: impl FnOnce() -> bool) -> Result<(), Place> {
         let mut both = self.lock();
@@ -137,12 +137,10 @@ impl StreamCache {
         }
     }
 
-    /// Returns the sizes of all places, as requested.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// Changes the sizes of all places, under the lock.
     fn set_bytes(&self, bytes: u64) {
         self.bytes.store(bytes, Ordering::SeqCst);
     }
@@ -157,7 +155,6 @@ const fn of(both: &mut [Places; 2], small: bool) -> &mut Places {
     if small { small_places } else { large_places }
 }
 
-/// The stream caches of a heap.
 pub(super) struct StreamCaches {
     keys: StreamKeys,
     caches: Box<[StreamCache; StreamKeys::PLACES]>,
@@ -171,7 +168,6 @@ impl StreamCaches {
         }
     }
 
-    /// Returns the index of the cache of a stream.
     #[inline]
     pub(super) fn index_of(&self, stream: &Stream) -> usize {
         self.keys.place_of(stream)
@@ -182,12 +178,10 @@ impl StreamCaches {
         StreamKeys::at(&self.caches, index)
     }
 
-    /// Returns the sizes of all places in all caches, as requested.
     pub(super) fn bytes(&self) -> u64 {
         self.caches.iter().map(StreamCache::bytes).sum()
     }
 
-    /// Takes out all places of all caches.
     pub(super) fn drain(&self, mut take: impl FnMut(Place)) {
         for cache in &*self.caches {
             cache.drain(true, &mut take);

@@ -1,8 +1,8 @@
 //! Chunks: memory for small allocations. Each is an allocation of the heap's extents.
 //!
-//! What is free of a chunk is cut and joined again within the chunk, so a chunk that nothing uses can be
-//! given up. Free bytes that one stream can use without waiting are one range, with the latest work of
-//! any of them.
+//! Free parts of a chunk are cut and joined within the chunk, so an unused chunk can be given up.
+//! Free bytes that one stream can use without waiting are one range, with the latest work of any of
+//! them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,6 @@ use std::ops::Range;
 use super::ranges::Ranges;
 use super::tag::{Class, Point, StreamId, Tag, Tagged};
 
-/// One chunk.
 #[derive(Debug)]
 struct Chunk {
     size: u64,
@@ -26,13 +25,11 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// Returns the bytes of all chunks.
     #[cfg(debug_assertions)]
     pub(super) const fn held(&self) -> u64 {
         self.held
     }
 
-    /// Returns the free bytes of all chunks.
     pub(super) fn free_bytes(&self) -> u64 {
         self.free.bytes()
     }
@@ -42,7 +39,6 @@ impl Chunks {
         self.free.bytes_of(Class::Ready)
     }
 
-    /// Returns the length of the longest free range.
     pub(super) fn longest(&self) -> u64 {
         self.free.longest()
     }
@@ -60,7 +56,7 @@ impl Chunks {
         self.free.join(at..at + size, work, &(at..at + size));
     }
 
-    /// Removes a chunk that nothing uses. Returns its size, and the work that its bytes wait for.
+    /// Removes an unused chunk. Returns its size, and the work that its bytes wait for.
     pub(super) fn remove(&mut self, at: u64) -> Option<(u64, Tag)> {
         let size = self.chunks.remove(&at)?.size;
         self.held -= size;
@@ -75,8 +71,8 @@ impl Chunks {
         Some((size, work))
     }
 
-    /// Returns the first address for `size` bytes in the shortest free range that has them and that a
-    /// stream can use without waiting, or with `any` in the shortest one.
+    /// Returns the first address for `size` bytes in the shortest free range that has them and that
+    /// a stream can use without waiting; with `any`, in the shortest range of any class.
     pub(super) fn find(
         &self,
         size: u64,
@@ -96,7 +92,8 @@ impl Chunks {
         self.free.cut(at..at + size).unwrap_or_default()
     }
 
-    /// Frees allocated bytes behind some work. Returns the address of their chunk if nothing uses it now.
+    /// Frees allocated bytes behind some work. Returns the address of their chunk if it is unused
+    /// now.
     pub(super) fn free(&mut self, at: u64, size: u64, work: Tag) -> Option<u64> {
         let (&first, chunk) = self.chunks.range_mut(..=at).next_back()?;
         chunk.free += size;
@@ -142,7 +139,7 @@ impl Tagged for Chunks {
         self.free.change(prune, |range| changed.push(range));
         for range in changed {
             let chunk = self.chunks.range(..=range.start).next_back();
-            // It may be a part of a longer one by now.
+            // The range may be a part of a longer range by now.
             if let Some((&at, chunk)) = chunk
                 && let Some(around) = self.free.around(range.start)
                 && let Some(tag) = self.free.cut(around.clone())

@@ -1,9 +1,10 @@
-//! The lock of a heap, and what it protects.
+//! The lock of a heap, and the state that it protects.
 //!
 //! The lock is taken under the pool's lock, when the pool asks for figures, and never the other way
-//! round: an operation that needs the pool releases it first. Events are recorded and polled under
-//! it; page tables are not changed. What an operation works on without the lock is its own: bytes
-//! that it marked as used, addresses that it took, and extents that are not settled.
+//! round: an operation that needs the pool releases the heap's lock first. Events are recorded and
+//! polled under the lock; page tables are not changed. Without the lock an operation works on what
+//! is its own: bytes that it marked as used, addresses that it took, and extents that are not
+//! settled.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::PoisonError;
@@ -25,7 +26,7 @@ use crate::extents::{Fence, Placed, Space, Unmapped};
 use crate::own::{AccessGrant, Physical};
 use crate::sync::{Mutex, MutexGuard};
 
-/// With more mappings than this, and as many for each of [`MANY_BYTES`] in chunks, only some locked
+/// With more mappings than this, counting one for each [`MANY_BYTES`] in chunks, only some locked
 /// sections are checked.
 #[cfg(debug_assertions)]
 const MANY: u64 = 64;
@@ -33,25 +34,23 @@ const MANY: u64 = 64;
 #[cfg(debug_assertions)]
 const MANY_BYTES: u64 = 1 << 20;
 
-/// Mappings that are not searched and that are kept: this number, and [`RETIRED_EACH`] for each
-/// extent.
+/// The unsearched mappings that are kept: this number, and [`RETIRED_EACH`] for each extent.
 const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
 
-/// A flag of a heap: memory that becomes free has to be reported to the pool.
+/// Flag: freed memory has to be reported to the pool.
 pub(super) const REPORTS: u8 = 1;
 
-/// A flag of a heap: graphs may use all memory that it has.
+/// Flag: graphs may use all of the heap's memory.
 pub(super) const PINNED: u8 = 2;
 
-/// The largest chunk for small allocations in bytes, unless a granule is larger.
+/// The largest chunk in bytes, unless a granule is larger.
 const LARGEST_CHUNK: u64 = 32 << 20;
 
 /// The part of all small bytes that a new chunk has.
 const CHUNK_PART: u64 = 32;
 
-/// The settings of a heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) policy: Policy,
@@ -61,36 +60,33 @@ pub(super) struct Options {
     pub(super) for_graphs: bool,
 }
 
-/// The parts of a heap that all its allocations have in common.
+/// The parts of a heap that all its allocations share.
 pub(super) struct Core {
     pub(super) device: Device,
     pub(super) policy: Policy,
-    /// `true` if a stream may be made to wait for another stream's work.
+    /// As in [`Options`].
     pub(super) waits: bool,
-    /// The number that the pool knows the tenant by as a writer.
+    /// The tenant's number as a last writer.
     pub(super) writer: u64,
-    /// The most bytes of addresses that the heap reserves.
+    /// The most bytes of addresses to reserve.
     pub(super) addresses: u64,
-    /// Held while addresses are reserved: a request that finds too few waits for the reservation that another
-    /// thread is making, instead of being refused because that counts already.
+    /// Held while addresses are reserved: a request that finds too few waits for the reservation
+    /// that another thread is making, and is not refused because that reservation counts already.
     pub(super) reserving: Mutex<()>,
-    /// The number of reservations that were made.
+    /// The reservations made so far.
     pub(super) reservations: AtomicU64,
-    /// The devices that have access to the heap's memory, beside those that the pool is open to.
+    /// The devices with access to the heap's memory, beside those that the pool is open to.
     pub(super) guests: Vec<AccessGrant>,
-    /// Allocations just freed.
     pub(super) caches: StreamCaches,
     state: Mutex<State>,
-    /// [`REPORTS`] and [`PINNED`]. With any of them freed allocations go to no stream cache. A graph's heap
-    /// has none, so that requests that come again find the same memory free.
+    /// [`REPORTS`] and [`PINNED`]. With any flag freed allocations go to no stream cache. A graph's
+    /// heap uses none, so that repeated requests find the same memory free.
     flags: AtomicU8,
-    /// Set when the tenant was unregistered.
+    /// Set when the tenant is unregistered.
     pub(super) closed: AtomicBool,
 }
 
-/// The memory of a heap.
 pub(super) struct State {
-    /// The extents from the pool.
     pub(super) large: Extents,
     /// Chunks for small allocations. Each is an allocation of `large`.
     pub(super) small: Chunks,
@@ -99,30 +95,28 @@ pub(super) struct State {
     granule: u64,
     pub(super) gaps: Gaps,
     pub(super) streams: Streams,
-    /// The physicals of the extents in `large`.
+    /// By the numbers of the extents in `large`.
     pub(super) physicals: Vec<Option<Physical>>,
     /// The mappings. Empty after the end of the heap.
     pub(super) spaces: Spaces,
-    /// Streams beside their home stream that allocations are used on.
+    /// Streams that allocations are used on, beside their home streams.
     pub(super) uses: HashMap<u64, Vec<StreamId>>,
-    /// The last allocations that were freed after other streams than their own had used them. Their memory is
-    /// found again by a request like theirs.
+    /// The last freed allocations that other streams had used. A request of the same size finds
+    /// their memory again.
     recorded: VecDeque<Recorded>,
-    /// Mappings that are not searched, to be unmapped once nothing uses them.
+    /// Unsearched mappings, to be unmapped when they are unused.
     pub(super) retired: VecDeque<(ExtentId, u64)>,
     pub(super) counts: Counts,
-    /// The number of locked sections so far.
     #[cfg(debug_assertions)]
     sections: u64,
 }
 
-/// The most freed allocations that are kept in mind because several streams have used them.
+/// The most entries of [`State::recorded`].
 const RECORDED: usize = 64;
 
-/// An allocation that was freed, and that several streams have used.
 struct Recorded {
     home: StreamId,
-    /// The size as allocated.
+    /// As allocated.
     size: u64,
     work: Tag,
 }
@@ -149,7 +143,7 @@ impl std::ops::DerefMut for Locked<'_> {
 
 #[cfg(debug_assertions)]
 impl Drop for Locked<'_> {
-    /// Checks the heap's memory. With many mappings only some sections are checked.
+    /// Checks the heap's memory; with many mappings only in some sections.
     fn drop(&mut self) {
         self.state.sections += 1;
         let many = self.state.large.mappings() + self.state.small.held() / MANY_BYTES > MANY;
@@ -162,7 +156,6 @@ impl Drop for Locked<'_> {
 }
 
 impl State {
-    /// Makes the state of a heap without memory and addresses.
     pub(super) fn new(granule: u64) -> Self {
         Self {
             large: Extents::default(),
@@ -182,7 +175,7 @@ impl State {
         }
     }
 
-    /// Removes what is complete from all tags. Polls the streams if `polls` is `true`.
+    /// Removes complete work from all tags. Polls the streams with `polls`.
     pub(super) fn refresh(&mut self, polls: bool) {
         let mut maps: [&mut dyn Tagged; 2] = [&mut self.large, &mut self.small];
         self.streams.refresh(&mut maps, polls);
@@ -201,15 +194,15 @@ impl State {
         idle
     }
 
-    /// Returns `true` if an allocation of this size on the stream was freed a short time ago that other
-    /// streams have used too.
+    /// Returns `true` if an allocation of this size on the stream, which other streams had used
+    /// too, was freed a short time ago.
     pub(super) fn has_recorded(&self, home: StreamId, size: u64) -> bool {
         let mut recorded = self.recorded.iter();
         recorded.any(|freed| freed.home == home && freed.size == size)
     }
 
-    /// Asks for the progress of the work of such allocations. If all work of one is complete, removes what is
-    /// complete from all tags. Memory of which one stream is done and another is not stays apart.
+    /// Polls the work of such allocations. If all work of one is complete, removes complete work
+    /// from all tags. Memory of which one stream is done and another is not stays apart.
     pub(super) fn refresh_recorded(&mut self, home: StreamId, size: u64) {
         let streams = &self.streams;
         let before = self.recorded.len();
@@ -221,19 +214,17 @@ impl State {
         }
     }
 
-    /// Returns `true` if a device has access to the memory of an allocation.
     pub(super) fn is_open_to(&self, at: u64, device: &Device) -> bool {
         let mut users = self.spaces.at(at).into_iter().flat_map(Space::users);
         users.any(|user| user.is_same(device))
     }
 
-    /// Adds addresses.
     pub(super) fn add_space(&mut self, space: Space) {
         self.gaps.add_part(space.address().0, space.size());
         self.spaces.add(space);
     }
 
-    /// Takes out the reservations in which nothing is mapped, and nothing about to be.
+    /// Takes out the reservations in which nothing is mapped, nor about to be.
     pub(super) fn take_free_spaces(&mut self) -> Vec<Space> {
         let free = self.gaps.take_free_parts().into_iter();
         free.filter_map(|start| self.spaces.take(start)).collect()
@@ -269,14 +260,13 @@ impl State {
         cache.drain(small, |place| self.end(place));
     }
 
-    /// Frees all allocations in a stream cache.
     pub(super) fn drain_both(&mut self, cache: &StreamCache) {
         self.drain(cache, true);
         self.drain(cache, false);
     }
 
-    /// Frees small or large bytes behind some work. A chunk that nothing uses then becomes large free
-    /// bytes, except for one.
+    /// Frees small or large bytes behind some work. An unused chunk then becomes large free bytes,
+    /// except for one chunk.
     fn free(&mut self, at: u64, size: u64, small: bool, work: Tag) {
         if !small {
             self.large.free_at(at, size, &work);
@@ -290,11 +280,11 @@ impl State {
         }
     }
 
-    /// Keeps an empty chunk for the next small allocation, if no other one is kept and it is no larger
-    /// than a new one would be. Otherwise a lone small allocation would cost a chunk each time.
+    /// Keeps an empty chunk for the next small allocation, if no other chunk is kept and it is no
+    /// larger than a new chunk. Otherwise a lone small allocation would cost a chunk each time.
     fn keeps_chunk(&mut self, at: u64) -> bool {
         let size = self.small.get(at).map_or(0, |(size, _)| size);
-        // It may be the one that was kept, and was used again.
+        // The chunk may be the kept chunk, which was used again.
         let other = self.kept_chunk.filter(|&kept| kept != at);
         let is_kept = other.is_some_and(|other| self.is_empty_chunk(other));
         if is_kept || size > self.chunk_size() {
@@ -308,7 +298,7 @@ impl State {
         self.small.get(at).is_some_and(|(_, is_free)| is_free)
     }
 
-    /// Makes the empty chunk that is kept large free bytes.
+    /// Turns the kept empty chunk into large free bytes.
     fn give_kept_chunk(&mut self) {
         if let Some(at) = self.kept_chunk.take()
             && self.is_empty_chunk(at)
@@ -323,14 +313,13 @@ impl State {
         }
     }
 
-    /// Returns the size of a new chunk.
     pub(super) fn chunk_size(&self) -> u64 {
         let part = self.counts.small / CHUNK_PART / self.granule * self.granule;
         part.min(LARGEST_CHUNK).max(self.granule)
     }
 
-    /// Returns the number of mappings that are not searched and are worth keeping: half of them if
-    /// less than a quarter is left of the addresses that the heap may reserve.
+    /// Returns how many unsearched mappings are worth keeping: at most half of them if less than a
+    /// quarter is left of the addresses that the heap may reserve.
     pub(super) fn most_retired(&self, addresses: u64) -> usize {
         let most = RETIRED + RETIRED_EACH * self.large.extents().count();
         match addresses.saturating_sub(self.gaps.used()) < addresses / 4 {
@@ -339,8 +328,8 @@ impl State {
         }
     }
 
-    /// Takes up to `most` mappings out of the space that are not searched and that nothing uses.
-    /// The pool must not get their extents until they are unmapped.
+    /// Takes up to `most` unused, unsearched mappings out of the space. The pool must not get their
+    /// extents until they are unmapped.
     fn take_retired(&mut self, most: usize) -> Vec<(ExtentId, u64, Placed)> {
         let mut taken = Vec::new();
         // Most of the oldest are unused.
@@ -355,7 +344,7 @@ impl State {
             let is_settled = extent.is_none_or(|extent| extent.settled);
             let mut mappings = extent.iter().flat_map(|extent| &extent.mappings);
             let Some(mapping) = mappings.find(|mapping| mapping.at == at) else {
-                // It was unmapped with its extent.
+                // The mapping was unmapped with its extent.
                 continue;
             };
             if !mapping.is_unused() || !is_settled {
@@ -397,13 +386,11 @@ impl Core {
         }
     }
 
-    /// Returns `true` if a flag is set.
     #[inline]
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags.load(Ordering::SeqCst) & flag != 0
     }
 
-    /// Returns `true` if any flag is set.
     #[inline]
     pub(super) fn has_flags(&self) -> bool {
         self.flags.load(Ordering::SeqCst) != 0
@@ -425,7 +412,7 @@ impl Core {
         }
     }
 
-    /// Takes the lock, and frees all allocations in stream caches, and the chunk that is kept.
+    /// Takes the lock, and frees all allocations in stream caches, and the kept chunk.
     pub(super) fn lock_drained(&self) -> Locked<'_> {
         let mut state = self.lock();
         self.caches.drain(|place| state.end(place));
@@ -435,8 +422,8 @@ impl Core {
         state
     }
 
-    /// Unmaps up to `most` mappings that are not searched and that nothing uses. Returns how many.
-    /// Unmaps none of a heap for graphs: a graph may use each of them.
+    /// Unmaps up to `most` unused, unsearched mappings. Returns their number. Unmaps none in a heap
+    /// for graphs: a graph may use each of them.
     pub(super) fn unmap_retired(&self, most: usize) -> u64 {
         if self.has(PINNED) {
             return 0;
@@ -464,7 +451,7 @@ impl Core {
     }
 }
 
-/// Unmaps a mapping that nothing uses. Asks the driver twice.
+/// Unmaps an unused mapping. Asks the driver twice.
 pub(super) fn unmap(placed: Placed) -> Result<Unmapped, (Placed, CallError)> {
     let complete = Fence::complete();
     placed.unmap_after(&complete).or_else(|(placed, error)| {

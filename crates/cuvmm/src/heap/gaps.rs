@@ -1,9 +1,9 @@
-//! The addresses of a heap that nothing is mapped at.
+//! The addresses of a heap at which nothing is mapped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Ranges of addresses that are free. Each lies in one part, which is what was reserved in one call,
-/// and none is adjacent to another of its part.
+/// Free ranges of addresses. Each lies in one *part*, the addresses of one reservation, and none is
+/// adjacent to another of its part.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
     /// The first address and the end of each part.
@@ -20,13 +20,13 @@ impl Gaps {
         parts.sum::<u64>() - self.bytes
     }
 
-    /// Adds a part, which is free.
+    /// Adds a free part.
     pub(super) fn add_part(&mut self, start: u64, size: u64) {
         self.parts.insert(start, start + size);
         self.insert(start, size);
     }
 
-    /// Removes the parts that are wholly free. Returns the first address of each.
+    /// Removes wholly free parts. Returns the first address of each.
     pub(super) fn take_free_parts(&mut self) -> Vec<u64> {
         let parts = self.parts.iter();
         let free = parts.filter(|&(start, end)| self.by_start.get(start) == Some(&(end - start)));
@@ -48,7 +48,7 @@ impl Gaps {
         self.take_at(start, size).then_some(start)
     }
 
-    /// Returns the largest gaps, at most `count`, each with its first address and its size.
+    /// Returns the `count` largest gaps, each with its first address and size.
     pub(super) fn largest(&self, count: usize) -> impl Iterator<Item = (u64, u64)> {
         let largest = self.by_size.iter().rev().take(count);
         largest.map(|&(size, start)| (start, size))

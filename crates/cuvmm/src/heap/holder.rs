@@ -1,7 +1,7 @@
 //! The memory of a heap that the pool may take.
 //!
-//! The pool asks for figures under its own lock, so these take the heap's lock under it. Memory that is
-//! taken is unmapped without either lock.
+//! The pool asks for figures under its own lock, so these functions take the heap's lock under it.
+//! Memory is unmapped without either lock.
 //!
 //! Keeps I-75.
 
@@ -130,7 +130,7 @@ impl Holder for Core {
 }
 
 impl Core {
-    /// Unmaps an extent that is not settled. On failure the rest of it stays as it is.
+    /// Unmaps an extent that is not settled. On failure its other mappings stay.
     fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
         let mappings: Vec<u64> = {
             let state = self.lock();

@@ -1,25 +1,24 @@
 //! Free ranges by their length.
 //!
-//! They lie in *bins*: the longest of a bin is at most a sixteenth longer than the shortest. A bit for
-//! each bin says whether it has a range, so the shortest range that suffices is found without a search
-//! among all of them.
+//! The ranges lie in *bins*: the longest of a bin is at most a sixteenth longer than the shortest.
+//! A bit for each bin says whether it has a range, so the shortest range that suffices is found
+//! without a search among all of them.
 
 use super::sorted::Sorted;
 use crate::size::aligned;
 
-/// The most ranges that are tried for an alignment before only longer ones are.
+/// The most ranges tried for an alignment before only ranges that fit at any alignment are.
 const TRIES: usize = 8;
 
-/// All lengths in a heap are multiples of two to the power of this.
+/// All lengths are multiples of two to this power.
 const UNIT: u32 = super::ALIGNMENT.trailing_zeros();
 
-/// The bits of a length that tell its bin, beside the place of the highest one.
+/// The bits of a length that tell its bin, beside the place of the highest bit.
 const BITS: u32 = 4;
 
 /// Words with a bit for each bin.
 const WORDS: usize = 13;
 
-/// The lengths and first addresses of ranges.
 #[derive(Debug, Default)]
 pub(super) struct Lengths {
     bins: Vec<Sorted<(u64, u64), ()>>,
@@ -28,7 +27,6 @@ pub(super) struct Lengths {
 }
 
 impl Lengths {
-    /// Returns the lengths of all ranges together.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -58,7 +56,6 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of the longest range.
     pub(super) fn longest(&self) -> u64 {
         let words = self.filled.iter().enumerate().rev();
         let mut last =
@@ -69,13 +66,13 @@ impl Lengths {
     }
 
     /// Returns the length and the first address of the shortest range that has `size` bytes at a
-    /// multiple of `alignment`, the lowest one of several.
+    /// multiple of `alignment`, the lowest of several.
     pub(super) fn fit(&self, size: u64, alignment: u64) -> Option<(u64, u64)> {
         let place = |(length, start)| {
             let at = aligned(start, alignment)?;
             (at - start + size <= length).then_some((length, start))
         };
-        // It is mostly the first.
+        // Mostly the first fits.
         if let Some(found) = place(self.first_from(size)?) {
             return Some(found);
         }
@@ -105,7 +102,6 @@ impl Lengths {
         bins.flat_map(move |bin| bin.from((least, 0)).map(|(range, &())| range))
     }
 
-    /// Returns the index of the first bin from `index` on that has a range.
     fn filled_from(&self, index: usize) -> Option<usize> {
         let (first, bit) = (index / 64, index % 64);
         let words = self.filled.iter().enumerate().skip(first);
@@ -128,7 +124,7 @@ impl Lengths {
     }
 }
 
-/// Returns the index of the bin for a length. A longer one is never in an earlier bin.
+/// Returns the index of the bin for a length. A longer range is never in an earlier bin.
 const fn bin(length: u64) -> usize {
     let units = length >> UNIT;
     if units >> BITS == 0 {
@@ -144,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// The answer of a search among all ranges in the order of lengths and addresses.
+    /// Searches all ranges in the order of lengths and addresses.
     fn search(known: &BTreeSet<(u64, u64)>, size: u64, alignment: u64) -> Option<(u64, u64)> {
         let fits = |&&(length, start): &&(u64, u64)| {
             let at = start.next_multiple_of(alignment);

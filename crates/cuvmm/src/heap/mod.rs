@@ -1,8 +1,8 @@
 //! Memory of any size in stream order, over a tenant.
 //!
 //! A [`Heap`] serves allocations of any size from extents that its tenant is charged for. An
-//! allocation belongs to a stream. When it is dropped its memory is free for the next allocation on
-//! that stream at once, and for other streams when the work is complete.
+//! allocation belongs to a stream. Memory of a dropped allocation is free for the next allocation
+//! on that stream at once, and for other streams when the work is complete.
 //!
 //! # Aliases
 //! Free memory that lies in several places is joined by mapping it once more: a request that no
@@ -11,38 +11,39 @@
 //! one physical may be mapped at several addresses. Live allocations never overlap.
 //!
 //! So bytes may be written through one address and read through another, by different allocations,
-//! one after the other in stream order. On one H200 this was coherent in everything tried: plain
-//! stream order, programmatic dependent launch with early reads, events, and programmatic edges of
-//! graphs. CUDA promises less: a grid that is present when another grid writes need not see the
-//! write through another address. A program whose kernels start before the work that they depend on
-//! has ended (programmatic dependent launch), and that frees and allocates between them, can turn
-//! aliases off ([`HeapBuilder::aliases`]).
+//! one after the other in stream order. On one H200 such reads were coherent in everything tried:
+//! plain stream order, programmatic dependent launch with early reads, events, and programmatic
+//! edges of graphs. CUDA promises less: a grid that is present when another grid writes need not
+//! see the write through another address. A program whose kernels start before the work that they
+//! depend on has ended (programmatic dependent launch), and that frees and allocates between them,
+//! can turn aliases off ([`HeapBuilder::aliases`]).
 //!
 //! # Streams
 //! - Memory is free **in the order of its stream** from the drop of the allocation on. Work that
 //!   was queued on the stream before the drop is complete before work that is queued after the next
 //!   allocation.
 //! - [`Allocation::record_use`] names another stream whose work uses the memory. The memory is then
-//!   reused only when the work of both is complete, or behind it.
+//!   reused only when the work of both streams is complete, or behind that work.
 //! - A request on another stream gets memory whose work is **complete**; else new memory, as long
 //!   as the heap holds little more than its peak; else memory of other streams, **behind their
 //!   work**: the stream waits for an event (`cuStreamWaitEvent`). Kernels of two streams that wait
-//!   for each other by spinning can deadlock then; [`HeapBuilder::stream_waits`] turns it off.
+//!   for each other by spinning can then deadlock; [`HeapBuilder::stream_waits`] turns such waits
+//!   off.
 //!
 //! # Graph captures
-//! A request on a stream that captures, or while a [capture guard](crate::pool::CaptureGuard) lives,
-//! is served from free memory that its stream can use at once, or from new memory. It is refused
-//! ([`BlockError::Capturing`]) if that would need another stream's work to be waited for, or memory
-//! to be zeroed that another tenant wrote to.
+//! A request on a stream that captures, or while a [capture guard](crate::pool::CaptureGuard)
+//! lives, is served from free memory that its stream can use at once, or from new memory. The
+//! request is refused ([`BlockError::Capturing`]) if it would have to wait for another stream's
+//! work, or to zero memory that another tenant wrote to.
 //!
-//! A graph that uses an allocation needs its memory as long as the graph is launched. A heap
-//! [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
-//! allocation, or until [its graphs end](Heap::end_graphs): allocations that are made and dropped within the capture serve the graph until then. Allocate from such a heap only
-//! in captures. Two graphs whose captures shared a heap may use the same memory: launch one after the
-//! other. In another heap, memory that is dropped while a stream captures is reused by work outside
-//! of the graph, and memory that is allocated may still be used by earlier work of the stream: keep
-//! the allocations of a graph alive, and launch it on the stream that was captured, or behind its
-//! work.
+//! A graph that uses an allocation needs its memory as long as the graph is launched. A heap [for
+//! graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
+//! allocation, or until [its graphs end](Heap::end_graphs): allocations that are made and dropped
+//! within the capture serve the graph until then. Allocate from such a heap only in captures. Two
+//! graphs whose captures shared a heap may use the same memory: launch one after the other. In
+//! another heap, memory that is dropped while a stream captures is reused by work outside of the
+//! graph, and memory that is allocated may still be used by earlier work of the stream: keep the
+//! allocations of a graph alive, and launch it on the stream that was captured, or behind its work.
 //!
 //! ```rust
 //! # use cuvmm::{Device, Heap, Limit, Pool, Stream};
@@ -64,28 +65,28 @@
 //! ```
 //!
 //! # Other devices
-//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory, beside those that
-//! [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access when it is
-//! made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty times as long
-//! with a second device, so give access only to those that need it.
-//! Requests that map nothing cost no more. An allocation still belongs to a stream of the heap's own
-//! device: use by another device's stream is [recorded](Allocation::record_use), or waited for before
-//! the allocation is dropped.
+//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory, beside those
+//! that [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access
+//! when it is made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty
+//! times as long with a second device, so give access only to devices that need it. Requests that
+//! map nothing cost no more. An allocation still belongs to a stream of the heap's own device: use
+//! by another device's stream is [recorded](Allocation::record_use), or waited for before the
+//! allocation is dropped.
 //!
 //! # The pool
 //! The pool reclaims extents that are wholly free and whose work is complete, as it reclaims cached
 //! blocks, when another request needs memory; [`Heap::trim`] gives them up at once. The rest of the
 //! heap's memory stays with the tenant. Free memory of a heap counts as [`cached`] or
 //! [`pending_free`] in the tenant's statistics; a guarantee for another tenant can only be given
-//! over it once it was given up. What the heap holds when it ends goes to the pool as its work
-//! completes.
+//! over the memory once it was given up. Memory that the heap holds when it ends goes to the pool
+//! as its work completes.
 //!
 //! An allocation cannot be exported, and no [registration](crate::Registration) names it: its bytes
 //! share extents with other allocations, and free bytes beside them are mapped elsewhere and used
 //! again. Memory for another process or for a network adapter belongs in a
-//! [block](crate::Block::export). What a block exported never comes to a heap. A library that registers
-//! memory by its address registers whole extents with all that is in them, and has to end that before
-//! the allocation is dropped.
+//! [block](crate::Block::export). Memory that a block exported never comes to a heap. A library
+//! that registers memory by its address registers whole extents with all allocations in them, and
+//! has to end the registration before the allocation is dropped.
 //!
 //! Contents of new allocations are undefined, but never another tenant's, unless the pool's tenants
 //! [trust each other](crate::Scrub::Never).
@@ -132,7 +133,7 @@ use crate::size::aligned;
 pub use allocation::Allocation;
 pub use stats::HeapStats;
 
-/// The least alignment of an allocation in bytes. Sizes are rounded up to it.
+/// The least alignment of an allocation in bytes. Sizes are rounded up to a multiple of it.
 pub const ALIGNMENT: u64 = 512;
 
 /// The addresses that a heap reserves for each byte that its tenant may hold.
@@ -142,13 +143,14 @@ const ADDRESSES: u64 = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Holds little more than what is live: extents of at most 128 MiB, as large as most allocations
-    /// (8 to 16 MiB in most cases once the heap holds 7/16 of what the tenant may hold), and memory
-    /// is stitched as soon as it holds 1 % more than the peak of live bytes. The default.
+    /// Holds little more than the live bytes: extents of at most 128 MiB, as large as most
+    /// allocations (8 to 16 MiB in most cases once the heap holds 7/16 of the bytes that the tenant
+    /// may hold), and memory is stitched as soon as the heap holds 1 % more than the peak of live
+    /// bytes. The default.
     #[default]
     Tight,
-    /// Maps seldom, and takes little of the processor's time: extents of up to 1 GiB, 15 % more than the
-    /// peak, and allocations that were freed are kept for requests of the same size.
+    /// Maps seldom, and takes little of the processor's time: extents of up to 1 GiB, 15 % more
+    /// than the peak, and freed allocations are kept for requests of the same size.
     Fast,
 }
 
@@ -200,45 +202,46 @@ impl HeapBuilder<'_> {
         self
     }
 
-    /// Sets whether a physical may be mapped at several addresses at once; `true` by default.
-    /// Without, free memory that is not in one run cannot be joined, and the heap holds more.
+    /// Sets whether a physical may be mapped at several addresses at once; `true` by default. With
+    /// `false`, free memory that is not in one run cannot be joined, and the heap holds more.
     pub const fn aliases(mut self, yes: bool) -> Self {
         self.aliases = yes;
         self
     }
 
-    /// Sets whether a stream may be made to wait for another stream's work so that it can use the
-    /// memory (`cuStreamWaitEvent`); `true` by default.
+    /// Sets whether a stream may be made to wait for another stream's work to use its memory
+    /// (`cuStreamWaitEvent`); `true` by default.
     pub const fn stream_waits(mut self, yes: bool) -> Self {
         self.waits = yes;
         self
     }
 
     /// Sets whether the heap is for allocations in graph captures; `false` by default. Such a heap
-    /// keeps all memory that it ever had until it ends, or until [its graphs end](Heap::end_graphs), so
-    /// that these can be launched until then, whether the allocations of the capture are alive or not.
-    /// All of it counts as in use, and nothing is unmapped before. Captures with the same requests get
-    /// the same addresses. Where others would map memory once more very often, the heap takes new memory
-    /// instead. See [Graph captures](self#graph-captures).
+    /// keeps all memory that it ever had until it ends, or until [its graphs
+    /// end](Heap::end_graphs): until then the graphs can be launched, even after the allocations of
+    /// the capture are dropped. All of its memory counts as in use, and nothing is unmapped before.
+    /// Captures with the same requests get the same addresses. Where other heaps would map memory
+    /// once more very often, this heap takes new memory instead. See [Graph
+    /// captures](self#graph-captures).
     pub const fn for_graphs(mut self, yes: bool) -> Self {
         self.for_graphs = yes;
         self
     }
 
-    /// Sets how many bytes of addresses the heap reserves at most. By default 32 times what the tenant
-    /// may hold, at least 1 GiB, at most a quarter of the pool's address limit. They are reserved in
-    /// parts as they are needed (`cuMemAddressReserve`): the first has a 32nd of them, if that is at
-    /// least 1 GiB, and each further one as many as all before it. Parts are smaller if the pool or the
-    /// platform has few addresses left.
+    /// Sets how many bytes of addresses the heap reserves at most. By default 32 times the bytes
+    /// that the tenant may hold, at least 1 GiB, at most a quarter of the pool's address limit.
+    /// Addresses are reserved in parts as they are needed (`cuMemAddressReserve`): the first part
+    /// has a 32nd of them, if that is at least 1 GiB, and each further part as many as all before
+    /// it. Parts are smaller if the pool or the platform has few addresses left.
     pub const fn addresses(mut self, bytes: u64) -> Self {
         self.addresses = Some(bytes);
         self
     }
 
     /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
-    /// that gives the heap's own device access (`cuMemSetAccess`), beside the devices that [the pool is
-    /// open to](crate::pool::PoolBuilder::open_to). That makes the call many times as dear: see
-    /// [Other devices](self#other-devices).
+    /// that gives the heap's own device access (`cuMemSetAccess`), beside the devices that [the
+    /// pool is open to](crate::pool::PoolBuilder::open_to). The call then takes many times as long:
+    /// see [Other devices](self#other-devices).
     #[doc(alias = "peers")]
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
@@ -348,8 +351,7 @@ pub struct Heap {
     lanes: Arc<Lanes>,
 }
 
-/// An allocation that is being made. Dropping it, also because a pressure hook panics, counts it as not
-/// made.
+/// An allocation being made. A drop, even after a pressure hook's panic, counts it as not made.
 struct Making<'a> {
     core: &'a Core,
     id: StreamId,
@@ -405,13 +407,14 @@ impl Heap {
     /// (a power of two, at most the granularity) and of [`ALIGNMENT`]. Calls pressure hooks if
     /// memory is short.
     ///
-    /// If an allocation of the same size was freed on the stream a short time ago, its memory is taken,
-    /// without a driver call and without a lock that other streams take: with [`Preset::Tight`] since the
-    /// last request that needed other memory, with [`Preset::Fast`] since the last such request of more
-    /// than 1 MiB. Another request that a free run fits makes no driver call either, unless the run has to
-    /// be waited for or its work is asked for (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`,
-    /// `cuStreamWaitEvent`). Other requests map (`cuMemMap`, `cuMemSetAccess`), and may create
-    /// memory (`cuMemCreate`) and reserve addresses (`cuMemAddressReserve`).
+    /// If an allocation of the same size was freed on the stream a short time ago, its memory is
+    /// taken, without a driver call and without a lock that other streams take: with
+    /// [`Preset::Tight`] since the last request that needed other memory, with [`Preset::Fast`]
+    /// since the last such request of more than 1 MiB. Another request that a free run fits makes
+    /// no driver call either, unless the run's work is polled or waited for (`cuEventRecord`,
+    /// `cuEventQuery`, `cuStreamQuery`, `cuStreamWaitEvent`). Other requests map (`cuMemMap`,
+    /// `cuMemSetAccess`), and may create memory (`cuMemCreate`) and reserve addresses
+    /// (`cuMemAddressReserve`).
     ///
     /// # Errors
     /// [`BlockError`]. Live allocations and charges are as before. Memory that nothing used may
@@ -514,13 +517,13 @@ impl Heap {
         Ok((rounded, alignment.max(ALIGNMENT)))
     }
 
-    /// Gives all extents that are wholly free and whose work is complete to the pool
-    /// (`cuMemUnmap`), unmaps addresses that are not needed, and gives the parts of the addresses back in
-    /// which nothing is mapped (`cuMemAddressFree`). Returns the bytes of memory given. Never waits for
-    /// the GPU; waits for the [mapper](crate::Mapper) while that unmaps addresses of this heap.
+    /// Gives all wholly free extents whose work is complete to the pool (`cuMemUnmap`), unmaps
+    /// unused mappings, and frees the parts of the addresses in which nothing is mapped
+    /// (`cuMemAddressFree`). Returns the bytes of memory given. Never waits for the GPU; waits for
+    /// the [mapper](crate::Mapper) while it unmaps addresses of this heap.
     ///
     /// # Errors
-    /// [`CallError`] from the driver; what was given before stays given.
+    /// [`CallError`] from the driver; memory given before stays given.
     pub fn trim(&self) -> Result<u64, CallError> {
         let Shared {
             core,
@@ -537,9 +540,9 @@ impl Heap {
         tenant.take_from(*holder, u64::MAX)
     }
 
-    /// Asks for the progress of the work that free memory waits for (`cuEventQuery`), unless a
-    /// [capture guard](crate::pool::CaptureGuard) lives, and lets go of the streams whose work is complete
-    /// and which no allocation uses. Does nothing in a forked child.
+    /// Polls the work that free memory waits for (`cuEventQuery`), unless a [capture
+    /// guard](crate::pool::CaptureGuard) lives, and drops the streams whose work is complete and
+    /// which no allocation uses. Does nothing in a forked child.
     pub fn refresh(&self) {
         let Shared { core, tenant, .. } = &*self.lanes.shared;
         if core.device.is_forked() {
@@ -550,10 +553,10 @@ impl Heap {
         core.lock_drained().refresh(polling.is_some());
     }
 
-    /// Ends the use of the heap's memory by graphs: a heap [for graphs](HeapBuilder::for_graphs) is as any
-    /// other from then on, also for allocations that are still alive. What is free of it can be
-    /// reclaimed and [trimmed](Self::trim). Call it when no graph that uses the memory will be launched
-    /// any more, and the work of those that were launched is complete.
+    /// Ends the use of the heap's memory by graphs: a heap [for graphs](HeapBuilder::for_graphs) is
+    /// then an ordinary heap, even for live allocations. Its free memory can be reclaimed and
+    /// [trimmed](Self::trim). Call this when no graph that uses the memory will be launched any
+    /// more, and the work of all launched graphs is complete.
     pub fn end_graphs(&self) {
         self.lanes.shared.end_graphs();
     }

@@ -1,11 +1,11 @@
 //! Free ranges of addresses, by address and by length.
 //!
-//! Each has a [`Mark`]: the class of its work ([`Class`]) where parts of it have work of their own, or
-//! the work itself ([`Tag`]).
+//! Each range has a [`Mark`]: the class of its work ([`Class`]) where its parts have work of their
+//! own, or the work itself ([`Tag`]).
 //!
-//! Those of extents are *runs*: mapped, in windows that are searched, and free from one end to the
-//! other. A run may cross the borders of extents. It is as long as possible: no run is adjacent to
-//! another. Its class is at least that of its parts, and is made exact when fences are polled.
+//! The ranges of extents are *runs*: mapped, in windows that are searched, and free from one end to
+//! the other. A run may cross the borders of extents. It is as long as possible: no run is adjacent
+//! to another. Its class is at least that of its parts, and is made exact when fences are polled.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,11 +14,12 @@ use super::lengths::Lengths;
 use super::tag::{Class, StreamId, Tag};
 use crate::size::aligned;
 
-/// The work that a free range waits for, as far as it is kept.
+/// The work that a free range waits for, or its class.
 pub(super) trait Mark: Clone {
     fn class(&self) -> Class;
 
-    /// Makes this mark cover an adjacent range with another mark, unless the two are better kept apart.
+    /// Makes this mark cover an adjacent range with another mark, unless the two ranges are better
+    /// kept apart.
     fn join(&mut self, other: &Self) -> bool;
 }
 
@@ -48,31 +49,28 @@ impl Mark for Tag {
     }
 }
 
-/// A free range that ends at a known address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Free<M> {
     pub(super) start: u64,
     pub(super) mark: M,
 }
 
-/// Free ranges.
 #[derive(Debug)]
 pub(super) struct Ranges<M> {
-    /// By the end: most allocations begin where their range does, and most frees have a free range
+    /// By the end: most allocations begin at the start of a range, and most frees have a free range
     /// behind them, and so neither changes a key.
     by_end: BTreeMap<u64, Free<M>>,
     lengths: ByClass,
 }
 
-/// The runs of extents.
 pub(super) type Runs = Ranges<Class>;
 
-/// Lengths and addresses, by class in the order of classes. Most have ranges.
+/// Lengths and addresses, in the order of classes. Most classes have ranges.
 #[derive(Debug, Default)]
 struct ByClass(Vec<(Class, Lengths)>);
 
 impl ByClass {
-    /// Returns the index of a class, or the one that it would have.
+    /// Returns the index of a class, or the index to insert it at.
     fn place(&self, class: Class) -> Result<usize, usize> {
         self.0.binary_search_by_key(&class, |&(named, _)| named)
     }
@@ -111,7 +109,6 @@ impl<M> Default for Ranges<M> {
 }
 
 impl<M: Mark> Ranges<M> {
-    /// Returns all ranges by their addresses.
     pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, &M)> {
         let all = self.by_end.iter();
         all.map(|(&end, free)| (free.start..end, &free.mark))
@@ -123,36 +120,31 @@ impl<M: Mark> Ranges<M> {
         ends.map(|(&end, free)| (free.start..end, &free.mark))
     }
 
-    /// Returns the bytes of all ranges.
     pub(super) fn bytes(&self) -> u64 {
         let lengths = self.lengths.0.iter().map(|(_, lengths)| lengths);
         lengths.map(Lengths::bytes).sum()
     }
 
-    /// Returns the bytes of the ranges of a class.
     pub(super) fn bytes_of(&self, class: Class) -> u64 {
         self.lengths.of(class).map_or(0, Lengths::bytes)
     }
 
-    /// Returns the length of the longest range.
     pub(super) fn longest(&self) -> u64 {
         let lengths = self.lengths.0.iter().map(|(_, lengths)| lengths);
         lengths.map(Lengths::longest).max().unwrap_or(0)
     }
 
-    /// Returns the range that contains an address.
     pub(super) fn around(&self, at: u64) -> Option<Range<u64>> {
         let (&end, free) = self.by_end.range(at.checked_add(1)?..).next()?;
         (free.start <= at).then_some(free.start..end)
     }
 
-    /// Returns the range that ends at an address.
     pub(super) fn ending_at(&self, end: u64) -> Option<&Free<M>> {
         self.by_end.get(&end)
     }
 
-    /// Adds a range that became free, joined with those on either side that may be one with it and lie
-    /// within some addresses.
+    /// Adds a range that became free, joined with the ranges on either side if their marks allow
+    /// and they lie `within` some addresses.
     pub(super) fn join(&mut self, range: Range<u64>, mut mark: M, within: &Range<u64>) {
         let Range { mut start, end } = range;
         if start > within.start
@@ -178,8 +170,8 @@ impl<M: Mark> Ranges<M> {
         self.by_end.insert(end, Free { start, mark });
     }
 
-    /// Removes addresses that are no longer free, or no longer there, from the range that contains
-    /// them. Returns its mark.
+    /// Removes addresses that are no longer free, or gone, from the range that contains them.
+    /// Returns its mark.
     pub(super) fn cut(&mut self, range: Range<u64>) -> Option<M> {
         let containing = self.by_end.range_mut(range.end..).next();
         let containing = containing.filter(|(_, free)| free.start <= range.start);
@@ -225,8 +217,8 @@ impl<M: Mark> Ranges<M> {
         }
     }
 
-    /// Returns the shortest range that has `size` bytes at a multiple of `alignment` and that a stream
-    /// can use without waiting, or with `any` the shortest of any class, from these bytes on.
+    /// Returns the shortest range that has `size` bytes at a multiple of `alignment` and that a
+    /// stream can use without waiting (with `any`, of any class), from these bytes on.
     pub(super) fn find(
         &self,
         size: u64,
@@ -260,7 +252,7 @@ mod tests {
     const A: StreamId = StreamId(0);
     const B: StreamId = StreamId(1);
 
-    /// Returns the longest parts of a line whose places are free.
+    /// Returns the longest free parts of a line.
     fn parts(line: &[Option<Class>]) -> Vec<(Range<u64>, Class)> {
         let mut parts: Vec<(Range<u64>, Class)> = Vec::new();
         for (at, class) in (0..).zip(line) {
@@ -293,7 +285,7 @@ mod tests {
             } else if part.iter().all(Option::is_some) {
                 part.fill(None);
                 runs.cut(range);
-                // A run keeps its class, whatever is left of it.
+                // A run keeps its class when it is cut.
                 let exact = |range: Range<u64>, class: &mut Class| {
                     let known = parts(&line);
                     let known = known.into_iter().find(|(part, _)| *part == range);

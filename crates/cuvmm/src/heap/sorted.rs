@@ -1,7 +1,7 @@
 //! A map in the order of its keys.
 //!
-//! Most of a heap's maps have few entries or none. Few are in a list, which keeps its memory when it is
-//! empty; a tree would allocate a node for the first entry and free it with the last.
+//! Most of a heap's maps have few entries or none. Few are in a list, which keeps its memory when
+//! it is empty; a tree would allocate a node for the first entry and free it with the last.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Returns the last entry.
     pub(super) fn last(&self) -> Option<(K, &V)> {
         match self {
             Self::Few(list) => list.last().map(by_value),
@@ -36,7 +35,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Returns the last entry before a key.
     pub(super) fn last_before(&self, key: K) -> Option<(K, &V)> {
         match self {
             Self::Few(list) => list.get(place(list, key).checked_sub(1)?).map(by_value),
@@ -47,12 +45,12 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Returns the first entry with a key or behind it.
+    /// Returns the first entry from a key on.
     pub(super) fn first_from(&self, key: K) -> Option<(K, &V)> {
         self.from(key).next()
     }
 
-    /// Returns the entries with a key and behind it.
+    /// Returns the entries from a key on.
     pub(super) fn from(&self, key: K) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::Few(list) => (list.get(place(list, key)..).unwrap_or_default(), None),
@@ -64,7 +62,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
             .chain(tree.map(|(&key, value)| (key, value)))
     }
 
-    /// Returns all entries.
     pub(super) fn all(&self) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::Few(list) => (list.as_slice(), None),
@@ -76,7 +73,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
             .chain(tree.map(|(&key, value)| (key, value)))
     }
 
-    /// Calls `change` with each value.
     pub(super) fn for_each_value(&mut self, mut change: impl FnMut(&mut V)) {
         match self {
             Self::Few(list) => list.iter_mut().for_each(|(_, value)| change(value)),
@@ -84,7 +80,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Returns the value of a key.
     pub(super) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         match self {
             Self::Few(list) => {
@@ -96,7 +91,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Adds an entry, or replaces the value of its key.
     pub(super) fn insert(&mut self, key: K, value: V) {
         let Self::Few(list) = self else {
             return self.insert_in_tree(key, value);
@@ -118,7 +112,6 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Removes the entry of a key.
     pub(super) fn remove(&mut self, key: K) -> Option<V> {
         match self {
             Self::Few(list) => {
@@ -137,7 +130,7 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
     }
 }
 
-/// Returns the index of the first entry with a key or behind it.
+/// Returns the index of the first entry from a key on.
 fn place<K: Ord + Copy, V>(list: &[(K, V)], key: K) -> usize {
     list.partition_point(|&(known, _)| known < key)
 }
@@ -150,7 +143,6 @@ fn by_value<K: Copy, V>((key, value): &(K, V)) -> (K, &V) {
 mod tests {
     use super::{BTreeMap, FEW, Sorted};
 
-    /// Compares all answers with those of a tree.
     fn compare(sorted: &Sorted<u64, u64>, tree: &BTreeMap<u64, u64>) {
         let known = |(key, value): (&u64, &u64)| (*key, *value);
         let found = |(key, value): (u64, &u64)| (key, *value);

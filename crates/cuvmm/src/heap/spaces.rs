@@ -10,7 +10,7 @@ use crate::own::Stream;
 #[derive(Debug, Default)]
 pub(super) struct Spaces(BTreeMap<u64, Space>);
 
-/// A part of a heap's addresses, to map in without the heap's lock.
+/// A reservation, to map in without the heap's lock.
 pub(super) struct Part {
     base: u64,
     target: Target,
@@ -24,7 +24,6 @@ impl Part {
 }
 
 impl Spaces {
-    /// Returns the reservation that contains an address.
     pub(super) fn at(&self, at: u64) -> Option<&Space> {
         let (_, space) = self.0.range(..=at).next_back()?;
         Some(space)
@@ -39,17 +38,14 @@ impl Spaces {
         self.0.insert(space.address().0, space);
     }
 
-    /// Takes a reservation out, by its first address.
     pub(super) fn take(&mut self, start: u64) -> Option<Space> {
         self.0.remove(&start)
     }
 
-    /// Takes all reservations out.
     pub(super) fn take_all(&mut self) -> Vec<Space> {
         std::mem::take(&mut self.0).into_values().collect()
     }
 
-    /// Returns the part that contains an address.
     pub(super) fn part(&self, at: u64) -> Option<Part> {
         let space = self.at(at)?;
         Some(Part {
@@ -58,7 +54,6 @@ impl Spaces {
         })
     }
 
-    /// Takes in a mapping that was placed.
     pub(super) fn adopt(&mut self, placed: Placed) {
         if let Some((_, space)) = self.at_mut(placed.address().0) {
             space.adopt(placed);
@@ -79,7 +74,7 @@ impl Spaces {
         }
     }
 
-    /// Keeps the mappings of a placement at an address that failed and could not be undone.
+    /// Keeps the mappings of a failed placement that could not be undone.
     pub(super) fn keep_failed(&mut self, at: u64, failed: PlaceFailure) {
         if let Some((_, space)) = self.at_mut(at) {
             space.keep_stuck(failed.stuck);

@@ -2,13 +2,13 @@
 
 use super::core::State;
 
-/// A heap's statistics. Sizes in bytes.
+/// A heap's statistics, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct HeapStats {
     /// The sizes of all live allocations, as requested.
     pub live: u64,
-    /// The highest value that `live` had when it was asked for, or when memory was allocated that no
+    /// The highest value that `live` had when it was read, or when memory was allocated that no
     /// stream cache had.
     pub peak_live: u64,
     /// Memory of all extents.
@@ -31,9 +31,9 @@ pub struct HeapStats {
     pub windows: u64,
     /// Mappings that were ever made.
     pub mapped: u64,
-    /// Allocations that were made of memory in several places.
+    /// Allocations made of memory in several places.
     pub stitches: u64,
-    /// Stream waits that were queued so that one stream could use another's memory.
+    /// Stream waits queued so that one stream could use another's memory.
     pub stream_waits: u64,
 }
 

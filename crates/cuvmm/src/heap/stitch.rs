@@ -1,16 +1,15 @@
-//! Which memory a request gets that no free run fits: memory that is free in several places, shown
-//! side by side in new windows, or new memory.
+//! Plans for a request that no free run fits: memory that is free in several places, shown side by
+//! side in a new window, or new memory.
 //!
-//! A plan names, in the order of their addresses: a *head*, which is the free end of an extent or
-//! of a window that has unused addresses behind it; extents that are wholly free; and a *tail*,
-//! which is the free start of an extent, or new memory. Together they have exactly the requested
-//! bytes, except that the last new extent may be larger. Old windows stay, so nothing is unmapped
-//! on the way.
+//! A plan names, in the order of their addresses: a *head*, which is the free end of an extent, or
+//! of a window that has unused addresses behind it; wholly free extents; and a *tail*, which is the
+//! free start of an extent, or new memory. Together they have exactly the requested bytes, except
+//! that the last new extent may be larger. Old windows stay, so nothing is unmapped on the way.
 //!
-//! As long as the heap holds little more than the peak of its live bytes, new memory is taken: that
-//! costs no more mappings than stitching, and cuts no run. Otherwise candidates are scored by the
-//! time of their mappings and by the damage that they do: free bytes that are left between used
-//! ones are worth less than a whole run.
+//! As long as the heap holds little more than the peak of its live bytes, it takes new memory,
+//! which costs no more mappings than stitching, and cuts no run. Otherwise candidates are scored by
+//! the time of their mappings and by their damage: free bytes that are left between used bytes are
+//! worth less than a whole run.
 
 use super::extents::{ExtentId, Extents};
 use super::gaps::Gaps;
@@ -20,76 +19,71 @@ use crate::size::Granularity;
 /// The time of one mapping, in nanoseconds (`docs/measurements.md`).
 const MAPPING: u64 = 23_600;
 
-/// The damage of one MiB of a run that is broken up, in nanoseconds, at [`HELD`] bytes.
+/// The damage of breaking up one MiB of a run, in nanoseconds, at [`HELD`] bytes.
 const DAMAGE: u64 = 300;
 
-/// The heap for which [`DAMAGE`] is meant. The less a heap holds, the more a free MiB is worth.
+/// The size of heap that [`DAMAGE`] is meant for. The less a heap holds, the more a free MiB is
+/// worth.
 const HELD: u64 = 32 << 30;
 
-/// The most heads that are tried.
 const HEADS: usize = 8;
 
 /// The most bytes of an extent in mean sizes of live allocations, unless the least size is more or
-/// the request would have very many.
+/// the request would have very many extents.
 const MEANS: u64 = 2;
 
-/// A request that would be made of more extents gets larger ones, of which it has this number to twice
-/// as many: each costs a mapping whenever such a request is stitched.
+/// A request that would be made of more extents gets larger extents, of which it has this number to
+/// twice as many: each costs a mapping whenever such a request is stitched.
 const MANY: u64 = 16;
 
-/// The number of the smallest extents that the peak of live bytes is worth: what is lost in extents is
-/// a part of the heap, however large that is.
+/// The smallest extents that the peak of live bytes is worth: the bytes lost in extents are then a
+/// part of the heap, however large it is.
 const PEAK_PARTS: u64 = 512;
 
-/// How much of what may be held is held before extents are small, in 1/16.
+/// The part of the limit, in 1/16, from which extents are small.
 const NEAR: u64 = 7;
 
-/// The number of extents of an allocation of the mean size from then on.
+/// From then on, the number of extents of an allocation of the mean size.
 const NEAR_PARTS: u64 = 16;
 
-/// How a heap weighs memory against time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// The largest extent in bytes, in whole granules.
+    /// In bytes, in whole granules.
     pub(super) largest: u64,
-    /// How much more than the peak of live bytes is held before memory is stitched, in 1/1024.
+    /// The bytes that are held beyond the peak of live bytes before memory is stitched, in 1/1024.
     pub(super) slack: u64,
-    /// The least number of extents that a request is made of which is much larger than others, as far
-    /// as `least` allows, so that memory which it leaves can be used in pieces.
+    /// The least number of extents of a request that is much larger than others, as far as `least`
+    /// allows, so that its memory can be reused in pieces.
     pub(super) parts: u64,
-    /// The size up to which a request is always one extent is a [`PEAK_PARTS`]th of the peak of live
-    /// bytes, but at least the first and at most the second, in whole granules.
+    /// A request is always one extent up to a [`PEAK_PARTS`]th of the peak of live bytes, but at
+    /// least the first and at most the second size here, in whole granules.
     pub(super) least: (u64, u64),
-    /// The size of extents in whole granules once [`NEAR`] of what may be held is held, unless the mean
+    /// The size of extents in whole granules once [`NEAR`] of the limit is held, unless the mean
     /// size of live allocations is more than [`NEAR_PARTS`] times as much.
     pub(super) near: u64,
     /// The most bytes by which new memory is larger than requested.
     pub(super) extra: u64,
     /// `false` if memory is never shown in two windows.
     pub(super) aliases: bool,
-    /// `true` if each request that its stream's cache cannot serve empties the cache first, so that all
-    /// that is free decides where the request lies.
+    /// `true` if each request that its stream's cache cannot serve empties the cache first, so that
+    /// all free memory decides where the request lies.
     pub(super) drains: bool,
 }
 
-/// Figures of a heap when a request is planned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Levels {
-    /// Bytes of all extents.
     pub(super) held: u64,
     /// The peak of live bytes, with the request.
     pub(super) peak: u64,
-    /// The mean size of live allocations, without the small ones.
+    /// The mean size of live allocations, without small allocations.
     pub(super) mean: u64,
-    /// The most bytes that may be held.
     pub(super) limit: u64,
-    /// The bytes of new memory that the pool has refused for the request, if it has.
+    /// The bytes of new memory that the pool has refused for the request, if any.
     pub(super) refused: Option<u64>,
     /// `true` if new memory is better than another mapping of memory that is there.
     pub(super) spares_mappings: bool,
 }
 
-/// The beginning of a planned allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Head {
     None,
@@ -118,16 +112,13 @@ impl Head {
     }
 }
 
-/// Memory for one allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) head: Head,
     pub(super) whole: Vec<ExtentId>,
-    /// An extent whose first bytes are used, and how many of them.
+    /// An extent, and the number of its first bytes that are used.
     pub(super) tail: Option<(ExtentId, u64)>,
-    /// Sizes of new extents.
     pub(super) new: Vec<u64>,
-    /// How much of the new memory is used.
     pub(super) new_used: u64,
 }
 
@@ -142,7 +133,6 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes of new extents.
     pub(super) fn grown(&self) -> u64 {
         self.new.iter().sum()
     }
@@ -153,17 +143,15 @@ impl Plan {
     }
 }
 
-/// A request for memory in several places.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) size: u64,
     /// `true` if the allocation may begin at any multiple of the least alignment.
     pub(super) anywhere: bool,
-    /// The stream that free memory has to be usable on, or `None` for all free memory.
+    /// The stream that must be able to use free memory, or `None` for all free memory.
     pub(super) stream: Option<StreamId>,
 }
 
-/// Chooses memory for a request that no free run fits.
 #[derive(Clone, Copy)]
 pub(super) struct Planner<'a> {
     pub(super) extents: &'a Extents,
@@ -175,7 +163,7 @@ pub(super) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Returns a plan with new memory if the heap holds little, or one that only uses free memory.
+    /// Returns a plan with new memory if the heap holds little, or else with free memory only.
     pub(super) fn cheap(&self) -> Option<Plan> {
         self.within_bound().or_else(|| self.stitched(false))
     }
@@ -191,7 +179,7 @@ impl Planner<'_> {
         growth.filter(|growth| self.levels.held.saturating_add(growth.grown()) <= self.bound())
     }
 
-    /// Returns a plan that only uses free memory.
+    /// Returns a plan with free memory only.
     pub(super) fn stitch(&self) -> Option<Plan> {
         self.stitched(false)
     }
@@ -203,7 +191,7 @@ impl Planner<'_> {
         plan.filter(|plan| plan.grown() < refused)
     }
 
-    /// Returns how many bytes may be held before memory is stitched.
+    /// Returns the bytes that may be held before memory is stitched.
     fn bound(&self) -> u64 {
         if self.levels.spares_mappings {
             return u64::MAX;
@@ -241,8 +229,8 @@ impl Planner<'_> {
         Some(plan)
     }
 
-    /// Adds new extents for `bytes` at the end of a plan. The last is larger than needed if that
-    /// holds no more than may be held, and the pool has refused none.
+    /// Adds new extents for `bytes` at the end of a plan. The last extent may be larger than needed
+    /// within the limits, unless the pool has refused memory.
     fn add_new(&self, plan: &mut Plan, bytes: u64) -> Option<()> {
         let extra = match self.levels.refused {
             Some(_) => 0,
@@ -267,8 +255,8 @@ impl Planner<'_> {
         Some(())
     }
 
-    /// Returns the size of new extents. They are smaller if little more than what is held may be held,
-    /// because what lies unused in extents would be missing then.
+    /// Returns the size of new extents. Extents are smaller if little more may be held, because
+    /// unused bytes in extents would be missing then.
     fn extent_size(&self) -> u64 {
         let Policy {
             largest,
@@ -294,7 +282,7 @@ impl Planner<'_> {
         within(part.max(mean)).max(least.min(largest))
     }
 
-    /// Returns `true` if the addresses behind the head suffice for the windows of a plan.
+    /// Returns `true` if the addresses behind the head suffice for a plan.
     fn fits_behind(&self, plan: &Plan) -> bool {
         let Head::Run { at, size } = plan.head else {
             return true;
@@ -318,8 +306,7 @@ impl Planner<'_> {
         self.extents.extent(id).map_or(0, |extent| extent.size)
     }
 
-    /// Returns the best plan that uses free memory, with `grows` and new memory for what is
-    /// missing.
+    /// Returns the best plan that uses free memory; with `grows`, new memory for the rest.
     fn stitched(&self, grows: bool) -> Option<Plan> {
         if !self.policy.aliases {
             return None;
@@ -345,7 +332,7 @@ impl Planner<'_> {
         heads
     }
 
-    /// Returns a plan with this head, and the damage that it does in bytes times 1,024.
+    /// Returns a plan with this head, and its damage in bytes times 1,024.
     fn behind(&self, head: Head, whole: &[(u64, ExtentId)], grows: bool) -> Option<(Plan, u64)> {
         let mut plan = Plan::from(head);
         let mut left = self.wanted.size - head.size();
@@ -387,8 +374,8 @@ impl Planner<'_> {
         self.fits_behind(&plan).then_some((plan, damage))
     }
 
-    /// Adds new extents for `bytes` to a plan, less those of the longest free start of an extent
-    /// that can be behind them. Returns the damage.
+    /// Adds new extents for `bytes` to a plan, less the longest free start of an extent that can be
+    /// behind them. Returns the damage.
     fn add_between(&self, plan: &mut Plan, bytes: u64) -> Option<u64> {
         let used = match plan.head {
             Head::Suffix { id, .. } => Some(id),
@@ -410,7 +397,7 @@ impl Planner<'_> {
         Some((length - tail) * 1024)
     }
 
-    /// Returns the time of a plan in nanoseconds. Memory that is new costs more than any stitch.
+    /// Returns the time of a plan in nanoseconds. New memory costs more than any stitch.
     fn score(&self, plan: &Plan, damage: u64) -> (u64, u64) {
         let damage = u128::from(damage) * u128::from(DAMAGE * HELD);
         let scaled = damage / (u128::from(self.levels.held.max(1)) << 30);

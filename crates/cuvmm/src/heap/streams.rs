@@ -5,11 +5,10 @@ use crate::error::CallError;
 use crate::extents::{Fence, Round};
 use crate::own::Stream;
 
-/// A stream that allocations or tags name.
 #[derive(Debug)]
 struct Entry {
     stream: Stream,
-    /// The number of live allocations that work of the stream may use.
+    /// Live allocations that work of the stream may use.
     users: u64,
 }
 
@@ -20,7 +19,6 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Returns the number of a stream.
     pub(super) fn id(&mut self, stream: &Stream) -> StreamId {
         let known = |entry: &Option<Entry>| entry.as_ref().is_some_and(|it| it.stream == *stream);
         let vacant = || self.entries.iter().position(Option::is_none);
@@ -44,7 +42,7 @@ impl Streams {
         self.entries.get(id.0 as usize)?.as_ref()
     }
 
-    /// Counts an allocation that uses a stream, or one less.
+    /// Counts an allocation that uses a stream (`more`), or one less.
     pub(super) fn count(&mut self, id: StreamId, more: bool) {
         if let Some(Some(entry)) = self.entries.get_mut(id.0 as usize) {
             entry.users = match more {
@@ -72,7 +70,7 @@ impl Streams {
     }
 
     /// Orders later work of a stream behind the work that a tag names. Returns `false` if the
-    /// driver cannot do so.
+    /// driver cannot.
     pub(super) fn order(&self, tag: &Tag, before: StreamId) -> Result<bool, CallError> {
         match self.entry(before) {
             Some(entry) => self.fence(tag).order_before(&entry.stream),
@@ -90,8 +88,8 @@ impl Streams {
         done || device.events().is_complete(point.stamp) || device.lost().is_some()
     }
 
-    /// Asks whether the work that a tag names is complete. A stream for which the driver fails counts as
-    /// pending.
+    /// Polls the work that a tag names; returns `true` if it is complete. A stream for which the
+    /// driver fails counts as pending.
     pub(super) fn is_complete(&self, tag: &Tag) -> bool {
         let mut entries = tag.points().iter().filter_map(|it| self.entry(it.stream));
         let Some(first) = entries.next() else {
@@ -105,13 +103,12 @@ impl Streams {
         fence.is_complete()
     }
 
-    /// Returns `true` if more than one stream has work that memory waits for.
     pub(super) fn are_several(&self) -> bool {
         self.entries.iter().flatten().nth(1).is_some()
     }
 
-    /// Polls the work that tags name, unless `polls` is `false`, and removes what is complete from
-    /// the tags. A stream for which the driver fails counts as pending.
+    /// Removes complete work from tags, polling with `polls`. A stream for which the driver fails
+    /// counts as pending.
     pub(super) fn refresh(&mut self, maps: &mut [&mut dyn Tagged], polls: bool) {
         if polls {
             self.poll(maps);

@@ -6,11 +6,10 @@
 
 use std::sync::Arc;
 
-/// The number of a stream in a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct StreamId(pub(super) u32);
 
-/// A point in the work of a stream: all work that was queued before the stamp.
+/// A point in the work of a stream: all work queued before the stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) stream: StreamId,
@@ -21,25 +20,22 @@ pub(super) struct Point {
 /// memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// All work is complete.
     #[default]
     Ready,
-    /// Work of one stream.
     On(Point),
     /// Work of several streams, each named once.
     Several(Arc<[Point]>),
 }
 
-/// Memory with tags.
 pub(super) trait Tagged {
-    /// Removes points that are complete from all tags.
+    /// Removes complete points from all tags.
     fn prune(&mut self, done: &dyn Fn(Point) -> bool);
 
     /// Calls `see` with every point of every tag.
     fn for_each_point(&self, see: &mut dyn FnMut(Point));
 }
 
-/// The streams that a tag names, without their points.
+/// The streams that a tag names, without points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     /// Usable on every stream.
@@ -51,7 +47,7 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// Returns the class of memory of which parts have these two classes.
+    /// Returns the class of memory whose parts have these two classes.
     pub(super) fn with(self, other: Self) -> Self {
         match (self, other) {
             (Self::Ready, class) | (class, Self::Ready) => class,
@@ -108,7 +104,6 @@ impl Tag {
         }
     }
 
-    /// Makes this tag cover the work of `other` too.
     pub(super) fn merge(&mut self, other: &Self) {
         match (&mut *self, other) {
             (_, Self::Ready) => {}
@@ -123,7 +118,7 @@ impl Tag {
         }
     }
 
-    /// Removes the points that `done` says are complete; returns `true` if there were any.
+    /// Removes the points for which `done` returns `true`; returns `true` if it removed any.
     pub(super) fn prune(&mut self, done: impl Fn(Point) -> bool) -> bool {
         let points = self.points();
         let left: Vec<Point> = points.iter().copied().filter(|&it| !done(it)).collect();

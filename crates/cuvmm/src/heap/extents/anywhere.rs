@@ -1,4 +1,4 @@
-//! Free bytes through all mappings, those too that are not searched.
+//! Free bytes through all mappings, searched or not.
 
 use std::ops::Range;
 
@@ -6,20 +6,19 @@ use super::super::tag::StreamId;
 use super::{ExtentId, Extents};
 use crate::size::aligned;
 
-/// Free ranges that are side by side, and what of them serves a request.
+/// Adjacent free ranges, and the best of them for a request.
 struct Walk {
     size: u64,
     alignment: u64,
     range: Range<u64>,
-    /// The extents in the range. An extent that comes again begins another range, which would contain
-    /// its bytes twice otherwise.
+    /// The extents in the range. An extent that comes again begins another range, which would
+    /// otherwise contain its bytes twice.
     extents: Vec<ExtentId>,
     /// The length of the shortest range that fits, and the address in it.
     best: Option<(u64, u64)>,
 }
 
 impl Walk {
-    /// Adds free bytes of an extent.
     fn add(&mut self, id: ExtentId, range: Range<u64>) {
         let again = self.extents.last() != Some(&id) && self.extents.contains(&id);
         if range.start != self.range.end || again {
@@ -32,7 +31,6 @@ impl Walk {
         }
     }
 
-    /// Ends the range.
     fn end(&mut self) {
         let Range { start, end } = self.range;
         if let Some(at) = aligned(start, self.alignment)
@@ -47,8 +45,9 @@ impl Walk {
 }
 
 impl Extents {
-    /// Returns the address of `size` bytes at a multiple of `alignment`, in the shortest free range of a
-    /// window that has them and that a stream can use without waiting. The mappings need not be searched.
+    /// Returns the address of `size` bytes at a multiple of `alignment`, in the shortest free range
+    /// of a window that has them and that a stream can use without waiting. The mappings need not
+    /// be searched.
     pub(crate) fn find_anywhere(&self, size: u64, alignment: u64, stream: StreamId) -> Option<u64> {
         let mut walk = Walk {
             size,

@@ -84,8 +84,8 @@ impl Extents {
         }
     }
 
-    /// Checks that windows are the mappings side by side, and that no extent is searched twice in
-    /// one.
+    /// Checks that windows are the adjacent mappings, and that no extent is searched twice in a
+    /// window.
     fn check_windows(&self) {
         let mut windows: Vec<(u64, u64)> = Vec::new();
         let mut searched: Vec<ExtentId> = Vec::new();
@@ -112,8 +112,8 @@ impl Extents {
         debug_assert!(windows == known, "windows are {windows:?}, not {known:?}");
     }
 
-    /// Checks that the runs are the free parts that are searched, joined, and that no class
-    /// promises too much.
+    /// Checks that the runs are the searched free parts, joined, and that no class promises too
+    /// much.
     fn check_runs(&self) {
         let mut runs: Vec<(Range<u64>, Class)> = Vec::new();
         for (&at, &id) in &self.line {

@@ -1,61 +1,58 @@
-//! One extent: what of it is free, and its mappings.
+//! One extent: its free bytes, and its mappings.
 
 use std::ops::Range;
 
 use super::super::sorted::Sorted;
 use super::super::tag::{Class, Tag};
 
-/// A mapping of an extent.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
     pub(crate) at: u64,
-    /// Set if free bytes are looked for through it.
+    /// Set if free bytes are searched through the mapping.
     pub(crate) searched: bool,
-    /// The number of live allocations that lie in it.
+    /// The live allocations in the mapping.
     pub(crate) live: u32,
-    /// The work of allocations that were freed through it.
+    /// The work of allocations that were freed through the mapping.
     pub(crate) tag: Tag,
 }
 
 impl Mapping {
-    /// Returns `true` if neither an allocation nor work of an earlier one uses it.
+    /// Returns `true` if neither an allocation nor the work of a freed allocation uses the mapping.
     pub(crate) fn is_unused(&self) -> bool {
         self.live == 0 && self.tag == Tag::Ready
     }
 }
 
-/// A free piece.
 #[derive(Clone, Debug)]
 pub(super) struct Free {
     pub(super) end: u64,
     pub(super) tag: Tag,
 }
 
-/// One physical.
 #[derive(Debug)]
 pub(crate) struct Extent {
     pub(crate) size: u64,
     /// The free pieces by their first byte. Most extents have one or none.
     pub(super) free: Sorted<u64, Free>,
     pub(super) free_bytes: u64,
-    /// The oldest first.
+    /// Oldest first.
     pub(crate) mappings: Vec<Mapping>,
-    /// Where it is listed: its length if it is wholly free, and the lengths of the free bytes at
-    /// its start and its end if it is not.
+    /// The lengths by which the extent is listed: its size if it is wholly free, and otherwise the
+    /// free bytes at its start and its end.
     pub(super) listed: Ends,
-    /// Its part of the sums of all extents.
+    /// The extent's part of the sums of all extents.
     pub(super) counted: Counted,
-    /// `true` if `listed` is perhaps not what is free of it.
+    /// `true` if `listed` may be out of date.
     pub(super) is_stale: bool,
-    /// When it last became wholly free.
+    /// The time when the extent last became wholly free.
     pub(crate) freed_at: u64,
-    /// The number of mappings that were removed and are not unmapped yet.
+    /// Removed mappings that are not unmapped yet.
     pub(super) leaving: u32,
-    /// `false` while an operation is taking it away or mapping it for the first time.
+    /// `false` while an operation takes the extent away or maps it for the first time.
     pub(crate) settled: bool,
 }
 
-/// The free bytes at the start and the end of an extent.
+/// The free bytes at the ends of an extent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
     pub(super) whole: u64,
@@ -63,10 +60,9 @@ pub(super) struct Ends {
     pub(super) suffix: u64,
 }
 
-/// The part of an extent in the sums of all extents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
-    /// `true` if it is wholly free.
+    /// `true` for a wholly free extent.
     pub(super) whole: bool,
     /// The bytes that the pool may take.
     pub(super) idle: u64,
@@ -77,13 +73,12 @@ impl Extent {
         self.free_bytes == self.size
     }
 
-    /// Returns `true` if a mapping was removed and is not unmapped yet. The pool must not take the
-    /// extent then. The heap may map it again.
+    /// Returns `true` if a removed mapping is not unmapped yet. The pool must not take the extent
+    /// then. The heap may map it again.
     pub(crate) const fn is_leaving(&self) -> bool {
         self.leaving > 0
     }
 
-    /// Returns its part of the sums.
     pub(super) const fn count(&self) -> Counted {
         let whole = self.settled && self.is_free();
         let idle = if whole && !self.is_leaving() {
@@ -94,7 +89,6 @@ impl Extent {
         Counted { whole, idle }
     }
 
-    /// Returns the free bytes from an offset of the start, or up to an offset of the end.
     pub(super) fn ends(&self) -> Ends {
         if !self.settled {
             return Ends::default();
@@ -124,7 +118,7 @@ impl Extent {
         }
     }
 
-    /// Returns the free pieces of which at least a part lies in a range.
+    /// Returns the free pieces that overlap a range.
     pub(super) fn meeting(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Free)> {
         let before = self.free.last_before(start);
         let before = before.filter(|(_, free)| free.end > start);
@@ -133,7 +127,7 @@ impl Extent {
         pieces.take_while(move |&(first, _)| first < end)
     }
 
-    /// Removes `taken` from the free part that begins at `start`, in which it lies.
+    /// Removes `taken` from the free piece that begins at `start` and contains it.
     pub(super) fn cut(&mut self, start: u64, taken: Range<u64>) {
         let Some(free) = self.free.get_mut(start) else {
             return;
@@ -153,7 +147,7 @@ impl Extent {
         }
     }
 
-    /// Returns the class of a range that is free.
+    /// Returns the class of a free range.
     pub(super) fn class(&self, range: &Range<u64>) -> Class {
         let pieces = self.meeting(range.start, range.end);
         pieces.fold(Class::Ready, |class, (_, free)| {
@@ -161,7 +155,6 @@ impl Extent {
         })
     }
 
-    /// Returns the free bytes whose work is complete.
     pub(super) fn ready(&self) -> u64 {
         let ready = self.free.all().filter(|(_, free)| free.tag == Tag::Ready);
         ready.map(|(start, free)| free.end - start).sum()
@@ -175,7 +168,7 @@ impl Extent {
     }
 }
 
-/// Adds a free range, joined with the pieces on either side that may be one with it.
+/// Adds a free range, joined with the pieces on either side where their tags allow.
 pub(super) fn insert(free: &mut Sorted<u64, Free>, range: Range<u64>, mut tag: Tag) {
     let (mut start, mut end) = (range.start, range.end);
     if let Some((first, left)) = free.last_before(start)

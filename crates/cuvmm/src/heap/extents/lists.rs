@@ -1,4 +1,4 @@
-//! Lists of extents by what is free of them, which plans ask.
+//! Lists of extents by their free bytes, for plans.
 
 use std::ops::Range;
 
@@ -7,15 +7,15 @@ use super::extent::Ends;
 use super::{ExtentId, Extents};
 
 impl Extents {
-    /// Returns extents that are wholly free and that a stream can use without waiting (any stream
-    /// with `None`), the largest first. [`list`](Self::list) goes before this and the other lists.
+    /// Returns wholly free extents that a stream can use without waiting (any stream with `None`),
+    /// the largest first. [`list`](Self::list) is called before this and the other lists.
     pub(crate) fn whole(&self, stream: Option<StreamId>) -> impl Iterator<Item = (u64, ExtentId)> {
         debug_assert!(self.stale.is_empty(), "the lists are stale");
         let all = self.whole.iter().rev().copied();
         all.filter(move |&(size, id)| self.serves(id, &(0..size), stream))
     }
 
-    /// Returns extents with free bytes at the start, from `least` bytes on, the fewest first.
+    /// Returns extents with at least `least` free bytes at the start, the fewest first.
     pub(crate) fn prefixes(
         &self,
         least: u64,
@@ -36,7 +36,7 @@ impl Extents {
         all.filter(move |&(length, id)| self.serves(id, &(0..length), stream))
     }
 
-    /// Returns extents with free bytes at the end, at most `most` bytes, the most first.
+    /// Returns extents with at most `most` free bytes at the end, the most first.
     pub(crate) fn suffixes(
         &self,
         most: u64,
@@ -59,7 +59,7 @@ impl Extents {
         extent.is_some_and(|extent| extent.class(range).serves(stream))
     }
 
-    /// Lists all extents with what is free of them, before the lists are asked.
+    /// Updates the lists.
     pub(crate) fn list(&mut self) {
         while let Some(id) = self.stale.pop() {
             if let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) {

@@ -1,12 +1,12 @@
-//! The memory of a heap as data: extents, their mappings, and what of them is free.
+//! The memory of a heap as data: extents, their mappings, and their free bytes.
 //!
 //! An *extent* is one physical. It may be mapped at several addresses of the heap. A *window* is a
 //! range of addresses with mappings side by side; unused addresses separate it from the next, and
-//! no extent is searched twice in one window. What is free is a fact of the extent: a range of its
+//! no extent is searched twice in one window. A free part is a fact of the extent: a range of its
 //! bytes, with the work that must be complete before the bytes may be used ([`Tag`]). Through each
-//! mapping that is *searched*, free bytes are part of a free [run](super::ranges), which may go on in
-//! the next mapping of the window. A mapping that is not searched only serves the allocations that
-//! are in it, until the last of them is freed and it can be unmapped.
+//! mapping that is *searched*, free bytes are part of a free [run](super::ranges), which may go on
+//! in the next mapping of the window. A mapping that is not searched only serves the allocations in
+//! it, until the last of them is freed and the mapping can be unmapped.
 //!
 //! This module makes no driver call.
 //!
@@ -30,23 +30,21 @@ use super::tag::{Class, Tag};
 pub(super) use self::extent::{Extent, Mapping};
 pub(super) use self::work::work_of;
 
-/// The number of an extent.
 pub(super) type ExtentId = usize;
 
 /// Runs join wherever they are adjacent.
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
 
-/// Bytes of an extent that an operation took, and the work that each piece of them waits for.
+/// The bytes of an extent that an operation took, and the work that each piece waits for.
 pub(super) type Taken = (ExtentId, Vec<(Range<u64>, Tag)>);
 
 /// A range of an extent's bytes.
 pub(super) type Part = (ExtentId, Range<u64>);
 
-/// The extents of a heap, their mappings, and the free runs.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     extents: Vec<Option<Extent>>,
-    /// Numbers of extents that were removed, each with whether it is among the stale ones.
+    /// The numbers of removed extents; `true` if the number is in `stale`.
     vacant: Vec<(ExtentId, bool)>,
     /// Every mapping, by its address.
     line: BTreeMap<u64, ExtentId>,
@@ -54,65 +52,58 @@ pub(super) struct Extents {
     whole: BTreeSet<(u64, ExtentId)>,
     prefixes: BTreeSet<(u64, ExtentId)>,
     suffixes: BTreeSet<(u64, ExtentId)>,
-    /// Extents that are perhaps listed with other ends than they have. Few requests ask for the lists.
+    /// Extents whose listed ends may be out of date. Few requests need the lists.
     stale: Vec<ExtentId>,
-    /// The number of extents that are wholly free.
+    /// The wholly free extents.
     wholes: usize,
     held: u64,
     free: u64,
     /// Free bytes whose work is complete.
     ready: u64,
-    /// Bytes of extents that are wholly free.
+    /// Bytes of wholly free extents without leaving mappings.
     idle: u64,
     mappings: u64,
     /// The first address and the end of each window.
     windows: BTreeMap<u64, u64>,
     clock: u64,
-    /// The addresses at which bytes became free or used in an operation that is not over. Empty between
+    /// The addresses at which bytes became free or used in the current operation. Empty between
     /// operations.
     shown: Vec<Range<u64>>,
-    /// The parts of a range in an operation that is not over. Empty between operations.
+    /// The parts of a range in the current operation. Empty between operations.
     walked: Vec<(Part, u64)>,
 }
 
 impl Extents {
-    /// Returns the bytes of all extents.
     pub(super) const fn held(&self) -> u64 {
         self.held
     }
 
-    /// Returns the free bytes of all extents.
     pub(super) const fn free(&self) -> u64 {
         self.free
     }
 
-    /// Returns the free bytes whose work is complete.
     pub(super) const fn ready(&self) -> u64 {
         self.ready
     }
 
-    /// Returns the bytes of extents that are wholly free, and that no mapping is leaving.
     pub(super) const fn idle(&self) -> u64 {
         self.idle
     }
 
-    /// Returns the number of mappings.
     pub(super) const fn mappings(&self) -> u64 {
         self.mappings
     }
 
-    /// Returns the number of windows.
     pub(super) fn windows(&self) -> u64 {
         self.windows.len() as u64
     }
 
-    /// Returns the window that contains an address.
     fn window(&self, at: u64) -> Option<Range<u64>> {
         let (&start, &end) = self.windows.range(..=at).next_back()?;
         (at < end).then_some(start..end)
     }
 
-    /// Returns `true` if bytes of an extent are looked for in the window that contains an address.
+    /// Returns `true` if an extent is searched in the window that contains an address.
     pub(super) fn is_searched_beside(&self, id: ExtentId, at: u64) -> bool {
         let (Some(extent), Some(window)) = (self.extent(id), self.window(at)) else {
             return false;
@@ -129,13 +120,12 @@ impl Extents {
         self.extents.get_mut(id)?.as_mut()
     }
 
-    /// Returns all extents.
     pub(super) fn extents(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         let all = self.extents.iter().enumerate();
         all.filter_map(|(id, extent)| Some((id, extent.as_ref()?)))
     }
 
-    /// Adds an extent without mappings, none of whose bytes are free.
+    /// Adds an extent without mappings and without free bytes.
     pub(super) fn add_extent(&mut self, size: u64) -> ExtentId {
         let vacant = self.vacant.pop();
         let extent = Extent {
@@ -175,7 +165,7 @@ impl Extents {
         self.vacant.push((id, extent.is_stale));
     }
 
-    /// Adds a mapping on an extent, in which `live` allocations lie already.
+    /// Adds a mapping of an extent, in which `live` allocations lie already.
     pub(super) fn add_mapping(&mut self, id: ExtentId, at: u64, live: u32) {
         let mapping = Mapping {
             at,
@@ -205,7 +195,7 @@ impl Extents {
         }
     }
 
-    /// Stops looking for free bytes through a mapping.
+    /// Stops searching for free bytes through a mapping.
     pub(super) fn stop_searching(&mut self, id: ExtentId, at: u64) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -215,7 +205,7 @@ impl Extents {
             return;
         };
         mapping.searched = false;
-        // Bytes of an extent that is not settled are in no run.
+        // Bytes of an unsettled extent are in no run.
         for (start, free) in extent.free.all().filter(|_| extent.settled) {
             self.runs.cut(at + start..at + free.end);
         }
@@ -239,8 +229,7 @@ impl Extents {
         }
     }
 
-    /// Counts a mapping that was removed from an extent and is about to be unmapped, or that was
-    /// unmapped.
+    /// Counts a removed mapping that is about to be unmapped (`begins`), or has been.
     pub(super) fn leave(&mut self, id: ExtentId, begins: bool) {
         if let Some(extent) = self.extent_mut(id) {
             extent.leaving = match begins {
@@ -251,7 +240,8 @@ impl Extents {
         }
     }
 
-    /// Sets whether an extent is settled. Free bytes of one that is not are in no run and no list.
+    /// Sets whether an extent is settled. Free bytes of an unsettled extent are in no run and no
+    /// list.
     pub(super) fn settle(&mut self, id: ExtentId, settled: bool) {
         let extent = self.extents.get_mut(id).and_then(Option::as_mut);
         let Some(extent) = extent.filter(|extent| extent.settled != settled) else {
@@ -279,8 +269,8 @@ impl Extents {
         pieces
     }
 
-    /// Marks free bytes of an extent as used, which [`cut_shown`](Self::cut_shown) takes out of their
-    /// runs. Calls `see` with the work that each piece of them waits for.
+    /// Marks free bytes of an extent as used, which [`cut_shown`](Self::cut_shown) takes out of
+    /// their runs. Calls `see` with each piece and the work that it waits for.
     fn take_each(&mut self, id: ExtentId, range: Range<u64>, mut see: impl FnMut(Range<u64>, Tag)) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -309,7 +299,7 @@ impl Extents {
         self.note_ends(id);
     }
 
-    /// Takes the addresses that were shown out of the free runs.
+    /// Takes the shown addresses out of the free runs.
     fn cut_shown(&mut self) {
         let mut shown = std::mem::take(&mut self.shown);
         for_each_joined(&mut shown, |range| {
@@ -325,7 +315,7 @@ impl Extents {
         self.join_shown(class);
     }
 
-    /// Adds the addresses that were shown to the free runs.
+    /// Adds the shown addresses to the free runs.
     fn join_shown(&mut self, class: Class) {
         let mut shown = std::mem::take(&mut self.shown);
         for_each_joined(&mut shown, |range| {
@@ -334,8 +324,8 @@ impl Extents {
         self.shown = shown;
     }
 
-    /// Marks bytes of an extent as free behind some work, which [`join_shown`](Self::join_shown) adds to
-    /// the runs.
+    /// Marks bytes of an extent as free behind some work, which [`join_shown`](Self::join_shown)
+    /// adds to the runs.
     fn give_each(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
         self.clock += 1;
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
@@ -355,8 +345,8 @@ impl Extents {
         self.note_ends(id);
     }
 
-    /// Returns the parts of extents that a range of addresses shows, which are all mapped, each with
-    /// the address of its mapping, the last part first.
+    /// Returns the parts of extents that a mapped range of addresses shows, each with the address
+    /// of its mapping, the last part first.
     fn parts(&self, at: u64, size: u64) -> impl Iterator<Item = (Part, u64)> {
         let end = at + size;
         let mappings = self.line.range(..end).rev();
@@ -368,8 +358,8 @@ impl Extents {
         })
     }
 
-    /// Calls `each` with the parts of extents that a range of addresses shows, which are all mapped, and
-    /// the address of each one's mapping, in the order of their addresses.
+    /// Calls `each` with the parts of extents that a mapped range of addresses shows and the
+    /// address of each part's mapping, in the order of their addresses.
     fn for_each_part(
         &mut self,
         at: u64,
@@ -411,7 +401,6 @@ impl Extents {
         self.give_back(taken);
     }
 
-    /// Marks bytes as free again that an operation took.
     pub(super) fn give_back(&mut self, taken: Vec<Taken>) {
         for (id, pieces) in taken {
             for (range, tag) in pieces {
@@ -420,7 +409,7 @@ impl Extents {
         }
     }
 
-    /// Counts an allocation in the mapping at `at`, or one less, which was freed behind `tag`.
+    /// Counts an allocation in the mapping at `at`, or one less, which was freed behind `freed`.
     fn count(&mut self, id: ExtentId, at: u64, freed: Option<&Tag>) {
         let extent = self.extent_mut(id);
         let mappings = extent.map(|extent| &mut extent.mappings);
@@ -436,8 +425,8 @@ impl Extents {
         }
     }
 
-    /// Returns how many bytes are left of the extent at an address if a range of addresses is taken, or
-    /// 0 if it is not wholly free.
+    /// Returns the bytes that are left of the extent at an address if a range of addresses is
+    /// taken, or 0 if the extent is not wholly free.
     fn left_at(&self, at: u64, range: &Range<u64>) -> u64 {
         let mapping = self.line.range(..=at).next_back();
         let extent = mapping.and_then(|(&mapping, &id)| Some((mapping, self.extent(id)?)));
@@ -452,9 +441,9 @@ impl Extents {
         })
     }
 
-    /// Returns the address for an allocation in a run: at its start, or at its end if that cuts fewer
-    /// bytes of wholly free extents. The whole of such an extent lies in the run, so only the one at the
-    /// other end of the allocation is cut.
+    /// Returns the address for an allocation in a run: at its start, or at its end if that cuts
+    /// fewer bytes of wholly free extents. A wholly free extent lies in the run entirely, so only
+    /// the extent at the other end of the allocation is cut.
     pub(super) fn choose_end(&self, run: &Range<u64>, size: u64) -> u64 {
         let (at, last) = (run.start, run.end - size);
         if self.wholes == 0 || last == at {
@@ -487,7 +476,6 @@ impl Extents {
         self.join_shown(tag.class());
     }
 
-    /// Returns the class of a free range of addresses.
     fn class_at(&self, range: &Range<u64>) -> Class {
         let parts = self.parts(range.start, range.end - range.start);
         let classes = parts.map(|((id, range), _)| {
@@ -497,7 +485,7 @@ impl Extents {
         classes.fold(Class::Ready, Class::with)
     }
 
-    /// Notes that other bytes of an extent are free than before.
+    /// Notes that the free bytes of an extent have changed.
     fn note_ends(&mut self, id: ExtentId) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -510,7 +498,7 @@ impl Extents {
         self.count_whole(old, new);
     }
 
-    /// Counts an extent that is wholly free now, or not any more.
+    /// Updates the sums after the free bytes of an extent have changed.
     const fn count_whole(&mut self, old: Counted, new: Counted) {
         self.idle = self.idle - old.idle + new.idle;
         self.wholes = self.wholes - old.whole as usize + new.whole as usize;
@@ -523,7 +511,7 @@ fn show(shown: &mut Vec<Range<u64>>, extent: &Extent, range: &Range<u64>) {
     shown.extend(searched.map(|mapping| mapping.at + range.start..mapping.at + range.end));
 }
 
-/// Calls `see` with each range, where those that are side by side are one, and empties the list.
+/// Calls `see` with each range, adjacent ranges as one, and empties the list.
 fn for_each_joined(ranges: &mut Vec<Range<u64>>, mut see: impl FnMut(Range<u64>)) {
     if ranges.len() > 1 {
         ranges.sort_unstable_by_key(|range| range.start);

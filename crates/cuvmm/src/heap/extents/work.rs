@@ -5,7 +5,6 @@ use super::extent::insert;
 use super::{Extent, ExtentId, Extents, Taken};
 
 impl Extents {
-    /// Returns the work that the free bytes of an extent wait for.
     pub(crate) fn tag_of(&self, id: ExtentId) -> Tag {
         self.extent(id).map_or(Tag::Ready, Extent::tag)
     }
@@ -24,7 +23,7 @@ impl Extents {
 }
 
 impl Tagged for Extents {
-    /// Makes the classes of runs exact, too.
+    /// Also makes the classes of runs exact.
     fn prune(&mut self, done: &dyn Fn(Point) -> bool) {
         for extent in self.extents.iter_mut().flatten() {
             let mut pruned = false;
@@ -63,7 +62,6 @@ impl Tagged for Extents {
     }
 }
 
-/// Returns all work that taken bytes wait for.
 pub(crate) fn work_of(taken: &[Taken]) -> Tag {
     let mut tag = Tag::Ready;
     let pieces = taken.iter().flat_map(|(_, pieces)| pieces);

@@ -1,4 +1,4 @@
-//! Access of devices other than the region's own. It is granted only on request, since access for a
+//! Access of devices other than the space's own. It is granted only on request, since access for a
 //! second device costs many times as much as for the first, and revoked only when that device's
 //! work is complete.
 //!
@@ -23,7 +23,8 @@ impl Space {
             if let Err(failed) = &undone {
                 log!(error, error = %failed, "a grant could not be undone");
             }
-            // Where it may still have access to some extents, its work continues to be waited for.
+            // The device may still have access to some extents: its work continues to be waited
+            // for.
             self.access
                 .extend(before.or(undone.is_err().then_some(none)));
             return Err(error);
@@ -48,7 +49,7 @@ impl Space {
         Ok(())
     }
 
-    /// Caps the access of every device to an extent at `most` from now on.
+    /// Caps the access of every device to an extent at `most`.
     pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let host = placed.host_grant().filter(|_| placed.host);
@@ -60,7 +61,7 @@ impl Space {
         Ok(())
     }
 
-    /// Caps the access of every device to all extents at `most` from now on: all or none.
+    /// Caps the access of every device to all extents at `most`: all or none.
     pub(crate) fn cap_all(&mut self, most: Access) -> Result<(), MemoryError> {
         let before: Vec<(u64, Access)> = self
             .extents
@@ -92,7 +93,6 @@ impl Space {
             .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
     }
 
-    /// Returns the access that a device has.
     pub(crate) fn access_of(&self, device: &Device) -> Access {
         let found = self
             .access
@@ -101,7 +101,6 @@ impl Space {
         found.map_or(Access::None, AccessGrant::access)
     }
 
-    /// Every place that holds memory of this space.
     pub(crate) fn owners(&self) -> Vec<Place> {
         let mut owners: Vec<Place> = vec![];
         for placed in self.extents.values() {
@@ -115,8 +114,8 @@ impl Space {
 }
 
 impl Space {
-    /// Gives the host's processors access to the extents of host memory that overlap a range, the
-    /// same access that devices have.
+    /// Gives the host's processors the access that devices have to the extents of host memory that
+    /// overlap a range.
     pub(crate) fn grant_host(&mut self, start: u64, end: u64) -> Result<(), MemoryError> {
         let range = self.covering(start, end);
         for (_, placed) in self.extents.range_mut(range) {

@@ -2,8 +2,8 @@
 //!
 //! [`Completed`] is a space together with proof that no work can use the memory unmapped from it.
 //! It borrows the space, so proof for one space unmaps nothing of another, and no use can begin
-//! while it lives. Nothing else unmaps extents of a space, except [`Placed::unmap_after`], for heaps,
-//! in which one physical has several mappings and each has a fence of its own.
+//! while it lives. Nothing else unmaps extents of a space, except [`Placed::unmap_after`], for
+//! heaps, in which one physical has several mappings and each has a fence of its own.
 //!
 //! Keeps I-20.
 
@@ -12,7 +12,6 @@ use super::place::{Placed, Unmapped};
 use super::space::Space;
 use crate::error::CallError;
 
-/// A space whose extents may be unmapped, since no work can use them.
 #[derive(Debug)]
 pub(crate) struct Completed<'a> {
     pub(super) space: &'a mut Space,
@@ -22,8 +21,8 @@ pub(crate) struct Completed<'a> {
 }
 
 impl Fence {
-    /// Returns proof for a space whose memory is used only by work that this fence covers; `None`
-    /// while the fence is not known to be complete.
+    /// Returns proof for a space whose memory only work covered by this fence uses; `None` while
+    /// the fence is not known to be complete.
     pub(crate) fn completed<'a>(&self, space: &'a mut Space) -> Option<Completed<'a>> {
         Some(space.proved(self.proof()?))
     }
@@ -31,7 +30,8 @@ impl Fence {
 
 impl Placed {
     /// Unmaps an extent that was removed from its space and that only work covered by a fence uses
-    /// (`cuMemUnmap`). Returns it if the fence is not known to be complete or the driver refuses.
+    /// (`cuMemUnmap`). Returns the extent if the fence is not known to be complete or the driver
+    /// refuses.
     pub(crate) fn unmap_after(self, fence: &Fence) -> Result<Unmapped, (Self, CallError)> {
         match fence.proof() {
             Some(proof) => self.unmap(proof),
@@ -66,7 +66,7 @@ impl Space {
         self.proved(Unused::never_used())
     }
 
-    /// All memory of the space, once the work of all devices that have access is complete, or their
+    /// All memory of the space, once the work of all devices with access is complete, or their
     /// contexts are lost and run nothing more. Waits (`cuCtxSynchronize`).
     pub(crate) fn drained(&mut self) -> Result<Completed<'_>, CallError> {
         let proof = Unused::after_drain(self.users())?;
@@ -93,7 +93,7 @@ impl Completed<'_> {
     }
 
     /// Unmaps the extent at `offset` in a roll-back or at the end of its owner. Tries twice, so
-    /// that one refusal by the driver leaves everything unchanged.
+    /// that one refusal by the driver changes nothing.
     pub(crate) fn withdraw_back(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         self.withdraw(offset).or_else(|error| {
             log!(warn, %error, offset, "a roll-back is tried again");
@@ -120,7 +120,7 @@ impl Completed<'_> {
         outcome
     }
 
-    /// Unmaps as much as possible and releases its memory. Returns the first error.
+    /// Unmaps all that can be unmapped and releases its memory. Returns the first error.
     pub(crate) fn retry_all(&mut self) -> Result<(), CallError> {
         let mut outcome = self.retry_stuck();
         let extents = self.space.extents().map(|extent| extent.offset);

@@ -16,9 +16,8 @@ pub(crate) struct WaitError {
     pub(crate) ended: bool,
 }
 
-/// Waits for the work queued on a stream. If the driver refuses twice, a fence is polled to find
-/// out whether the work is complete. Other streams are not waited for, since the pool may be
-/// locked.
+/// Waits for the work queued on a stream. If the driver refuses twice, polls a fence to find out
+/// whether the work is complete. Other streams are not waited for, since the pool may be locked.
 pub(crate) fn wait_for(stream: &Stream) -> Result<(), WaitError> {
     stream.settle().map_err(|error| {
         let polled = Fence::stream(stream.clone()).poll();
@@ -44,7 +43,7 @@ impl Space {
             .try_for_each(|(offset, size)| span.fill_async(stream, offset, byte, size))
     }
 
-    /// Queues a copy of a range of another space to an offset in this one.
+    /// Queues a copy of a range of another space to an offset in this space.
     pub(crate) fn copy_within(
         &self,
         stream: &Stream,
@@ -55,7 +54,7 @@ impl Space {
     ) -> Result<(), MemoryError> {
         let from = other.span(stream, offset, size)?;
         let into = self.span(stream, to, size)?;
-        // Where either side spans several places, makes one copy for each run at one place.
+        // One copy for each run that is at one place on both sides.
         let mut at = 0;
         for part in common_parts(other.runs(offset, size), self.runs(to, size)) {
             into.copy_async(stream, to + at, &from, offset + at, part)?;
@@ -104,9 +103,7 @@ impl Space {
         Ok(())
     }
 
-    /// The parts of a committed range that one copy or fill can cover, as offset and size. The
-    /// driver crashes on one that crosses the border between memory of a device and memory that the
-    /// host's processors can reach too (`docs/semantics.md`).
+    /// The parts of a committed range that one copy or fill can cover, as offset and size.
     fn sides(&self, offset: u64, size: u64) -> Vec<(u64, u64)> {
         self.parts_by(offset, size, |extent| extent.location.kind)
     }
@@ -155,8 +152,8 @@ impl Space {
     }
 }
 
-/// The sizes of the parts that two divisions of the same bytes have in common: each ends where a
-/// part of either division ends.
+/// The sizes of the common parts of two divisions of the same bytes: each ends where a part of
+/// either division ends.
 fn common_parts(
     mut one: impl Iterator<Item = u64>,
     mut other: impl Iterator<Item = u64>,

@@ -21,12 +21,11 @@ use crate::device::{Device, Progress, Stamp, Work};
 use crate::error::CallError;
 use crate::own::Stream;
 
-/// The most streams that a use names one by one. With more, all work of their devices is waited
+/// The most streams that a use names one by one. Beyond it, all work of their devices is waited
 /// for.
 const MOST_STREAMS: usize = 64;
 
-/// The streams whose work may use some memory. Usually there are none, so an empty value takes one
-/// word.
+/// The streams whose work may use some memory: usually none, so an empty value takes one word.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses(Option<Box<Named>>);
 
@@ -38,7 +37,6 @@ struct Named {
 }
 
 impl Uses {
-    /// No use.
     pub(crate) const fn none() -> Self {
         Self(None)
     }
@@ -53,12 +51,10 @@ impl Uses {
         self.0.get_or_insert_default().add(stream)
     }
 
-    /// Notes that work on any stream of a device uses the memory.
     pub(crate) fn add_device(&mut self, device: &Device) {
         self.0.get_or_insert_default().add_device(device);
     }
 
-    /// Adds the streams and devices of another value.
     #[must_use]
     pub(crate) fn add_all(&mut self, other: &Self) -> Fence {
         let mut ended = Fence::complete();
@@ -73,7 +69,7 @@ impl Uses {
         ended
     }
 
-    /// The streams that are named one by one.
+    /// The streams named one by one.
     pub(crate) fn known(&self) -> &[Stream] {
         self.0.as_ref().map_or(&[], |named| &named.streams)
     }
@@ -86,7 +82,6 @@ impl Uses {
         }
     }
 
-    /// Ends the use now and returns its fence.
     pub(crate) fn end(&self) -> Fence {
         let Some(named) = &self.0 else {
             return Fence::complete();
@@ -130,7 +125,7 @@ pub(crate) struct Fence {
     points: Points,
 }
 
-/// The points of a fence: usually one, or none when it is known to be complete.
+/// Usually one point, or none for a complete fence.
 #[derive(Clone, Debug)]
 enum Points {
     None,
@@ -138,7 +133,6 @@ enum Points {
     Many(Arc<[Point]>),
 }
 
-/// A point in the work of a stream or a device.
 #[derive(Clone, Debug)]
 struct Point {
     line: Line,
@@ -151,7 +145,6 @@ enum Line {
     Device(Device),
 }
 
-/// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Poll {
     Complete,
@@ -200,7 +193,6 @@ impl Unused {
 }
 
 impl Fence {
-    /// A fence that is complete.
     pub(crate) const fn complete() -> Self {
         Self {
             points: Points::None,
@@ -220,7 +212,7 @@ impl Fence {
         Self::at(streams.into_iter().map(Line::Stream))
     }
 
-    /// A fence over the work that was queued on streams before stamps of their devices' clocks.
+    /// A fence over the work queued on streams before stamps of their devices' clocks.
     pub(crate) fn before(points: impl Iterator<Item = (Stream, Stamp)>) -> Self {
         let point = |(stream, stamp)| Point {
             line: Line::Stream(stream),
@@ -229,7 +221,6 @@ impl Fence {
         Self::of(points.map(point).collect())
     }
 
-    /// A fence over all work queued on a device now.
     pub(crate) fn device(device: Device) -> Self {
         Self::devices(vec![device])
     }
@@ -251,7 +242,6 @@ impl Fence {
         Self { points }
     }
 
-    /// The streams that the fence names.
     pub(crate) fn streams_of(&self) -> impl Iterator<Item = &Stream> {
         self.points().iter().filter_map(|point| match &point.line {
             Line::Stream(stream) => Some(stream),
@@ -294,7 +284,7 @@ impl Fence {
         matches!(self.points, Points::None)
     }
 
-    /// Proof that the covered work is complete, if that is known.
+    /// Proof that the covered work is complete, if it is known to be.
     pub(crate) const fn proof(&self) -> Option<Unused> {
         match self.points {
             Points::None => Some(Unused(())),
@@ -318,7 +308,7 @@ impl Fence {
         self.poll_with(|_| Stamp::MAX)
     }
 
-    /// Polls the fence, reusing the answers for streams that were polled in this round already.
+    /// Polls the fence, reusing the answers for streams that were polled in this round.
     pub(crate) fn poll_in(&mut self, round: &Round) -> Result<Poll, CallError> {
         self.poll_with(|device| match device.shares_clock(&round.device) {
             true => round.begun,
@@ -342,16 +332,16 @@ impl Fence {
         answer
     }
 
-    /// Polls every point, and releases the streams of those that are complete.
+    /// Polls every point, and drops the streams of complete points.
     pub(crate) fn prune(&mut self) {
         let pending = |point: &&Point| !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete));
         let left = self.points().iter().filter(pending).cloned().collect();
         *self = Self::of(left);
     }
 
-    /// Limits the number of points. With more than [`MOST_STREAMS`] of them, releases the streams whose
-    /// points are complete. If still more are left, the fence covers all work that is queued on their
-    /// devices by now instead.
+    /// Limits the number of points. With more than [`MOST_STREAMS`], drops the streams whose points
+    /// are complete. If still more are left, the fence covers all work queued on their devices by
+    /// now instead.
     pub(crate) fn limit(&mut self) {
         if self.points().len() <= MOST_STREAMS {
             return;
@@ -378,7 +368,8 @@ impl Fence {
 
     /// Waits until the fence is complete: for its streams one by one (`cuStreamSynchronize`), and
     /// for its devices, or the device of a stream for which the driver refuses
-    /// (`cuCtxSynchronize`). A stream that captures is not waited for, and nothing else instead.
+    /// (`cuCtxSynchronize`). A stream that captures is not waited for, nor is anything in its
+    /// stead.
     ///
     /// # Errors
     /// The first error of the driver, or [`CallError::Capturing`]; the fence stays incomplete.
@@ -390,7 +381,7 @@ impl Fence {
 
     /// Orders later work of `stream` behind the covered work, by events and without waiting. The
     /// fence then consists of that stream alone. Returns `false`, with nothing changed, if the
-    /// driver cannot do so.
+    /// driver cannot.
     pub(crate) fn order_before(&mut self, stream: &Stream) -> Result<bool, CallError> {
         if self.precedes(stream) {
             return Ok(true);
@@ -402,7 +393,6 @@ impl Fence {
         Ok(ordered)
     }
 
-    /// Queues waits for all points on a stream.
     fn make_wait(&self, stream: &Stream) -> Result<bool, CallError> {
         // A capturing stream accepts no event from outside its graph.
         if stream.is_capturing()? {
@@ -468,7 +458,7 @@ impl Point {
         stream
             .settle()
             .or_else(|error| match error.is_of_capture() {
-                // To wait for the context would break every capture on it.
+                // Waiting for the context would break every capture on it.
                 true => Err(error),
                 false => device.drain().map_err(|_| error),
             })

@@ -31,10 +31,10 @@ impl Mapped {
         }
     }
 
-    /// Unmaps it (`cuMemUnmap`) and returns the physical; on failure, returns the mapping.
+    /// Unmaps (`cuMemUnmap`) and returns the physical; on failure, returns the mapping.
     pub(super) fn unmap(self, _proof: Unused) -> Result<Physical, (Self, CallError)> {
         let mut this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used nor dropped after this.
+        // SAFETY: `this` is neither used nor dropped afterwards.
         let mapping = unsafe { ManuallyDrop::take(&mut this.mapping) };
         mapping
             .take_out()

@@ -1,8 +1,8 @@
 //! The mapper: one thread for each device that maps memory ahead of use and unmaps it after use.
 //!
-//! It knows neither pools nor blocks. A [`MapperWork`] is attached, wakes the thread when it has
-//! work, and is called on it. More threads would gain nothing, since the driver holds a lock while
-//! it maps. The mapper is optional.
+//! The mapper knows neither pools nor blocks. A [`MapperWork`] is attached, wakes the thread when
+//! it has work, and is called on the thread. More threads would gain nothing, since the driver
+//! holds a lock while it maps. The mapper is optional.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, Weak};
@@ -22,7 +22,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How long after the last waking the thread keeps polling.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 
-/// How soon the mapper has to look for work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Urgency {
     /// Within a millisecond or two.
@@ -42,10 +41,9 @@ impl Urgency {
     }
 }
 
-/// Work for the mapper's thread.
 pub(crate) trait MapperWork: Send + Sync {
-    /// Does the pending work until `stop` is set. Returns after what time it has to be called again
-    /// if it is not woken before.
+    /// Does the pending work until `stop` is set. Returns the time until the next call, unless it
+    /// is woken before.
     fn work(&self, stop: &AtomicBool) -> Option<Duration>;
 
     /// Notes that the thread has ended and makes no more calls.
@@ -78,9 +76,8 @@ pub struct Mapper {
 
 struct Shared {
     state: Mutex<State>,
-    /// Notified when there is work.
     woken: Condvar,
-    /// Notified when the thread has returned from an attached object's work.
+    /// Notified when the thread has returned from attached work.
     done: Condvar,
     stop: AtomicBool,
     /// The highest urgency that the thread has not seen yet.
@@ -93,7 +90,7 @@ struct Shared {
 struct State {
     attached: Vec<(u64, Weak<dyn MapperWork>)>,
     next: u64,
-    /// The attached object whose work is running.
+    /// The attached work that is running.
     serving: Option<u64>,
 }
 
@@ -132,22 +129,21 @@ impl Shared {
         }
     }
 
-    /// Calls each attached object.
     fn each(&self, mut call: impl FnMut(&dyn MapperWork)) {
         let mut at = 0;
         while let Some((id, work)) = self.begin(at) {
             at = id + 1;
             call(&*work);
-            // This may be the pool's last owner: it is dropped before `detach` learns that the call
-            // has ended.
+            // The thread may be the pool's last owner: the pool is dropped before `detach` learns
+            // that the call has ended.
             drop(work);
             self.lock().serving = None;
             self.done.notify_all();
         }
     }
 
-    /// Waits until the mapper is woken, at most for `long`. Polls for a waking at intervals while
-    /// the last one, at `woken`, is recent.
+    /// Waits until the mapper is woken, for at most `long`. Polls at intervals while the last
+    /// waking, at `woken`, is recent.
     fn sleep(&self, long: Option<Duration>, woken: Instant) {
         let begun = Instant::now();
         let mut state = self.lock();
@@ -156,8 +152,8 @@ impl Shared {
             let left = long.map(|long| long.saturating_sub(now.duration_since(begun)));
             let up = TIMES_OUT && now.duration_since(woken) < POLL_PERIOD;
             self.sleeps.store(!up, Ordering::SeqCst);
-            // Loaded after `sleeps` was stored: a waker stores `wanted` first, and loads `sleeps`
-            // afterwards to decide whether to notify.
+            // Loaded after `sleeps` was stored: a waker stores `wanted` first, and then loads
+            // `sleeps` to decide whether to notify.
             let called = self.wanted.load(Ordering::SeqCst) != QUIET
                 || self.stop.load(Ordering::SeqCst)
                 || left == Some(Duration::ZERO);
@@ -179,7 +175,7 @@ impl Shared {
         self.sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// Marks the next attached object with a number of at least `at` as served, and returns it.
+    /// Marks the next attached work with a number of at least `at` as served, and returns it.
     fn begin(&self, at: u64) -> Option<(u64, Arc<dyn MapperWork>)> {
         let mut state = self.lock();
         state.attached.retain(|(_, work)| work.strong_count() > 0);
@@ -193,7 +189,7 @@ impl Shared {
     }
 
     fn wake(&self) {
-        // Under the lock, so that a thread about to sleep does not miss it.
+        // Under the lock, so that a thread about to sleep does not miss the notification.
         drop(self.lock());
         self.woken.notify_one();
     }
@@ -203,7 +199,7 @@ impl Mapper {
     /// Starts the mapper of a device.
     ///
     /// # Errors
-    /// [`DeviceError`] when the device has one already or the system gives no thread.
+    /// [`DeviceError`] when the device has a mapper already or the system gives no thread.
     pub fn start(device: &Device) -> Result<Self, DeviceError> {
         device.own_process()?;
         if !device.claim_mapper() {
@@ -313,7 +309,7 @@ impl Waker {
     }
 
     /// Notes that there is work. Only the first waking of an urgency notifies the thread, and only
-    /// if the thread has to be notified.
+    /// if it sleeps without polling or the urgency is [`Now`](Urgency::Now).
     pub(crate) fn wake(&self, urgency: Urgency) {
         let shared = &self.shared;
         let before = shared.wanted.fetch_max(urgency.as_u8(), Ordering::SeqCst);
@@ -323,7 +319,6 @@ impl Waker {
         }
     }
 
-    /// Returns `true` if the mapper has ended.
     pub(crate) fn is_dead(&self) -> bool {
         self.shared.stop.load(Ordering::Relaxed)
     }

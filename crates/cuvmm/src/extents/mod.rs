@@ -1,13 +1,13 @@
-//! The engine that maps and unmaps: physicals in reservations, and the proof that nothing uses them.
+//! The engine that maps and unmaps: physicals in reservations, and the proof that nothing uses
+//! them.
 //!
-//! - A [`Space`] is a reservation with its extents, each a [`Placed`] physical. It copies, fills and
-//!   gives access.
-//! - A [`Fence`] is the work that memory waits for before it may be reused. [`Uses`] are the streams
-//!   that may still use it; a fence is made of them when the use ends.
-//! - [`Completed`] is a space together with the proof that a fence is complete. It alone unmaps, and
-//!   the proof for one space unmaps nothing of another.
-//! - [`TakenOut`] are physicals that were unmapped, until they are released or put back. `replace`
-//!   exchanges them for others with the same bytes.
+//! - A [`Space`] is a reservation with its extents, each a [`Placed`] physical. It copies, fills
+//!   and gives access.
+//! - A [`Fence`] is the work that memory waits for before it may be reused. [`Uses`] are the
+//!   streams that may still use the memory; a fence is made of them when the use ends.
+//! - [`Completed`] is a space together with the proof that a fence is complete. It alone unmaps.
+//! - [`TakenOut`] are unmapped physicals, until they are released or put back. `replace` exchanges
+//!   physicals for others with the same bytes.
 //! - [`Zeros`] are read-only zeros in holes.
 //! - A [`Registration`] keeps memory in place, and a [`Mapper`] is the thread that works ahead.
 //!

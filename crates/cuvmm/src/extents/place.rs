@@ -6,12 +6,12 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical, Place, Reservation};
 use cuvmm_driver::{DeviceAddress, LocationKind};
 
-/// The last writer of a physical that is no longer as the driver zeroed it.
+/// The last writer of a physical since the driver zeroed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LastWriter {
-    /// The tenant that used it last, as a number that the pool chooses.
+    /// The tenant that used the physical last, as a number that the pool chooses.
     pub(crate) by: u64,
-    /// Set if all of it was overwritten afterwards, so that it holds no tenant's data.
+    /// Set if all of the physical was overwritten since: it holds no tenant's data.
     pub(crate) blank: bool,
 }
 
@@ -25,14 +25,12 @@ impl LastWriter {
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     pub(crate) physical: Physical,
-    /// The last writer since the driver zeroed it.
     pub(crate) last_writer: Option<LastWriter>,
-    /// Set if it was created for the running operation, which undoes that if it fails.
+    /// Set if the physical was created for the running operation, which releases it on failure.
     pub(crate) fresh: bool,
 }
 
 impl Unmapped {
-    /// A physical that was just created.
     pub(crate) const fn fresh(physical: Physical) -> Self {
         Self {
             physical,
@@ -51,7 +49,7 @@ impl Unmapped {
 pub(crate) struct Placed {
     pub(super) mapping: Mapped,
     pub(super) last_writer: Option<LastWriter>,
-    /// Set as in [`Unmapped`], until the operation that placed it has
+    /// As in [`Unmapped`], until the operation that placed the extent has
     /// [settled](super::space::Space::settle).
     pub(super) fresh: bool,
     /// The cap on every device's access.
@@ -69,7 +67,7 @@ impl Placed {
         self.mapping.address()
     }
 
-    /// The grant for the host's processors, if this is host memory.
+    /// The grant for the host's processors, for host memory.
     pub(super) fn host_grant(&self) -> Option<AccessGrant> {
         let location = self.mapping.physical().location();
         (location.kind == LocationKind::HOST_NUMA)
@@ -105,11 +103,10 @@ impl Placed {
     }
 }
 
-/// A failed placement: nothing of it is mapped, except what is stuck.
+/// A failed placement: nothing of it is mapped, except stuck mappings.
 #[derive(Debug)]
 pub(crate) struct PlaceError {
     pub(crate) error: MemoryError,
-    /// The physicals, returned to the caller.
     pub(crate) physicals: Vec<Unmapped>,
     /// Bytes of physicals that could not be unmapped again. They stay in the space.
     pub(crate) stuck: u64,
@@ -123,7 +120,6 @@ pub(crate) struct PlaceFailure {
 }
 
 impl PlaceFailure {
-    /// Unmaps an extent in a roll-back.
     pub(super) fn take_out(&mut self, placed: Placed) {
         match placed.unmap(Unused::never_used()) {
             Ok(unmapped) => self.physicals.push(unmapped),
@@ -143,7 +139,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Maps a physical at an offset that is not used by any other operation.
+    /// Maps a physical at an offset that no other operation uses.
     pub(crate) fn place(&self, offset: u64, unmapped: Unmapped) -> Result<Placed, PlaceFailure> {
         place_one(
             &self.reservation,

@@ -1,5 +1,5 @@
-//! Registrations: they keep the memory of a region's range or a pool's block unchanged while it is
-//! registered with another library.
+//! Registrations: they keep the memory of a region's range or a pool's block unchanged while
+//! another library has it registered.
 //!
 //! Nothing is registered here; that is up to the holder of the [`Registration`].
 
@@ -19,10 +19,9 @@ pub(crate) trait RegistrationOwner: Send + Sync {
     /// Releases the memory and returns the first error.
     fn close(&self) -> Result<(), CallError>;
 
-    /// Notes that a stream uses the memory.
     fn record_use(&self, stream: &Stream) -> Result<(), CallError>;
 
-    /// Checks that the memory of a range may be exported. From then on, while this value lives, the
+    /// Checks that the memory of a range may be exported. From then on, while the owner lives, the
     /// range counts as exported.
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 
@@ -30,17 +29,17 @@ pub(crate) trait RegistrationOwner: Send + Sync {
     fn exported(&self);
 }
 
-/// A guarantee that extents stay as they are, so that they can be registered with another library:
+/// A guarantee that extents stay in place, so that they can be registered with another library:
 /// while it lives, each is mapped at its address, shows the same memory, and no device loses access
 /// to it.
 ///
 /// It is created by [`Region::register`](crate::Region::register),
 /// [`Block::register`](crate::Block::register) or a container's `register`, and may outlive the
-/// owner. Clones are the same registration, which ends with the last clone. End it after the memory
-/// has been deregistered with the other library.
+/// owner. Clones are handles to one registration, which ends with the last clone. End it after the
+/// memory has been deregistered with the other library.
 ///
-/// Ending it calls the driver only where it is the last owner of the memory of a dropped region:
-/// that memory is unmapped then, behind all work of the devices that had access.
+/// The end calls the driver only if the registration is the last owner of the memory of a dropped
+/// region: that memory is then unmapped behind all work of the devices that had access.
 #[derive(Clone)]
 #[doc(alias = "pin")]
 pub struct Registration {
@@ -50,7 +49,7 @@ pub struct Registration {
 struct Shared {
     device: Device,
     extents: Vec<Extent>,
-    /// The export marks of the extents; an export sets them.
+    /// The export marks of the extents.
     marks: Vec<ExportMark>,
     keeper: Arc<dyn RegistrationOwner>,
 }
@@ -108,15 +107,16 @@ impl Registration {
         first.map_or(DeviceAddress(0), |extent| extent.address)
     }
 
-    /// Returns `true` if some of the memory was ever exported, by a [`DmaBuf`](crate::region::DmaBuf) or a
-    /// handle. That memory is released in the end and never reused before.
+    /// Returns `true` if some of the memory was ever exported, by a
+    /// [`DmaBuf`](crate::region::DmaBuf) or a handle. That memory is never reused: it is released
+    /// in the end.
     #[must_use]
     pub fn is_exported(&self) -> bool {
         self.shared.marks.iter().any(ExportMark::is_set)
     }
 
-    /// Notes that work of a stream uses the memory. The block, region or container waits for the
-    /// work of that stream too before it gives memory up, also after the registration has ended.
+    /// Notes that work of a stream uses the memory. The block, region or container waits for that
+    /// stream's work too before it gives memory up, even after the registration has ended.
     ///
     /// A region keeps at most 64 recorded streams that have other owners. With more, it waits for
     /// all work of their devices.
@@ -129,11 +129,11 @@ impl Registration {
     }
 
     /// Ends the registration, or returns it with the reason. Makes `cuCtxSynchronize` and
-    /// `cuMemUnmap` where it is the last owner of the memory of a dropped region.
+    /// `cuMemUnmap` if it is the last owner of the memory of a dropped region.
     ///
     /// # Errors
-    /// [`CloseError`] with the registration in it while a clone or a [`DmaBuf`](crate::region::DmaBuf)
-    /// lives, or when the driver refuses.
+    /// [`CloseError`] with the registration in it while a clone or a
+    /// [`DmaBuf`](crate::region::DmaBuf) lives, or when the driver refuses.
     pub fn close(self) -> Result<(), CloseError<Self>> {
         let reason = match Arc::strong_count(&self.shared) {
             1 => match self.shared.keeper.close() {
@@ -148,14 +148,12 @@ impl Registration {
         })
     }
 
-    /// The extents that overlap a range.
     pub(crate) fn extents_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {
         self.extents()
             .iter()
             .filter(|extent| extent.offset < range.end && range.start < extent.end())
     }
 
-    /// Checks that the memory of a range may be exported.
     pub(crate) fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.shared.keeper.may_export(range)
     }

@@ -4,8 +4,8 @@
 //! well. By default that is the new memory, which is unmapped there and mapped in place of the old
 //! when it has the bytes. If the new memory is host memory, which takes many times as long to map,
 //! the old memory is mapped beside, and the new memory is mapped in its place before it has the
-//! bytes. Either way, one extent is copied while another is being mapped. All mappings beside are
-//! made before the first copy, since giving access takes a millisecond while a copy runs
+//! bytes. Either way, one extent is copied while another is mapped. All mappings beside are made
+//! before the first copy, since giving access takes a millisecond while a copy runs
 //! (`docs/measurements.md`).
 //!
 //! The caller ensures that no work uses the extents, and that none begins.
@@ -25,19 +25,18 @@ use super::taken::{NotPutBack, TakenOut};
 use crate::error::MemoryError;
 use crate::own::{Access, Event, Stream};
 
-/// Physicals, each with the offset where it is to be mapped.
+/// Physicals, each with the offset to map it at.
 pub(crate) type New = Vec<(u64, Unmapped)>;
 
-/// The number of copies to host memory that are queued before the first is waited for. By then it
-/// has most likely ended, and its memory beside is unmapped while the next copies run.
+/// The copies to host memory that are queued before the first is waited for. By then the first has
+/// most likely ended, and its memory beside is unmapped while the next copies run.
 const AHEAD: usize = 3;
 
 /// A failed replacement.
 #[derive(Debug)]
 pub(crate) struct NotReplaced {
     pub(crate) error: MemoryError,
-    /// Unmapped physicals that are not used: new memory, or old memory that new memory has
-    /// replaced.
+    /// Unmapped physicals without a use: new memory, or old memory that new memory has replaced.
     pub(crate) physicals: Vec<Unmapped>,
     /// Memory that was in place and could not be put back.
     pub(crate) lost: Option<NotPutBack>,
@@ -58,31 +57,27 @@ impl NotReplaced {
     }
 }
 
-/// A replacement of extents of a space, in progress.
 struct Exchange<'a, 'b> {
     there: &'a mut Completed<'b>,
     /// The reservation to copy through, in which the ranges are mapped one behind the other.
     beside: Space,
     most: Access,
     stream: &'a Stream,
-    /// The old memory that was taken out.
+    /// The old memory taken out.
     old: TakenOut,
-    /// The ranges where new memory is mapped.
     placed: Vec<(Range<u64>, Bytes)>,
-    /// Physicals that are mapped nowhere.
+    /// Unmapped physicals.
     spare: Vec<Unmapped>,
     /// Set once a copy was queued.
     queued: bool,
-    /// Set if a copy may be running and its state is unknown.
+    /// Set if a copy may be running.
     running: bool,
 }
 
-/// The state of the copy to new memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bytes {
     /// Not copied, or unknown.
     Missing,
-    /// A copy was queued.
     Queued,
     There,
 }
@@ -178,8 +173,8 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    /// Maps the old memory beside, and copies from there to the new memory in place, each while the
-    /// next is being mapped.
+    /// Maps the old memory beside, and copies from there to the new memory in place, each extent
+    /// while the next is mapped.
     fn in_place(&mut self, new: New) -> Result<(), MemoryError> {
         let mut new = new.into_iter();
         let placed = self.place_and_copy(&mut new);
@@ -188,8 +183,8 @@ impl Exchange<'_, '_> {
         self.leave(self.placed.len(), self.beside.size(), None)
     }
 
-    /// Waits for the copies to the first `places` ranges, and unmaps the old memory beside that
-    /// they were copied from.
+    /// Waits for the copies to the first `places` ranges, and unmaps the old memory beside up to
+    /// `end`, which they were copied from.
     fn leave(&mut self, places: usize, end: u64, event: Option<Event>) -> Result<(), MemoryError> {
         self.wait(event)?;
         for (_, bytes) in self.placed.iter_mut().take(places) {
@@ -240,7 +235,6 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    /// Maps new memory at a range that is unmapped.
     fn place(&mut self, range: Range<u64>, new: Unmapped, bytes: Bytes) -> Result<(), MemoryError> {
         let there = &mut self.there.space;
         match there.place_for(range.start, vec![new], self.most) {
@@ -255,7 +249,7 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Records an event behind the queued work. Without one, the stream is waited for.
+    /// Records an event behind the queued work. Without an event, the stream is waited for.
     fn mark(&self) -> Option<Event> {
         let event = Event::new(self.stream.device());
         let marked = event.and_then(|event| {
@@ -281,7 +275,7 @@ impl Exchange<'_, '_> {
         })
     }
 
-    /// Puts back the memory that was taken out.
+    /// Puts the old memory back.
     fn undo(mut self, error: MemoryError) -> NotReplaced {
         if self.queued
             && !self.running
@@ -312,7 +306,7 @@ impl Exchange<'_, '_> {
         }
         placed.retain(|(range, bytes)| {
             let mut new = there.space.never_used(range.start);
-            // Memory that may be being copied to stays mapped.
+            // Memory that a copy may be writing stays mapped.
             let withdrawn = match running && *bytes != Bytes::There {
                 true => None,
                 false => new.withdraw_back(range.start).ok(),
@@ -322,7 +316,7 @@ impl Exchange<'_, '_> {
                     physicals.extend(here);
                     false
                 }
-                // It has the bytes, or will have them when the copy ends.
+                // The memory has the bytes, or will have them when the copy ends.
                 None if *bytes != Bytes::Missing => true,
                 None => {
                     there.space.quarantine(range.start);
@@ -358,7 +352,7 @@ mod tests {
         parts.map(|(_, physical)| physical.as_raw()).collect()
     }
 
-    /// Physicals for some places, given as offset and size in granules.
+    /// Makes physicals for places given as offset and size in granules.
     fn new(rig: &Rig, places: &[(u64, u64)]) -> (New, Vec<PhysicalHandle>) {
         let at = |&(offset, granules): &(u64, u64)| (offset * G, rig.memory(granules));
         let new: New = places.iter().map(at).collect();
@@ -489,7 +483,7 @@ mod tests {
     fn where_old_memory_cannot_be_taken_out_all_of_it_stays() {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
-        // For each extent the new memory is unmapped beside, and then the old one in place.
+        // For each extent the new memory is unmapped beside, and then the old memory in place.
         let (before, raws, outcome, space) = replaced(&rig, &stream, || {
             rig.fail(Call::MemUnmap, 4);
         });

@@ -34,7 +34,6 @@ pub(crate) fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Creates a physical of this number of granules.
     pub(crate) fn memory(&self, granules: u64) -> Unmapped {
         Unmapped::fresh(Physical::new(&self.device, granules * G).unwrap())
     }
@@ -47,7 +46,7 @@ impl Rig {
         space
     }
 
-    /// Creates a stream with work that is not complete before [`finish`](Self::finish).
+    /// Creates a stream with work that is incomplete before [`finish`](Self::finish).
     pub(crate) fn busy_stream(&self) -> Stream {
         let stream = Stream::new(&self.device).unwrap();
         self.queue(&stream);
@@ -68,19 +67,18 @@ impl Rig {
         self.machine.release_stream(Ordinal(0), stream.as_raw());
     }
 
-    /// Makes the nth call of a kind from here on fail.
+    /// Makes the nth call of a kind from now on fail.
     pub(crate) fn fail(&self, call: Call, nth: u64) {
         let fault = Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN);
         self.faults.arm(fault.of(call));
     }
 
-    /// Makes the nth call of a kind from here on, and all later ones, fail.
+    /// Makes the nth call of a kind from now on, and all later calls, fail.
     pub(crate) fn fail_from(&self, call: Call, nth: u64) {
         let fault = Fault::from(nth, CUresult::CUDA_ERROR_UNKNOWN);
         self.faults.arm(fault.of(call));
     }
 
-    /// Makes calls succeed again.
     pub(crate) fn heal(&self) {
         self.faults.disarm();
     }
@@ -89,7 +87,6 @@ impl Rig {
         self.faults.total()
     }
 
-    /// Returns the number of calls of one kind.
     pub(crate) fn count(&self, call: Call) -> u64 {
         self.faults.count(call)
     }

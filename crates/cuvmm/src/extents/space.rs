@@ -41,7 +41,6 @@ impl Extent {
     }
 }
 
-/// The bytes and counts of a space's extents and stuck mappings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceCounts {
     pub(crate) bytes: u64,
@@ -57,7 +56,7 @@ pub(crate) struct Space {
     pub(super) access: Vec<AccessGrant>,
     pub(super) extents: BTreeMap<u64, Placed>,
     bytes: u64,
-    /// Mappings that a failed roll-back left: never used again, unmapped at the end of the space.
+    /// Mappings left by a failed roll-back: never used again, unmapped at the end of the space.
     pub(super) stuck: Vec<Mapped>,
     /// Reservations to copy through that still have mappings after a failed roll-back.
     pub(super) beside: Vec<Self>,
@@ -92,13 +91,11 @@ impl Space {
         }
     }
 
-    /// Adds grants for other devices.
     pub(crate) fn open_to(mut self, guests: impl IntoIterator<Item = AccessGrant>) -> Self {
         self.access.extend(guests);
         self
     }
 
-    /// Reserves an empty space of the same size with the same grants.
     pub(crate) fn empty_like(&self) -> Result<Self, MemoryError> {
         let mut twin = Self::reserve(self.device(), self.size())?;
         twin.access = self.access.clone();
@@ -109,8 +106,7 @@ impl Space {
         self.reservation.device()
     }
 
-    /// The devices that have access: its own, which comes first, and those that were granted
-    /// access.
+    /// The devices that have access: the space's own first, then the guests.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
         self.access.iter().filter_map(AccessGrant::named)
     }
@@ -123,13 +119,13 @@ impl Space {
         self.reservation.size()
     }
 
-    /// Bytes of addresses that it occupies, guards included.
+    /// The bytes of addresses, guards included.
     pub(crate) fn addresses(&self) -> u64 {
         self.reservation.addresses()
     }
 
     /// Frees the addresses, and drops the extents. Returns the bytes of addresses that the driver
-    /// has freed: 0 while other spaces that were reserved in a row with this one are in use.
+    /// has freed: 0 while other spaces of the same row are in use.
     pub(crate) fn give_back(self) -> u64 {
         let Self {
             reservation,
@@ -142,12 +138,12 @@ impl Space {
         reservation.give_back()
     }
 
-    /// Bytes of extents, without stuck ones.
+    /// Bytes of extents, without stuck mappings.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The number of extents, without stuck ones.
+    /// Extents, without stuck mappings.
     pub(crate) fn count(&self) -> u64 {
         self.extents.len() as u64
     }
@@ -172,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Bytes of stuck extents that overlap a range.
+    /// Bytes of stuck mappings that overlap a range.
     pub(crate) fn stuck_in(&self, start: u64, end: u64) -> u64 {
         let meets =
             |mapping: &&Mapped| mapping.offset() < end && start < mapping.offset() + mapping.size();
@@ -180,12 +176,10 @@ impl Space {
         stuck.map(|mapping| mapping.size()).sum()
     }
 
-    /// All extents in the order of their offsets.
     pub(crate) fn extents(&self) -> impl DoubleEndedIterator<Item = Extent> + '_ {
         self.extents.values().map(Extent::of)
     }
 
-    /// The offset of the last extent.
     pub(crate) fn last_offset(&self) -> Option<u64> {
         self.extents.last_key_value().map(|(&offset, _)| offset)
     }
@@ -196,14 +190,12 @@ impl Space {
         (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
     }
 
-    /// The range of the extent that contains an offset.
     pub(crate) fn bounds_around(&self, offset: u64) -> Option<Range<u64>> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
         let end = start + placed.mapping.size();
         (offset < end).then_some(start..end)
     }
 
-    /// The extents that overlap a range.
     pub(crate) fn extents_in(&self, start: u64, end: u64) -> impl Iterator<Item = Extent> + '_ {
         self.extents
             .range(self.covering(start, end))
@@ -249,7 +241,7 @@ impl Space {
         first..end
     }
 
-    /// A target in which another thread can place physicals; [`Self::adopt`] takes them in.
+    /// A target for another thread to place physicals in; [`Self::adopt`] takes them in.
     pub(crate) fn target(&self) -> Target {
         Target {
             reservation: self.reservation.another(),
@@ -257,7 +249,7 @@ impl Space {
         }
     }
 
-    /// Maps physicals next to each other from `offset` and grants access: all of them or none.
+    /// Maps adjacent physicals from `offset` on and grants access: all of them or none.
     pub(crate) fn place(
         &mut self,
         offset: u64,
@@ -266,8 +258,8 @@ impl Space {
         self.place_for(offset, physicals, Access::ReadWrite)
     }
 
-    /// Maps physicals next to each other from `offset`, where no device has more access than
-    /// `most`: all of them or none.
+    /// Maps adjacent physicals from `offset` on, where no device has more access than `most`: all
+    /// of them or none.
     pub(crate) fn place_for(
         &mut self,
         offset: u64,
@@ -305,7 +297,7 @@ impl Space {
     }
 
     /// Maps physicals in a roll-back, where no device has more access than `most`. Tries twice, so
-    /// that one refusal by the driver leaves everything unchanged.
+    /// that one refusal by the driver changes nothing.
     pub(crate) fn place_back(
         &mut self,
         offset: u64,
@@ -348,32 +340,27 @@ impl Space {
             .map_or(Access::ReadWrite, |placed| placed.most)
     }
 
-    /// The physical of the extent at `offset`.
     pub(crate) fn physical_at(&self, offset: u64) -> Option<Physical> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().clone())
     }
 
-    /// The physicals of all extents.
     pub(crate) fn physicals(&self) -> impl Iterator<Item = &Physical> {
         self.extents
             .values()
             .map(|placed| placed.mapping.physical())
     }
 
-    /// The handle of the physical of the extent at `offset`.
     pub(crate) fn handle_at(&self, offset: u64) -> Option<PhysicalHandle> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().as_raw())
     }
 
-    /// The place of the physical of the extent at `offset`.
     pub(crate) fn place_of(&self, offset: u64) -> Option<Place> {
         let placed = self.extents.get(&offset)?;
         Some(placed.mapping.physical().place())
     }
 
-    /// The extents that overlap a range, each with its physical.
     pub(crate) fn parts_in(
         &self,
         start: u64,
@@ -383,7 +370,6 @@ impl Space {
         placed.map(|(_, placed)| (Extent::of(placed), placed.mapping.physical()))
     }
 
-    /// The extents whose physicals were exported.
     pub(crate) fn exported(&self) -> impl Iterator<Item = Extent> + '_ {
         self.parts_in(0, self.size())
             .filter(|(_, physical)| physical.is_exported())
@@ -419,8 +405,7 @@ impl Space {
         self.stuck.extend(placed.map(|placed| placed.mapping));
     }
 
-    /// The parts of a range that were written to since the driver zeroed them, as offset, size and
-    /// last writer.
+    /// The written parts of a range, as offset, size and last writer.
     pub(crate) fn noted(
         &self,
         start: u64,
@@ -435,8 +420,8 @@ impl Space {
             })
     }
 
-    /// Sets the last writer of the extents that overlap a range; returns the end of the last of
-    /// them.
+    /// Sets the last writer of the extents that overlap a range; returns the end of the last
+    /// extent.
     pub(crate) fn note_writer(&mut self, start: u64, end: u64, by: u64) -> u64 {
         let range = self.covering(start, end);
         self.extents
@@ -447,7 +432,7 @@ impl Space {
             })
     }
 
-    /// Notes that everything from `start` on was overwritten, for the extents that begin there.
+    /// Notes that the extents that begin at `start` or behind it were overwritten.
     pub(crate) fn blank(&mut self, start: u64) {
         let extents = self.extents.range_mut(start..);
         extents

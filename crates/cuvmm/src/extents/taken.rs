@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::Access;
 
-/// Extents that were taken out of a space, in the order of removal.
+/// Extents taken out of a space, in the order of removal.
 #[derive(Debug, Default)]
 pub(crate) struct TakenOut(Vec<Taken>);
 
@@ -23,7 +23,7 @@ pub(crate) struct TakenOut(Vec<Taken>);
 struct Taken {
     offset: u64,
     unmapped: Unmapped,
-    /// The cap on every device's access to it.
+    /// The cap on every device's access.
     most: Access,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct Stuck {
 /// Extents that could not be put back.
 #[derive(Debug)]
 pub(crate) struct NotPutBack {
-    /// The error of the first of them.
+    /// The error of the first extent.
     pub(crate) error: MemoryError,
-    /// The offset of the first of them.
+    /// The offset of the first extent.
     pub(crate) offset: u64,
-    /// Extents that are still mapped there and cannot be used.
+    /// Extents that are still mapped and cannot be used.
     pub(crate) stuck: Vec<Stuck>,
-    /// The memory of the remaining ones.
+    /// The memory of the other extents.
     pub(crate) rest: TakenOut,
 }
 
@@ -53,7 +53,6 @@ impl TakenOut {
         self.0.iter().map(|taken| taken.unmapped.size()).sum()
     }
 
-    /// Each physical with the offset where it was mapped.
     pub(crate) fn into_parts(self) -> impl Iterator<Item = (u64, Unmapped)> {
         self.0
             .into_iter()
@@ -87,8 +86,7 @@ impl NotPutBack {
         self.rest.bytes() + self.stuck.iter().map(|stuck| stuck.size).sum::<u64>()
     }
 
-    /// Takes out everything that the space still has as well, and adds it. Only `running` may use
-    /// it.
+    /// Takes out and adds all that the space still has. Only `running` may use it.
     pub(crate) fn with_all_of(mut self, space: &mut Space, running: &Fence) -> Self {
         let (taken, stuck) = space.empty_from(0, running);
         self.rest.0.extend(taken.0);
@@ -96,7 +94,6 @@ impl NotPutBack {
         self
     }
 
-    /// The ranges without usable memory.
     pub(crate) fn ranges(&self) -> Vec<Range<u64>> {
         let rest = self.rest.0.iter();
         let rest = rest.map(|taken| (taken.offset, taken.unmapped.size()));
@@ -107,8 +104,8 @@ impl NotPutBack {
 }
 
 impl Completed<'_> {
-    /// Unmaps extents one by one (`cuMemUnmap`). If the driver refuses one, `taken` has those taken
-    /// out before.
+    /// Unmaps extents one by one (`cuMemUnmap`). If the driver refuses one, `taken` has the extents
+    /// before it.
     pub(crate) fn take_out(
         &mut self,
         offsets: impl IntoIterator<Item = u64>,
@@ -143,8 +140,8 @@ impl Completed<'_> {
 }
 
 impl Space {
-    /// Puts extents back where they were, in reverse order of removal. Tries each twice. A failure
-    /// of one does not stop the others.
+    /// Puts extents back, in reverse order of removal. Tries each twice. One failure does not stop
+    /// the others.
     pub(crate) fn put_back(&mut self, taken: TakenOut) -> Result<(), NotPutBack> {
         let mut first = None;
         let (mut stuck, mut rest) = (vec![], TakenOut::default());
@@ -208,7 +205,7 @@ impl Space {
     }
 }
 
-/// Unmaps extents that have no owner any more, behind all work of the devices that had access.
+/// Unmaps extents without an owner, behind all work of the devices that had access.
 pub(crate) fn unmap_drained(
     users: &[Device],
     going: &mut BTreeMap<u64, Placed>,
@@ -280,7 +277,7 @@ mod tests {
         let before = handles(&space);
         let mut taken = TakenOut::default();
         space.promised().take_all(&mut taken).unwrap();
-        // Fails both attempts to put back the second.
+        // Fails both attempts to put back the second extent.
         rig.fail(Call::MemMap, 2);
         rig.fail(Call::MemMap, 3);
         let lost = space.put_back(taken).unwrap_err();

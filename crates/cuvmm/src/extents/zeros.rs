@@ -15,19 +15,16 @@ use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical};
 use crate::size::Granularity;
 
-/// The default size of the largest alias. A terabyte of holes takes 16,384 aliases of this size and
-/// 64 MiB of memory.
+/// The default largest alias. A terabyte of holes takes 16,384 aliases of this size and 64 MiB of
+/// memory.
 pub(crate) const DEFAULT_ZERO_EXTENT: u64 = 64 << 20;
 
-/// The aliases of zeros under the holes of a space.
 #[derive(Debug)]
 pub(crate) struct Zeros {
-    /// The largest alias in bytes.
     extent: u64,
-    /// The memory behind the aliases: one physical for each size, never written to.
+    /// The memory behind the aliases: one physical for each size, never written.
     by_size: BTreeMap<u64, Physical>,
     aliases: BTreeMap<u64, Placed>,
-    /// Bytes of addresses that the aliases cover.
     backed: u64,
 }
 
@@ -41,7 +38,6 @@ impl Zeros {
         }
     }
 
-    /// An empty set with the same largest alias.
     pub(crate) const fn empty_like(&self) -> Self {
         Self::new(self.extent)
     }
@@ -78,12 +74,10 @@ impl Zeros {
         self.by_size.values().map(Physical::size).sum()
     }
 
-    /// The number of aliases that a hole takes.
     pub(crate) fn needed(&self, granule: Granularity, hole: &Range<u64>) -> u64 {
         granule.cover(hole.end - hole.start, self.extent).count() as u64
     }
 
-    /// The aliases that overlap a range, in order.
     pub(crate) fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.aliases.range(..range.start).next_back();
         before
@@ -94,7 +88,6 @@ impl Zeros {
             .collect()
     }
 
-    /// The parts of a hole without an alias, in order.
     pub(crate) fn lacking(&self, hole: &Range<u64>) -> Vec<Range<u64>> {
         let mut parts = vec![];
         let mut at = hole.start;
@@ -185,8 +178,8 @@ impl Zeros {
         Ok(taken)
     }
 
-    /// Backs holes again after an operation that had unmapped their zeros has failed. If this fails
-    /// too, a hole has no zeros any more; no data is lost.
+    /// Backs holes again after a failed operation that had unmapped their zeros. If this fails too,
+    /// a hole has lost its zeros; no data is lost.
     pub(crate) fn restore(&mut self, space: &mut Space, holes: &[Range<u64>]) {
         for hole in holes {
             if let Err(error) = self.put(space, std::slice::from_ref(hole)) {
@@ -229,8 +222,7 @@ impl Zeros {
         self.close_to(&AccessGrant::new(device, Access::None));
     }
 
-    /// Revokes access. A failure is only logged, since it is harmless if a device can still read
-    /// zeros.
+    /// Revokes access. A failure is only logged: a device that can still read zeros does no harm.
     fn close_to(&self, none: &AccessGrant) {
         if let Err(error) = self.open_all(none) {
             log!(error, %error, "zeros stay readable");
@@ -251,7 +243,6 @@ pub(crate) fn beside(aliases: &[Range<u64>], range: &Range<u64>) -> Vec<Range<u6
         .collect()
 }
 
-/// The parts of one range outside another.
 fn without(range: &Range<u64>, other: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     let before = range.start..range.end.min(other.start);
     let behind = range.start.max(other.end)..range.end;

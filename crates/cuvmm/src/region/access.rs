@@ -1,6 +1,5 @@
-//! Access of devices other than the region's own. It is granted only on request, since access for a
-//! second device costs many times as much as for the first, and revoked only when that device's
-//! work is complete.
+//! Access of devices other than the region's own: see
+//! [`Space::grant_to`](crate::extents::Space::grant_to).
 
 use super::Region;
 use super::layout::reachable;
@@ -43,8 +42,8 @@ impl Region {
         self.space.users()
     }
 
-    /// Checks that no registration may write to the region, and that no capture is known that
-    /// waiting for its devices would break: neither by a guard, nor of a stream that the region has
+    /// Checks that no registration may write to the region, and that waiting for its devices would
+    /// break no known capture: neither one with a guard, nor one of a stream that the region has
     /// noted.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         self.all_unregistered()?;
@@ -95,7 +94,6 @@ impl Region {
         self.revoke_from(device)
     }
 
-    /// Returns the access that a device has.
     #[doc(alias = "right_of")]
     #[must_use]
     pub fn access_of(&self, device: &Device) -> Access {

@@ -22,8 +22,8 @@ impl Region {
     /// # Coherence in kernels
     /// The device does not keep two addresses of one memory coherent within a kernel. A write
     /// through one address is visible through the other to the next operation that is ordered
-    /// behind it: a launch on the same stream, or one that waits for an event. Within a kernel,
-    /// `fence.proxy.alias` is required between the write and the read (PTX ISA 7.5, compute
+    /// behind it: a launch on the same stream, or a launch that waits for an event. Within a
+    /// kernel, `fence.proxy.alias` is required between the write and the read (PTX ISA 7.5, compute
     /// capability 7.0; CUDA C++ Programming Guide, "Virtual Aliasing Support").
     ///
     /// # Errors

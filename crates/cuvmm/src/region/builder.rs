@@ -67,9 +67,9 @@ impl<'a> RegionBuilder<'a> {
     }
 
     /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
-    /// it can be registered there: exportable as a descriptor, and across nodes and reachable by
-    /// RDMA where the device supports it. Tries [exporting](crate::Physical::probe_export) on one
-    /// granule for each.
+    /// it can be registered with NCCL: exportable as a file descriptor and, where the device
+    /// supports them, as a fabric handle for other nodes and reachable by RDMA devices. Tests each
+    /// by [exporting](crate::Physical::probe_export) one granule.
     ///
     /// NCCL also gives every device of the process access: see [`open_to`](Self::open_to).
     ///
@@ -88,7 +88,7 @@ impl<'a> RegionBuilder<'a> {
         self
     }
 
-    /// Gives another device access from the beginning: see [`Region::grant`].
+    /// Gives another device access from the beginning; see [`Region::grant`].
     #[must_use]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
         self.guests.push(AccessGrant::new(device, access));
@@ -163,7 +163,6 @@ impl<'a> RegionBuilder<'a> {
 }
 
 impl Region {
-    /// Reserves an empty region of the same shape with access for the same devices.
     pub(super) fn empty_like(&self) -> Result<Self, MemoryError> {
         Ok(Self {
             space: self.space.empty_like()?,

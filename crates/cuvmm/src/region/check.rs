@@ -8,8 +8,7 @@ use crate::extents::Fence;
 use crate::own::Stream;
 
 impl Region {
-    /// Refuses a range that is empty, does not consist of whole granules, or is not within the
-    /// region.
+    /// Refuses a range that is empty, not in whole granules, or not within the region.
     pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), ArgumentError> {
         let Range { start, end } = *range;
         if start >= end {
@@ -25,7 +24,7 @@ impl Region {
         }
     }
 
-    /// Refuses an invalid range, and one that is not wholly committed.
+    /// Refuses an invalid range, and a range that is not wholly committed.
     pub(crate) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.check(range)?;
         match self.is_committed(range.clone()) {
@@ -89,11 +88,11 @@ impl Region {
             false => Err(ArgumentError::STREAM),
         }
     }
-    /// A fence over the work of these streams, and over the work that the region has noted. Refuses
-    /// a stream of a device without access.
+    /// A fence over the work of these streams and the work that the region has noted. Refuses a
+    /// stream of a device without access.
     pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
         let mut fence = self.fence_of(streams)?;
-        // A lock that another thread held when the process was forked is never released.
+        // Another thread may have held the lock at the fork: a child never gets it.
         if !self.device().is_forked() {
             fence.merge(self.register.noted().fence());
         }

@@ -8,7 +8,6 @@ use crate::error::MemoryError;
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
 use crate::own::{Place, Stream};
 
-/// An extent to be created.
 struct Planned {
     offset: u64,
     size: u64,
@@ -20,13 +19,13 @@ impl Region {
     /// are committed already keep their memory and contents.
     ///
     /// Withdrawn memory that is still mapped is revived with its contents, even if it was
-    /// [exported](Self::export). This does not apply to an extent that a [fork](Self::fork) or an
-    /// [alias](Self::alias) shows too, or that may only be read: it is purged first, if its fence
-    /// is complete, and new memory takes its place.
+    /// [exported](Self::export). An extent that a [fork](Self::fork) or an [alias](Self::alias)
+    /// shows too, or that may only be read, is purged instead, if its fence is complete, and new
+    /// memory takes its place.
     ///
     /// Makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each extent. All or nothing. Zeros
     /// under the range ([`back_with_zeros`](Self::back_with_zeros)) are unmapped if all work of the
-    /// devices that have access is complete.
+    /// devices with access is complete.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been released,
@@ -36,8 +35,8 @@ impl Region {
         self.commit_with(range, None, fence)
     }
 
-    /// Commits memory to a range at a given place: another device that this one can reach, or a
-    /// host NUMA node. Otherwise like [`commit`](Self::commit).
+    /// Commits memory to a range at a given place: another device that the region's device can
+    /// reach, or a host NUMA node. Otherwise like [`commit`](Self::commit).
     ///
     /// # Errors
     /// Those of [`Self::commit`], and when the region's device cannot reach the place.
@@ -108,8 +107,8 @@ impl Region {
         Ok(())
     }
 
-    /// Ensures that a commit of a range revives only memory that belongs to this region alone:
-    /// purges withdrawn extents that do not, and refuses if part of one is still committed.
+    /// Ensures that a commit of a range revives only the region's own memory: purges withdrawn
+    /// extents that others share, and refuses if part of such an extent is still committed.
     fn clear_for(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let revived = |extent: &Extent| {
             let part = extent.offset.max(range.start)..extent.end().min(range.end);
@@ -128,7 +127,6 @@ impl Region {
             .try_for_each(|extent| self.purge_in(&(extent.offset..extent.end())))
     }
 
-    /// The extents that fill the holes of a range.
     fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
         let granule = self.device().granule();
         let chosen = place.map(|place| Layout::on(place.clone()));
@@ -171,7 +169,7 @@ impl Region {
         Ok(placed)
     }
 
-    /// Unmaps what a failed commit had placed.
+    /// Unmaps the extents that a failed commit had placed.
     fn undo(&mut self, placed: &[u64]) {
         for &offset in placed.iter().rev() {
             if let Err(error) = self.space.never_used(offset).withdraw(offset) {

@@ -8,7 +8,6 @@ use rangemap::RangeSet;
 
 use super::Region;
 
-/// Committed ranges and the number of their bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Committed {
     ranges: RangeSet<u64>,
@@ -21,7 +20,7 @@ impl Committed {
         self.bytes
     }
 
-    /// Returns `true` if a whole range is committed. An empty range is.
+    /// Returns `true` if a whole range is committed; an empty range is.
     pub(crate) fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty() || self.ranges.gaps(range).next().is_none()
     }
@@ -30,7 +29,6 @@ impl Committed {
         self.ranges.overlaps(range)
     }
 
-    /// The committed parts of a range, in order.
     pub(crate) fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let (start, end) = (range.start, range.end.max(range.start));
         self.ranges
@@ -50,7 +48,7 @@ impl Committed {
     }
 }
 
-/// Extents of a region that are mapped with no committed byte in them: pending frees.
+/// Mapped extents of a region without a committed byte: pending frees.
 #[derive(Debug, Default)]
 pub(super) struct PendingExtents {
     sizes: BTreeMap<u64, u64>,
@@ -62,7 +60,6 @@ impl PendingExtents {
         self.bytes
     }
 
-    /// The extents that overlap a range, in order.
     pub(super) fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let start = range.start;
         let before = self.sizes.range(..start).next_back();

@@ -17,7 +17,7 @@ use crate::extents::Registration;
 /// `DmaBuf` lives.
 ///
 /// Each process that receives the descriptor can write to the memory, even if only reading was
-/// intended, for as long as it holds the descriptor, even after the `DmaBuf` was dropped. So the
+/// intended, as long as it holds the descriptor, even after the `DmaBuf` was dropped. So the
 /// extents count as [exported](crate::Physical::is_exported) for good.
 #[doc(alias = "cuMemGetHandleForAddressRange")]
 pub struct DmaBuf {
@@ -105,8 +105,8 @@ impl DmaBuf {
     }
 
     /// Returns the descriptor and the registration that keeps its memory in place, which should be
-    /// kept together. A descriptor that outlives the registration still refers to the memory that
-    /// was there, even if other memory is mapped at the addresses by then.
+    /// kept together. A descriptor that outlives the registration still refers to the registered
+    /// memory, even if other memory is mapped at the addresses by then.
     #[must_use]
     pub fn into_parts(self) -> (OwnedFd, Registration) {
         (self.descriptor, self.registration)

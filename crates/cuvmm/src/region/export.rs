@@ -1,6 +1,6 @@
 //! Exports the memory of a region to other processes.
 //!
-//! An importer can write to the memory for as long as it holds it. So exported memory is neither
+//! An importer can write to the memory as long as it holds it. So exported memory is neither
 //! relocated nor forked: it stays under its addresses until it is decommitted, and is then released
 //! like all memory of a region.
 
@@ -20,12 +20,12 @@ impl Region {
     ///
     /// Afterwards [`relocate`](Self::relocate) and [`fork`](Self::fork) refuse the range, since the
     /// importer keeps this memory and can write to it. The range may be decommitted: the importer
-    /// keeps its own reference, and the driver frees the memory when that is released too.
-    /// Committing the range again while it is pending free maps the same memory, with the bytes
-    /// that the importer has written meanwhile.
+    /// keeps its own reference, and the driver frees the memory when the importer has released it
+    /// too. Committing the range again while it is pending free maps the same memory, with the
+    /// bytes that the importer has written meanwhile.
     ///
-    /// The region must have been built [`shareable`](super::RegionBuilder::shareable) for that
-    /// type.
+    /// The region must have been built [`shareable`](super::RegionBuilder::shareable) for the
+    /// handle type.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
@@ -51,8 +51,8 @@ impl Region {
         Ok(extents.zip(handles).collect())
     }
 
-    /// The extents of a committed range that cuts none of them, each with its physical. The
-    /// physicals are borrowed, since a clone would count as a fork's share.
+    /// The extents of a committed range that cuts no extent, each with its physical. The physicals
+    /// are borrowed, since a clone would count as a fork's share.
     pub(crate) fn parts(&self, range: Range<u64>) -> Result<Vec<(Extent, &Physical)>, MemoryError> {
         self.check_committed(&range)?;
         self.check_whole(&range)?;

@@ -16,9 +16,9 @@ impl Region {
     /// region can write them before it has [unshared](Self::unshare) them.
     ///
     /// Maps every extent again (`cuMemMap`, `cuMemSetAccess`) and makes this region's extents
-    /// read-only (`cuMemSetAccess`); copies no bytes. Devices that have access to this region have
-    /// the same access to the fork. Never waits: `streams` names the streams that may still write
-    /// to this region, besides the region's own [fills](Self::fill) and [copies](Self::copy_from).
+    /// read-only (`cuMemSetAccess`); copies no bytes. Devices have the same access to the fork as
+    /// to this region. Never waits: `streams` names the streams that may still write to this
+    /// region, besides the region's own [fills](Self::fill) and [copies](Self::copy_from).
     ///
     /// # Errors
     /// [`MemoryError`] while that work is running or queued or part of the region is
@@ -76,8 +76,8 @@ impl Region {
         Ok(fork)
     }
 
-    /// Waits for the work that may use extents: the work that reads the committed parts, and the
-    /// fences of the withdrawn parts.
+    /// Waits for the work that may use extents: the readers of the committed parts, and the fences
+    /// of the withdrawn parts.
     fn wait_for(
         &mut self,
         extents: &[(u64, Unmapped)],
@@ -92,14 +92,13 @@ impl Region {
     }
 
     /// Makes a committed range writable: copies extents that another owner has too, and lifts the
-    /// cap of those that only this region has. An extent that the range cuts is included whole.
+    /// cap of extents that only this region has. An extent that the range cuts is included whole.
     /// Returns the bytes copied.
     ///
     /// Waits for `streams`, which may be reading the range, and for the region's own
-    /// [copies](Self::copy_from), and copies on `stream`. Makes
-    /// `cuMemCreate`, a copy, and two unmappings and mappings for each copied extent. Copies all or
-    /// nothing. The host's processors have no access to the copies before
-    /// [`host_pointer`](Self::host_pointer) gives it.
+    /// [copies](Self::copy_from), and copies on `stream`. Makes `cuMemCreate`, a copy, and two
+    /// unmappings and mappings for each copied extent. Copies all or nothing. The host's processors
+    /// have no access to the copies before [`host_pointer`](Self::host_pointer) gives it.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, an extent that would be copied is

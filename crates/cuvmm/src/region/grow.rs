@@ -1,5 +1,5 @@
 //! Growth from the first byte: memory is committed in steps proportional to the size, so that
-//! extents stay few. The length of the data in use is known to the owner only.
+//! extents stay few. Only the owner knows the length of the data in use.
 
 use super::{DEFAULT_LARGEST_EXTENT, Region};
 use crate::error::MemoryError;
@@ -7,7 +7,7 @@ use crate::growth::Steps;
 
 impl Region {
     /// Commits the first `need` bytes, of which `held` are committed already (both whole granules),
-    /// and some beyond if there is memory for that: as much again up to 16 MiB, then an eighth, as a
+    /// and some beyond if there is enough memory: as much again up to 16 MiB, then an eighth, as a
     /// [`DeviceVec`](crate::vec::DeviceVec) grows. Returns how many bytes are committed now.
     ///
     /// # Errors

@@ -12,8 +12,8 @@ use crate::extents::Extent;
 impl Region {
     /// Returns a host pointer to a committed range in host memory. Gives the host's processors
     /// access to extents where they have none (`cuMemSetAccess` for each, 18 to 26 ms for 1 GiB on
-    /// the host of an H200). An extent that is later relocated, unshared or newly created is
-    /// inaccessible to them again. Waits for a copy that a failed relocation left running, and for
+    /// the host of an H200). The processors have no access to an extent that is later relocated,
+    /// unshared or newly created. Waits for a copy that a failed relocation left running, and for
     /// the fences of withdrawn parts of the extents.
     ///
     /// Having the pointer is harmless. Before using it, the caller must ensure that the range stays

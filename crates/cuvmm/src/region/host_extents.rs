@@ -12,13 +12,13 @@ use crate::own::Physical;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Extents of host memory that are created, pinned and cleared in advance, for regions that
-/// [relocate](super::Region::relocate) memory there. On the host of an H200, that takes 200 to 340
-/// ms for 1 GiB, and copying 1 GiB takes 20 ms.
+/// [relocate](super::Region::relocate) memory to the host. On the host of an H200, preparing 1 GiB
+/// takes 200 to 340 ms, and copying it 20 ms.
 ///
 /// Clones share the same extents, and regions of one driver can share them: an extent that one
-/// region has left can be used by another. The extents keep their contents until then. Each is
+/// region has left can be used by another. The extents keep their contents meanwhile. Each is
 /// overwritten whole when memory moves there, so no region shows old contents, unless a
-/// [relocation](super::Region::relocate) fails in such a way that the state of its copy is unknown.
+/// [relocation](super::Region::relocate) fails and the state of its copy is unknown.
 #[derive(Clone)]
 pub struct HostExtents {
     shared: Arc<Shared>,
@@ -54,8 +54,7 @@ impl HostExtents {
     }
 
     /// Creates extents of `size` bytes (`cuMemCreate`) until `count` of that size are ready: one
-    /// for each extent that is to move. Can be called on another thread while regions relocate
-    /// memory.
+    /// for each extent to move. Can be called on another thread while regions relocate memory.
     ///
     /// # Errors
     /// [`MemoryError`] when the size is not a power of two granules, the extents would exceed the
@@ -101,7 +100,6 @@ impl HostExtents {
         given.iter().map(Physical::size).sum()
     }
 
-    /// Takes a ready extent with these properties.
     pub(super) fn take(&self, size: u64, props: &PhysicalProps) -> Option<Physical> {
         if *props != self.shared.props {
             return None;

@@ -1,4 +1,4 @@
-//! Layouts: which part of a region is placed where, on one device, in stripes over several, or
+//! Layouts: where the parts of a region are placed, on one device, in stripes over several, or
 //! partly in host memory.
 
 use std::ops::Range;
@@ -10,8 +10,8 @@ use crate::size::Granularity;
 
 /// A rule that places the parts of a region.
 ///
-/// It determines where a commit places new memory. It does not affect access: the region's own
-/// device has access, and those that were [granted](crate::Region::grant) it.
+/// A layout determines where a commit places new memory. It does not affect access: the region's
+/// own device has access, and devices that were [granted](crate::Region::grant) it.
 #[derive(Clone, Debug)]
 pub struct Layout {
     shape: Shape,
@@ -77,7 +77,6 @@ impl Layout {
             .chain(shares.iter().map(|share| &share.place))
     }
 
-    /// Refuses a layout that no region of `home` can have.
     pub(super) fn check(&self, home: &Device) -> Result<(), MemoryError> {
         let granule = home.granule();
         if self.places().next().is_none() {
@@ -95,7 +94,6 @@ impl Layout {
         self.places().try_for_each(|place| reachable(home, place))
     }
 
-    /// Refuses places that RDMA does not reach.
     pub(super) fn check_rdma(&self) -> Result<(), MemoryError> {
         for place in self.places() {
             if let Place::Device(device) = place
@@ -107,7 +105,6 @@ impl Layout {
         Ok(())
     }
 
-    /// The parts of a range, each with its place.
     pub(super) fn parts(&self, range: Range<u64>) -> Vec<(Range<u64>, &Place)> {
         let mut parts = vec![];
         let mut at = range.start;
@@ -168,8 +165,8 @@ pub(crate) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryErro
     Ok(())
 }
 
-/// Checks that each device that is to be given access to memory of `home` is another device of its
-/// driver, is named once, also among those that have access, and can access the memory
+/// Checks the devices that are to be given access to memory of `home`: each is another device of
+/// the same driver, is named once, also among those that have access, and can access the memory
 /// (`cuDeviceCanAccessPeer`).
 pub(crate) fn check_guests(
     home: &Device,

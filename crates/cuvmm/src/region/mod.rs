@@ -95,15 +95,13 @@ pub struct Region {
     largest: u64,
     mapping_limit: u64,
     zeros: Zeros,
-    /// Prepared host memory to relocate to.
     prepared: Option<HostExtents>,
-    /// Set once an alias was made; some memory may be mapped twice.
+    /// Set once an alias was made: some memory may be mapped twice.
     aliased: bool,
     committed: Committed,
-    /// Extents that are mapped with no committed byte in them.
     pending: PendingExtents,
-    /// By the offset of an extent: the fence of what was withdrawn from it. The extent is pending
-    /// free once none of it is committed.
+    /// By the offset of an extent: the fence of its withdrawn parts. The extent is pending free
+    /// once none of it is committed.
     withdrawn: BTreeMap<u64, Fence>,
     register: Arc<Register>,
 }
@@ -154,7 +152,7 @@ impl Region {
         self.space.stuck_bytes()
     }
 
-    /// Returns `true` if the whole range is committed. An empty range is.
+    /// Returns `true` if the whole range is committed; an empty range is.
     #[must_use]
     pub fn is_committed(&self, range: Range<u64>) -> bool {
         self.committed.covers(&range)
@@ -167,8 +165,7 @@ impl Region {
         self.space.extents().collect()
     }
 
-    /// Writes committed bytes behind the work queued on `stream`, and returns when they are
-    /// written.
+    /// Writes committed bytes behind the work queued on `stream`, and waits until they are written.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed or the stream belongs to another device.
@@ -268,10 +265,10 @@ impl Region {
     fn note_work(&self, stream: &Stream, outcome: &Result<(), MemoryError>) {
         let is_queued = match outcome {
             Ok(()) => true,
-            // The driver may have refused the second part of it.
+            // The driver may have refused its second part.
             Err(error) => error.call().is_some(),
         };
-        // A lock that another thread held when the process was forked is never released.
+        // Another thread may have held the lock at the fork: a child never gets it.
         if is_queued && !self.device().is_forked() {
             self.register.noted().queued_on(stream);
         }
@@ -324,7 +321,6 @@ impl Region {
             .sum()
     }
 
-    /// Refuses a copy that leaves the region or reaches memory that is not committed.
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), MemoryError> {
         if size == 0 && offset <= self.size() {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Work that may use a region's memory and whose streams the region's owner need not name: the fills
-//! and copies that the region has queued, and the work of streams that were recorded through its
-//! registrations. Memory is withdrawn behind it as well.
+//! Work that may use a region's memory and whose streams the region's owner need not name: the
+//! fills and copies that the region has queued, and the work of streams that were recorded through
+//! its registrations. Memory is withdrawn behind this work as well.
 //!
 //! The lock here is a leaf, and no user code runs under it.
 
@@ -30,7 +30,6 @@ impl Noted {
         }))
     }
 
-    /// Notes the work that is queued on a stream by now.
     pub(super) fn queued_on(&self, stream: &Stream) {
         // The keep-alive of a stream is dropped without the lock.
         let _section = Section::enter();
@@ -45,12 +44,11 @@ impl Noted {
         work.queue(ended);
     }
 
-    /// The streams that were recorded. `None` if all work of a device counts as recorded.
+    /// The recorded streams; `None` if all work of a device counts as recorded.
     pub(super) fn recorded(&self) -> Option<Vec<Stream>> {
         self.work().recorded.streams().map(<[Stream]>::to_vec)
     }
 
-    /// A fence over all of it.
     pub(super) fn fence(&self) -> Fence {
         let work = self.work();
         let mut fence = work.recorded.end();

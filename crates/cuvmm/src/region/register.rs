@@ -22,29 +22,28 @@ use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The registrations of a region. It outlives the region if they do.
+/// The registrations of a region, which they may outlive.
 #[derive(Debug)]
 pub(super) struct Register {
     device: Device,
     books: Mutex<Books>,
-    /// The records that a forked child uses, since another thread of the parent may have held the
-    /// lock.
+    /// The records of a forked child, since another thread of the parent may have held the lock.
     after_fork: Mutex<Books>,
     noted: Noted,
 }
 
 #[derive(Debug, Default)]
 struct Books {
-    /// The number of registrations ever made, which numbers them.
+    /// Registrations made so far, which numbers them.
     numbered: u64,
     /// The range that each registration keeps, in whole extents.
     kept: BTreeMap<u64, Range<u64>>,
-    /// The number of registrations that keep each byte, where any do, so that changing a range does
-    /// not search the other registrations.
+    /// The number of registrations that keep each byte, where any do: changing a range does not
+    /// search the other registrations.
     claims: RangeMap<u64, u64>,
     /// Extents whose region was dropped, by offset.
     left: BTreeMap<u64, Placed>,
-    /// The devices that may be using those extents.
+    /// The devices that may be using `left`.
     users: Vec<Device>,
 }
 
@@ -89,7 +88,6 @@ impl Register {
         self.books().kept.len() as u64
     }
 
-    /// The end of the last registered byte.
     pub(super) fn end(&self) -> u64 {
         let books = self.books();
         let last = books.claims.last_range_value();
@@ -140,7 +138,6 @@ impl Books {
         Some(range)
     }
 
-    /// Changes the number of registrations of each byte of a range.
     fn claim(&mut self, range: &Range<u64>, change: impl Fn(u64) -> u64) {
         if range.is_empty() {
             return;
@@ -171,9 +168,9 @@ struct Kept {
 }
 
 impl Kept {
-    /// Ends the registration. Extents that no other registration keeps, and whose region was
-    /// dropped, are unmapped behind all work of the devices that had access. On failure everything
-    /// is still kept, except what was unmapped.
+    /// Ends the registration. Extents of a dropped region that no other registration keeps are
+    /// unmapped behind all work of the devices that had access. On failure the registration goes
+    /// on, except for extents that were unmapped.
     fn end(&self) -> Result<(), CallError> {
         let mut books = self.register.books();
         let Some(range) = books.forget(self.number) else {
@@ -228,7 +225,7 @@ impl RegistrationOwner for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // A lock that another thread held when the process was forked is never released.
+        // Another thread may have held the lock at the fork: a child never gets it.
         if self.register.device.forked().is_some() {
             return;
         }
@@ -250,7 +247,7 @@ const fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
 
 impl Region {
     /// Registers the extents of a committed range, so that the memory can be registered with a NIC
-    /// or with NCCL. Returns the exact list of the extents; none of them changes while the
+    /// or with NCCL. Returns the exact list of the extents, none of which changes while the
     /// registration lives. Extents that the range cuts are included whole, since mappings can only
     /// be registered whole. Makes no driver call.
     ///
@@ -258,8 +255,8 @@ impl Region {
     /// unsharing them, forking the region (which would make memory read-only under a writer),
     /// revoking a device's access, and closing the region. Committing and decommitting elsewhere,
     /// granting access, aliases, copies and fills are allowed. If the region is dropped first,
-    /// registered extents stay mapped at their addresses until the last registration of them ends,
-    /// which then waits for the devices.
+    /// registered extents stay mapped at their addresses until their last registration ends, which
+    /// then waits for the devices.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, the context is lost, or the process is a
@@ -285,22 +282,20 @@ impl Region {
         self.register.count()
     }
 
-    /// The streams that registrations have recorded. `None` if all work of a device counts as
+    /// The streams that registrations have recorded; `None` if all work of a device counts as
     /// recorded, and in a forked child.
     pub(crate) fn recorded(&self) -> Option<Vec<Stream>> {
-        // A lock that another thread held when the process was forked is never released.
+        // As in `drop` of a registration.
         match self.device().is_forked() {
             true => None,
             false => self.register.noted().recorded(),
         }
     }
 
-    /// Refuses a change of a range that is registered.
     pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.register.check(range)
     }
 
-    /// Refuses a change of the whole region while any of it is registered.
     pub(super) fn all_unregistered(&self) -> Result<(), MemoryError> {
         self.register.check(&(0..self.size()))
     }
@@ -310,7 +305,6 @@ impl Region {
         self.register.end()
     }
 
-    /// Leaves the registered extents to their registrations.
     pub(super) fn leave_registered(&mut self) {
         if self.device().forked().is_some() {
             return;

@@ -13,11 +13,11 @@ impl Region {
     /// Moves a committed range to another place, keeping addresses and bytes. Extents that are
     /// already there stay. Returns the bytes moved.
     ///
-    /// Waits for all work of the devices that have access, copies on `stream` and waits for the
-    /// copies. Work that is launched meanwhile must not use the range. The range takes twice its
-    /// memory until all of it has moved. All or nothing, with one exception: if the driver cannot
-    /// say whether a copy to host memory has ended, the extents copied until then stay at the new
-    /// place, and other streams may read wrong bytes there until the copy has ended.
+    /// Waits for all work of the devices with access, copies on `stream` and waits for the copies.
+    /// Work launched meanwhile must not use the range. The range takes twice its memory until all
+    /// of it has moved. All or nothing, with one exception: if the driver cannot say whether a copy
+    /// to host memory has ended, the extents copied by then stay at the new place, and other
+    /// streams may read wrong bytes there until the copy has ended.
     ///
     /// Makes `cuMemCreate`, a copy, and two unmappings and mappings for each extent, while the next
     /// extent is being copied. Host memory is taken from the region's
@@ -26,7 +26,7 @@ impl Region {
     /// ms for 1 GiB on the host of an H200, and copying takes 20 ms.
     ///
     /// The host's processors have no access to memory that has moved to the host before
-    /// [`host_pointer`](Self::host_pointer) gives it.
+    /// [`host_pointer`](Self::host_pointer) is called.
     ///
     /// # Errors
     /// [`MemoryError`] when the range is not committed, cuts an extent or is

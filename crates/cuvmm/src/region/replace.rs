@@ -1,4 +1,4 @@
-//! Replacement of a region's memory, and what is left of it after a failure.
+//! Replacement of a region's memory, and the region after a failed replacement.
 
 use super::Region;
 use crate::error::MemoryError;
@@ -106,7 +106,7 @@ mod tests {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
         let (mut region, new) = region(&rig);
-        // Fails taking out the second, and both attempts to put back the first.
+        // Fails taking out the second extent, and both attempts to put back the first.
         rig.fail(Call::MemUnmap, 4);
         rig.fail(Call::MemMap, 4);
         rig.fail(Call::MemMap, 5);

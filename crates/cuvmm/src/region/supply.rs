@@ -8,21 +8,19 @@ use crate::extents::{Extent, Unmapped};
 use crate::own::{Physical, Place};
 
 impl Region {
-    /// Creates memory at a place, with the properties of the region.
     pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
         Physical::builder(place.through(self.device()), size)
             .with_props(self.props_at(place))
             .create()
     }
 
-    /// The properties of the region's memory at a place.
     pub(super) fn props_at(&self, place: &Place) -> PhysicalProps {
         let mut props = self.props;
         props.location = place.location();
         props
     }
 
-    /// Obtains memory at a place for the bytes of some extents, which will be overwritten.
+    /// Obtains memory at a place for the bytes of extents, which will be overwritten.
     pub(super) fn overwritten(
         &self,
         extents: &[Extent],

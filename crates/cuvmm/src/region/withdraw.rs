@@ -10,7 +10,7 @@ use crate::own::{CloseError, CloseRefusal, Stream};
 
 impl Region {
     /// Waits for the device and releases extents, memory and addresses. On failure the region is
-    /// returned with whatever could not be released.
+    /// returned with all that could not be released.
     ///
     /// # Errors
     /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or
@@ -32,11 +32,11 @@ impl Region {
         }
     }
 
-    /// Withdraws a range after all work of the devices that have access: extents with no committed
-    /// byte left become pending free. Makes no driver call and never waits.
+    /// Withdraws a range after all work of the devices with access: extents with no committed byte
+    /// left become pending free. Makes no driver call and never waits.
     ///
-    /// Purging the range later marks all work of the context in the driver, which breaks a capture
-    /// that is running on it; [`decommit_after`](Self::decommit_after) does not.
+    /// Purging the range later marks all work of the context in the driver, which breaks a running
+    /// capture on it; [`decommit_after`](Self::decommit_after) does not.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
@@ -46,8 +46,8 @@ impl Region {
 
     /// Withdraws a range after the work of the streams that used it. The region's own
     /// [fills](Self::fill) and [copies](Self::copy_from) and the streams recorded through a
-    /// [`Registration`](super::Registration::record_use) need not be named. With no stream named,
-    /// the range counts as unused otherwise.
+    /// [`Registration`](super::Registration::record_use) need not be named. Without a named stream,
+    /// no other work counts.
     ///
     /// If fills and copies on more than 64 streams are incomplete, all work of their devices is
     /// waited for, as after [`decommit`](Self::decommit).
@@ -76,7 +76,7 @@ impl Region {
         self.purge_from(&all)
     }
 
-    /// Purges pending frees in a range. An error if some of them have incomplete fences.
+    /// Purges pending frees in a range. Fails if some have incomplete fences.
     pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let (start, end) = (range.start, range.end);
         self.purge_from(range)
@@ -104,7 +104,6 @@ impl Region {
         outcome.map(|()| given)
     }
 
-    /// Releases an extent that is pending free; `false` if its fence is incomplete.
     fn purge_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
         let Some(fence) = self.withdrawn.get_mut(&offset) else {
             return Ok(false);
@@ -122,8 +121,8 @@ impl Region {
         Ok(true)
     }
 
-    /// Waits for the devices that have access (`cuCtxSynchronize`), then [`purge`](Self::purge)s
-    /// all pending frees.
+    /// Waits for the devices with access (`cuCtxSynchronize`), then [`purge`](Self::purge)s all
+    /// pending frees.
     ///
     /// # Errors
     /// Those of [`Region::purge`].
@@ -159,14 +158,14 @@ impl Region {
     }
 
     /// Withdraws all committed memory after the work of some streams and the work that the region
-    /// has noted, because its owner is being dropped. If other devices have access nothing is
-    /// withdrawn: their streams are not named, and dropping the region waits for all work of all
+    /// has noted, because its owner is being dropped. If other devices have access, withdraws
+    /// nothing: their streams are not named, and dropping the region waits for all work of all
     /// devices.
     pub(crate) fn end_after(&mut self, streams: &[Stream]) {
         if self.space.users().nth(1).is_some() {
             return;
         }
-        // What stays in the region has no registration any more that could record a stream.
+        // Memory that stays in the region has no registration any more that could record a stream.
         self.leave_registered();
         let Ok(fence) = self.fence_after(streams) else {
             return;
@@ -185,8 +184,8 @@ impl Region {
     }
 
     /// Unmaps everything: withdrawn memory behind its own fence, the rest behind all work of the
-    /// devices that have access. Memory without proof of completion stays, and the first reason is
-    /// the error.
+    /// devices with access. Memory without proof of completion stays, and the first reason is the
+    /// error.
     pub(super) fn empty(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device().forked() {
             return Err(forked);
@@ -220,7 +219,6 @@ impl Region {
         outcome
     }
 
-    /// Waits until no work can use an extent.
     fn proof_for(
         &mut self,
         extent: &Extent,
@@ -234,7 +232,7 @@ impl Region {
         self.drained(all)
     }
 
-    /// Waits for all work of the devices that have access, once.
+    /// Waits once for all work of the devices with access.
     fn drained(&self, all: &mut Option<Result<Unused, CallError>>) -> Result<Unused, CallError> {
         *all.get_or_insert_with(|| Unused::after_drain(self.space.users()))
     }

@@ -59,7 +59,7 @@ impl Region {
     }
 
     /// Unmaps the zeros under a range if all work of the devices that can read them is complete.
-    /// Returns the bytes of addresses that have no memory any more.
+    /// Returns the bytes of addresses that now have no memory.
     ///
     /// # Errors
     /// [`MemoryError`] while such work is running or queued, or when the driver refuses. Nothing

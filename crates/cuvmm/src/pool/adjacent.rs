@@ -1,13 +1,10 @@
-//! Blocks side by side: several equal blocks at equal distances, which together are one tensor
-//! whose rows grow in place.
+//! Blocks [side by side](super::BlockBuilder::allocate_adjacent).
 //!
-//! Each block has a slot of its own in a [row](super::rows) that is reserved at once. The block
-//! grows, shrinks, is freed and gives memory like any other block, and its memory never reaches
-//! into its neighbor's addresses. A row with free slots serves the next blocks that are allocated
-//! side by side, with the memory that the slots still have, and single blocks too, if the row has
-//! at most 1,024 slots, on which one locked section works. The driver gets the addresses back when
-//! the last slot of the row is gone. Until then they count against the pool's limit and no
-//! tenant's.
+//! Each block has a slot of its own in a [row](super::rows) that is reserved at once, and its
+//! memory never reaches into its neighbor's addresses. The slots of a row with at most 1,024 slots,
+//! on which one locked section works, serve later blocks too, side by side or single. The driver
+//! gets the addresses back when the last slot of the row is gone. Until then they count against the
+//! pool's limit and no tenant's.
 
 use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
@@ -37,10 +34,10 @@ pub(super) enum Placement {
 /// Slots side by side, for blocks to be put in.
 struct Lot {
     needs: Needs,
-    /// One change for each slot of a row that is used again, in the order of their addresses. These
-    /// slots are in their places and pinned.
+    /// Changes of a row's used slots, in the order of their addresses. These slots are in their
+    /// places and pinned.
     changes: Vec<Change>,
-    /// Slots opened for these blocks, in the order of their addresses. They are out.
+    /// New slots, in the order of their addresses. They are out.
     #[allow(clippy::vec_box, reason = "slots are boxed in their places too")]
     opened: Vec<Box<Slot>>,
 }
@@ -196,7 +193,7 @@ impl Locked<'_> {
         Ok(lot)
     }
 
-    /// Puts a block in a slot that was opened for it and is out. On failure the slot is gone.
+    /// Puts a block in a new slot, which is out. On failure the slot is gone.
     fn move_in_new(
         &mut self,
         mut slot: Box<Slot>,
@@ -277,8 +274,7 @@ impl State {
     }
 }
 
-/// Ranks a part of a row. Returns `None` if one of its slots cannot be used, or would strand more
-/// than `needs` permits.
+/// Ranks a part of a row. Returns `None` if one of its slots is unusable or would strand too much.
 fn rank(
     tenancy: &Tenancy,
     needs: &Needs,

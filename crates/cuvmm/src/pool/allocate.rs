@@ -19,7 +19,7 @@ use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::Stream;
 
-/// The number of idle slots that are compared to find the best one.
+/// The most idle slots to compare.
 pub(super) const CANDIDATES: usize = 8;
 
 /// A block that takes over idle memory may strand this part of its size (one eighth), or one
@@ -124,7 +124,7 @@ impl Locked<'_> {
             picked = self.pick(id, needs, home);
         }
         let picked = picked?;
-        // The usual case makes no driver call that the lock is released for.
+        // The usual case makes no driver call without the lock.
         match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
             true => self.take_slot(picked),
             false => self.take_out(picked),
@@ -282,8 +282,8 @@ impl State {
         }
     }
 
-    /// Returns the idle slot of the class that serves best: it is ordered before the work of
-    /// `home`, and the block strands no more in it than it may.
+    /// Returns the best idle slot of the class: ordered before the work of `home`, and with no more
+    /// stranded than `needs` permits.
     fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
         let tenancy = self.tenants.get(&id)?;

@@ -28,8 +28,8 @@ impl State {
         }
     }
 
-    /// Checks that each tenant is charged for exactly the memory of its slots, its holders and its
-    /// share table.
+    /// Checks that each tenant is charged for exactly the memory of its slots, holders and share
+    /// table.
     fn audit_charges(&self) {
         for (&id, tenancy) in &self.tenants {
             let parts = tenancy.figures().map(|(figures, _)| {
@@ -59,7 +59,8 @@ impl State {
         debug_assert!(held == self.budget.held(), "accounts add up to {held}");
     }
 
-    /// Checks that each slot is listed for what it can give and for what it can serve.
+    /// Checks that each slot is listed for the memory that it can give and the blocks that it can
+    /// serve.
     fn audit_lists(&self) {
         for (id, tenancy) in &self.tenants {
             let keeps_nothing = self.hardening.is_some() || !tenancy.registered;

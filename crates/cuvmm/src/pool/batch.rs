@@ -8,7 +8,7 @@ use super::unshare;
 use super::wait::Wait;
 use crate::error::BlockError;
 
-/// A block, and the size in bytes to grow or shrink it to.
+/// A block, and its new size in bytes.
 type Step = (BlockPlace, u64);
 
 impl Tenant {
@@ -111,8 +111,8 @@ fn note(blocks: &mut [(&mut Block, u64)]) {
 impl Tenant {
     /// Gives several of the tenant's blocks memory of their own instead of shared memory, each from
     /// the given offset on. If memory is short, calls pressure hooks, and waits for at most the
-    /// longest timeout of the blocks. If one block is refused, blocks that are unshared already
-    /// stay so: every block shows the same bytes.
+    /// longest timeout of the blocks. If a block is refused, blocks before it stay unshared, with
+    /// the same bytes.
     pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         let wait = Wait::of_any(blocks.iter().map(|(block, _)| block.patience()));
         self.unshare_blocks(blocks, wait)

@@ -63,9 +63,8 @@ pub struct Block {
     /// are owed in it. The next block of the same shape can then take it over unchanged.
     plain: AtomicBool,
     wait: Option<Duration>,
-    /// The number of a growth future's request and the size that it asks for, until the future has
-    /// ended. The future borrows the block, so other code finds a request here only if the future
-    /// was leaked.
+    /// The number of a growth future's request and its size, until the future has ended. The future
+    /// borrows the block, so other code finds a request here only if the future was leaked.
     growth: Option<Box<(u64, u64)>>,
 }
 
@@ -93,13 +92,12 @@ impl Block {
         self.wait
     }
 
-    /// Notes the request of a growth future that waits, or `None`.
     pub(super) fn awaits_growth(&mut self, request: Option<(u64, u64)>) {
         self.growth = request.map(Box::new);
     }
 
     /// Withdraws the request of a growth future that was dropped or leaked, and gives back the
-    /// memory that it was granted.
+    /// granted memory.
     #[inline]
     pub(super) fn withdraw_growth(&mut self) {
         if let Some(growth) = self.growth.take() {
@@ -325,7 +323,7 @@ impl Block {
     }
 
     pub(crate) fn may_be_freed(&self) -> Result<(), MemoryError> {
-        // Only while a capture guard lives can the stream be capturing: the usual free makes no
+        // The stream can be capturing only while a capture guard lives: the usual free makes no
         // driver call.
         if !self.core().is_capturing() {
             return Ok(());
@@ -341,12 +339,10 @@ impl Block {
     /// putting the block to sleep or waking it.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        // The stream caches are bypassed while a block of the tenant may be asleep. Otherwise the
-        // lock is not needed.
+        // Caches are bypassed while a block may be asleep. Otherwise the lock is not needed.
         self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
     }
 
-    /// Returns the devices that have access to the block's memory.
     #[cfg(feature = "dlpack")]
     pub(crate) fn users(&self) -> Vec<Device> {
         self.core().users().cloned().collect()

@@ -1,8 +1,8 @@
 //! The accounts of a pool and its tenants: bytes, mappings and addresses, charged against limits.
 //!
 //! This module has only figures and makes no driver calls. An operation charges before its first
-//! driver call and refunds after its last. The rule of guarantees: no tenant is charged beyond the
-//! limit minus the sum, over all other tenants, of the bytes that are missing to their guarantees.
+//! driver call and refunds after its last. Guarantees: no tenant is charged beyond the limit minus
+//! the sum, over all other tenants, of the bytes that are missing to their guarantees.
 //!
 //! Keeps I-2 and I-5.
 
@@ -57,8 +57,8 @@ impl Amount {
     }
 }
 
-/// An amount that was charged for resources that do not exist yet. It is [kept](Self::keep) once
-/// they exist, or [refunded](Budget::refund).
+/// An amount charged for resources that do not exist yet. It is [kept](Self::keep) once they exist,
+/// or [refunded](Budget::refund).
 #[must_use = "a charge that is neither kept nor refunded stays for ever"]
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -67,7 +67,6 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Ends the charge: its resources exist now.
     pub(crate) fn keep(mut self) {
         self.of = Amount::default();
     }
@@ -82,7 +81,6 @@ impl Drop for Charge {
     }
 }
 
-/// The terms and holdings of one tenant, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) guarantee: u64,
@@ -103,8 +101,8 @@ impl Account {
     }
 }
 
-/// All accounts of a pool, with their totals: charges and the usual queries do not iterate over the
-/// accounts.
+/// All accounts of a pool, and their totals, so that charges and the usual queries do not iterate
+/// over the accounts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
@@ -113,17 +111,16 @@ pub(crate) struct Budget {
     granted: u64,
     accounts: BTreeMap<TenantId, Account>,
     held: u64,
-    /// The sum, over all tenants, of the guarantee or the bytes held, whichever is more.
+    /// The sum, over all tenants, of the guarantee or the held bytes, whichever is more.
     claimed: u64,
     mappings: u64,
     addresses: u64,
     /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
     /// quarantined.
     obtained: u64,
-    /// All bytes ever given back to the driver.
     given_back: u64,
     peak: u64,
-    /// Bytes out of use for good. They are charged to no tenant and reduce what each tenant can
+    /// Bytes out of use for good, which are charged to no tenant and reduce what each tenant can
     /// have.
     quarantined: u64,
 }
@@ -188,12 +185,10 @@ impl Budget {
         self.granted.saturating_sub(needed)
     }
 
-    /// Returns the bytes that are claimed or quarantined, obtained or not.
     pub(crate) const fn spoken_for(&self) -> u64 {
         self.claimed + self.quarantined
     }
 
-    /// Runs `look` as if a ledger had granted `bytes` more.
     pub(crate) fn if_granted<T>(&mut self, bytes: u64, look: impl FnOnce(&Self) -> T) -> T {
         let granted = self.granted;
         self.grant(bytes);
@@ -202,7 +197,7 @@ impl Budget {
         seen
     }
 
-    /// Returns the bytes that can be held at present: the limit, or the granted part of it.
+    /// Returns the bytes that can be held now: the limit, or its granted part.
     const fn usable(&self) -> u64 {
         match self.granted < self.limits.bytes {
             true => self.granted,
@@ -210,7 +205,7 @@ impl Budget {
         }
     }
 
-    /// Returns the bytes that a ledger would have to grant for a tenant to be charged `bytes` more
+    /// Returns the bytes that a ledger has to grant before a tenant can be charged `bytes` more
     /// without a reclaim.
     pub(crate) fn lacks_grant(&self, tenant: TenantId, bytes: u64) -> u64 {
         let unavailable = self.unavailable_to(tenant);
@@ -286,12 +281,11 @@ impl Budget {
         });
     }
 
-    /// Sets the physical memory that the pool may hold.
     pub(crate) const fn set_limit(&mut self, bytes: u64) {
         self.limits.bytes = bytes;
     }
 
-    /// Returns the bytes that the pool holds beyond a limit that was lowered.
+    /// Returns the bytes held beyond a lowered limit.
     pub(crate) const fn excess(&self) -> u64 {
         self.obtained.saturating_sub(self.limits.bytes)
     }
@@ -311,12 +305,10 @@ impl Budget {
         self.change(tenant, |account| account.limit = bytes);
     }
 
-    /// Returns a tenant's limit or the pool's, whichever is less.
     pub(crate) fn limit_of(&self, tenant: TenantId) -> u64 {
         self.account(tenant).limit.min(self.limits.bytes)
     }
 
-    /// Changes an account and the totals.
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account)) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             let before = (account.claim(), account.held);
@@ -332,7 +324,7 @@ impl Budget {
         self.change(tenant, |account| account.guarantee = 0);
     }
 
-    /// Removes the account of a tenant that holds nothing. Charges that are left are forgotten.
+    /// Removes the account of a tenant that holds nothing. Charges left are forgotten.
     pub(crate) fn close(&mut self, tenant: TenantId) {
         self.change(tenant, |account| {
             account.guarantee = 0;
@@ -341,19 +333,18 @@ impl Budget {
         self.accounts.remove(&tenant);
     }
 
-    /// Returns the bytes that are missing to the guarantees of all other tenants.
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
         self.claimed - self.held - self.account(tenant).missing_to_guarantee()
     }
 
-    /// Returns `true` if more is claimed than the pool may hold. A guarantee can be given while
-    /// other tenants hold idle memory beyond what the guarantee leaves them. That memory is
-    /// reclaimed when it is needed.
+    /// Returns `true` if more is claimed than the pool may hold: a guarantee can be given while
+    /// other tenants hold idle memory beyond what it leaves them. That memory is reclaimed when it
+    /// is needed.
     pub(crate) const fn is_overdrawn(&self) -> bool {
         self.claimed + self.quarantined > self.usable()
     }
 
-    /// Returns the bytes that a tenant holds beyond its own lowered limit.
+    /// Returns the bytes held beyond a tenant's lowered limit.
     pub(crate) fn excess_of(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
         account.held.saturating_sub(account.limit)
@@ -392,8 +383,8 @@ impl Budget {
         )
     }
 
-    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: first
-    /// those of the tenant itself, for its own limit, then those in all.
+    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: from
+    /// the tenant itself, for its own limit, and in all.
     pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {
         let account = self.account(tenant);
         let own = account
@@ -407,15 +398,15 @@ impl Budget {
         (own, all.max(own))
     }
 
-    /// Returns the bytes that are still [missing](Self::missing) after the tenant has given back
-    /// `own` bytes and other tenants `theirs`.
+    /// Returns the bytes still [missing](Self::missing) after the tenant has given back `own` bytes
+    /// and other tenants `theirs`.
     pub(crate) fn missing_after(&self, tenant: TenantId, bytes: u64, own: u64, theirs: u64) -> u64 {
         let (of_own, all) = self.missing(tenant, bytes);
         let all = all.saturating_sub(own.saturating_add(theirs));
         all.max(of_own.saturating_sub(own))
     }
 
-    /// Returns the bytes that a tenant could be charged in all if every other tenant held no more
+    /// Returns the most bytes that a tenant could be charged if every other tenant held no more
     /// than its guarantee.
     pub(crate) fn most_for(&self, tenant: TenantId) -> u64 {
         let others = self.accounts().filter(|&(other, _)| other != tenant);
@@ -425,20 +416,19 @@ impl Budget {
         pool.saturating_sub(guarantees).min(alone)
     }
 
-    /// Returns the bytes that a tenant could be charged in all if the pool had no other tenant, and
+    /// Returns the most bytes that a tenant could be charged if the pool had no other tenant, and
     /// so no other guarantee.
     pub(crate) fn most_alone(&self, tenant: TenantId) -> u64 {
         let pool = self.limits.bytes.saturating_sub(self.quarantined);
         pool.min(self.account(tenant).limit)
     }
 
-    /// Returns the bytes that are held by tenants, kept for the guarantees of other tenants, or
-    /// quarantined.
+    /// Returns the bytes held by tenants, kept for other tenants' guarantees, or quarantined.
     fn unavailable_to(&self, tenant: TenantId) -> u64 {
         self.held + self.quarantined + self.guaranteed_to_others(tenant)
     }
 
-    /// Returns the bytes that the driver may still create.
+    /// Returns the bytes that may still be created.
     pub(crate) const fn creatable(&self) -> u64 {
         self.usable().saturating_sub(self.obtained)
     }
@@ -489,7 +479,6 @@ impl Budget {
         }
     }
 
-    /// Ends a tenant's charge for resources that it no longer has.
     pub(crate) fn give_up(&mut self, tenant: TenantId, of: Amount) {
         self.change(tenant, |account| {
             account.held -= of.bytes;
@@ -504,30 +493,28 @@ impl Budget {
         self.addresses -= of.addresses;
     }
 
-    /// Ends a tenant's charge for addresses that stay reserved and belong to no tenant now.
+    /// Ends a tenant's charge for addresses that stay reserved and become no tenant's.
     pub(crate) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.addresses -= bytes;
         }
     }
 
-    /// Subtracts disowned addresses that went back to the driver.
+    /// Subtracts disowned addresses that were freed.
     pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
         self.addresses -= bytes;
     }
 
-    /// Counts bytes that come from the driver, before or after they do.
     pub(crate) const fn created(&mut self, bytes: u64) {
         self.obtained += bytes;
     }
 
-    /// Counts bytes that went back to the driver.
     pub(crate) const fn released(&mut self, bytes: u64) {
         self.obtained -= bytes;
         self.given_back += bytes;
     }
 
-    /// Subtracts bytes that were counted as created before the driver failed to create them.
+    /// Subtracts bytes counted as [created](Self::created) that could not be created.
     pub(crate) const fn not_created(&mut self, bytes: u64) {
         self.obtained -= bytes;
     }
@@ -538,7 +525,6 @@ impl Budget {
         self.mappings += mappings;
     }
 
-    /// Ends the quarantine of bytes that went back to the driver.
     pub(crate) const fn end_quarantine(&mut self, bytes: u64) {
         self.quarantined -= bytes;
     }

@@ -213,13 +213,10 @@ impl<'a> BlockBuilder<'a> {
         (self.owner, self.wanted)
     }
 
-    /// Returns a block of this shape that was freed on the home stream, if the stream cache has
-    /// such a block.
     pub(super) fn stream_cached_block(&self) -> Option<Block> {
         self.stream_cached().map(|held| self.block(held))
     }
 
-    /// Returns the block at a place that was made for it.
     pub(super) fn block_at(&self, place: BlockPlace) -> Block {
         self.block(self.held(place))
     }
@@ -258,8 +255,7 @@ impl<'a> BlockBuilder<'a> {
             };
             let mut made = make(missing);
             if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
-                // The memory of the stream cache's blocks may serve more of the request once it is
-                // freed to the pool.
+                // Freed to the pool, the memory of the cached blocks may serve more of the request.
                 blocks.clear();
                 made = make(count);
             }
@@ -268,8 +264,8 @@ impl<'a> BlockBuilder<'a> {
         Ok(blocks)
     }
 
-    /// Refuses more blocks than the device's memory could hold. This bounds all that is made for
-    /// each block.
+    /// Refuses more blocks than the device's memory could hold, which bounds the work for each
+    /// block.
     fn check_count(&self, count: usize) -> Result<(), BlockError> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());

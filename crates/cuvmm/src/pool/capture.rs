@@ -58,8 +58,7 @@ impl Drop for CaptureGuard {
 }
 
 /// Permission to query, synchronize and record on the context. No capture guard begins while it
-/// lives. Code of users that its thread defers runs after it, since that code may take a capture
-/// guard.
+/// lives. User code that its thread defers runs after it, since that code may take a capture guard.
 pub(crate) struct Polling<'a> {
     core: &'a Core,
     _unlocked: Unlocked,

@@ -20,11 +20,11 @@ pub(super) struct Change {
     before: Option<Sizes>,
     /// The time of the slot's last use before the change.
     touched: u64,
-    /// `true` if a lease lived. Its holder may have seen the memory that the block was given.
+    /// `true` if a lease lived: its holder may have seen the block's new memory.
     leased: bool,
     /// `true` if the slot was opened for the block and goes with it.
     pub(super) new: bool,
-    /// The memory placed for the block, or `None` if the block took memory that was there.
+    /// The memory placed for the block; `None` if it took memory that was there.
     pub(super) given: Option<PlacedMemory>,
 }
 
@@ -56,8 +56,7 @@ impl Change {
 }
 
 impl Core {
-    /// Ends an operation that changed several blocks: settles all changes, or undoes all of them,
-    /// the last change first.
+    /// Ends an operation on several blocks: settles all changes, or undoes them, the last first.
     pub(super) fn conclude<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -159,7 +158,6 @@ mod tests {
         pool.tenant(name).register().unwrap()
     }
 
-    /// Returns a block of a granule that can grow to four.
     fn small(tenant: &Tenant) -> Block {
         tenant.block(G).capacity(4 * G).try_allocate().unwrap()
     }

@@ -14,7 +14,6 @@ use crate::extents::Space;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit<'a> {
-    /// The offset up to which the block uses memory.
     pub(crate) to: u64,
     /// The offset up to which memory is placed. Memory beyond `to` is precommitted.
     pub(crate) end: u64,
@@ -29,11 +28,11 @@ pub(crate) struct Fit<'a> {
 pub(crate) struct PlacedMemory {
     /// The offset up to which there was memory before.
     pub(crate) begun: u64,
-    /// `true` if work on the home stream is queued that zeroes some of the memory.
+    /// `true` if work that zeroes some of the memory is queued on the home stream.
     pub(crate) filled: bool,
 }
 
-/// Memory that was gathered for a slot and is mapped nowhere yet.
+/// Memory gathered for a slot and not mapped yet.
 #[derive(Debug)]
 #[must_use = "it is placed or put back"]
 pub(super) struct Gathered {
@@ -43,7 +42,6 @@ pub(super) struct Gathered {
 }
 
 impl<'a> Fit<'a> {
-    /// Requires memory under the first `used` bytes of a slot and no more.
     pub(crate) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
         Self {
             to: used,
@@ -54,8 +52,7 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Returns `true` if memory may be taken from other tenants. Precommitted memory is made only
-    /// of memory that no tenant holds.
+    /// Returns `true` if memory may be taken from other tenants: not for precommitted memory.
     const fn claims(&self) -> bool {
         self.end == self.to
     }
@@ -86,8 +83,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Charges for `bytes`, gathers them and places them from an offset on in a slot that is out.
-    /// Nothing may be mapped there.
+    /// Places `bytes` from an offset on in a slot that is out, charged and gathered first. Nothing
+    /// may be mapped there.
     pub(super) fn commit(
         &mut self,
         slot: &mut Slot,
@@ -106,8 +103,7 @@ impl Locked<'_> {
         placed.map_err(|error| error.without_charge(bytes))
     }
 
-    /// Refuses to place memory where something is mapped: a mapping that could not be unmapped, or
-    /// the extents behind lost memory.
+    /// Refuses to place memory where a mapping is stuck or extents lie behind lost memory.
     pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = begun + bytes;
         let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
@@ -132,7 +128,7 @@ impl Locked<'_> {
         self.place_gathered(slot, begun, gathered)
     }
 
-    /// Gathers bytes that were charged for, to be placed in a slot that is out.
+    /// Gathers charged bytes for a slot that is out.
     pub(super) fn gather_to_place(
         &mut self,
         slot: &Slot,
@@ -212,9 +208,9 @@ impl Locked<'_> {
     }
 
     /// Zeroes the memory behind `begun` that another tenant wrote to, and all written memory if the
-    /// block must read as zero, ordered before the new owner's work. In a pool that overwrites
-    /// freed memory, also zeroes memory that could not be overwritten, unless a stream captures.
-    /// Returns `true` if the zeroing is still queued on the home stream.
+    /// block must read as zero, before the new owner's work. In a pool that overwrites freed
+    /// memory, also zeroes memory that could not be overwritten, unless a stream captures. Returns
+    /// `true` if the zeroing is still queued on the home stream.
     pub(super) fn scrub_stale(
         &mut self,
         slot: &mut Slot,
@@ -245,7 +241,7 @@ impl Locked<'_> {
         let Some((start, end)) = to_scrub else {
             return Ok(false);
         };
-        // A fill on a stream that captures would become part of the graph instead of running now.
+        // A fill on a capturing stream would become part of the graph instead of running now.
         if self.captures(fit.home)? {
             if !must {
                 return Ok(false);

@@ -1,9 +1,9 @@
 //! Compaction: replacing many small extents by few large extents at the same addresses.
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
-//! block the bytes are copied to new extents, which then replace the old extents. Idle memory in
-//! small extents goes back to the pool. Small free physicals are released to the driver, which can
-//! make large physicals of the memory later.
+//! block the bytes are copied to new extents, which replace the old extents; idle memory goes back
+//! to the pool. Small free physicals are released to the driver, which can make large physicals of
+//! the memory later.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub struct Compaction {
     pub stopped: bool,
 }
 
-/// The position of a compaction: the slot, and the offset up to which it has been visited.
+/// The position of a compaction: a slot, and the offset up to which it was visited.
 #[derive(Clone, Copy, Debug)]
 struct Cursor {
     slot: SlotId,
@@ -56,8 +56,8 @@ pub(super) struct Run {
     extents: Vec<Extent>,
     /// The largest extent that may replace `extents`.
     largest: u64,
-    /// `true` if the slot's fence covers the work to wait for. Otherwise that is all work queued by
-    /// now.
+    /// `true` if the slot's fence covers the work to wait for; otherwise all work queued by now
+    /// counts.
     pub(super) fenced: bool,
 }
 
@@ -138,7 +138,6 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Returns the next run from the cursor on, and moves the cursor to its slot.
     fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
         let begun = *cursor;
         let tenants = self.tenants.range(begun.slot.tenant..);
@@ -203,8 +202,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Copies the bytes of a run to fewer extents, which replace the run. If the slot, which is
-    /// out, has no block, reclaims the run instead.
+    /// Copies the bytes of a run to fewer extents, which replace it. If the slot, which is out, has
+    /// no block, reclaims the run instead.
     pub(super) fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
@@ -237,8 +236,7 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Ok(Moved::NoSpace(error));
         }
-        // The copy's own mappings and addresses count against the limits and are charged to no
-        // tenant.
+        // The copy's own mappings and addresses count against the limits, and are no tenant's.
         let own = Amount {
             mappings: count,
             addresses: run.size,
@@ -250,9 +248,8 @@ impl Locked<'_> {
         replaced.map(|()| Moved::Copied(run.size))
     }
 
-    /// Gathers memory for the bytes of a run. If the gathered memory has no fewer physicals than
-    /// the run, first releases the small free physicals to the driver, which makes large physicals
-    /// of the memory.
+    /// Gathers memory for the bytes of a run. If it has no fewer physicals than the run, first
+    /// releases the small free physicals to the driver, which makes large physicals of the memory.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
         let there = self.budget.creatable() + self.free_list.bytes();
@@ -270,7 +267,7 @@ impl Locked<'_> {
         self.gather(tenant, run.size, run.largest, false)
     }
 
-    /// Checks that `count` extents can be mapped beside a run, and are fewer than the run's.
+    /// Checks that `count` extents are fewer than a run's, and can be mapped beside it.
     fn check_copy_fits(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
         if count >= run.extents.len() as u64 {
             // There is enough memory, but in small physicals.
@@ -358,7 +355,7 @@ impl Locked<'_> {
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);
-        // Memory that is stuck at the copy's own addresses does not concern the block.
+        // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
         self.renew(slot);
     }

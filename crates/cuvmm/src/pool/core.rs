@@ -40,8 +40,7 @@ use crate::own::AccessGrant;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
-/// The most slots that one locked section opens, or takes from their places, for blocks that are
-/// allocated together.
+/// The most slots that one locked section opens or takes for blocks that are allocated together.
 pub(super) const SLOTS_A_SECTION: usize = 1024;
 
 pub(crate) struct Core {
@@ -49,12 +48,11 @@ pub(crate) struct Core {
     /// The access of other devices to all memory of blocks and heaps.
     pub(super) guests: Vec<AccessGrant>,
     pub(super) state: Mutex<State>,
-    /// The state of a pool without tenants, which a forked child sees. Never locked in this
-    /// process.
+    /// The state of a pool without tenants, for a forked child. Never locked in this process.
     pub(super) after_fork: Mutex<State>,
     /// Notified when memory becomes idle.
     pub(super) freed: Condvar,
-    /// The number of threads and futures that wait for memory.
+    /// The threads and futures that wait for memory.
     pub(super) waiting: AtomicUsize,
     /// Notified when an operation in flight has ended, and when the mapper has placed memory.
     pub(super) settled: Condvar,
@@ -62,11 +60,10 @@ pub(crate) struct Core {
     pub(super) creating: Mutex<()>,
     /// Free bytes that operations are about to create: the sum of their [`Room`].
     pub(super) claimed: AtomicU64,
-    /// Does, at the end of an operation, work put off until slots are in their places. The function
-    /// uses modules that use this module, so the pool's builder passes it.
+    /// Does, at the end of an operation, work put off until slots are in their places. It uses
+    /// modules that use this module, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
     pub(super) waker: OnceLock<Waker>,
-    /// Set if a ledger grants the pool's memory.
     pub(super) ledger: OnceLock<Joined>,
 }
 
@@ -75,7 +72,6 @@ pub(crate) struct Core {
 pub(crate) struct Locked<'a> {
     /// Always set, except while [`Self::unlocked`] runs.
     state: ManuallyDrop<MutexGuard<'a, State>>,
-    /// The operation's number, if it is in flight.
     flight: Option<NonZeroU64>,
     core: &'a Core,
     /// The place of a waiting operation's request in the line of a ledger.
@@ -139,8 +135,8 @@ impl Core {
         state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state. Work that operations put off is left to the next operation, so a look
-    /// makes no driver call that changes anything.
+    /// Looks at the state. Work that was put off is left to the next operation, so a look makes no
+    /// driver call that changes anything.
     pub(super) fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let section = Section::enter();
         let mut state = self.guard();
@@ -156,9 +152,9 @@ impl Core {
         self.tell(1);
     }
 
-    /// Makes waiting requests try again: wakes the waiting threads and, for futures, the mapper.
-    /// The mapper's own thread need not be woken, since it serves the queue next. `freed_count` is
-    /// 0 if an operation has ended whose slots were out and may have idle memory now.
+    /// Wakes the waiting threads and, for futures, the mapper, unless this is the mapper's thread,
+    /// which serves the queue next. `freed_count` is 0 if an operation has ended whose slots were
+    /// out and may have idle memory now.
     fn tell(&self, freed_count: u64) {
         if !self.is_awaited() {
             return;
@@ -187,8 +183,7 @@ impl Core {
         }
     }
 
-    /// Returns the devices that have access to the memory of blocks: the pool's own first, then
-    /// those that the pool is open to.
+    /// Returns the devices that have access to the memory of blocks, the pool's own first.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
         let guests = self.guests.iter().filter_map(AccessGrant::named);
         std::iter::once(&self.device).chain(guests)
@@ -199,8 +194,8 @@ impl Core {
         self.waker.get().is_some_and(|waker| !waker.is_dead())
     }
 
-    /// Returns `true` if a request waits for memory. A request that begins to wait counts itself
-    /// first, then sweeps the stream caches and tries once more.
+    /// Returns `true` if a request waits for memory. A beginning wait counts itself first, then
+    /// sweeps the stream caches and tries once more.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
@@ -224,7 +219,7 @@ impl Core {
     }
 
     /// Waits until no operation has any of the slots out, and until the mapper has placed memory
-    /// that the slots need and that it is placing now. `wanted` has the bytes that each slot is to
+    /// that it is placing and that the slots need. `wanted` has the bytes that each slot is to
     /// have. The caller must have no slot out.
     pub(super) fn await_slots<'a>(
         &'a self,
@@ -256,8 +251,7 @@ impl<'a> Locked<'a> {
         self.core
     }
 
-    /// Returns the number under which the operation takes slots out. With it the operation is in
-    /// flight.
+    /// Returns the number under which the operation takes slots out, and puts it in flight.
     pub(super) fn flight(&mut self) -> NonZeroU64 {
         if let Some(flight) = self.flight {
             return flight;
@@ -296,8 +290,8 @@ impl<'a> Locked<'a> {
         self.state.flights.count() > usize::from(self.flight.is_some())
     }
 
-    /// Lets other threads have the lock after each 1,024 slots that an operation has worked on;
-    /// `count` is their number so far.
+    /// Lets other threads have the lock after each 1,024 slots of an operation; `count` is their
+    /// number so far.
     pub(super) fn end_section(&mut self, count: usize) {
         if count > 0 && count.is_multiple_of(SLOTS_A_SECTION) {
             self.unlocked(thread::yield_now);
@@ -366,8 +360,8 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Ends an operation that was in flight, or that finds work put off until slots are in their
-    /// places: does that work, releases the lock, and notifies waiting threads.
+    /// Ends an operation that was in flight or finds work that was put off: does that work,
+    /// releases the lock, and notifies waiting threads.
     ///
     /// # Safety
     /// `self` is being dropped: the state is not used again.

@@ -12,9 +12,9 @@ use super::wait::Wait;
 use crate::error::{BlockError, MemoryError};
 
 impl Tenant {
-    /// Charges whole granules that memory pools of the driver may hold in addition. Memory is
-    /// reclaimed, hooks are called, and other tenants are waited for, as for a block. On failure
-    /// nothing has changed, except that unused memory may have been reclaimed.
+    /// Charges whole granules that memory pools of the driver may hold in addition. Reclaims
+    /// memory, calls hooks and waits, as for a block. On failure nothing has changed, except that
+    /// unused memory may have been reclaimed.
     pub(crate) fn charge_driver_memory(
         &self,
         holder: HolderId,
@@ -49,7 +49,7 @@ impl Tenant {
 
 impl Locked<'_> {
     /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
-    /// counts them as obtained. To make room, releases memory of the free list.
+    /// counts them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
             let Some(unmapped) = self.free_list.take_largest() else {

@@ -1,18 +1,16 @@
 //! Memory of blocks that is exported to other processes: handed out under a lease, and never
 //! reused.
 //!
-//! A process that imported memory can write to it without end. So exported memory serves its block
-//! and no other: it goes to no stream cache, to no free list and under no other block, and a
-//! compaction does not move it. A block that grows again over memory that it gave up by shrinking
-//! gets the same memory. When the block is gone, its slot is [purged](super::purge): unmapped once
-//! its fence is complete, and the exported memory is released.
+//! An importer can write to the memory without end. So exported memory serves its block and no
+//! other: it goes to no stream cache, to no free list and under no other block, and a compaction
+//! does not move it. When the block is gone, its slot is [purged](super::purge), and the exported
+//! memory is released.
 //!
 //! The mark is the physical's own ([`Physical::is_exported`]). [`State::keep`] obeys it when memory
 //! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
 //! without exports need not be searched.
 //!
-//! This module does not track handles: the pool does not know which process has imported memory,
-//! nor when it lets go of it.
+//! The pool does not know which process has imported memory, nor when it lets go of it.
 //!
 //! Keeps I-60.
 
@@ -73,13 +71,12 @@ impl fmt::Debug for ExportedBlock {
 }
 
 /// The memory under a block, and the lease that keeps it there. The physicals have to be dropped
-/// before the lease: memory that is still held here when its block is gone cannot be given back.
+/// before the lease: memory still held here when its block is gone cannot be given back.
 pub(crate) struct Parts {
     list: Vec<(Extent, Physical)>,
     lease: Lease,
 }
 
-/// Exported memory of a block, and the lease that keeps it in place.
 pub(crate) struct Promised {
     pub(crate) list: Vec<(Extent, Physical)>,
     pub(crate) lease: Lease,
@@ -102,8 +99,8 @@ impl Parts {
         Ok(extents.zip(handles).collect())
     }
 
-    /// Marks the memory as exported, and counts it as one block of the pool's ledger, if there is a
-    /// ledger. The parts have to be dropped in order.
+    /// Marks the memory as exported, and counts it as one block of the pool's ledger, if any. The
+    /// parts have to be dropped in order.
     pub(crate) fn promise(self) -> Result<Promised, ShareError> {
         let core = self.lease.core();
         let mut state = core.lock_with(self.lease.place().slot);
@@ -166,8 +163,8 @@ impl Block {
         Ok(ExportedBlock { handles, lease })
     }
 
-    /// Returns the memory under the block for an export. From here on it is treated as exported. If
-    /// nothing was exported when the last lease ends, the block is as before.
+    /// Returns the memory under the block, which counts as exported from here on. If nothing was
+    /// exported when the last lease ends, the block is as before.
     pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
         let list = lease
@@ -192,8 +189,8 @@ impl Block {
     }
 
     /// Waits for the devices that have access to the block, and makes its extents read-only for
-    /// every device. This is permanent: the extents were exported and serve no other block. The
-    /// only lease is that of the block's [parts](Self::parts) in the offer.
+    /// every device, for good: the extents were exported and serve no other block. The only lease
+    /// is that of the block's [parts](Self::parts) in the offer.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         let core = self.core();
         self.check_none_captured()?;

@@ -17,7 +17,6 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// Makes the error for work on a stream that could not be waited for.
     pub(super) fn of(failed: WaitError, stream: Stream) -> Self {
         Self {
             error: failed.error.into(),
@@ -39,8 +38,8 @@ impl<E: Into<BlockError>> From<E> for Unfinished {
 }
 
 impl Locked<'_> {
-    /// Returns the stream that scrubs for blocks without a home stream. Releases the lock while the
-    /// stream is created.
+    /// Returns the stream that scrubs for blocks without a home stream. Releases the lock to create
+    /// it.
     pub(super) fn scrubber(&mut self) -> Result<Stream, CallError> {
         if let Some(stream) = &self.scrubber {
             return Ok(stream.clone());
@@ -72,10 +71,9 @@ impl Locked<'_> {
         waited.map_err(|failed| Unfinished::of(failed, stream))
     }
 
-    /// Copies bytes at an offset of one slot to the same offset of another, behind the work queued
-    /// on `home`, or on the pool's scrub stream, which is waited for. Both slots are out. The
-    /// source's memory is not unmapped before the copy is complete. If the wait fails,
-    /// [`Unfinished::running`] has to keep the target too.
+    /// Copies bytes at an offset of one slot to the same offset of another, on the streams that
+    /// [`zero`](Self::zero) uses. Both slots are out. The source's memory is not unmapped before
+    /// the copy is complete. If the wait fails, [`Unfinished::running`] has to keep the target too.
     pub(super) fn copy_between(
         &mut self,
         source: &mut Slot,

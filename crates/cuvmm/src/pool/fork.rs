@@ -1,9 +1,8 @@
 //! Forks: blocks that begin with the bytes of other blocks. Whole extents of the prefix are mapped
-//! a second time, read-only, and the rest of the prefix is copied on the device.
+//! a second time, read-only, and then [shared](super::shared); the rest of the prefix, and exported
+//! memory, is copied on the device.
 //!
-//! The forked block goes on reading and writing at its own addresses. The user promises that
-//! kernels no longer write to the prefix through either block. From then on the memory is
-//! [shared](super::shared). Exported memory is not shared but copied.
+//! The user promises that kernels no longer write to the prefix through either block.
 //!
 //! Keeps I-61.
 
@@ -25,7 +24,6 @@ use crate::error::{ArgumentError, BlockError};
 use crate::extents::{LastWriter, Unmapped, Uses};
 use crate::own::{Access, Physical};
 
-/// The sizes of a fork.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
     /// The bytes taken from the other block: at most its size.
@@ -48,8 +46,8 @@ struct Forked {
 }
 
 impl Forked {
-    /// Notes whether work is queued that writes to the fork's own memory, on the home stream or on
-    /// a stream that its fence names.
+    /// Notes that queued work writes to the fork's own memory, on the home stream or on a stream
+    /// that its fence names.
     const fn note_written(&mut self, written: bool) {
         if let Some(given) = &mut self.change.given {
             given.filled |= written;
@@ -124,7 +122,6 @@ impl Tenant {
         }
     }
 
-    /// Forks blocks of this tenant; see [`Self::fork_all`].
     pub(crate) fn fork_blocks(
         &self,
         blocks: &[&Block],
@@ -134,7 +131,6 @@ impl Tenant {
         fork(self.core(), blocks, prefix, wait)
     }
 
-    /// Forks blocks of this tenant if that needs no waiting.
     pub(crate) fn try_fork_blocks(
         &self,
         blocks: &[&Block],
@@ -223,7 +219,6 @@ impl Prefix {
 }
 
 impl Core {
-    /// Returns the memory that the forks need besides shared memory, in whole granules.
     fn bytes_of_forks(&self, blocks: &[BlockPlace], prefix: Prefix) -> u64 {
         let size = self.device.granule().round_up(prefix.size);
         let wanted = blocks.iter().map(|block| (block.slot, 0));
@@ -264,7 +259,7 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Makes all forks. First places all memory, then queues all copies: while no copy runs, all
+    /// Makes all forks. Places all memory before it queues the copies: while no copy runs, all
     /// changes can be undone at once.
     fn fork_each(
         &mut self,
@@ -285,7 +280,7 @@ impl Locked<'_> {
             .try_for_each(|forked| self.copy_rest(forked, prefix.bytes, sources))
     }
 
-    /// Forks one or more blocks that are side by side. The forks are side by side too.
+    /// Forks blocks that are side by side. The forks are side by side too.
     fn fork_run(
         &mut self,
         blocks: &[BlockPlace],
@@ -412,7 +407,6 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Copies the part of a prefix that is not shared.
     fn copy_rest(
         &mut self,
         forked: &mut Forked,

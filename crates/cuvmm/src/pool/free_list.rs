@@ -24,8 +24,8 @@ impl Physicals {
         self.count += 1;
     }
 
-    /// Takes a physical that `own` wrote to last, else an unwritten physical, else, with `foreign`,
-    /// a physical that another tenant wrote to.
+    /// Takes a physical that `own` wrote to last, else an unwritten one, else, with `foreign`, one
+    /// of another tenant.
     fn take(&mut self, own: Option<u64>, foreign: bool) -> Option<Unmapped> {
         let has = |writer: &Option<u64>| self.by_writer.contains_key(writer);
         let as_it_is = [own, None].into_iter().find(has);
@@ -57,8 +57,8 @@ impl FreeList {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Adds a physical. Called only by [`State::keep`](super::state::State::keep), which checks
-    /// that the physical may be kept.
+    /// Adds a physical. Only [`State::keep`](super::state::State::keep) calls this, which checks
+    /// that it may be kept.
     pub(crate) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;
         self.bytes += unmapped.size();
@@ -69,7 +69,7 @@ impl FreeList {
     }
 
     /// Takes a physical of exactly `size`: one that `own` wrote to last, else an unwritten one.
-    /// Only with `scrub` takes another tenant's, which must then be scrubbed.
+    /// Only with `scrub`, for a scrub, takes another tenant's.
     pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
         let physicals = self.by_size.get_mut(&size)?;
         let unmapped = physicals.take(own, scrub)?;

@@ -38,8 +38,7 @@ impl State {
         });
     }
 
-    /// Takes the memory behind the first `size` bytes from a block; `used` is `size` in whole
-    /// granules.
+    /// Takes the memory behind the first `size` bytes (`used` in whole granules) from a block.
     fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) {
         let Some(block) = &mut slot.block else {
             return;
@@ -76,7 +75,6 @@ impl State {
         }
     }
 
-    /// Frees the blocks in a tenant's stream caches; returns `true` if there were any.
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
         let freed = match self.tenants.get(&id) {
             Some(tenancy) => tenancy.unswept.sweep(),
@@ -91,7 +89,7 @@ impl State {
     }
 
     /// Frees the blocks in all stream caches for a request that has just counted itself as waiting:
-    /// every block freed from here on is announced to the request.
+    /// every block freed from here on is announced.
     pub(crate) fn sweep_each(&mut self) {
         self.sweep_by(|unswept| unswept.sweep_each());
     }
@@ -144,7 +142,6 @@ impl State {
         given == Some(true)
     }
 
-    /// Records that a stream uses the block, or memory that a lease keeps.
     pub(crate) fn record_use(&mut self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
         self.device.own_process()?;
         if !stream.device().same_driver(&self.device) {
@@ -164,8 +161,6 @@ impl State {
         }
     }
 
-    /// Returns the streams whose work may use the memory of a block, or `None` if any stream may
-    /// use it or the block is gone.
     pub(crate) fn streams(&self, id: SlotId) -> Option<Vec<Stream>> {
         let slot = self.slot(id)?;
         slot.block.as_ref()?.streams()
@@ -189,15 +184,14 @@ impl State {
             .guaranteeable(tenant, true, |id| self.not_promised(id))
     }
 
-    /// Returns the byte that a hardened pool fills freed memory with, if it fills.
     pub(crate) fn fill(&self) -> Option<u8> {
         self.hardening.as_ref()?.fill
     }
 
     /// Overwrites the memory behind the first `from` bytes of a slot, which a block has just given
     /// up, behind the work of its home stream. Does nothing if other slots map the memory; if
-    /// another stream or a lease may still use it; if it was exported, since importers may still
-    /// read it; and while the stream captures, since the fill would become part of the graph.
+    /// another stream or a lease may still use it; if it was exported, since importers may read it;
+    /// and while the stream captures, since the fill would become part of the graph.
     pub(crate) fn overwrite(&self, slot: &mut Slot, home: Option<&Stream>, from: u64) {
         let (Some(byte), Some(home)) = (self.fill(), home) else {
             return;

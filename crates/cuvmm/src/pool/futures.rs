@@ -86,7 +86,6 @@ enum Request {
 }
 
 impl Request {
-    /// Polls for the answer. The first poll queues the request that `want` returns.
     fn poll(
         &mut self,
         core: &Core,
@@ -111,7 +110,7 @@ impl Request {
         polled
     }
 
-    /// Returns the number of the request while it is queued or its answer was not taken.
+    /// Returns the request's number, unless its answer was taken.
     const fn queued(self) -> Option<u64> {
         match self {
             Self::Queued(number) => Some(number),

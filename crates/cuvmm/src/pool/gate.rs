@@ -2,9 +2,9 @@
 //! registrations, dma-bufs, tensors and slices for other libraries, handles for other processes,
 //! and publications.
 //!
-//! One locked section checks everything that prevents a use and counts the lease, so that the block
-//! cannot be put to sleep, moved or exported in between. While the lease lives the result of the
-//! check stays valid, with one exception: a [fork](super::fork) made later shares the memory, and
+//! One locked section checks the use and counts the lease, so that the block cannot be put to
+//! sleep, moved or exported in between. While the lease lives the check stays valid, with one
+//! exception: a [fork](super::fork) made later shares the memory, and
 //! [`Block::fork`](super::Block::fork) says who must not write then.
 //!
 //! Keeps I-45.
@@ -91,7 +91,7 @@ impl State {
 
 impl State {
     /// Notes that exported memory of a leased block may be written up to the end of its extents: a
-    /// block that must read as zero has to zero the memory that it grows over there.
+    /// zeroed block has to zero the memory that it grows over there.
     pub(super) fn note_export(&mut self, place: &BlockPlace) {
         let Some(slot) = self.slot_mut(place.slot) else {
             return;

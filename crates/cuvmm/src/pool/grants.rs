@@ -16,7 +16,6 @@ use crate::ledger::{GRANT, Purpose};
 use crate::own::Physical;
 
 impl Core {
-    /// Counts memory that the driver is about to create.
     pub(super) fn note_created(&self, size: u64) {
         if let Some(joined) = self.ledger.get() {
             joined.member.note_created(size);
@@ -42,8 +41,8 @@ impl Core {
 }
 
 impl State {
-    /// Counts a block's exported memory as one block of the ledger, if there is a ledger. Returns
-    /// the ledger's number and the block's name.
+    /// Counts a block's exported memory as one block of the ledger, if any. Returns the ledger's
+    /// number and the block's name.
     pub(super) fn count_export(
         &self,
         core: &Core,
@@ -66,8 +65,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes the ledger grant the bytes that a tenant lacks to be charged `bytes` more. Returns the
-    /// ledger's refusal. Releases the lock.
+    /// Makes the ledger grant the bytes that a tenant lacks to be charged `bytes` more. Returns a
+    /// refusal. Releases the lock.
     pub(super) fn grant_for(
         &mut self,
         id: TenantId,
@@ -78,8 +77,8 @@ impl Locked<'_> {
         self.grant(lacking, GRANT, purpose)
     }
 
-    /// Makes the ledger grant `bytes`, and up to `least` if that is more and available. Returns the
-    /// ledger's refusal. Releases the lock.
+    /// Makes the ledger grant `bytes`, and up to `least` if that is more and available. Returns a
+    /// refusal. Releases the lock.
     pub(super) fn grant(
         &mut self,
         bytes: u64,
@@ -99,7 +98,7 @@ impl Locked<'_> {
     }
 
     /// Makes the ledger grant the bytes that a tenant, new or registered, lacks to be guaranteed
-    /// `bytes`. Returns `true` if that released the lock.
+    /// `bytes`. Returns `true` if it released the lock.
     pub(super) fn grant_guarantee(
         &mut self,
         tenant: Option<TenantId>,

@@ -51,7 +51,7 @@ impl Slot {
     }
 }
 
-/// A block, and the size in bytes to grow it to.
+/// A block, and its new size in bytes.
 type Step = (BlockPlace, u64);
 
 struct Need {
@@ -66,9 +66,8 @@ struct Need {
 }
 
 impl State {
-    /// Grows a block into memory that is there already and that needs no fence, no zeros and no
-    /// charge. Otherwise changes nothing and returns `false`; the full growth then finds the
-    /// reason.
+    /// Grows a block into memory that is there, without a fence, zeros or a charge. Otherwise
+    /// changes nothing and returns `false`; the full growth then finds the reason.
     pub(crate) fn grow_within(&mut self, place: &BlockPlace, size: u64) -> bool {
         let granule = self.device.granule();
         let (Some((tenancy, precommit)), Some(used)) =
@@ -127,8 +126,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Grows the block of a slot that is out: as long as it is out, the memory that it gets can be
-    /// told from the memory it had.
+    /// Grows the block of a slot that is out, so that new memory can be told from old.
     pub(super) fn grow_slot(
         &mut self,
         slot: &mut Slot,
@@ -214,8 +212,8 @@ impl Locked<'_> {
             reach: block.reach.max(block.used),
             most: block.most,
         };
-        // Work that was queued before may still write to memory that was just given up: the zeros
-        // must come after it.
+        // Queued work may still write to memory that was just given up: the zeros must come after
+        // it.
         if step.zeroed && step.from < step.reach {
             self.settle_before(slot, step.home.as_ref(), to - step.from)?;
         }
@@ -292,8 +290,8 @@ impl Core {
         self.grow_requested(tenant, steps, wait, None)
     }
 
-    /// Grows blocks that do not all have the memory for it. If `request` is given, answers that
-    /// future's request; a withdrawn request grows nothing.
+    /// Grows blocks that do not all have the memory for it, and answers a future's request, if
+    /// given. A withdrawn request grows nothing.
     pub(super) fn grow_requested(
         &self,
         tenant: TenantId,
@@ -326,8 +324,8 @@ impl Core {
     ) -> Attempt<'a, ()> {
         state.purge_some();
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
-        // The block may be gone, and another block in its slot. A request is for one block, so the
-        // lock is not released before its slot is taken.
+        // The block may be gone, and another in its slot. A request is for one block, so the lock
+        // is not released before its slot is taken.
         if request.is_some_and(|number| !state.queue.has(number)) {
             return (state, Err(gone()));
         }

@@ -1,13 +1,11 @@
-//! Hardened pools: late accesses to freed memory fault instead of corrupting other blocks.
+//! [Hardened pools](super#hardened-pools): late accesses to freed memory fault instead of
+//! corrupting other blocks.
 //!
-//! Each block has addresses of its own with guards on either side. Memory that it gives up is
-//! overwritten at once if only its home stream used it, and unmapped as soon as its fence is
-//! complete. The addresses then [rest](super::resting). Nothing here waits: a slot whose fence is
-//! incomplete is checked again by later operations, a few slots at a time, and by the mapper's
-//! thread if there is one.
-//!
-//! Memory that could not be overwritten when it was given up is zeroed when it is placed again
-//! ([`commit`](super::commit)), so that a new block never shows an earlier block's bytes.
+//! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
+//! slots at a time, and by the mapper's thread if there is one. Unmapped addresses
+//! [rest](super::resting). Memory that could not be overwritten when it was given up is zeroed when
+//! it is placed again ([`commit`](super::commit)), so that a new block never shows an earlier
+//! block's bytes.
 
 use super::resting::Resting;
 use crate::error::ArgumentError;

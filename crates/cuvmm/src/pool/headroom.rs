@@ -54,11 +54,10 @@ pub(crate) struct Footprint {
 pub(crate) struct Common {
     /// Shared memory, each extent once.
     pub(crate) held: u64,
-    /// Bytes of the blocks that are counted more than once.
+    /// Bytes counted more than once.
     pub(crate) repeated: u64,
 }
 
-/// The bytes of an extent that several blocks use.
 #[derive(Default)]
 struct Uses {
     size: u64,
@@ -80,10 +79,9 @@ impl Tenant {
         Ok(owner.core.lock().headroom(owner.tenant))
     }
 
-    /// Visits the memory under groups of this tenant's blocks. A group comes with the number of
-    /// bytes of each of its blocks to count. Calls `see` for each block with the index of its
-    /// group, and returns the memory that all blocks have in common. Releases the lock between
-    /// groups.
+    /// Visits the memory under groups of this tenant's blocks, each with the number of bytes of
+    /// each block to count. Calls `see` for each block with the index of its group, and returns the
+    /// memory that all blocks have in common. Releases the lock between groups.
     pub(crate) fn for_each_slot<'a>(
         &self,
         groups: impl IntoIterator<Item = (&'a [Block], u64)>,

@@ -1,10 +1,9 @@
 //! Holders: owners of memory that is in no slot.
 //!
 //! A holder belongs to one tenant, which is charged for its memory, and decides by itself what it
-//! uses the memory for. The pool asks how much the holder could give back, and takes memory from it
-//! when another request needs it. Heaps get extents from the pool and give them back to it. Memory
-//! pools of the driver get memory from the driver and return it there, within the bytes charged for
-//! them.
+//! uses the memory for. The pool takes memory from it when another request needs memory. Heaps get
+//! extents from the pool and give them back to it. Memory pools of the driver get memory from the
+//! driver and return it there, within the bytes charged for them.
 
 use std::sync::Arc;
 
@@ -15,7 +14,6 @@ use crate::extents::{Space, Unmapped};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HolderId(pub(crate) u64);
 
-/// The figures of a holder, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HolderFigures {
     /// Bytes of all extents, or the most that memory pools of the driver may hold.
@@ -35,18 +33,15 @@ pub(crate) struct HolderFigures {
 }
 
 impl HolderFigures {
-    /// Returns the free bytes whose work is complete.
     pub(crate) const fn cached(&self) -> u64 {
         self.held - self.in_use - self.padding - self.pending_free
     }
 
-    /// Returns the free bytes in extents with bytes in use.
     pub(crate) const fn stranded(&self) -> u64 {
         self.cached() + self.pending_free - self.idle
     }
 }
 
-/// Memory that left a holder.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     /// Extents that no mapping of the holder shows any more.
@@ -74,7 +69,7 @@ impl Given {
 
 /// An owner of memory. A lock of its own is taken under the pool's lock, never the other way round.
 pub(crate) trait Holder: Send + Sync {
-    /// Returns the current figures. Makes no driver call.
+    /// Makes no driver call.
     fn figures(&self) -> HolderFigures;
 
     /// Returns the sizes of the extents that [`give`](Self::give) can take out now, the least
@@ -85,9 +80,9 @@ pub(crate) trait Holder: Send + Sync {
     /// they have `wanted` bytes (`cuMemUnmap`). Called without the pool's lock.
     fn give(&self, wanted: u64) -> Given;
 
-    /// Gives up memory that is not worth keeping: mappings that nothing uses (`cuMemUnmap`), or
-    /// memory of the driver's pools that was freed meanwhile. Polls no fence. Called without the
-    /// pool's lock, by the mapper.
+    /// Gives up memory that is not worth keeping: unused mappings (`cuMemUnmap`), or memory of the
+    /// driver's pools that was freed meanwhile. Polls no fence. Called without the pool's lock, by
+    /// the mapper.
     fn tidy(&self) -> Given;
 
     /// Returns `true` if the mapper should soon tidy again.
@@ -125,11 +120,10 @@ pub(crate) trait Holder: Send + Sync {
     /// Waits until the work on all free bytes is complete. Called without the pool's lock.
     fn settle(&self) -> Result<(), CallError>;
 
-    /// Sets whether the holder reports freed memory to the pool at once, since the pool has to take
-    /// it back.
+    /// Sets whether freed memory is reported to the pool at once, since the pool has to take it
+    /// back.
     fn report_freed(&self, yes: bool);
 
-    /// Refuses all further requests: the tenant is unregistered.
     fn close(&self);
 
     /// Takes out the spaces in which nothing is mapped. Called under the pool's lock.
@@ -155,8 +149,8 @@ pub(crate) struct Held {
     pub(crate) addresses: u64,
     /// Set when its owner is gone: its memory goes to the pool as the work on it is complete.
     pub(crate) ended: bool,
-    /// Set while the mapper unmaps mappings of the holder, which is charged for them until then.
-    /// The holder stays until then.
+    /// Set while the mapper unmaps mappings of the holder, which until then is charged for them and
+    /// stays.
     pub(crate) tidied: bool,
 }
 

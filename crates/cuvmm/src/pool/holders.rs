@@ -38,7 +38,6 @@ impl State {
         id
     }
 
-    /// Counts addresses that a holder gets (`more`) or gives back.
     pub(super) fn count_addresses(
         &mut self,
         tenant: TenantId,
@@ -54,7 +53,6 @@ impl State {
         }
     }
 
-    /// Returns `true` while the mapper unmaps mappings of a holder.
     pub(super) fn is_tidied(&self, tenant: TenantId, id: HolderId) -> bool {
         self.held(tenant, id).is_some_and(|held| held.tidied)
     }
@@ -69,7 +67,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes at most about `wanted` bytes from a holder. Returns their number.
+    /// Takes at most about `wanted` bytes. Returns their number.
     pub(super) fn take_from_holder(
         &mut self,
         tenant: TenantId,
@@ -137,7 +135,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts in the ledger the memory of a holder's driver pools, as last read.
     pub(super) fn count_obtained(&mut self, tenant: TenantId, id: HolderId) {
         let Some(held) = self.held_mut(tenant, id) else {
             return;
@@ -181,8 +178,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes holders that asked for it give up unused memory. Makes no driver call while a capture
-    /// guard lives.
+    /// Makes the listed holders give up unused memory. Makes no driver call while a capture guard
+    /// lives.
     pub(super) fn tidy_holders(&mut self) {
         if self.is_capturing() {
             return;
@@ -210,8 +207,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes all that holders can give whose owners are gone or whose tenants drain, and removes
-    /// empty holders.
+    /// Takes all that ended holders, and holders of draining tenants, can give, and removes empty
+    /// holders.
     pub(super) fn purge_holders(&mut self) {
         for (tenant, id) in self.holders() {
             let ended = self.held(tenant, id).is_some_and(|held| held.ended);

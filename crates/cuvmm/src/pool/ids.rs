@@ -7,12 +7,11 @@ use crate::error::ArgumentError;
 
 pub(super) const BYTES: &str = "bytes of a block";
 
-/// Returns the error for a block whose size or capacity overflows when it is rounded up.
 pub(super) const fn too_large(value: u64) -> ArgumentError {
     ArgumentError::Overflow { what: BYTES, value }
 }
 
-/// Names a slot: its tenant, and its number within the tenant. When a slot is dropped, another slot
+/// A slot's name: its tenant, and its number within the tenant. When the slot is dropped, another
 /// may get its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlotId {

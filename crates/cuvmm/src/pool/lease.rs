@@ -119,7 +119,7 @@ impl Lease {
     }
 
     /// Records that work which is on no stream of this library uses the memory, which is then
-    /// reused only after all work of the device that is queued when the last lease ends.
+    /// reused only after all work queued on the device when the last lease ends.
     pub fn record_use_anywhere(&self) {
         let mut state = self.core.lock_with(self.place.slot);
         state.record_use_anywhere(self.place.slot);
@@ -148,8 +148,7 @@ impl Lease {
 }
 
 impl Core {
-    /// Takes a lease for a use of a range of a block, or of a block's memory that an earlier lease
-    /// keeps.
+    /// Takes a lease for a use of a range of a block, or of memory that an earlier lease keeps.
     pub(super) fn admit(
         self: &Arc<Self>,
         (place, size): (BlockPlace, u64),
@@ -167,7 +166,7 @@ impl Core {
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
-    /// Returns every extent of a slot in order, each with its export mark.
+    /// Returns every extent of a slot in order, with its export mark.
     pub(crate) fn marked_extents(&self, place: &BlockPlace) -> Vec<(Extent, ExportMark)> {
         let state = self.lock_with(place.slot);
         let slot = state.slot(place.slot);

@@ -54,8 +54,8 @@ impl Core {
         }
     }
 
-    /// Shows other processes how much memory a request waits for that the ledger refused; with
-    /// `None`, that it no longer waits.
+    /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
+    /// ends its wait.
     pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
         let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
             *waiting = None;
@@ -66,8 +66,8 @@ impl Core {
         joined.wait(waiting, place, lacking);
     }
 
-    /// Shows other processes how much memory the queue of futures waits for, at the place of its
-    /// oldest request.
+    /// Shows other processes the memory that the queue of futures lacks, at the place of its oldest
+    /// request.
     pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
@@ -93,8 +93,7 @@ impl Joined {
 }
 
 impl Locked<'_> {
-    /// Returns the memory that a request lacks because the ledger refused it, if other processes
-    /// can help.
+    /// Returns the memory that the ledger refused a request, if other processes can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
@@ -142,7 +141,6 @@ impl Locked<'_> {
         self.budget.unneeded_after(gained, gained + free)
     }
 
-    /// Reclaims and releases idle memory until at most `keep` bytes of the grant are needed.
     fn need_at_most(&mut self, keep: u64) -> Result<(), CallError> {
         self.purge_all();
         let over = self.budget.spoken_for().saturating_sub(keep);

@@ -1,5 +1,4 @@
-//! Lending to [holders](super::holder): how a holder is attached to a tenant, gets extents,
-//! mappings and addresses, and gives them back.
+//! Lending to [holders](super::holder): extents, mappings and addresses, and how they come back.
 
 use std::sync::Arc;
 
@@ -34,7 +33,6 @@ pub(crate) struct Lending<'a> {
 }
 
 impl Tenant {
-    /// Attaches a holder without addresses and without memory.
     pub(crate) fn attach(&self, holder: Arc<dyn Holder>) -> Result<HolderId, BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
@@ -97,7 +95,7 @@ impl Tenant {
     }
 
     /// Takes at most about `wanted` bytes from a holder, and returns their number. Waits while the
-    /// mapper unmaps mappings of the holder, whose extents cannot be taken until then.
+    /// mapper unmaps the holder's mappings, whose extents cannot be taken until then.
     pub(crate) fn take_from(&self, holder: HolderId, wanted: u64) -> Result<u64, CallError> {
         let core = self.core();
         core.device.own_process()?;
@@ -117,8 +115,8 @@ impl Tenant {
         self.core().lock().return_addresses(self.id(), holder);
     }
 
-    /// Notes that memory of a holder became free: waiting requests try again, and with `reports`
-    /// the pool reclaims from the holder.
+    /// Notes freed memory of a holder: waiting requests try again, and with `reports` the pool
+    /// reclaims from the holder.
     pub(crate) fn note_freed(&self, reports: bool) {
         let core = self.core();
         if reports {
@@ -170,7 +168,6 @@ impl Tenant {
         core.lock().not_placed(tenant, 0, error)
     }
 
-    /// Fails if the tenant is unregistered, the context lost or the process forked.
     pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| state.check_usable(tenant))
@@ -252,8 +249,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain`, which gets the
-    /// bytes. If it fails, refunds them. May release the lock.
+    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain` to get them. If
+    /// that fails, refunds them. May release the lock.
     pub(super) fn charge_holder<T>(
         &mut self,
         tenant: TenantId,

@@ -1,8 +1,7 @@
-//! Limits, guarantees and priorities that change while the pool runs.
+//! Limits, guarantees and priorities that [change](super#limits-that-change) while the pool runs.
 //!
-//! A lowered limit applies at once to every new charge. Memory held beyond it is reclaimed: idle
-//! memory by the call itself, the rest [when it becomes free](Locked::keep_to_limits). No block
-//! loses memory that it uses.
+//! Memory beyond a lowered limit is reclaimed: idle memory by the call itself, the rest [when it
+//! becomes free](Locked::keep_to_limits). No block loses memory that it uses.
 //!
 //! Keeps I-6.
 
@@ -48,7 +47,6 @@ pub struct LimitChange {
 }
 
 impl Limit {
-    /// Returns the limit in whole granules and the bytes to leave free.
     pub(super) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
         let (granule, total) = (device.granule(), device.total_memory());
         let (limit, leave_free) = match self {
@@ -140,8 +138,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends an operation that changed a limit or guarantee. Waiting requests try again, since the
-    /// change may leave more for them.
+    /// Ends an operation that changed a limit or guarantee. Waiting requests try again: there may
+    /// be more for them.
     fn changed(&self, state: Locked<'_>) {
         Self::unlock(state);
         self.announce();
@@ -149,7 +147,7 @@ impl Core {
 }
 
 impl State {
-    /// Checks whether a tenant with the given limit, new or registered, can be given a guarantee.
+    /// Checks that a new or registered tenant with the given limit can be given a guarantee.
     pub(super) fn check_guarantee(
         &mut self,
         tenant: Option<TenantId>,
@@ -186,8 +184,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Checks whether a tenant can be given a guarantee. If heaps hold too much memory, takes their
-    /// unused memory.
+    /// Makes sure that a tenant can be given a guarantee. If heaps hold too much memory, takes
+    /// their unused memory.
     pub(super) fn make_guaranteeable(
         &mut self,
         tenant: Option<TenantId>,
@@ -233,8 +231,8 @@ impl Locked<'_> {
         ids.for_each(|&id| self.update_bypass(id));
     }
 
-    /// Reclaims free memory beyond lowered limits. Called when a request ends, and when an
-    /// operation ends that put back a slot with memory to give.
+    /// Reclaims free memory beyond lowered limits, when a request ends and when an operation ends
+    /// that put back a slot with memory to give.
     pub(super) fn keep_to_limits(&mut self) {
         if !self.lowered || self.device.usable().is_err() {
             return;

@@ -22,7 +22,6 @@ impl Precommit {
 }
 
 impl State {
-    /// Calls the mapper if a block's precommitted memory runs low.
     pub(crate) fn request_precommit(&mut self, id: SlotId) {
         let tenancy = self.tenants.get_mut(&id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
@@ -54,7 +53,6 @@ impl State {
             .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 
-    /// Returns the bytes of the free target that are neither free nor creatable.
     pub(super) fn lacks_free(&self) -> u64 {
         let free_target = self
             .precommit

@@ -3,9 +3,9 @@
 //! A [`Pool`] never holds more than its limit. [`Tenant`]s allocate [`Block`]s from it. A block's
 //! address is fixed for life, and the block grows and shrinks in place. Freed memory stays mapped,
 //! so freeing and allocating on one stream makes no driver call. When another tenant needs memory,
-//! the pool reclaims idle memory from the tenants that hold it. It never takes a tenant below its
-//! guarantee, never takes memory before the GPU work that may use it is complete, never takes
-//! memory under a live [`Lease`], and scrubs memory that changes tenants.
+//! the pool reclaims idle memory. It never takes a tenant below its guarantee, never takes memory
+//! before the GPU work that may use it is complete or under a live [`Lease`], and scrubs memory
+//! that changes tenants.
 //!
 //! # Limits that change
 //! [`Pool::set_limit`], [`Tenant::set_limit`] and [`Tenant::set_guarantee`] change the terms while
@@ -71,7 +71,7 @@
 //!
 //! # Futures
 //! [`Tenant::allocate_async`] and [`Block::grow_to_async`] return [futures] that any executor can
-//! poll; no thread waits for them. The pool needs a [mapper](PoolBuilder::mapper) for them.
+//! poll; no thread waits for them. They need a [mapper](PoolBuilder::mapper).
 //!
 //! # Scope
 //! A thread waits for memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and

@@ -2,11 +2,10 @@
 //! there, and nothing is charged.
 //!
 //! [Falling asleep](super::sleep) and [waking](super::wake) take several steps, between which the
-//! lock is released. A block that an operation moves has a lease of that operation, so that no
-//! other operation touches its memory. Memory of the block that is charged and not in its slot is
-//! counted with the slot.
+//! lock is released. The operation that moves a block has a lease on it, so that no other operation
+//! touches its memory. Charged memory of the block outside its slot is counted with the slot.
 //!
-//! This module does not decide what becomes of the contents, and copies no byte.
+//! This module copies no byte, and does not decide what becomes of the contents.
 //!
 //! `unsafe` here: naming a moving block's memory as a range to copy in.
 #![allow(unsafe_code)]
@@ -36,11 +35,10 @@ pub(crate) struct TransitioningBlock {
     pub(super) used: u64,
 }
 
-/// A chosen block's place, its size in bytes, and its size in whole granules.
+/// A chosen block's place, size in bytes, and size in whole granules.
 pub(super) type Chosen = (BlockPlace, u64, u64);
 
-/// Selects the blocks to be put to sleep or woken: those with one of these tags, or all if there
-/// are no tags.
+/// The blocks to be put to sleep or woken: those with one of these tags, or all without tags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice<'a>(pub(crate) &'a [Arc<str>]);
 
@@ -86,7 +84,7 @@ pub(crate) struct GivenUp {
 
 impl Locked<'_> {
     /// Ends an operation that gave up `bytes`. With `release`, releases as much of the free list,
-    /// which had `before` bytes before.
+    /// which had `before` bytes.
     pub(super) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
         if release {
             self.release_growth(before);
@@ -134,7 +132,6 @@ impl Tenant {
 }
 
 impl TransitioningBlock {
-    /// Makes the value for a block whose lease has been counted.
     pub(super) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
         let lease = Lease::counted(Arc::clone(core), place, bytes);
         Self { lease, bytes, used }
@@ -153,7 +150,6 @@ impl TransitioningBlock {
         self.used
     }
 
-    /// Returns the block's mapped memory as a range for the device to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: memory under a moving block is unmapped only by the operation that moves it. That
         // operation has waited for the copies before, or quarantines memory that they may write and
@@ -164,7 +160,7 @@ impl TransitioningBlock {
 }
 
 impl Core {
-    /// Waits until the operations that have chosen blocks' slots out have ended.
+    /// Waits until the operations that have chosen slots out have ended.
     pub(super) fn await_choice<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -180,8 +176,8 @@ impl Core {
 }
 
 impl State {
-    /// Returns the chosen blocks whose slots are out: the number of the operation that has the
-    /// slot, and the slot's figures.
+    /// Returns the chosen blocks whose slots are out: the number of the operation, and the slot's
+    /// figures.
     fn out_of<'a>(
         &'a self,
         id: TenantId,
@@ -204,7 +200,6 @@ impl State {
         })
     }
 
-    /// Returns the chosen slots of a tenant whose sleep state satisfies `of`.
     pub(super) fn choose(
         &self,
         id: TenantId,

@@ -9,7 +9,6 @@ use crate::extents::{Urgency, Waker};
 /// The mapper is called when a block has less precommitted memory than it uses up in this time.
 const LEAD: Duration = Duration::from_millis(20);
 
-/// A pool's state for its mapper.
 #[derive(Debug)]
 pub(crate) struct Precommit {
     pub(crate) waker: Waker,
@@ -17,8 +16,7 @@ pub(crate) struct Precommit {
     pub(crate) attached: u64,
     /// Blocks that run out of precommitted memory.
     pub(crate) growing: VecDeque<SlotId>,
-    /// The last block for which too little memory was available to precommit, and the bytes
-    /// lacking.
+    /// The last block that memory was lacking for, and the bytes.
     pub(crate) lacking: Option<(SlotId, u64)>,
     /// How soon to wake the mapper after the lock is released.
     urgency: Option<Urgency>,
@@ -31,7 +29,7 @@ pub(crate) struct Precommit {
 pub(crate) struct Pace {
     /// The time of the mapper's last look, and the bytes that the block used then.
     seen: Option<(Instant, u64)>,
-    /// The mapper is called when the block has less precommitted memory than this.
+    /// The mapper is called below this number of precommitted bytes.
     pub(crate) low: u64,
     /// `true` if the block is queued for the mapper.
     pub(crate) called: bool,
@@ -58,7 +56,6 @@ impl Pace {
         self.is_fast = precommit > step;
     }
 
-    /// Returns how soon the mapper has to come.
     pub(crate) const fn wake(&self) -> Urgency {
         match self.is_fast {
             true => Urgency::Now,
@@ -80,7 +77,6 @@ impl Pace {
 }
 
 impl Precommit {
-    /// Makes the state for a waker that does not know the pool yet.
     pub(crate) const fn new(waker: Waker, free_target: u64) -> Self {
         Self {
             waker,
@@ -92,7 +88,6 @@ impl Precommit {
         }
     }
 
-    /// Schedules a wake-up of the mapper for the release of the lock.
     pub(crate) fn call(&mut self, urgency: Urgency) {
         self.urgency = self.urgency.max(Some(urgency));
     }

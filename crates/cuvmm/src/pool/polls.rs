@@ -8,7 +8,6 @@ use crate::error::CallError;
 use crate::extents::{Fence, Poll, Round};
 use crate::own::Stream;
 
-/// The live capture guards, the threads that wait for the device, and what polls have found.
 #[derive(Debug, Default)]
 pub(crate) struct Polls {
     pub(super) guards: u64,

@@ -1,10 +1,9 @@
 //! The work of the mapper's thread for a pool: it places memory ahead of blocks that grow, and
 //! reclaims memory ahead of requests.
 //!
-//! Memory is placed ahead in three steps. Under the lock it is charged and the slot is marked as
-//! busy; without the lock the driver maps it; under the lock again the extent is added to the slot.
-//! Meanwhile the block grows into its precommitted memory, and only a block that has used all of it
-//! waits.
+//! Memory is placed ahead in three steps. Under the lock it is charged and the slot marked as busy;
+//! without the lock the driver maps it; under the lock again the slot gets the extent. Meanwhile
+//! the block grows into its precommitted memory, and only a block that has used all of it waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,7 +105,7 @@ impl State {
         })
     }
 
-    /// Returns when to look again for memory that can be reclaimed once its fences are complete.
+    /// Returns the time until memory is to be looked for again whose fences may then be complete.
     fn look_again(&self) -> Option<Duration> {
         // Nothing is reclaimed on a lost context.
         if self.device.lost().is_some() {
@@ -192,8 +191,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Purges a few slots, and reclaims one extent ahead of requests if the free target lacks
-    /// memory. Returns `true` if there may be more to do.
+    /// Purges a few slots, and reclaims one extent if the free target lacks memory. Returns `true`
+    /// if there may be more to do.
     fn unmap_ahead(&mut self) -> bool {
         let purged = self.purge_some() + self.purge_draining() > 0;
         self.keep_to_limits();

@@ -1,8 +1,6 @@
 //! Memory precommitted behind blocks by the user's own thread, for users that grow many blocks at
-//! the same moment and prefer to place their memory in advance, one block after the other.
-//!
-//! A [mapper](super::precommit) does this by itself: a cache with a mapper does not call this
-//! module.
+//! the same moment and prefer to place their memory in advance, one block after the other. A cache
+//! with a [mapper](super::precommit) does not need this.
 
 use super::block::Block;
 use super::commit::Fit;
@@ -28,7 +26,6 @@ impl Tenant {
         all
     }
 
-    /// Returns `true` if the pool has a mapper that runs.
     pub(crate) fn has_mapper(&self) -> bool {
         self.core().has_mapper()
     }

@@ -1,9 +1,9 @@
 //! Compaction of the first bytes of blocks that are to be forked into few large extents.
 //!
-//! A fork maps each extent of the prefix again, about 25 us for an extent of any size. For a block
-//! that grew by small extents, one copy makes large extents, which each fork then maps. In return,
-//! cutting a fork costs more: an extent is mapped whole or not at all, so the bytes before the cut
-//! in its extent are copied.
+//! A fork maps each extent of the prefix again, about 25 us for an extent of any size. One copy
+//! makes large extents of small ones, which each fork then maps. In return, cutting a fork costs
+//! more: an extent is mapped whole or not at all, so the bytes before the cut in its extent are
+//! copied.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -137,8 +137,6 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Replaces the next run of extents in a range of a slot by large extents; returns the run's
-    /// end.
     fn compact_next(
         &mut self,
         id: SlotId,

@@ -1,6 +1,5 @@
 //! Purging: unmapping memory that is not kept cached. In a hardened pool that is all memory that
-//! blocks give up: it is overwritten, unmapped once its fence is complete, and its addresses rest.
-//! In any pool it is the memory of unregistered tenants, the memory left of an
+//! blocks give up. In any pool it is the memory of unregistered tenants, the memory left of an
 //! [exported](super::exported) block, and memory that a block gives up and [other slots map
 //! too](super::shared).
 //!
@@ -22,17 +21,16 @@ use super::tenancy::Tenancy;
 use crate::error::{CallError, MemoryError};
 use crate::extents::{Round, Space, Urgency};
 
-/// The number of slots that one operation checks. A free adds one slot, so operations catch up with
-/// complete fences.
+/// The slots that one operation checks. A free adds one slot, so operations catch up with complete
+/// fences.
 const LOOKS: usize = 8;
 
 impl State {
-    /// Returns the bytes of guard on either side of a slot.
     pub(crate) fn guard(&self) -> u64 {
         self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
     }
 
-    /// Returns the number of freed blocks whose addresses rest, and the bytes of these addresses.
+    /// Returns the number of resting spaces and the bytes of their addresses.
     pub(crate) fn resting(&self) -> (u64, u64) {
         let hardening = self.hardening.as_ref();
         hardening.map_or((0, 0), |hardened| {
@@ -49,7 +47,6 @@ impl State {
         }
     }
 
-    /// Frees a slot's number, and ends its tenant's charge for its addresses.
     fn disown(&mut self, slot: &Slot) {
         let tenant = slot.id.tenant;
         self.budget.disown_addresses(tenant, slot.space.addresses());
@@ -91,13 +88,12 @@ impl Locked<'_> {
         }
     }
 
-    /// Does the work that was put off until slots are in their places: frees blocks whose slots
-    /// were out, reclaims unused memory of draining tenants, and releases exported or shared memory
-    /// to the driver.
+    /// Does work that was put off until slots are in their places: frees blocks whose slots were
+    /// out, reclaims unused memory of draining tenants, and releases exported or shared memory.
     pub(super) fn finish_deferred(&mut self) {
         self.has_deferred = false;
         self.free_late();
-        // Beside the slots just listed, checks some that have waited longer.
+        // Beside the new slots, checks some that have waited longer.
         let looks = std::mem::take(&mut self.listed) + LOOKS;
         self.purge(|state| &mut state.draining, looks);
         self.purge_holders();
@@ -138,8 +134,8 @@ impl Locked<'_> {
         done
     }
 
-    /// Unmaps the memory that a slot has to give up, and [puts the slot away](Self::put_away) if it
-    /// is then empty. Returns `false` if its fence is incomplete.
+    /// Unmaps the memory that a slot has to give up, and [puts an empty slot away](Self::put_away).
+    /// Returns `false` if its fence is incomplete.
     fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
         if self.is_out(id) {
             return Ok(false);
@@ -152,8 +148,8 @@ impl Locked<'_> {
             return Ok(true);
         };
         if !slot.is_to_purge(hardened || drains) {
-            // No other slot maps its memory any more, or a lease keeps it; the end of the lease
-            // lists the slot again.
+            // No other slot maps its memory any more, or a lease keeps it and lists the slot again
+            // when it ends.
             slot.purging = false;
             return Ok(true);
         }

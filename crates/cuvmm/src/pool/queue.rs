@@ -149,8 +149,7 @@ pub(super) struct Queue {
     fresh: BTreeSet<u64>,
     listeners: BTreeSet<u64>,
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest
-    /// request.
+    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest.
     pub(super) lacking: Option<(InLine, Lacking)>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
@@ -166,14 +165,14 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Returns `true` if a request still waits. A block that it is to grow then exists, since the
-    /// block withdraws the request before it is freed.
+    /// Returns `true` if a request still waits. Its growing block then exists, since the block
+    /// withdraws the request before it is freed.
     pub(super) fn has(&self, number: u64) -> bool {
         self.requests.contains_key(&number)
     }
 
-    /// Returns the first request of each group, and the requests that have had no turn: their first
-    /// turn finds out whether they can be served at all, and calls hooks for them.
+    /// Returns the first request of each group, and the requests that have had no turn, in which
+    /// they may be found to be unservable and hooks are called.
     pub(super) fn heads(&self) -> BTreeMap<u64, Group> {
         let heads = self.groups.values().filter_map(BTreeSet::first);
         let heads = heads.chain(&self.fresh);
@@ -196,7 +195,6 @@ impl Queue {
         })
     }
 
-    /// Returns the requests to be notified, with the counts that they know.
     pub(super) fn listeners(&self) -> Vec<(u64, u64, u64)> {
         let known = |&number| match self.requests.get(&number)?.want {
             Want::Notification(told, pending) => Some((number, told, pending)),
@@ -205,8 +203,7 @@ impl Queue {
         self.listeners.iter().filter_map(known).collect()
     }
 
-    /// Returns how soon to search the queue again if nothing happens: sooner after a request was
-    /// served.
+    /// Returns the pause before the next search of the queue: shorter after a request was served.
     pub(super) fn nap(&mut self, served: bool) -> Option<Duration> {
         let longer = (2 * self.nap).clamp(LOOK_AGAIN.0, LOOK_AGAIN.1);
         self.nap = if served { LOOK_AGAIN.0 } else { longer };
@@ -243,7 +240,6 @@ impl Queue {
         number
     }
 
-    /// Notes the memory that a request lacks of a ledger.
     pub(super) fn note_lacking(&mut self, number: u64, lacking: Lacking) {
         let place = self.requests.get(&number).and_then(|it| it.place);
         let Some(place) = place else { return };

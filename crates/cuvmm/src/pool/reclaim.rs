@@ -1,11 +1,10 @@
 //! Reclaim: which tenants idle memory is taken from, in which order, and how guarantees protect it.
 //!
-//! A reclaim is planned before it begins: if the plan would not bring enough, nothing is taken. The
-//! order is: the tenant's own idle memory, then that of other tenants, then precommitted memory,
-//! the tenant's own first. Among other tenants, draining tenants give first, then lower priorities,
-//! then the least recently used memory. Whole extents move, so that many bytes cost few driver
-//! calls. Memory of heaps ([holders](super::holder)) comes after the slots of tenants of the same
-//! rank.
+//! A plan comes first: if it would not bring enough, nothing is taken. The order is: the tenant's
+//! own idle memory, then that of other tenants, then precommitted memory, the tenant's own first.
+//! Among other tenants, draining tenants give first, then lower priorities, then the least recently
+//! used memory. Whole extents move, so that many bytes cost few driver calls. Memory of heaps
+//! ([holders](super::holder)) comes after the slots of tenants of the same rank.
 //!
 //! Keeps I-3, I-4 and I-31.
 
@@ -30,19 +29,16 @@ struct Take {
     size: u64,
 }
 
-/// Extents to be taken, and the bytes that this brings.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The round in which fences are polled.
     round: Round,
     takes: Vec<Take>,
-    /// Bytes to be taken from holders.
     holders: Vec<(TenantId, HolderId, u64)>,
     /// Bytes that count for the tenant that needs them.
     gained: u64,
     /// Bytes taken from each owner.
     taken: BTreeMap<TenantId, u64>,
-    /// The offset from which each slot is already taken from. A tenant's precommitted memory is
+    /// The offset from which a slot is already taken from. A tenant's precommitted memory is
     /// visited again if more is needed than the tenant's own limit requires.
     from: BTreeMap<SlotId, u64>,
 }
@@ -71,8 +67,7 @@ impl Plan {
 }
 
 impl Locked<'_> {
-    /// Makes room in the budget for charging a tenant `bytes` more. The caller charges the tenant
-    /// before the lock is released.
+    /// Makes room in the budget for charging a tenant `bytes` more, before the lock is released.
     pub(crate) fn reclaim_for(
         &mut self,
         id: TenantId,
@@ -94,7 +89,7 @@ impl Locked<'_> {
             if let Some(refused) = refused
                 && plan.gained < total
             {
-                // The ledger's remaining bytes and the reclaimable bytes may be enough together.
+                // The ledger's remaining bytes and the reclaimable bytes may together be enough.
                 let lacking = total - plan.gained;
                 if own <= plan.gained && self.grant(lacking, 0, purpose).is_none() {
                     continue;
@@ -112,8 +107,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Makes sure that a tenant may use `bytes` of its own idle memory again. The tenant is charged
-    /// for them, but they may have been promised to another tenant meanwhile: then other tenants
+    /// Makes sure that a tenant may use `bytes` of its own idle memory again. The bytes are
+    /// charged, but they may have been promised to another tenant meanwhile: then other tenants
     /// give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
@@ -146,7 +141,7 @@ impl Locked<'_> {
             if let Some(refused) = refused
                 && plan.gained < total
             {
-                // As for new memory, both may be enough together.
+                // As for new memory.
                 if self.grant(total - plan.gained, 0, purpose).is_none() {
                     continue;
                 }
@@ -232,9 +227,8 @@ impl Locked<'_> {
         self.carry_out(&plan)
     }
 
-    /// Collects idle memory from stream caches and shared memory, reads the figures of the driver's
-    /// memory pools, and asks the driver again to take memory that it refused. May release the
-    /// lock.
+    /// Collects idle memory from stream caches and shared memory, reads the driver's memory pools,
+    /// and retries refused releases. May release the lock.
     pub(super) fn gather_idle(&mut self) {
         self.retry_releases(1);
         self.refresh_driver_memory();
@@ -242,7 +236,7 @@ impl Locked<'_> {
         self.part_all();
     }
 
-    /// Plans all that a tenant could reclaim: from itself, and from other tenants.
+    /// Plans all that a tenant could reclaim from itself, and from other tenants.
     pub(super) fn reach(&mut self, id: TenantId) -> (Plan, Plan) {
         self.gather_idle();
         let (mut own, mut others) = (Plan::begin(self), Plan::begin(self));
@@ -253,8 +247,8 @@ impl Locked<'_> {
         (own, others)
     }
 
-    /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes. The
-    /// lock is released for each slot: extents in use again by then are left alone.
+    /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes.
+    /// Releases the lock for each slot: extents in use again by then are left alone.
     pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
@@ -287,7 +281,7 @@ impl Locked<'_> {
         outcome.map(|()| got)
     }
 
-    /// Takes those of the extents from a slot that can be reclaimed.
+    /// Takes those of a slot's planned extents that can be reclaimed.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
         if !self.slot(id).is_some_and(gives) {
@@ -346,9 +340,8 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Plans a reclaim that allows charging the tenant `total` bytes more. The tenant's own limit
-    /// requires that `own` of them come from the tenant itself; if it has less, the plan gains less
-    /// than `total`.
+    /// Plans a reclaim that allows charging the tenant `total` bytes more. By the tenant's own
+    /// limit, `own` of them must be its own; if it has less, the plan gains less than `total`.
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Plan {
         let mut plan = Plan::begin(self);
         self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan);
@@ -390,7 +383,7 @@ impl State {
     /// Plans to take from some tenants, least recently used memory first, until the plan gains
     /// `total`. With `others` the memory is for another tenant, and only memory above the owners'
     /// guarantees counts. An extent that reaches below a guarantee is taken whole, and the budget
-    /// keeps for the owner the bytes that it then lacks.
+    /// keeps the lacking bytes for its owner.
     pub(super) fn plan_from(
         &mut self,
         ids: &[TenantId],
@@ -490,7 +483,7 @@ impl State {
         }
     }
 
-    /// Returns the bytes that a tenant holds above its guarantee after a plan is carried out.
+    /// Returns the bytes above a tenant's guarantee after a plan.
     pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
         let account = self.budget.account(id);
         let planned = plan.taken.get(&id).copied().unwrap_or(0);
@@ -520,7 +513,6 @@ mod tests {
         limited(rig, granules).largest_extent(G).build().unwrap()
     }
 
-    /// Registers a tenant with a guarantee in granules and a priority.
     fn tenant(pool: &Pool, name: &str, guarantee: u64, priority: i32) -> Tenant {
         let tenant = pool.tenant(name).guarantee(guarantee * G);
         tenant.priority(priority).register().unwrap()
@@ -530,7 +522,6 @@ mod tests {
         tenant.try_allocate(granules * G).unwrap()
     }
 
-    /// Leaves blocks of these sizes in granules idle, the oldest first.
     fn leave_idle(tenant: &Tenant, sizes: &[u64]) {
         let blocks: Vec<Block> = sizes.iter().map(|&size| block(tenant, size)).collect();
         blocks.into_iter().for_each(drop);
@@ -549,7 +540,6 @@ mod tests {
         block.place().slot
     }
 
-    /// Returns each take: the owner, the slot's number, and the offset in granules.
     fn takes(plan: &Plan) -> Vec<(TenantId, usize, u64)> {
         let of = |take: &Take| (take.slot.tenant, take.slot.index, take.offset / G);
         plan.takes.iter().map(of).collect()

@@ -1,4 +1,4 @@
-//! Memory that no slot uses any more: it goes to the free list or is released to the driver.
+//! Memory that no slot uses any more: it goes to the free list or is released.
 //!
 //! Keeps I-32 and I-33.
 
@@ -20,8 +20,8 @@ impl Locked<'_> {
         self.budget.refund_disowned(freed);
     }
 
-    /// Gives up memory that an operation does not need after all: memory that the operation created
-    /// goes to the driver, other memory to the free list.
+    /// Gives up memory that an operation does not need after all: memory that it created goes to
+    /// the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
         for unmapped in physicals {
             if unmapped.fresh {
@@ -71,8 +71,7 @@ impl Locked<'_> {
     /// them. Returns the bytes released, and the last refusal. A refused release has changed
     /// nothing, so it may be asked for again. A physical that is mapped elsewhere is left alone.
     ///
-    /// Called when memory is short or to be given back. The next call begins with the physicals
-    /// that this call did not reach.
+    /// The next call begins with the physicals that this call did not reach.
     pub(crate) fn retry_releases(&mut self, refusals: usize) -> (u64, Option<CallError>) {
         let (mut released, mut refused, mut refusal) = (0, 0, None);
         for _ in 0..self.quarantine.physicals.len() {
@@ -125,11 +124,11 @@ impl State {
         self.to_release.iter().map(Unmapped::size).sum()
     }
 
-    /// Keeps a physical that no slot uses any more for reuse. Memory that another process may have
-    /// goes to the driver, at the latest when the operation ends. So does memory that is still
-    /// mapped elsewhere because a roll-back could not unmap it, since that mapping would expose the
-    /// next tenant's data; its release then quarantines it. Memory beyond a lowered limit of the
-    /// pool, and extents that no block can have, go to the driver too.
+    /// Keeps a physical that no slot uses any more for reuse. Released instead, at the latest when
+    /// the operation ends, are: memory that another process may have; memory still mapped elsewhere
+    /// because a roll-back could not unmap it, since that mapping would expose the next tenant's
+    /// data (the release then quarantines it); memory beyond a lowered limit of the pool; and
+    /// extents that no block can have.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         let excess = self.budget.excess();
         let exceeds = excess > 0 && excess > self.marked();

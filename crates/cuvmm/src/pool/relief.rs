@@ -1,8 +1,8 @@
 //! Help for a tenant whose request was refused: which memory would be enough, which pressure hooks
 //! to call, and whether waiting can help at all.
 //!
-//! Nothing is taken here. The figures show what a reclaim would bring, so computing them polls the
-//! fences of idle memory. Only refusals use this module.
+//! Nothing is taken here. The figures come from plans of a reclaim, which poll the fences of idle
+//! memory. Only refusals use this module.
 //!
 //! Keeps I-48.
 
@@ -19,7 +19,7 @@ use crate::error::{BlockError, Shortage};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Demand<'a> {
     Bytes(u64),
-    /// Blocks, and the size in bytes to grow each to.
+    /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
 }
 
@@ -35,9 +35,9 @@ struct Asked {
     /// Bytes to be in use beyond those in use now.
     more: u64,
     /// The part of `more` behind the blocks' ends in their own slots: charged already, and the
-    /// blocks' whether or not its fence is complete.
+    /// blocks' even with an incomplete fence.
     within: u64,
-    /// The bytes that the blocks then use in all.
+    /// The bytes that the blocks then use.
     least: u64,
 }
 
@@ -68,14 +68,12 @@ struct HookGiver {
 /// The needs of a refused request, and the memory that it could have now.
 struct Reach {
     asked: Asked,
-    /// Bytes of the tenant's own.
     own: u64,
     others: Plan,
     available: u64,
 }
 
 impl Relief {
-    /// Returns `true` if the tenant itself and the givers together can give the missing amounts.
     fn is_enough(&self) -> bool {
         let missing = self.bytes.max(self.mappings).max(self.addresses);
         let given = self.givers.iter().map(|giver| giver.gives);
@@ -84,7 +82,7 @@ impl Relief {
 }
 
 impl Locked<'_> {
-    /// Counts a refusal of a request, and puts the figures of the whole request in its error.
+    /// Counts a refusal, and puts the figures of the whole request in its error.
     pub(super) fn refuse(
         &mut self,
         id: TenantId,
@@ -136,10 +134,10 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the next hook to be called for a request that was refused with `error`: first the
-    /// tenant's own hook for shortages, then the hooks of other tenants whose memory would help,
-    /// each once. Unless the request waits, returns `None` if the hooks together could not give all
-    /// that is missing.
+    /// Returns the next hook for a request that was refused with `error`: first the tenant's own
+    /// hook for shortages, then the hooks of other tenants whose memory would help, each once. For
+    /// a request that does not wait, returns `None` if the hooks together could not give all that
+    /// is missing.
     pub(super) fn next_hook_call(
         &mut self,
         id: TenantId,
@@ -176,8 +174,8 @@ impl Locked<'_> {
         Some(HookCall { to, hook, pressure })
     }
 
-    /// Returns the next hook to be called for another process's request that lacks `bytes`: that of
-    /// the tenant with the lowest priority that holds memory above its guarantee, each once.
+    /// Returns the next hook for another process's request that lacks `bytes`: of the tenant with
+    /// the lowest priority that holds memory above its guarantee, each once.
     pub(super) fn next_hook_for_process(
         &mut self,
         bytes: u64,
@@ -257,8 +255,8 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Returns `true` if a request that was refused with `error` could be met if every tenant gave
-    /// back all memory above its guarantee, which hooks can bring about.
+    /// Returns `true` if the request could be met if every tenant gave back all memory above its
+    /// guarantee, which hooks can bring about.
     pub(super) fn can_be_given(
         &self,
         id: TenantId,
@@ -268,7 +266,7 @@ impl State {
         self.fits(demand, error, self.budget.most_for(id))
     }
 
-    /// Returns `true` if a request could be met if the tenant were alone, which waiting can bring
+    /// Returns `true` if the request could be met if the tenant were alone, which waiting can bring
     /// about.
     pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> bool {
         self.fits(demand, error, self.budget.most_alone(id))

@@ -1,6 +1,6 @@
 //! Making, answering and withdrawing requests of [futures](super::futures).
 //!
-//! Each request is made under the pool's lock, and answered under it by the mapper's thread, which
+//! Requests are made and answered under the pool's lock, answered by the mapper's thread, which
 //! [serves](super::serve) the queue. So a dropped future either withdraws its request before it is
 //! granted, or finds the answer and gives back the memory.
 //!
@@ -58,7 +58,7 @@ impl Core {
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
         self.join_queue(TenantId::NONE, None, |state| {
             state.device.usable()?;
-            // Blocks that are freed from here on are announced instead of going to a stream cache.
+            // Blocks freed from here on are announced instead of going to a stream cache.
             state.sweep_each();
             Ok(Want::Notification(state.freed_count, state.pending_free()))
         })
@@ -77,7 +77,7 @@ impl Core {
             if !self.has_mapper() {
                 return Err(BlockError::NoMapper);
             }
-            // Counted first: blocks that are freed from here on go to no stream cache.
+            // Counted first: blocks freed from here on go to no stream cache.
             self.waiting.fetch_add(1, Ordering::SeqCst);
             let granule = state.device.granule();
             // A waker that is not queued is dropped without the lock.

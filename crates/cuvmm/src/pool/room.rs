@@ -2,7 +2,7 @@
 //!
 //! Before a pool with that limit creates memory, it asks the driver how much is free
 //! (`cuMemGetInfo`). An operation that creates memory for many blocks names the sum and asks once:
-//! its [`Room`] has bytes that were free then, and that no other operation of the pool takes.
+//! its [`Room`] are bytes that were free then, and that no other operation of the pool takes.
 //! Another program may take them meanwhile, as it may between a question and a single creation, so
 //! no operation keeps them while it copies or waits.
 //!
@@ -21,13 +21,12 @@ pub(crate) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// Makes a room without bytes, for an operation that creates little.
     #[inline]
     pub(super) const fn new(claimed: &'a AtomicU64) -> Self {
         Self::for_bytes(claimed, 0)
     }
 
-    /// Makes a room without bytes, for an operation that is to create up to `ahead` bytes.
+    /// Makes an empty room for an operation that is to create up to `ahead` bytes.
     #[inline]
     pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
@@ -53,8 +52,8 @@ impl<'a> Room<'a> {
         self.bytes >= size
     }
 
-    /// Takes at least `size` of the `found` free bytes: all bytes that the operation is to create
-    /// if they fit, and otherwise `size`.
+    /// Takes from the `found` free bytes all that the operation is to create, or, if they do not
+    /// fit, `size`.
     pub(super) fn take(&mut self, found: u64, size: u64) {
         self.give_up();
         self.bytes = match self.ahead.max(size) {
@@ -97,8 +96,8 @@ mod tests {
     use crate::pool::{Block, Limit, Pool};
     use crate::sleep::Contents;
 
-    /// Returns a pool that may create `granules`, and a function that returns how often the pool
-    /// asked for the free memory since its last call.
+    /// Returns a pool that may create `granules`, and a function that counts the pool's questions
+    /// for free memory since its last call.
     fn pool(rig: &Rig, granules: u64) -> (Pool, impl FnMut() -> u64) {
         let left = rig.device.total_memory() - granules * G;
         let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(left));

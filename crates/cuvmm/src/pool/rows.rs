@@ -23,7 +23,6 @@ impl Rows {
         }
     }
 
-    /// Adds a row of slots, given in the order of their addresses.
     pub(crate) fn add(&mut self, slots: Vec<usize>) {
         let row = self.next;
         self.next += 1;

@@ -1,11 +1,11 @@
 //! The mapper's service for [futures](super::futures): its thread attempts their requests in the
 //! order of arrival, and wakes a future whose request is granted, or refused for good.
 //!
-//! A pass goes through the queue from the front and gives each request its turn. It passes over a
-//! request that does not fit, and does not attempt requests behind it that cannot fit either. So
-//! the earliest of the requests that fit is served first. After a grant the next request alike is
-//! not attempted if nothing is left for it. If another thread or a hook gives memory up meanwhile,
-//! the pass starts again at the front.
+//! A pass gives each request its turn, from the front of the queue. It passes over a request that
+//! does not fit, and does not attempt requests behind it that cannot fit either. So the earliest of
+//! the requests that fit is served first. After a grant the next request alike is not attempted if
+//! nothing is left for it. If another thread or a hook gives memory up meanwhile, the pass starts
+//! again at the front.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -44,7 +44,6 @@ impl Want {
         block.is_some_and(|block| block.zeroed)
     }
 
-    /// Runs `run` with the demand to plan a reclaim and call hooks for.
     fn with_demand<T>(&self, run: impl FnOnce(Demand<'_>) -> T) -> T {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
@@ -177,8 +176,8 @@ impl Core {
         })
     }
 
-    /// Passes over a request for which memory is short, as for a request before it. The request may
-    /// still grow within its block's memory, and hooks are called for it in its first turn.
+    /// Passes over a request, since memory is short for a request before it. The request may still
+    /// grow within its block's memory, and hooks are called in its first turn.
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
@@ -267,8 +266,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Returns `true` if an attempt at a request of the group is known to fail: the budget has less
-    /// left than the new block needs, and no other memory could become part of it now.
+    /// Returns `true` if an attempt at a request of the group is known to fail: the budget has too
+    /// little left for the new block, and nothing could be added to it now.
     fn has_nothing_for(&self, group: Group) -> bool {
         let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
             return false;

@@ -1,10 +1,9 @@
 //! Memory that several blocks of a tenant share under their first bytes: mapped under each of them,
 //! held and charged once.
 //!
-//! The tenant's [share table](super::share_table) lists the slots that map each extent. A slot
-//! knows the offset up to which it shares, and leaves that memory out of its figures. Two slots
-//! that share an extent share all extents before it: sharing begins with a [fork](super::fork),
-//! which takes a prefix, and ends from behind.
+//! A slot knows the offset up to which it shares, and leaves that memory out of its figures. Two
+//! slots that share an extent share all extents before it: sharing begins with a
+//! [fork](super::fork), which takes a prefix, and ends from behind.
 //!
 //! Every slot unmaps an extent only behind its own fence, so the last slot, which frees the memory,
 //! does so behind all of them. A slot that is the last to map an extent owns it. Memory that a slot
@@ -37,7 +36,6 @@ impl State {
         self.renew(slot);
     }
 
-    /// Accounts for an extent of a slot that can neither be used nor unmapped.
     pub(super) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
         slot.broken = true;
         let bytes = match self.leave(slot, stuck.offset, stuck.handle) {

@@ -2,8 +2,8 @@
 //! and then given up.
 //!
 //! Memory put aside is still charged, so that a failure can put it back. When the memory of all
-//! blocks has been taken out, it goes to the pool. If sleeping fails and the memory of a block
-//! cannot be put back, that block sleeps, with the contents that were saved.
+//! blocks has been taken out, it goes to the pool. If sleeping fails and a block's memory cannot be
+//! put back, that block sleeps, with its saved contents.
 //!
 //! No byte is copied here.
 //!
@@ -82,7 +82,6 @@ impl ToSleep {
             .map_or(Ok(()), TransitioningBlock::withdraw)
     }
 
-    /// Gives up the memory put aside.
     pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
         let Some(moving) = self.moving.take() else {
             return GivenUp::default();
@@ -111,7 +110,6 @@ impl ToSleep {
 }
 
 impl TransitioningBlock {
-    /// Takes the block's memory out of its slot and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
         self.lock().withdraw_all(self.place().slot)
     }
@@ -210,7 +208,7 @@ impl Locked<'_> {
     }
 
     /// Checks that no lease lives that was taken since the block was marked, and that no work
-    /// queued under such a lease may still use the memory.
+    /// queued under such a lease may use the memory.
     fn check_unused(&mut self, slot: &mut Slot) -> Result<(), SleepError> {
         let mut tally = Tally::default();
         tally.add(slot);

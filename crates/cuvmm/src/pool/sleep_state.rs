@@ -8,10 +8,8 @@ use crate::store::Saved;
 
 #[derive(Debug, Default)]
 pub(crate) enum SleepState {
-    /// The block has its memory.
     #[default]
     Awake,
-    /// An operation is putting the block to sleep or waking it.
     Moving {
         /// Memory taken out, the last extent first.
         aside: TakenOut,
@@ -20,7 +18,6 @@ pub(crate) enum SleepState {
         /// Covers work that may still be filling placed memory.
         filling: Fence,
     },
-    /// The block has no memory.
     Asleep {
         /// The contents, if they were kept.
         saved: Option<Box<Saved>>,
@@ -28,8 +25,7 @@ pub(crate) enum SleepState {
 }
 
 impl SleepState {
-    /// Returns the state of a block that begins to move, with `owed` bytes charged and still to be
-    /// placed.
+    /// Returns the state of a block that begins to move, with `owed` bytes.
     pub(super) fn moving(owed: u64) -> Self {
         Self::Moving {
             aside: TakenOut::default(),

@@ -47,7 +47,7 @@ pub(crate) struct Slot {
     pub(crate) space: Space,
     pub(crate) class: Class,
     pub(crate) block: Option<Occupant>,
-    /// The leases on the block that is in the slot, or was in it last.
+    /// The leases on the block in the slot, or on the last block.
     pub(crate) leases: u64,
     /// The streams that may use a freed block's memory that leases keep.
     pub(crate) kept: Uses,
@@ -79,7 +79,6 @@ pub(crate) struct Slot {
     /// `true` while an operation may still undo its changes to the block: no other operation may
     /// move the block.
     pub(crate) pinned: bool,
-    /// `true` if the slot is listed to be purged.
     pub(crate) purging: bool,
     /// Bytes that the mapper is placing behind the slot's memory, charged already. Meanwhile the
     /// memory neither grows nor is reclaimed.
@@ -147,12 +146,11 @@ impl Occupant {
     }
 }
 
-/// The slot's part of its tenant's statistics, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     /// The block's size, without shared memory.
     pub(crate) in_use: u64,
-    /// Memory of the block beyond its size, due to whole granules.
+    /// Memory of the block beyond its size, in whole granules.
     pub(crate) padding: u64,
     pub(crate) precommitted: u64,
     /// Memory that was in use and is not now.
@@ -310,8 +308,8 @@ impl Slot {
         }
     }
 
-    /// Returns the idle and precommitted bytes in one extent with bytes in use, which therefore
-    /// cannot be reclaimed.
+    /// Returns the idle and precommitted bytes in one extent with bytes in use: they cannot be
+    /// reclaimed.
     pub(crate) fn stranded(&self) -> u64 {
         self.stranded_by(self.taken())
     }
@@ -338,7 +336,6 @@ impl Slot {
         kept.saturating_sub(self.shared)
     }
 
-    /// Returns `true` if another block may be put in the slot.
     pub(crate) const fn is_vacant(&self) -> bool {
         self.block.is_none() && self.leases == 0 && !self.is_busy() && !self.pinned
     }
@@ -347,7 +344,6 @@ impl Slot {
         self.is_vacant() && self.space.bytes() == 0
     }
 
-    /// Returns `true` if the slot serves its block and no other.
     pub(crate) fn serves_once(&self) -> bool {
         self.broken || self.single || self.exported || self.merged || self.bound() > 0
     }
@@ -379,7 +375,7 @@ impl Slot {
             .take_while(move |extent| free && extent.offset >= taken)
     }
 
-    /// Returns `true` if neither a lease nor the mapper keeps the memory behind the bytes in use in
+    /// Returns `true` if neither a lease nor the mapper keeps the memory behind the used bytes in
     /// place.
     pub(crate) const fn is_free(&self) -> bool {
         self.leases == 0 && !self.is_busy()
@@ -492,7 +488,6 @@ impl Slot {
         }
     }
 
-    /// Returns the purpose of memory that is placed in the slot.
     pub(super) const fn purpose(&self) -> Purpose {
         match self.block {
             Some(_) => Purpose::Growth,
@@ -522,8 +517,8 @@ impl Slot {
         self.shared.max(self.lent)
     }
 
-    /// Returns `true` if the block has shrunk into memory that the slot may not write: memory that
-    /// it grows by must be [unshared](super::unshare) first.
+    /// Returns `true` if the block has shrunk into memory that the slot may not write, which must
+    /// be [unshared](super::unshare) before the block grows.
     #[inline]
     pub(crate) fn is_truncated(&self) -> bool {
         let block = self.block.as_ref();

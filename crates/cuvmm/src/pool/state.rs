@@ -123,7 +123,7 @@ pub(crate) struct State {
     pub(super) lowered: bool,
     /// `true` while an older request of another process lacks memory of the ledger.
     pub(super) others_lack: bool,
-    /// `true` if an operation has work to do before it ends, its own or another operation's.
+    /// `true` if work is left to do before an operation ends, its own or another operation's.
     pub(super) has_deferred: bool,
     /// Slots of draining tenants that were listed to be purged since the last purge.
     pub(super) listed: usize,
@@ -133,7 +133,6 @@ pub(crate) struct State {
     pub(super) untidy: Vec<(TenantId, HolderId)>,
     /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
     pub(super) is_uncovered: bool,
-    /// Blocks from stream caches, to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
     pub(super) polls: Polls,
     pub(super) quarantine: Quarantine,
@@ -147,14 +146,12 @@ pub(crate) struct State {
     pub(super) most_worked_on: usize,
     pub(crate) precommit: Option<Precommit>,
     pub(crate) hardening: Option<Box<Hardening>>,
-    /// Slots with memory to be unmapped once their fences are complete.
     pub(crate) purging: VecDeque<SlotId>,
     next_tenant: u64,
     /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
 }
 
-/// Memory and addresses that the driver refused to take back.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     /// Physicals that the driver refused to release, or that are mapped elsewhere. Their release is
@@ -241,7 +238,7 @@ impl State {
         self.tenants.get(&id.tenant)?.slot(id.index)
     }
 
-    /// Returns a slot for changes that do not alter where it is listed.
+    /// Returns a slot for changes that do not alter its place on the lists.
     pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
         Some(self.slot_and_polls(id)?.0)
     }
@@ -276,7 +273,7 @@ impl State {
     }
 
     /// Takes a slot from its place until the lock is released, and updates the last writers of its
-    /// memory, which [growing within](Self::grow_within) the memory postpones.
+    /// memory, which [growing within](Self::grow_within) postpones.
     pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
         self.note_slot();
         let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
@@ -292,8 +289,8 @@ impl State {
         }
     }
 
-    /// Puts a slot in its place, lists it for the memory that it can give, and lists it to be
-    /// [purged](super::purge) if some of its memory must not be kept.
+    /// Puts a slot in its place, and lists it for the memory that it can give and, if some must not
+    /// be kept, to be [purged](super::purge).
     pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
         let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
@@ -313,8 +310,8 @@ impl State {
         }
     }
 
-    /// Lists a slot to be [purged](super::purge) before the slots that are listed already. A slot
-    /// of a draining tenant is purged when the operation ends.
+    /// Lists a slot to be [purged](super::purge), before the slots listed already. A slot of a
+    /// draining tenant is purged when the operation ends.
     pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
         if slot.purging && drains {
             self.purging.retain(|&id| id != slot.id);
@@ -332,7 +329,7 @@ impl State {
         }
     }
 
-    /// Puts back a slot that is listed already and could not be purged.
+    /// Puts back a listed slot that could not be purged.
     pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
         slot.memory_taken();
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
@@ -371,8 +368,7 @@ impl State {
         }
     }
 
-    /// Updates the figures of a slot that is out: its charged bytes are in the slot now, or
-    /// refunded.
+    /// Updates the figures of a slot that is out: its charged bytes are in it now, or refunded.
     pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.renew(slot);
@@ -398,9 +394,9 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Updates whether freed blocks of a tenant bypass the stream caches: they do while a block of
-    /// the tenant sleeps, and while the pool or the tenant exceeds a lowered limit. Holders report
-    /// freed memory while a limit is exceeded, and when they ended or the tenant drains.
+    /// Updates whether freed blocks of a tenant bypass the stream caches, as they do while a block
+    /// of the tenant sleeps and while the pool or the tenant exceeds a lowered limit. Holders
+    /// report freed memory while a limit is exceeded, and when they ended or the tenant drains.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             let exceeds = self.lowered && self.budget.excess() > 0;

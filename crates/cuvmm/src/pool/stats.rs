@@ -29,7 +29,7 @@ pub struct PoolStats {
     pub peak: u64,
     /// The sizes of all blocks, as requested.
     pub in_use: u64,
-    /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
+    /// Bytes of blocks beyond their sizes, since memory comes in whole granules.
     pub padding: u64,
     /// Memory mapped ahead of the growth of blocks and never used. It is given up before a request
     /// is refused.
@@ -186,7 +186,7 @@ pub struct TenantStats {
     pub peak: u64,
     /// The sizes of all blocks, as requested.
     pub in_use: u64,
-    /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
+    /// Bytes of blocks beyond their sizes, since memory comes in whole granules.
     pub padding: u64,
     /// Memory mapped ahead of the growth of blocks and never used.
     #[doc(alias = "margin")]
@@ -292,8 +292,7 @@ impl State {
     }
 
     /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
-    /// a waking block, may already be charged for memory that it is about to take from the free
-    /// list.
+    /// a waking block, may already be charged for memory that it is about to take.
     const fn free(&self) -> u64 {
         let taken = self.budget.held() + self.budget.quarantined();
         self.budget.obtained().saturating_sub(taken)

@@ -2,10 +2,10 @@
 //! without the pool's lock, a driver call or a fence.
 //!
 //! For the pool a block in a stream cache is still in use. Operations that need exact figures, or
-//! the memory, sweep the stream caches first, which frees their blocks for good. Each stream cache
-//! has its own lock, and each of a tenant's first 64 streams its own stream cache, so that threads
-//! with streams of their own do not contend. A stream cache's lock is taken under the pool's, never
-//! the other way round.
+//! the memory, sweep the stream caches first, which frees their blocks. Each stream cache has its
+//! own lock, and each of a tenant's first 64 streams its own stream cache, so that threads with
+//! streams of their own do not contend. A stream cache's lock is taken under the pool's, never the
+//! other way round.
 //!
 //! Keeps I-49 and I-80.
 
@@ -34,7 +34,6 @@ pub(crate) struct Owner {
     pub(crate) stream_caches: Arc<StreamCaches>,
 }
 
-/// A block without its handle.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
@@ -46,7 +45,6 @@ pub(crate) struct Held {
     pub(crate) stream_cache: Option<Arc<StreamCache>>,
 }
 
-/// A freed block, and the time of the free.
 struct CachedBlock {
     held: Held,
     freed: u64,
@@ -61,7 +59,6 @@ impl CachedBlock {
     }
 }
 
-/// The options of a block that a cached block has to match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape<'a> {
     pub(crate) size: u64,
@@ -185,13 +182,13 @@ impl StreamCaches {
         stream_cache.get_or_init(|| Arc::new(StreamCache::new(Arc::clone(&self.clock))))
     }
 
-    /// Returns `true` while freed blocks bypass the caches: a block of the tenant sleeps or is
-    /// moving, or a lowered limit is exceeded.
+    /// Returns `true` while freed blocks bypass the caches: a block of the tenant sleeps or moves,
+    /// or a lowered limit is exceeded.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.bypassed.load(Ordering::Relaxed)
     }
 
-    /// Returns the stream cache for a stream's blocks: its own for each of the first streams.
+    /// Returns a stream's cache: its own for each of the first streams.
     pub(crate) fn of(&self, stream: &Stream) -> &Arc<StreamCache> {
         let place = self.keys.place_of(stream);
         self.made(StreamKeys::at(&self.stream_caches, place))

@@ -13,7 +13,7 @@ use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 
 /// The most small physicals that are mapped rather than released and created anew as one: each
-/// costs the driver about 25 us to open and 11 us to release, and a creation costs at least 20 us
+/// costs the driver about 25 us to open and 11 us to release, and a creation at least 20 us
 /// (`docs/measurements.md`).
 const WORTH_MAPPING: u64 = 4;
 
@@ -93,7 +93,7 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<Unmapped, BlockError> {
         let want = self.device.granule().extent_within(left, largest);
-        // Nothing can be scrubbed during a capture: only memory that needs no scrub is taken then.
+        // During a capture only memory that needs no scrub is taken.
         let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
         loop {
             if let Some(unmapped) = self.free_list.take(want, Some(id.0), foreign) {
@@ -173,9 +173,8 @@ impl Core {
         Room::for_bytes(&self.claimed, ahead)
     }
 
-    /// Checks that the limit's free bytes are free, besides those that memory pools of the driver
-    /// may still obtain and those that operations are about to create. Called without the pool's
-    /// lock.
+    /// Checks that the limit's free bytes are free, as [`free_beyond`](Self::free_beyond) counts.
+    /// Called without the pool's lock.
     pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
         let _one_by_one = self.creating();
         self.free_beyond(policy.leave_free, 0).map(drop)
@@ -219,8 +218,7 @@ impl Core {
         beyond.ok_or(CallError::LeftFree { free, kept })
     }
 
-    /// Creates memory with the pool's properties, unless that would leave less free than the limit
-    /// requires.
+    /// Creates memory with the pool's properties, unless the limit requires it to stay free.
     pub(super) fn create(
         &self,
         policy: &Policy,

@@ -26,7 +26,7 @@ impl Locked<'_> {
         Ok(self.budget.given_back() - before)
     }
 
-    /// Gives all memory and addresses back. No tenant, block or lease handle exists any more.
+    /// Gives all memory and addresses back, when no tenant, block or lease handle exists any more.
     pub(crate) fn shut(&mut self) -> Result<(), CallError> {
         let outcome = self.give_all_back();
         let (_, refusal) = self.retry_releases(usize::MAX);
@@ -74,7 +74,6 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Unmaps all memory of a slot that is out.
     fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let mut taken = TakenOut::default();
         let stripped = self.unlocked(|| {

@@ -23,10 +23,8 @@ const NO_CLASS: Class = Class {
     largest: 0,
 };
 
-/// A listed slot: its age and number.
 pub(crate) type Aged = (u64, usize);
 
-/// A freed block, and the time of the free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreedBlock {
     pub(crate) slot: SlotId,
@@ -49,11 +47,9 @@ pub(crate) trait Unswept: Send + Sync {
     fn close(&self) -> Vec<FreedBlock>;
 }
 
-/// The kinds of memory that can be reclaimed from a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Give {
     Cached,
-    /// Memory that was placed ahead of a block's growth.
     Precommitted,
 }
 
@@ -94,11 +90,9 @@ enum Place {
 }
 
 struct Out {
-    /// The number of the operation that has the slot.
     flight: NonZeroU64,
     /// From when the slot was taken out or last renewed.
     figures: Figures,
-    /// The block's tag.
     tag: Option<Arc<str>>,
     /// Bytes charged for the slot since.
     charged: u64,
@@ -145,7 +139,7 @@ impl Tenancy {
         }
     }
 
-    /// Returns the figures of all slots, including those that are out, each with its block's tag.
+    /// Returns the figures of all slots, also of those that are out, with their blocks' tags.
     pub(crate) fn figures(&self) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
         self.slots.iter().filter_map(Place::figures)
     }
@@ -165,7 +159,7 @@ impl Tenancy {
     }
 
     /// Returns the bytes that no guarantee can be given over: those that cannot be reclaimed, and
-    /// those of holders, which use their memory again without asking the pool.
+    /// those of holders, which reuse their memory without asking the pool.
     pub(crate) fn not_promised(&self) -> u64 {
         let idle = self.holders.iter().map(|held| held.bytes - held.kept());
         self.kept() + idle.sum::<u64>()
@@ -268,8 +262,8 @@ impl Tenancy {
         }
     }
 
-    /// Returns the blocks whose slots are out: the operation that has the slot, the block's tag,
-    /// and the slot's figures.
+    /// Returns the blocks whose slots are out: the operation, the block's tag, and the slot's
+    /// figures.
     pub(crate) fn blocks_out(
         &self,
     ) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, &Figures)> {
@@ -287,7 +281,6 @@ impl Tenancy {
         }
     }
 
-    /// Notes bytes of a slot that is out, which are about to be in use again.
     pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
@@ -368,7 +361,6 @@ impl Tenancy {
         Some(slot)
     }
 
-    /// Puts a slot in its place, and on its lists.
     pub(crate) fn put(&mut self, mut slot: Box<Slot>) {
         let index = slot.id.index;
         if slot.shared > 0 {
@@ -407,7 +399,6 @@ impl Tenancy {
         }
     }
 
-    /// Returns `true` if a slot was lost to a panic.
     #[cfg(debug_assertions)]
     pub(crate) fn has_lost(&self) -> bool {
         self.slots.iter().any(|place| matches!(place, Place::Taken))
@@ -422,7 +413,6 @@ impl Tenancy {
         }
     }
 
-    /// Panics if the counts and lists do not match the slots.
     #[cfg(debug_assertions)]
     pub(crate) fn audit(&self) {
         let asleep = |place: &&Place| match place {
@@ -445,7 +435,6 @@ impl Tenancy {
         debug_assert!(shared == self.share_table.bytes(), "{shared} are shared");
     }
 
-    /// Returns `true` if the locked section has to put a slot back before it releases the lock.
     #[cfg(debug_assertions)]
     pub(crate) const fn has_taken(&self) -> bool {
         self.taken > 0

@@ -4,8 +4,8 @@
 //! made writable if no other slot maps it any more.
 //!
 //! Addresses stay, so the work that may use them must be complete when the extent is unmapped. Each
-//! attempt proves that anew: when memory is found and the slot to copy from is out, the fence is
-//! extended to the work queued by now and polled, and the lock is not released before the extent is
+//! attempt proves that anew: with memory found and the slot to copy from out, the fence is extended
+//! to the work queued by now and polled, and the lock is not released before the extent is
 //! unmapped. If the fence is incomplete, the memory and the slot go back. The copy is made from
 //! another block that maps the extent, behind the work queued on the home stream.
 
@@ -41,7 +41,6 @@ pub(super) struct Step {
     pub(super) from: u64,
 }
 
-/// The block among several that was refused, and the reason.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) index: usize,
@@ -49,7 +48,6 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Makes the error for users, who gave a size with each block.
     pub(super) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> BlockError {
         let Self { index, cause } = self;
         let size = size(index).unwrap_or(0);
@@ -58,7 +56,6 @@ impl Refused {
     }
 }
 
-/// Memory gathered for a slot to have instead of shared memory.
 #[must_use = "it is placed or put back"]
 struct Own {
     bytes: u64,
@@ -67,7 +64,6 @@ struct Own {
 }
 
 enum Made {
-    /// The memory is the block's own.
     Own,
     /// The memory is the block's own, and a copy to it is queued on the home stream.
     Copied,
@@ -76,8 +72,7 @@ enum Made {
 }
 
 impl Core {
-    /// Unshares memory of blocks that are to grow to the given sizes and could otherwise not write
-    /// all of it.
+    /// Unshares memory of blocks that could not write all of it when grown to the given sizes.
     pub(super) fn unshare_cuts(
         &self,
         tenant: TenantId,
@@ -124,7 +119,7 @@ impl Core {
         made.map_err(|cause| Refused { index, cause })
     }
 
-    /// Attempts to unshare memory. Sets `refused` to the index of the block that was refused.
+    /// Sets `refused` to the index of the block that was refused.
     fn attempt_to_unshare<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -211,7 +206,6 @@ impl State {
         Ok(Some(Step { slot, from }))
     }
 
-    /// Returns the bytes of its own that a block gets instead of shared memory.
     fn replaced(&self, step: &Step) -> u64 {
         let slot = self.slot(step.slot).filter(|slot| slot.shared > step.from);
         let replaced = slot.and_then(|slot| {
@@ -286,7 +280,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Unshares memory of a slot that is out.
     fn own_from(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<Made, BlockError> {
         if slot.bound() <= from {
             return Ok(Made::Own);
@@ -376,7 +369,6 @@ impl Locked<'_> {
         self.open(slot, extent)
     }
 
-    /// Returns the other slots that map a slot's extent.
     fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
         let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
@@ -449,7 +441,6 @@ impl Locked<'_> {
         })
     }
 
-    /// Makes an extent that only this slot maps writable.
     fn open(&mut self, slot: &mut Slot, extent: Extent) -> Result<Made, BlockError> {
         let opened = self.unlocked(|| slot.space.cap(extent.offset, Access::ReadWrite));
         opened?;
@@ -457,7 +448,7 @@ impl Locked<'_> {
         Ok(Made::Own)
     }
 
-    /// Places memory of a slot's own where a shared extent was, and copies the extent's first bytes
+    /// Places memory of a slot's own for a shared extent, and copies the extent's first bytes
     /// there.
     fn copy_to_own(
         &mut self,

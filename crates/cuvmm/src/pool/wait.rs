@@ -16,8 +16,8 @@ use crate::ledger::{Lacking, Waiting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it polls the fences again: the first pause, and the
-/// longest. The pause doubles each time. Memory that other threads free ends the pause at once;
-/// polling more often for memory that only the GPU can complete is not worth the pool's time.
+/// longest. The pause doubles each time. Memory that other threads free ends it at once; polling
+/// more often for memory that only the GPU can complete is not worth the pool's time.
 const POLL_PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 /// How often an operation that finds too little memory waits for other operations in flight.
@@ -42,7 +42,7 @@ pub(crate) fn after(wait: Duration) -> Instant {
     now.checked_add(wait.min(century)).unwrap_or(now)
 }
 
-/// The result of an attempt, and the lock under which it was made.
+/// The result of an attempt, and its lock.
 pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
@@ -50,7 +50,6 @@ impl Wait {
         timeout.map_or(Self::Hooks, |timeout| Self::Until(after(timeout)))
     }
 
-    /// Makes the `Wait` of several blocks, with the longest of their timeouts.
     pub(super) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
         Self::of(timeouts.flatten().max())
     }
@@ -89,8 +88,7 @@ impl Core {
         self.request_while(tenant, demand, wait, &|| true, attempt)
     }
 
-    /// Attempts a tenant's request as [`request`](Self::request) does, and waits only while
-    /// `wanted` returns `true`.
+    /// Attempts a [request](Self::request) that waits only while `wanted` returns `true`.
     pub(super) fn request_while<'a, 'd, T>(
         &'a self,
         tenant: TenantId,

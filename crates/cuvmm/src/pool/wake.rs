@@ -1,8 +1,7 @@
 //! Waking blocks: they are charged for and marked, then given their memory extent by extent, and
 //! awake when all of them have it.
 //!
-//! Memory is obtained as for an allocation: idle memory is reclaimed, hooks are called, and if that
-//! is not enough nothing has changed. A failure takes all memory out again.
+//! Memory is obtained as for an allocation. A failure takes all memory out again.
 //!
 //! No byte is copied here.
 //!
@@ -35,7 +34,7 @@ pub(crate) struct ToWake {
     saved: Option<Box<Saved>>,
     zeroed: bool,
     home: Option<Stream>,
-    /// `true` if work on the home stream is queued that zeroes some of the memory.
+    /// `true` if work that zeroes some of the memory is queued on the home stream.
     filled: bool,
 }
 
@@ -110,7 +109,7 @@ impl ToWake {
         Ok(())
     }
 
-    /// Ends the move: the block has its memory again, with its contents.
+    /// Ends the move: the block has its memory and contents again.
     pub(crate) fn wake(mut self) {
         if let Some(moving) = self.moving.take() {
             let mut state = moving.lock();
@@ -253,8 +252,8 @@ impl Locked<'_> {
         furnished.unwrap_or(Ok((used, false)))
     }
 
-    /// Places bytes that were charged behind the memory of a moving block's slot, and removes the
-    /// data of other tenants from them.
+    /// Places charged bytes behind the memory of a moving block's slot, and removes other tenants'
+    /// data from them.
     fn furnish_moving(
         &mut self,
         slot: &mut Slot,

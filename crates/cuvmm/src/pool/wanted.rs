@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::growth::Growth;
 use crate::own::Stream;
 
-/// The options of a block to be allocated, in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) size: u64,
@@ -28,7 +27,6 @@ pub(crate) struct ExtentOptions {
     pub(crate) largest: Option<u64>,
 }
 
-/// The options of a block that a future waits for, with an owned home stream.
 #[derive(Clone, Debug)]
 pub(super) struct OwnedOptions {
     wanted: Wanted<'static>,

@@ -8,8 +8,7 @@ use crate::deferred::defer;
 use crate::error::BlockError;
 
 impl Locked<'_> {
-    /// Shrinks blocks, whose slots are in their places, to the sizes given with them: all of them
-    /// or none.
+    /// Shrinks blocks, whose slots are in their places, to the given sizes: all of them or none.
     pub(crate) fn shrink(&mut self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
         for (place, size) in steps {
             self.may_shrink(place.slot, *size)?;

@@ -12,7 +12,6 @@ use crate::error::MemoryError;
 use crate::own::{Access, AccessGrant, Place};
 
 impl Space {
-    /// Grants a device access to all present and future extents: all or none.
     pub(crate) fn grant_to(&mut self, guest: AccessGrant) -> Result<(), MemoryError> {
         let named = guest.location();
         let before = self.position(named).map(|at| self.access.remove(at));
@@ -33,7 +32,6 @@ impl Space {
         Ok(())
     }
 
-    /// Revokes a device's access to all extents: all or none.
     pub(crate) fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {
         let Some(at) = self.position(device.location()) else {
             return Ok(());

@@ -41,7 +41,6 @@ impl Placed {
 }
 
 impl Space {
-    /// The space, with proof for all of its memory.
     pub(crate) const fn proved(&mut self, proof: Unused) -> Completed<'_> {
         Completed {
             space: self,
@@ -60,7 +59,6 @@ impl Space {
         }
     }
 
-    /// The memory of a space that a test queues no work on.
     #[cfg(test)]
     pub(crate) const fn promised(&mut self) -> Completed<'_> {
         self.proved(Unused::never_used())
@@ -93,7 +91,7 @@ impl Completed<'_> {
     }
 
     /// Unmaps the extent at `offset` in a roll-back or at the end of its owner. Tries twice, so
-    /// that one refusal by the driver changes nothing.
+    /// that one refusal changes nothing.
     pub(crate) fn withdraw_back(&mut self, offset: u64) -> Result<Option<Unmapped>, CallError> {
         self.withdraw(offset).or_else(|error| {
             log!(warn, %error, offset, "a roll-back is tried again");

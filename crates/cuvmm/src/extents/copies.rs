@@ -63,13 +63,11 @@ impl Space {
         Ok(())
     }
 
-    /// The sizes of the runs of a committed range that are each at one place.
     fn runs(&self, offset: u64, size: u64) -> impl Iterator<Item = u64> + use<> {
         let parts = self.parts_by(offset, size, |extent| extent.location);
         parts.into_iter().map(|(_, size)| size)
     }
 
-    /// Writes behind the work queued on `stream`.
     pub(crate) fn write(
         &self,
         stream: &Stream,
@@ -86,7 +84,6 @@ impl Space {
         Ok(())
     }
 
-    /// Reads behind the work queued on `stream`.
     pub(crate) fn read(
         &self,
         stream: &Stream,
@@ -152,8 +149,7 @@ impl Space {
     }
 }
 
-/// The sizes of the common parts of two divisions of the same bytes: each ends where a part of
-/// either division ends.
+/// The sizes of the common parts of two divisions of the same bytes.
 fn common_parts(
     mut one: impl Iterator<Item = u64>,
     mut other: impl Iterator<Item = u64>,

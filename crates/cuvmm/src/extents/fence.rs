@@ -43,9 +43,9 @@ impl Uses {
 
     /// Notes that work of a stream uses the memory.
     ///
-    /// The number of streams kept alive is bounded. Beyond 64 streams, those without another owner,
-    /// on which no more work can be queued, are replaced by the returned fence. If 64 streams have
-    /// other owners, all work of the device counts as using the memory.
+    /// Beyond 64 streams, streams without another owner, on which no more work can be queued, are
+    /// replaced by the returned fence. If 64 streams have other owners, all work of the device
+    /// counts as using the memory.
     #[must_use]
     pub(crate) fn add(&mut self, stream: &Stream) -> Fence {
         self.0.get_or_insert_default().add(stream)
@@ -69,7 +69,6 @@ impl Uses {
         ended
     }
 
-    /// The streams named one by one.
     pub(crate) fn known(&self) -> &[Stream] {
         self.0.as_ref().map_or(&[], |named| &named.streams)
     }
@@ -162,7 +161,6 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Begins a pass over fences that mostly name streams of `device`.
     pub(crate) fn begin(device: &Device) -> Self {
         Self {
             begun: device.tick(),
@@ -171,7 +169,6 @@ impl Round {
     }
 }
 
-/// Proof that no work can use some memory, which unmapping requires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unused(());
 
@@ -199,7 +196,6 @@ impl Fence {
         }
     }
 
-    /// A fence over all work queued on a stream now.
     pub(crate) fn stream(stream: Stream) -> Self {
         let point = Point::now(Line::Stream(stream));
         Self {
@@ -257,7 +253,6 @@ impl Fence {
         }
     }
 
-    /// Makes this fence cover the points of `other` too.
     pub(crate) fn merge(&mut self, other: Self) {
         match (&mut self.points, &other.points) {
             (_, Points::None) => {}
@@ -284,7 +279,6 @@ impl Fence {
         matches!(self.points, Points::None)
     }
 
-    /// Proof that the covered work is complete, if it is known to be.
     pub(crate) const fn proof(&self) -> Option<Unused> {
         match self.points {
             Points::None => Some(Unused(())),

@@ -90,7 +90,6 @@ struct Shared {
 struct State {
     attached: Vec<(u64, Weak<dyn MapperWork>)>,
     next: u64,
-    /// The attached work that is running.
     serving: Option<u64>,
 }
 
@@ -275,7 +274,6 @@ impl fmt::Debug for Mapper {
     }
 }
 
-/// A handle that attaches work to the mapper and wakes it.
 #[derive(Clone)]
 pub(crate) struct Waker {
     shared: Arc<Shared>,

@@ -21,7 +21,6 @@ impl LastWriter {
     pub(crate) const SEVERAL: u64 = u64::MAX;
 }
 
-/// A physical that is mapped nowhere, and its last writer.
 #[derive(Debug)]
 pub(crate) struct Unmapped {
     pub(crate) physical: Physical,
@@ -49,12 +48,11 @@ impl Unmapped {
 pub(crate) struct Placed {
     pub(super) mapping: Mapped,
     pub(super) last_writer: Option<LastWriter>,
-    /// As in [`Unmapped`], until the operation that placed the extent has
+    /// Set as in [`Unmapped`], until the operation that placed the extent has
     /// [settled](super::space::Space::settle).
     pub(super) fresh: bool,
     /// The cap on every device's access.
     pub(super) most: Access,
-    /// Set if the host's processors have access.
     pub(super) host: bool,
 }
 
@@ -67,14 +65,12 @@ impl Placed {
         self.mapping.address()
     }
 
-    /// The grant for the host's processors, for host memory.
     pub(super) fn host_grant(&self) -> Option<AccessGrant> {
         let location = self.mapping.physical().location();
         (location.kind == LocationKind::HOST_NUMA)
             .then(|| AccessGrant::new(Place::HostNuma(location.id), Access::ReadWrite))
     }
 
-    /// Unmaps the extent; on failure, returns it.
     pub(super) fn unmap(self, proof: Unused) -> Result<Unmapped, (Self, CallError)> {
         let Self {
             mapping,
@@ -151,7 +147,6 @@ impl Target {
     }
 }
 
-/// Maps a physical at an offset and grants access.
 pub(super) fn place_one(
     reservation: &Reservation,
     access: &[AccessGrant],

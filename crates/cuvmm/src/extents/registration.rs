@@ -14,9 +14,7 @@ use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{CloseError, CloseRefusal, ExportMark, Stream};
 
-/// An owner that keeps the memory of a registration in place until it is dropped.
 pub(crate) trait RegistrationOwner: Send + Sync {
-    /// Releases the memory and returns the first error.
     fn close(&self) -> Result<(), CallError>;
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError>;
@@ -25,7 +23,6 @@ pub(crate) trait RegistrationOwner: Send + Sync {
     /// range counts as exported.
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 
-    /// Notes that some of the memory was marked as exported.
     fn exported(&self);
 }
 

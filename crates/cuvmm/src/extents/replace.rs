@@ -32,7 +32,6 @@ pub(crate) type New = Vec<(u64, Unmapped)>;
 /// most likely ended, and its memory beside is unmapped while the next copies run.
 const AHEAD: usize = 3;
 
-/// A failed replacement.
 #[derive(Debug)]
 pub(crate) struct NotReplaced {
     pub(crate) error: MemoryError,
@@ -66,9 +65,7 @@ struct Exchange<'a, 'b> {
     /// The old memory taken out.
     old: TakenOut,
     placed: Vec<(Range<u64>, Bytes)>,
-    /// Unmapped physicals.
     spare: Vec<Unmapped>,
-    /// Set once a copy was queued.
     queued: bool,
     /// Set if a copy may be running.
     running: bool,
@@ -262,7 +259,6 @@ impl Exchange<'_, '_> {
             .flatten()
     }
 
-    /// Waits for the work queued before an event, or for all work of the stream.
     fn wait(&mut self, event: Option<Event>) -> Result<(), MemoryError> {
         let event = event.as_ref();
         let passed = event.map(|event| self.stream.device().relaxed(|| event.synchronize()));

@@ -184,7 +184,6 @@ impl Space {
         self.extents.last_key_value().map(|(&offset, _)| offset)
     }
 
-    /// The extent that contains an offset.
     pub(crate) fn extent_around(&self, offset: u64) -> Option<Extent> {
         let (&start, placed) = self.extents.range(..=offset).next_back()?;
         (offset - start < placed.mapping.size()).then(|| Extent::of(placed))
@@ -249,7 +248,6 @@ impl Space {
         }
     }
 
-    /// Maps adjacent physicals from `offset` on and grants access: all of them or none.
     pub(crate) fn place(
         &mut self,
         offset: u64,
@@ -296,8 +294,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps physicals in a roll-back, where no device has more access than `most`. Tries twice, so
-    /// that one refusal by the driver changes nothing.
+    /// [Places](Self::place_for) physicals in a roll-back. Tries twice, so that one refusal changes
+    /// nothing.
     pub(crate) fn place_back(
         &mut self,
         offset: u64,

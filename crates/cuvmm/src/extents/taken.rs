@@ -38,7 +38,6 @@ pub(crate) struct Stuck {
 /// Extents that could not be put back.
 #[derive(Debug)]
 pub(crate) struct NotPutBack {
-    /// The error of the first extent.
     pub(crate) error: MemoryError,
     /// The offset of the first extent.
     pub(crate) offset: u64,
@@ -86,7 +85,7 @@ impl NotPutBack {
         self.rest.bytes() + self.stuck.iter().map(|stuck| stuck.size).sum::<u64>()
     }
 
-    /// Takes out and adds all that the space still has. Only `running` may use it.
+    /// Adds all that the space still has. Only `running` may use it.
     pub(crate) fn with_all_of(mut self, space: &mut Space, running: &Fence) -> Self {
         let (taken, stuck) = space.empty_from(0, running);
         self.rest.0.extend(taken.0);

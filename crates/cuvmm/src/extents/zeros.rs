@@ -69,7 +69,6 @@ impl Zeros {
         Some(alias)
     }
 
-    /// Bytes of memory behind the aliases.
     pub(crate) fn held(&self) -> u64 {
         self.by_size.values().map(Physical::size).sum()
     }
@@ -197,7 +196,6 @@ impl Zeros {
         }
     }
 
-    /// Unmaps all aliases and releases their memory.
     pub(crate) fn clear(&mut self, proof: Unused) -> Result<(), CallError> {
         while let Some((offset, placed)) = self.aliases.pop_first() {
             self.backed -= placed.mapping.size();

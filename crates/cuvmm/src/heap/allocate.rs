@@ -73,7 +73,6 @@ pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
 
 fn least_chunk(request: Request<'_>) -> Request<'_> {
     let granule = request.stream.device().granule();
-    // A granule may be smaller than the request.
     let size = granule.round_up(request.size).unwrap_or(request.size);
     Request { size, ..request }
 }
@@ -160,8 +159,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Takes a run of a chunk that other streams' work may still use, and makes the stream wait for
-    /// that work.
+    /// Takes a run of a chunk behind other streams' work, and makes the stream wait for that work.
     fn small_behind(
         &self,
         state: &mut Locked<'_>,
@@ -352,7 +350,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes a run that other streams' work may still use, and makes the stream wait for that work.
+    /// Takes a run behind other streams' work, and makes the stream wait for that work.
     fn fit_behind(
         &self,
         state: &mut Locked<'_>,
@@ -430,7 +428,6 @@ impl Core {
         self.tidy_now(owner, TIDIED);
     }
 
-    /// Unmaps up to `most` unused mappings that are not searched.
     fn tidy_now(&self, owner: Owner<'_>, most: usize) {
         let polling = owner.0.polling();
         self.lock().refresh(polling.is_some());
@@ -494,7 +491,6 @@ impl State {
         }
     }
 
-    /// Adds a chunk, and serves a small request from its start.
     fn add_chunk(&mut self, (at, chunk): (u64, u64), work: Tag, request: Request<'_>) {
         // Memory of other streams is ordered before this stream.
         let work = match work.class().serves(request.id) {
@@ -520,7 +516,6 @@ impl State {
         Some((at, self.large.allocate(at, size)))
     }
 
-    /// Finds the shortest large run that fits and that the stream can use without waiting.
     fn find(&self, request: Request<'_>) -> Option<Range<u64>> {
         let (size, alignment, id) = (request.size, request.alignment, request.id);
         self.large.runs.find(size, alignment, id, false)

@@ -49,7 +49,6 @@ pub(super) struct Lane {
     index: usize,
 }
 
-/// A heap for its handles.
 pub(super) struct Lanes {
     pub(super) shared: Arc<Shared>,
     lanes: Box<[Arc<Lane>; StreamKeys::PLACES]>,
@@ -144,7 +143,6 @@ impl Allocation {
     fn free(&self) {
         let Shared { core, tenant, .. } = &*self.lane.shared;
         let mut state = core.lock();
-        // The cache may be full.
         state.drain(core.caches.at(self.lane.index), self.place.small);
         state.end(self.place);
         drop(state);

@@ -28,7 +28,6 @@ type NotMapped = (MemoryError, Vec<(u64, u64)>);
 #[derive(Default)]
 pub(super) struct Build {
     at: u64,
-    /// The first address and the size of the new mappings.
     from: u64,
     total: u64,
     /// The bytes of a window that the allocation begins with.
@@ -252,7 +251,6 @@ impl Core {
         }
     }
 
-    /// Lists the extents of a build in the order of their addresses.
     fn pieces(&self, build: &Build, lent: Vec<Unmapped>) -> Vec<Piece> {
         let state = self.lock();
         let old = |&(id, _): &(ExtentId, Range<u64>)| {
@@ -317,7 +315,7 @@ impl Core {
         Ok(placed.into_iter().map(|(_, one)| one).collect())
     }
 
-    /// Adds the mappings of a build to the heap, and zeroes memory that another tenant wrote.
+    /// Adds the mappings of a build, and zeroes memory that another tenant wrote.
     fn finish(
         &self,
         (tenant, holder): (&Tenant, HolderId),
@@ -399,7 +397,7 @@ impl Core {
             at += piece.size;
         }
         let mappings = (pieces.len() - stuck.len()) as u64;
-        // From here on the pool may take the extents, so no other handle may be left.
+        // As in `build`.
         let given = returned(pieces, mappings);
         self.lock().abandon(build, &stuck);
         tenant.give_up(holder, given);

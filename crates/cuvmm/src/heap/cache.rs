@@ -27,9 +27,9 @@ const ROOM: usize = 32;
 pub(super) struct Place {
     /// The offset in the heap's addresses.
     pub(super) at: u64,
-    /// As requested.
+    /// The requested size.
     pub(super) size: u64,
-    /// As allocated.
+    /// The allocated size.
     pub(super) rounded: u64,
     pub(super) home: StreamId,
     pub(super) stream: u64,

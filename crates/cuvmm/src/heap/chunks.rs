@@ -16,7 +16,6 @@ struct Chunk {
     free: u64,
 }
 
-/// The chunks of a heap by their first addresses.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: BTreeMap<u64, Chunk>,
@@ -49,7 +48,6 @@ impl Chunks {
         Some((chunk.size, chunk.free == chunk.size))
     }
 
-    /// Adds a chunk that is free behind some work.
     pub(super) fn add(&mut self, at: u64, size: u64, work: Tag) {
         self.chunks.insert(at, Chunk { size, free: size });
         self.held += size;

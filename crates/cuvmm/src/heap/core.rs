@@ -64,7 +64,6 @@ pub(super) struct Options {
 pub(super) struct Core {
     pub(super) device: Device,
     pub(super) policy: Policy,
-    /// As in [`Options`].
     pub(super) waits: bool,
     /// The tenant's number as a last writer.
     pub(super) writer: u64,
@@ -116,7 +115,7 @@ const RECORDED: usize = 64;
 
 struct Recorded {
     home: StreamId,
-    /// As allocated.
+    /// The allocated size.
     size: u64,
     work: Tag,
 }
@@ -230,7 +229,6 @@ impl State {
         free.filter_map(|start| self.spaces.take(start)).collect()
     }
 
-    /// Frees an allocation behind the work that its streams have queued.
     pub(super) fn end(&mut self, place: Place) {
         let mut work = self.streams.now(place.home);
         let uses = match self.uses.is_empty() {
@@ -255,7 +253,6 @@ impl State {
         self.free(place.at, place.rounded, place.small, work);
     }
 
-    /// Frees the small or the large allocations in a stream cache.
     pub(super) fn drain(&mut self, cache: &StreamCache, small: bool) {
         cache.drain(small, |place| self.end(place));
     }
@@ -362,7 +359,6 @@ impl State {
 }
 
 impl Core {
-    /// Makes the core of a heap that reserves at most `addresses` bytes of addresses.
     pub(super) fn new(
         device: Device,
         options: Options,

@@ -20,7 +20,6 @@ impl Gaps {
         parts.sum::<u64>() - self.bytes
     }
 
-    /// Adds a free part.
     pub(super) fn add_part(&mut self, start: u64, size: u64) {
         self.parts.insert(start, start + size);
         self.insert(start, size);
@@ -54,13 +53,12 @@ impl Gaps {
         largest.map(|&(size, start)| (start, size))
     }
 
-    /// Returns `true` if the `size` bytes from `start` on are free.
     pub(super) fn has(&self, start: u64, size: u64) -> bool {
         let gap = self.by_start.range(..=start).next_back();
         gap.is_some_and(|(&first, &length)| start - first + size <= length)
     }
 
-    /// Takes the `size` bytes from `start` on, if they are free.
+    /// Takes `size` bytes from `start` on, if they are free.
     pub(super) fn take_at(&mut self, start: u64, size: u64) -> bool {
         if !self.has(start, size) {
             return false;
@@ -74,7 +72,6 @@ impl Gaps {
         true
     }
 
-    /// Frees `size` bytes from `start` on.
     pub(super) fn give(&mut self, start: u64, size: u64) {
         let (mut from, mut to) = (start, start + size);
         if let Some((&first, &length)) = self.by_start.range(..start).next_back()

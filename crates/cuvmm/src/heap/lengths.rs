@@ -80,7 +80,6 @@ impl Lengths {
         near.or_else(|| self.from(size.checked_add(alignment)?).find_map(place))
     }
 
-    /// Returns the shortest range of at least a length.
     fn first_from(&self, least: u64) -> Option<(u64, u64)> {
         let index = bin(least);
         let here = self.bins.get(index)?.first_from((least, 0));
@@ -91,7 +90,6 @@ impl Lengths {
         first.map(|(range, &())| range)
     }
 
-    /// Returns the ranges of at least a length, the shortest first.
     fn from(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         let mut next = bin(least);
         let bins = std::iter::from_fn(move || {

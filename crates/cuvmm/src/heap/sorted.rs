@@ -45,12 +45,10 @@ impl<K: Ord + Copy, V> Sorted<K, V> {
         }
     }
 
-    /// Returns the first entry from a key on.
     pub(super) fn first_from(&self, key: K) -> Option<(K, &V)> {
         self.from(key).next()
     }
 
-    /// Returns the entries from a key on.
     pub(super) fn from(&self, key: K) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::Few(list) => (list.get(place(list, key)..).unwrap_or_default(), None),

@@ -6,7 +6,6 @@ use crate::error::{CallError, MemoryError};
 use crate::extents::{PlaceFailure, Placed, Space, Target, Unmapped};
 use crate::own::Stream;
 
-/// Reservations by their first addresses.
 #[derive(Debug, Default)]
 pub(super) struct Spaces(BTreeMap<u64, Space>);
 
@@ -66,7 +65,6 @@ impl Spaces {
         space.remove(offset)
     }
 
-    /// Keeps a mapping that could not be unmapped.
     pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {
         if let Some((offset, space)) = self.at_mut(at) {
             space.adopt(placed);

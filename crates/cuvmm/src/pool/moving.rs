@@ -29,7 +29,7 @@ use crate::own::{Physical, Span};
 #[derive(Debug)]
 pub(crate) struct TransitioningBlock {
     pub(super) lease: Lease,
-    /// As requested.
+    /// The requested size.
     pub(super) bytes: u64,
     /// In whole granules.
     pub(super) used: u64,
@@ -83,8 +83,8 @@ pub(crate) struct GivenUp {
 }
 
 impl Locked<'_> {
-    /// Ends an operation that gave up `bytes`. With `release`, releases as much of the free list,
-    /// which had `before` bytes.
+    /// Ends an operation that gave up `bytes`. With `release`, releases the bytes by which the free
+    /// list has grown since it had `before`.
     pub(super) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
         if release {
             self.release_growth(before);

@@ -52,7 +52,6 @@ pub(crate) struct Extent {
     pub(crate) settled: bool,
 }
 
-/// The free bytes at the ends of an extent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
     pub(super) whole: u64,
@@ -147,7 +146,6 @@ impl Extent {
         }
     }
 
-    /// Returns the class of a free range.
     pub(super) fn class(&self, range: &Range<u64>) -> Class {
         let pieces = self.meeting(range.start, range.end);
         pieces.fold(Class::Ready, |class, (_, free)| {

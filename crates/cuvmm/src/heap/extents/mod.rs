@@ -151,7 +151,6 @@ impl Extents {
         self.extents.len() - 1
     }
 
-    /// Removes an extent without mappings.
     pub(super) fn remove_extent(&mut self, id: ExtentId) {
         self.list_with(id, Ends::default());
         let Some(extent) = self.extents.get_mut(id).and_then(Option::take) else {
@@ -308,7 +307,6 @@ impl Extents {
         self.shown = shown;
     }
 
-    /// Marks bytes of an extent as free behind some work.
     pub(super) fn give(&mut self, id: ExtentId, range: Range<u64>, tag: Tag) {
         let class = tag.class();
         self.give_each(id, range, tag);
@@ -467,7 +465,6 @@ impl Extents {
         work
     }
 
-    /// Frees allocated bytes behind some work.
     pub(super) fn free_at(&mut self, at: u64, size: u64, tag: &Tag) {
         self.for_each_part(at, size, |all, id, range, mapping| {
             all.count(id, mapping, Some(tag));

@@ -94,6 +94,7 @@ impl Region {
         self.revoke_from(device)
     }
 
+    /// Returns the access that a device has.
     #[doc(alias = "right_of")]
     #[must_use]
     pub fn access_of(&self, device: &Device) -> Access {

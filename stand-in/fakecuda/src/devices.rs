@@ -13,8 +13,6 @@ use crate::edge::{Outcome, code, export, present, put};
 use crate::identity;
 use crate::state::{driver, state};
 
-/// Writes a device's UUID.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {

@@ -1,8 +1,7 @@
 //! Legacy interprocess handles of events and memory.
 //!
-//! An event's handle names the process and the event. All work of a process is done in the call that
-//! submits it, unless a test holds a stream back, so an event that another process has recorded is
-//! complete.
+//! An event's handle names the process and the event. A process's work is done in the call that
+//! submits it, unless a test holds a stream back, so another process's recorded event is complete.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -25,14 +24,13 @@ const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 /// The first bytes of an event's handle.
 const MARK: [u8; 8] = *b"fakeevnt";
 
-/// A handle of an event, which is passed by value.
+/// A handle of an event, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct EventName {
     bytes: [u8; 64],
 }
 
-/// Returns the number at a place of a handle.
 fn number(bytes: &[u8; 64], at: usize) -> u64 {
     let mut word = [0; 8];
     for (to, from) in word.iter_mut().zip(&bytes[at..]) {
@@ -96,8 +94,6 @@ export_also! {
     }
 }
 
-/// Opens another process's plain memory.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn open(address: *mut CUdeviceptr, name: &CUipcMemHandle, flags: u32) -> Outcome {

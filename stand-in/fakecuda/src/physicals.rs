@@ -19,7 +19,6 @@ use cuvmm_sys::{
 use crate::edge::{Outcome, code, export, present, put, take};
 use crate::state::driver;
 
-/// Converts a location from its C form.
 pub(crate) fn location(location: CUmemLocation) -> Location {
     Location {
         kind: LocationKind(location.kind.0),
@@ -60,8 +59,8 @@ fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
     }
 }
 
-/// Refuses properties that the trait cannot express: reserved bytes, metadata of Windows, and ways
-/// of compression that do not exist. As recorded, the last reserved byte may hold anything.
+/// Refuses properties that the trait cannot express: reserved bytes, metadata of Windows, and
+/// unknown kinds of compression. As recorded, the last reserved byte may hold anything.
 fn check(props: &CUmemAllocationProp) -> Outcome {
     let [first, second, third, _] = props.allocFlags.reserved;
     let reserved = [first, second, third] != [0; 3];

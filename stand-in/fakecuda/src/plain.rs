@@ -19,8 +19,6 @@ use crate::streams::{stream_handle, target};
 /// The multiple that the length of a row of `cuMemAllocPitch` is rounded up to.
 const PITCH: usize = 512;
 
-/// Allocates pinned memory and writes its address.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome {
@@ -38,7 +36,6 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
     unsafe { put(address, made.cast()) }
 }
 
-/// Forgets device memory that was freed.
 fn freed(address: u64) {
     owned::forget(Object::Memory(address));
     buffers::forget(address, 1);

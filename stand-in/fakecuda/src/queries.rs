@@ -1,4 +1,4 @@
-//! Questions about streams and contexts whose answers are settings: flags, priorities, limits.
+//! Settings of streams and contexts: flags, priorities, limits.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -22,10 +22,11 @@ use crate::streams::{HIGHEST, device_of, stream_handle};
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
 
-/// The limits of a context and their values on an H200: the stack, the buffer of `printf`, the heap
-/// of `malloc` in kernels, the depth of launches, which is no more, the number of pending launches,
-/// the fetch granularity and the persisting part of the L2 cache, which the device tells, the shared memory of a block, and
-/// the memory of graphics interoperation. The last two can only be read.
+/// The limits of a context with their values on an H200: the stack, the buffer of `printf`, the
+/// heap of `malloc` in kernels, the depth of launches (which no longer exists), the number of
+/// pending launches, the fetch granularity and the persisting part of the L2 cache (which the
+/// device gives), the shared memory of a block, and the memory of graphics interoperation. The last
+/// two can only be read.
 const LIMITS: [Option<u64>; 9] = [
     Some(1024),
     Some(8_650_752),
@@ -38,20 +39,20 @@ const LIMITS: [Option<u64>; 9] = [
     Some(0),
 ];
 
-/// The limit of the persisting part of the L2 cache, and the attribute that holds the most.
+/// The limit of the persisting part of the L2 cache, and the attribute with its maximum.
 const PERSISTING: u32 = 6;
 const MOST_PERSISTING: i32 = 108;
 
 /// The number of limits that can be set.
 const SETTABLE: u32 = 7;
 
-/// The number of the attribute that holds the number of multiprocessors.
+/// The attribute with the number of multiprocessors.
 const MULTIPROCESSORS: i32 = 16;
 
 /// The limits that were set, by context and number.
 static SET: Mutex<BTreeMap<(usize, u32), u64>> = Mutex::new(BTreeMap::new());
 
-/// Returns what is known about a stream. A default stream has the default settings.
+/// Returns a stream's properties. A default stream has the default settings.
 fn about(stream: CUstream) -> Outcome<Known> {
     let stream = stream_handle(stream);
     device_of(stream)?;
@@ -62,12 +63,12 @@ fn about(stream: CUstream) -> Outcome<Known> {
 }
 
 thread_local! {
-    /// The nodes that the thread was last told of. They are the driver's, until its next call.
+    /// The nodes last listed for the thread. They are the driver's, until its next call.
     static NODES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Places for the results about a capture: the number, the graph, the nodes, the kinds of their edges,
-/// and how many nodes there are.
+/// Places for the results about a capture: its number, its graph, the nodes, the kinds of their
+/// edges, and the number of nodes.
 type Places = (
     *mut u64,
     *mut CUgraph,
@@ -115,7 +116,7 @@ unsafe fn capture_info(
     }
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result unless its pointer is null.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -158,7 +159,7 @@ export_also! {
         let found = match stream_handle(stream) {
             StreamHandle::NULL | StreamHandle::LEGACY => 1,
             StreamHandle::PER_THREAD => 2,
-            // The numbers after those of the default streams.
+            // Numbers after those of the default streams.
             _ => known.id + 2,
         };
         // SAFETY: the caller passes a valid pointer for the result, or null.
@@ -272,7 +273,7 @@ export_also! {
         let found = match which {
             // The window of the access policy, whose other words are zero too.
             1 => 0,
-            // The policy of synchronization, where none was chosen.
+            // The default policy of synchronization.
             3 => u64::from(u32::MAX),
             8 => known.priority as u32 as u64,
             _ => return Err(INVALID),

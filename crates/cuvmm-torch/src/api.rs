@@ -1,10 +1,10 @@
 //! The functions of C beyond those that allocate: settings, figures, limits, pools of graphs.
 //!
 //! Functions that return an `int` return 0, or a negative number and keep the error for
-//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that write a
-//! text end it with a zero byte, write it only if it fits in `length` bytes, and return the bytes
-//! needed, the zero byte included. Functions that write a device's figures return 0 if the device has
-//! no heap yet, and in a forked child.
+//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that
+//! write a text end it with a zero byte, write it only if it fits in `length` bytes, and return the
+//! bytes needed, the zero byte included. Functions that write a device's figures return 0 if the
+//! device has no heap yet, and in a forked child.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]

@@ -2,8 +2,8 @@
 //!
 //! Each request has a connection of its own: publishers close idle connections.
 //!
-//! Detaching waits for devices. An attachment that cannot be detached now keeps its number until devices
-//! can be waited for: Python asks only once, when the last tensor is gone.
+//! Detaching waits for devices. An attachment that cannot be detached now keeps its number until
+//! devices can be waited for: Python asks only once, when the last tensor is gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The blocks of tags by address.
 //!
-//! A block has whole granules, so small allocations of a tag share blocks, one behind the other. A freed
-//! part is not used again before its block is: a block is freed with its last part, and then waits for
-//! the work of the device, as each free under a tag does.
+//! A block has whole granules, so small allocations of a tag share blocks, one behind the other. A
+//! freed part is not used again before its block is: a block is freed with its last part, and then
+//! waits for the work of the device, as each free under a tag does.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
 //! The ends of Python's DLPack capsules and tensors.
 //!
-//! A library may end a tensor on any thread, and a capsule while an exception is raised, as NumPy does
-//! with a device's capsule. Python code cannot run then, so these functions set the exception aside while
-//! they release the tensor's owner.
+//! A library may end a tensor on any thread, and a capsule while an exception is raised, as NumPy
+//! does with a device's capsule. Python code cannot run then, so these functions set the exception
+//! aside while they release the tensor's owner.
 //!
 //! This library is not linked with Python: it looks Python's functions up in the process.
 //!

@@ -1,7 +1,7 @@
 //! Open pools of graphs, and the state of the captures that they were opened for.
 //!
-//! PyTorch does not close a pool whose capture has failed, and the pool's filter refers to a graph that
-//! may be gone. So the streams that the filter accepted tell whether the capture runs.
+//! PyTorch does not close a pool whose capture has failed, and the pool's filter refers to a graph
+//! that may be gone. So the streams that the filter accepted tell whether the capture runs.
 //!
 //! `unsafe` is used to ask the driver about these streams, for which PyTorch vouches.
 #![allow(unsafe_code)]

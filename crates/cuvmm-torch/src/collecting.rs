@@ -1,9 +1,10 @@
 //! The collector: a function that frees unreachable tensors when memory is short, such as Python's
 //! garbage collector.
 //!
-//! The collector takes the interpreter's lock, so it is called with no lock of this library held. PyTorch
-//! then holds no lock that guards its pluggable allocator; the package's README says which other locks
-//! may be held. The collector is never called for `torch.cuda.MemPool`, whose lock PyTorch holds.
+//! The collector takes the interpreter's lock, so it is called with no lock of this library held.
+//! PyTorch then holds no lock that guards its pluggable allocator; the package's README says which
+//! other locks may be held. The collector is never called for `torch.cuda.MemPool`, whose lock
+//! PyTorch holds.
 //!
 //! `unsafe` is used to call the collector.
 #![allow(unsafe_code)]

@@ -1,9 +1,10 @@
 //! C++: PyTorch's exceptions, and functions that PyTorch passes.
 //!
 //! This library is not linked with PyTorch. When memory is short, it looks the parts of
-//! `c10::OutOfMemoryError` up in the process, under their names in the Itanium C++ ABI. The name of a
-//! constructor contains its parameters' types, so a constructor that is found takes the arguments passed
-//! here. The exception's size is not in its name; more space is given than any version needs.
+//! `c10::OutOfMemoryError` up in the process, under their names in the Itanium C++ ABI. The name of
+//! a constructor contains its parameters' types, so a constructor that is found takes the arguments
+//! passed here. The exception's size is not in its name; more space is given than any version
+//! needs.
 //!
 //! `std::string` and `std::function` are laid out as in libstdc++ since GCC 5.
 //!

@@ -1,7 +1,7 @@
 //! The tags that each thread has entered, in order.
 //!
-//! A thread's blocks of code may end in any order, as generators and tasks do, and a garbage collector may
-//! end one on another thread. So each entered tag has a token.
+//! A thread's blocks of code may end in any order, as generators and tasks do, and a garbage
+//! collector may end one on another thread. So each entered tag has a token.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! The end of the process: threads of mappers and publishers stop before the driver shuts down.
 //!
-//! The driver shuts down in a function that the C library calls at the exit, and a thread within the
-//! driver may then crash or hang. Functions registered later are called earlier, so the function here is
-//! registered after the driver was opened.
+//! The driver shuts down in a function that the C library calls at the exit, and a thread within
+//! the driver may then crash or hang. Functions registered later are called earlier, so the
+//! function here is registered after the driver was opened.
 //!
 //! `unsafe` is used to register the function.
 #![allow(unsafe_code)]

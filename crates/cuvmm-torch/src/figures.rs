@@ -139,8 +139,8 @@ impl Figures {
 
     /// Notes the held bytes, and returns the most bytes noted so far.
     ///
-    /// Held bytes fall only when memory goes back to the driver, so they are noted before that, and whenever
-    /// the peak is read.
+    /// Held bytes fall only when memory goes back to the driver, so they are noted before that, and
+    /// whenever the peak is read.
     pub(crate) fn look(&mut self, held: u64) -> u64 {
         // Allocated bytes were held, also between two looks.
         let least = held.max(self.all.bytes.peak);

@@ -1,8 +1,8 @@
 //! Detection of forked children of a process that has used this library.
 //!
-//! A child has the parent's heaps in its memory, but neither its driver nor its threads: a lock that
-//! another thread held at the fork stays locked for ever. So every function checks before it takes a lock.
-//! A child forked before the first use of the library can use it.
+//! A child has the parent's heaps in its memory, but neither its driver nor its threads: a lock
+//! that another thread held at the fork stays locked for ever. So every function checks before it
+//! takes a lock. A child forked before the first use of the library can use it.
 //!
 //! `unsafe` is used to register the function that the C library calls in a child.
 #![allow(unsafe_code)]

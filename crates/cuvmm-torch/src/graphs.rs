@@ -1,9 +1,9 @@
 //! Pools of graphs: while a pool is open for a stream, the stream's allocations come from the
 //! pool's heap, which keeps its memory as long as the pool has users.
 //!
-//! While a graph may be captured, no thread of this library waits for a device. A wait needs leave from
-//! [`waiting`], and [`begin`] waits until earlier leaves end. Meanwhile an operation that needs leave is
-//! refused, or put off until [`collect`] gets leave.
+//! While a graph may be captured, no thread of this library waits for a device. A wait needs leave
+//! from [`waiting`], and [`begin`] waits until earlier leaves end. Meanwhile an operation that
+//! needs leave is refused, or put off until [`collect`] gets leave.
 //!
 //! Operations outside of open pools do not take the lock here.
 

@@ -1,7 +1,8 @@
 //! Memory that the program has, for reports of `fakecuda`, the stand-in for libcuda: memory that
 //! this library keeps until the process ends is no leak.
 //!
-//! `unsafe` is used to export the function that `fakecuda` calls. A real driver calls no such function.
+//! `unsafe` is used to export the function that `fakecuda` calls. A real driver calls no such
+//! function.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};

@@ -83,9 +83,9 @@ enum Outcome {
 /// tries again, if a collector is set.
 ///
 /// If memory is still short, throws PyTorch's `c10::OutOfMemoryError`. Other failures (such as the
-/// per-thread default stream, or a panic) throw its `c10::Error`. Without PyTorch in the process, and in
-/// a forked child of a process that has used this library, prints one line on standard error and
-/// returns null.
+/// per-thread default stream, or a panic) throw its `c10::Error`. Without PyTorch in the process,
+/// and in a forked child of a process that has used this library, prints one line on standard error
+/// and returns null.
 ///
 /// # Safety
 /// `stream` is a stream of the device's primary context, and stays one until [`cuvmm_stream_end`].

@@ -1,8 +1,8 @@
 //! Publications: tensors copied into memory that other processes may attach, and published under a
 //! name.
 //!
-//! PyTorch's own memory cannot be shared with other processes, so publications have a pool beside the
-//! heap's, and the heap's pool leaves room for it under the device's limit.
+//! PyTorch's own memory cannot be shared with other processes, so publications have a pool beside
+//! the heap's, and the heap's pool leaves room for it under the device's limit.
 //!
 //! `unsafe` is used to copy from the addresses that C passes.
 #![allow(unsafe_code)]

@@ -1,9 +1,9 @@
 //! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in the pool of each device,
 //! and can be put to sleep and woken.
 //!
-//! The functions serve PyTorch's own allocator, which asks for whole segments and expects a free to wait
-//! for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed memory is
-//! reused, and sleeping memory is unmapped, only when all work of the device is complete.
+//! The functions serve PyTorch's own allocator, which asks for whole segments and expects a free to
+//! wait for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed
+//! memory is reused, and sleeping memory is unmapped, only when all work of the device is complete.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};

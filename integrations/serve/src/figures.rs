@@ -1,4 +1,4 @@
-//! The figures of a server, and how they are printed.
+//! The figures of a server, as numbers and as tables.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ const SHOWN: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    /// The tokens of answers.
+    /// Tokens of answers.
     pub(crate) tokens: u64,
-    /// The tokens that were computed again, with the same result.
+    /// Tokens computed again, with the same result.
     pub(crate) again: u64,
-    /// The number of evictions of requests.
+    /// Evictions of requests.
     pub(crate) thrown_out: u64,
-    /// The duration of each sleep operation.
+    /// The duration of each sleep.
     pub(crate) slept: Vec<Duration>,
-    /// The duration of each wake operation.
+    /// The duration of each wake-up.
     pub(crate) woken: Vec<Duration>,
     /// The time to the first token of each request.
     pub(crate) first: Vec<Duration>,
@@ -77,7 +77,7 @@ impl Figures {
         self.prefixes.iter().map(|uses| uses.hits).sum()
     }
 
-    /// Returns the most memory that all models had in use together: weights and caches.
+    /// Returns the most memory in use for weights and caches by all models together.
     fn peak(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
             let used = models
@@ -133,7 +133,6 @@ impl Figures {
     }
 }
 
-/// Returns a table that compares servers.
 pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);

@@ -1,4 +1,4 @@
-//! A model that is served: its decoder, its memory and its system prompt.
+//! A served model: its decoder, its memory and its system prompt.
 
 use cuvmm::CurrentTenantMemPool;
 
@@ -14,7 +14,7 @@ pub(crate) struct Model {
     /// The number of token ids.
     pub(crate) words: usize,
     pub(crate) system: SystemPrompt,
-    /// The memory of candle's own tensors, for all models, with the first of them.
+    /// The memory of candle's own tensors, for all models; the first model has it.
     pub(crate) intermediates: Option<CurrentTenantMemPool>,
 }
 
@@ -26,7 +26,6 @@ impl Model {
     }
 }
 
-/// Returns the names of models.
 pub(crate) fn names(models: &[Model]) -> Vec<&str> {
     models.iter().map(|model| model.name.as_str()).collect()
 }

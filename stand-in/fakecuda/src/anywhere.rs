@@ -21,9 +21,9 @@ pub(crate) fn is_pinned(device: Ordinal, address: u64) -> bool {
 
 /// Returns `true` if the host driver copies the memory at an address.
 ///
-/// Pool memory on the host is copied like memory of the program: a device without access can copy it. A
-/// hostile driver refuses questions about unknown addresses with any code, so each refusal means memory
-/// of the program.
+/// Pool memory on the host is copied like memory of the program: a device without access can copy
+/// it. A hostile driver refuses questions about unknown addresses with any code, so each refusal
+/// means memory of the program.
 fn is_device(device: Ordinal, address: u64) -> bool {
     let found = attributes::find(device, address);
     found.is_ok_and(|found| match found.kind {

@@ -1,14 +1,14 @@
 //! Functions of the program that run in the order of a stream.
 //!
-//! Each device has a thread that runs its functions one after the other, made by the first call that
-//! queues one. No lock is held meanwhile, so a function may wait for a thread that calls the driver. The
-//! queueing call returns at once; the stream, and waits for it, are busy until the function returns. A
-//! function may not call the driver: its calls answer `NOT_PERMITTED`. The documentation allows functions
-//! of independent streams to be serialized, as they are here.
+//! Each device has a thread that runs its functions one after the other, made by the first call
+//! that queues one. No lock is held meanwhile, so a function may wait for a thread that calls the
+//! driver. The queueing call returns at once; the stream, and waits for it, are busy until the
+//! function returns. A function may not call the driver: its calls answer `NOT_PERMITTED`. The
+//! documentation allows functions of independent streams to be serialized, as they are here.
 //!
-//! The thread lives until the process ends, so this library stays loaded. A forked child has no thread,
-//! and its calls are refused before they need one. A function that does not return does not keep the
-//! process from ending.
+//! The thread lives until the process ends, so this library stays loaded. A forked child has no
+//! thread, and its calls are refused before they need one. A function that does not return does not
+//! keep the process from ending.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to call what the program passes.
 #![allow(unsafe_code)]

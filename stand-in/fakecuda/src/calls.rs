@@ -150,8 +150,8 @@ pub(crate) fn take_time(clock: fn() -> Duration) {
 
 /// Sleeps for the time on the driver's clock for which no thread has slept.
 ///
-/// All threads share the clock, so of two calls that end at the same moment one may sleep for both; the
-/// sum is right.
+/// All threads share the clock, so of two calls that end at the same moment one may sleep for both;
+/// the sum is right.
 fn pay(now: Duration) {
     let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let before = SLEPT.fetch_max(now, Ordering::AcqRel);

@@ -1,9 +1,9 @@
 //! The end of the process: the report, and the exit code for findings.
 //!
-//! The library's last function makes the report, after the program's own last functions and those of
-//! libraries loaded later, so that memory which they release is no leak. A process that ends by `_exit`,
-//! by a signal or by running another program reports nothing. Only a process that called `cuInit` itself
-//! reports: a forked child has its parent's objects and owns none of them.
+//! The library's last function makes the report, after the program's own last functions and those
+//! of libraries loaded later, so that memory which they release is no leak. A process that ends by
+//! `_exit`, by a signal or by running another program reports nothing. Only a process that called
+//! `cuInit` itself reports: a forked child has its parent's objects and owns none of them.
 //!
 //! `unsafe` is allowed here to place that function, and to end the process from it.
 #![allow(unsafe_code)]

@@ -1,9 +1,9 @@
 //! Refuses calls of a forked child, and calls of a function that the driver runs in the order of a
 //! stream.
 //!
-//! The driver's state does not survive a fork, so every call in a child answers `NOT_INITIALIZED`, also
-//! `cuInit`. A lock that another thread of the parent held would stay locked in the child, so a child's
-//! call must be refused before it reaches a lock.
+//! The driver's state does not survive a fork, so every call in a child answers `NOT_INITIALIZED`,
+//! also `cuInit`. A lock that another thread of the parent held would stay locked in the child, so
+//! a child's call must be refused before it reaches a lock.
 
 use std::cell::Cell;
 use std::sync::OnceLock;

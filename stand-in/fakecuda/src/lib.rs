@@ -39,10 +39,10 @@
 //! ends, or by a function of `include/fakecuda.h`. That header also declares functions for tests:
 //! they hold streams back, count live objects and make calls fail.
 //!
-//! Every function that `cuda.h` declares is exported. Functions that are not implemented (kernels, arrays,
-//! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of the
-//! CUDA version that the library reports. NVIDIA's runtime library does not work: it needs private tables,
-//! of which `cuGetExportTable` finds none.
+//! Every function that `cuda.h` declares is exported. Functions that are not implemented (kernels,
+//! arrays, textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the
+//! functions of the CUDA version that the library reports. NVIDIA's runtime library does not work:
+//! it needs private tables, of which `cuGetExportTable` finds none.
 
 mod anywhere;
 mod attributes;

@@ -1,7 +1,7 @@
 //! The host driver, watched: calls that make, release or use an object are noted for the report.
 //!
-//! The methods here hide the trait's methods of the same names and parameters. Calls without notes go to
-//! the host driver directly and need no line here.
+//! The methods here hide the trait's methods of the same names and parameters. Calls without notes
+//! go to the host driver directly and need no line here.
 //!
 //! `unsafe` is allowed here to pass calls on: the requirements of each method are those of the host
 //! driver's.

@@ -1,7 +1,7 @@
 //! Counts the bytes of host memory that some code keeps.
 //!
-//! `unsafe` here: an allocator is, by its trait. This allocator passes everything to the system's, and
-//! counts while switched on.
+//! `unsafe` here: an allocator is, by its trait. This allocator passes everything to the system's,
+//! and counts while switched on.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,9 +1,9 @@
 //! Diagnosis, which a GPU does not give: leaks, memory taken from queued work, use of released
 //! handles, and reads of memory that was never written.
 //!
-//! The driver's own tables know which objects are live. This module only remembers where they were made
-//! and released, so a correct program gets no finding, whatever this module forgets. A setting or
-//! `fakecuda_watch` turns it on; while off, a call costs one look at a flag.
+//! The driver's own tables know which objects are live. This module only remembers where they were
+//! made and released, so a correct program gets no finding, whatever this module forgets. A setting
+//! or `fakecuda_watch` turns it on; while off, a call costs one look at a flag.
 //!
 //! | module | what it holds |
 //! |---|---|

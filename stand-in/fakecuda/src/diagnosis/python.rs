@@ -1,10 +1,10 @@
 //! The lines of a Python program, by the interpreter in the process, if there is one.
 //!
-//! The functions of Python's C interface since 3.9 are found by name. A thread that the interpreter does
-//! not know, and an interpreter that is ending, are left alone.
+//! The functions of Python's C interface since 3.9 are found by name. A thread that the interpreter
+//! does not know, and an interpreter that is ending, are left alone.
 //!
-//! `unsafe` is allowed here to call those functions, with the interpreter's lock held. Every reference
-//! that they return is given back.
+//! `unsafe` is allowed here to call those functions, with the interpreter's lock held. Every
+//! reference that they return is given back.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

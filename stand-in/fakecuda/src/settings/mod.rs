@@ -1,8 +1,8 @@
 //! The settings from the environment and the file `FAKECUDA_CONFIG`, read once.
 //!
-//! A setting has one name: `capacity` in the file is `FAKECUDA_CAPACITY` in the environment, which wins. A
-//! wrong name or value is printed once on standard error with its place, and `cuInit` returns
-//! `SYSTEM_NOT_READY`: a test with other settings than it asked for would be worth nothing.
+//! A setting has one name: `capacity` in the file is `FAKECUDA_CAPACITY` in the environment, which
+//! wins. A wrong name or value is printed once on standard error with its place, and `cuInit`
+//! returns `SYSTEM_NOT_READY`: a test with other settings than it asked for would be worth nothing.
 
 mod faults;
 mod file;

@@ -187,7 +187,6 @@ impl Args {
     }
 }
 
-/// Returns the command-line word of a choice.
 fn word<T: ValueEnum>(choice: T) -> OsString {
     let value = choice.to_possible_value();
     value.map_or_else(OsString::new, |value| OsStr::new(value.get_name()).into())

@@ -44,7 +44,6 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// The report of the command.
 #[derive(Debug, Serialize)]
 struct Info {
     drivers: Vec<Found>,
@@ -56,7 +55,6 @@ struct Info {
     topology: Vec<Reaches>,
 }
 
-/// A driver, and whether it can be opened.
 #[derive(Debug, Serialize)]
 struct Found {
     driver: &'static str,
@@ -64,7 +62,7 @@ struct Found {
     reason: String,
 }
 
-/// One device. Sizes are in bytes.
+/// Sizes are in bytes.
 #[derive(Debug, Serialize)]
 struct Device {
     ordinal: i32,

@@ -45,7 +45,6 @@ struct State {
     attached: Option<HashMap<u64, Arc<Attached>>>,
     /// The numbers of attachments to detach.
     leaving: BTreeSet<u64>,
-    /// The number of attachments ever made.
     count: u64,
 }
 
@@ -150,7 +149,6 @@ pub(crate) fn memory() -> Vec<(u64, u64, i32)> {
     each.collect()
 }
 
-/// Describes an attachment as JSON.
 pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
     let attached = attached(number)?;
     let Attached {

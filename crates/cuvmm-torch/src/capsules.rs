@@ -36,7 +36,6 @@ pub struct ManagedVersioned {
     deleter: Option<unsafe extern "C-unwind" fn(*mut ManagedVersioned)>,
 }
 
-/// An object of Python.
 type Object = *mut c_void;
 
 /// Python's functions. They unwind a thread that calls them while the interpreter ends.

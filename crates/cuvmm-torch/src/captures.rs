@@ -41,12 +41,10 @@ pub(crate) struct Open {
     /// Streams that captured when the filter accepted them, each with its capture, without those
     /// that have ended. The driver is asked about no other stream: it may be destroyed.
     captured: Vec<(StreamHandle, CaptureId)>,
-    /// `true` once a stream was in `captured`.
     has_captured: bool,
     /// `true` once the thread has opened another pool: a capture of this pool is not awaited any
     /// more.
     is_superseded: bool,
-    /// The answer of the last look.
     capture: Capture,
 }
 

@@ -19,14 +19,12 @@ use crate::{entered, fork, graphs};
 pub(crate) const ADVICE: &str =
     ". Tensors in reference cycles keep their memory until gc.collect()";
 
-/// A collector, a function of C.
 pub(crate) type Collector = unsafe extern "C" fn();
 
 struct State {
     collector: Option<Collector>,
     /// `true` from `set(None)` until a collector is set: no other collector is called either.
     has_ended: bool,
-    /// The number of threads within a collector.
     running: usize,
 }
 

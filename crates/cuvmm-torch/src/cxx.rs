@@ -153,7 +153,6 @@ impl Parts {
     }
 }
 
-/// `c10::SourceLocation`.
 #[repr(C)]
 struct SourceLocation {
     function: *const c_char,
@@ -172,7 +171,6 @@ struct CxxString {
 }
 
 impl CxxString {
-    /// The most bytes of a short string.
     const SHORT: usize = 15;
 
     unsafe fn new(new: unsafe extern "C" fn(usize) -> *mut c_void, text: &str) -> Self {

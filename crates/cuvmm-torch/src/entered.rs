@@ -59,7 +59,6 @@ pub(crate) fn end(token: u64) {
     entered(|_| {});
 }
 
-/// Ends this thread's innermost tag.
 pub(crate) fn leave() {
     entered(|entered| {
         if let Some(last) = entered.pop() {

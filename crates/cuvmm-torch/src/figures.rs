@@ -6,7 +6,6 @@ use serde::Serialize;
 /// The largest small allocation, in bytes.
 const SMALL: u64 = 1 << 20;
 
-/// The multiple to which sizes are rounded up.
 const ALIGNMENT: u64 = cuvmm::heap::ALIGNMENT;
 
 /// A figure that rises and falls.
@@ -21,7 +20,6 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// Returns a figure with these sums of rises and falls.
     pub(crate) const fn of(allocated: u64, freed: u64) -> Self {
         let current = allocated.saturating_sub(freed);
         Self {
@@ -77,7 +75,6 @@ impl Class {
     }
 }
 
-/// The figures of a device's allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) all: Class,
@@ -85,7 +82,6 @@ pub(crate) struct Figures {
     pub(crate) large: Class,
     /// Allocations retried after free memory had gone back to the driver.
     pub(crate) retries: u64,
-    /// Allocations that failed for lack of memory.
     pub(crate) ooms: u64,
     /// Allocations that waited for all work of the device.
     pub(crate) syncs: u64,
@@ -112,13 +108,11 @@ impl Figures {
         });
     }
 
-    /// Counts a sleeping allocation as awake.
     pub(crate) fn woke(&mut self, size: u64) {
         self.sleeping -= size.next_multiple_of(ALIGNMENT);
         self.change(size, |figure, by| figure.set(figure.current + by));
     }
 
-    /// Counts the end of a sleeping allocation.
     pub(crate) fn ended_asleep(&mut self, size: u64) {
         self.sleeping -= size.next_multiple_of(ALIGNMENT);
         self.change(size, |figure, by| figure.freed += by);
@@ -156,7 +150,6 @@ impl Figures {
         self.peak_held = held;
     }
 
-    /// Resets the sums and the counts.
     pub(crate) fn reset_accumulated(&mut self) {
         for class in [&mut self.all, &mut self.small, &mut self.large] {
             class.each(Figure::reset_accumulated);

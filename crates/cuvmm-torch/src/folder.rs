@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// The timeout of one publisher's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const MOST_NAMED: usize = 20;
@@ -69,7 +68,6 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     Err(ambiguous(name))
 }
 
-/// Returns the error that lists all publishers of a name.
 fn ambiguous(name: &str) -> Error {
     let has = |socket: &PathBuf| {
         published_at(socket).is_ok_and(|names| names.iter().any(|one| one == name))

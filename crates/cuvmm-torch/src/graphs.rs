@@ -43,7 +43,6 @@ struct State {
     /// Heaps of pools without users. They end after a wait for the device's work, since a graph may
     /// be running. A heap whose allocations outlive its pool is an ordinary heap then.
     released: Vec<(&'static DeviceHeap, Heap)>,
-    /// Functions for [`collect`] to call once.
     put_off: Vec<fn(&Waiting)>,
     /// The number of leaves to wait for devices.
     waiting: usize,
@@ -198,7 +197,6 @@ pub(crate) fn end_stream(stream: StreamHandle) {
     settle(state);
 }
 
-/// Closes an open pool.
 pub(crate) fn end(device: i32, id: PoolId) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());

@@ -55,7 +55,6 @@ static ENDED: AtomicU64 = AtomicU64::new(0);
 const KEPT: usize = 64;
 
 thread_local! {
-    /// The stream of this thread's last operation.
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
@@ -93,7 +92,6 @@ pub(crate) struct DeviceHeap {
     /// Streams by their handles. Allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
-    /// Allocations that failed since the heap was made.
     pub(crate) failed: AtomicU64,
 }
 
@@ -153,7 +151,6 @@ pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns all heaps with their devices' numbers.
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
@@ -290,7 +287,6 @@ impl DeviceHeap {
         })
     }
 
-    /// Builds the heap of one pool of graphs.
     pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
         let builder = self.settings.apply(Heap::builder(&self.tenant));
         Ok(builder.for_graphs(true).build()?)
@@ -319,7 +315,6 @@ impl DeviceHeap {
         Ok(&self.published.get_or_init(|| (pool, tenant)).1)
     }
 
-    /// Returns the pool of publications, if it exists.
     pub(crate) fn published(&self) -> Option<&Pool> {
         self.published.get().map(|(pool, _)| pool)
     }
@@ -357,7 +352,6 @@ impl DeviceHeap {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the bytes that the device's pool has from the driver.
     pub(crate) fn held(&self) -> u64 {
         held(&self.pool)
     }

@@ -31,7 +31,6 @@ static TABLE: [Mutex<Shard>; SHARDS] =
 struct Live {
     allocation: Allocation,
     heap: &'static DeviceHeap,
-    /// The handle of the home stream.
     home: u64,
     /// The number of ended streams at the allocation.
     ended: u64,
@@ -41,11 +40,9 @@ struct Live {
     is_kept: bool,
 }
 
-/// A description of a live allocation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     pub(crate) address: usize,
-    /// Bytes, rounded up.
     size: u64,
     pub(crate) requested: u64,
     stream: u64,

@@ -41,13 +41,11 @@ pub(crate) struct Request {
     #[serde(default)]
     users: Vec<u32>,
     device: i32,
-    /// The bytes of the publication.
     size: u64,
     manifest: Manifest,
     parts: Vec<Part>,
 }
 
-/// Bytes to copy into the publication.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Part {

@@ -17,7 +17,6 @@ const ALIASES: &str = "CUVMM_TORCH_ALIASES";
 const STREAM_WAITS: &str = "CUVMM_TORCH_STREAM_WAITS";
 const MAPPER: &str = "CUVMM_TORCH_MAPPER";
 
-/// The default name of the tenant, in messages and figures.
 const TENANT: &str = "torch";
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,11 +38,8 @@ struct All<'a> {
     quarantined: u64,
     /// All allocations: of the heap, under tags, and of graphs.
     total: Total,
-    /// The heap alone.
     heap: HeapStats,
-    /// The memory under tags.
     pools: Vec<TagFigures>,
-    /// The memory of graphs.
     graphs: Graphs,
 }
 
@@ -50,7 +47,6 @@ struct All<'a> {
 #[derive(Debug, Serialize)]
 struct Total {
     allocations: u64,
-    /// Sizes as requested.
     live: u64,
     peak_live: u64,
     /// Memory that the driver gave.
@@ -92,7 +88,6 @@ fn usable(device: i32) -> Option<&'static DeviceHeap> {
     }
 }
 
-/// Returns the figures of `cuvmm_stats`.
 pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let graphs = graph_heaps(known);

@@ -30,7 +30,6 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Stores of contents are multiples of this, in bytes.
 const PART: u64 = 2 << 20;
 
-/// A tag on one device.
 struct Tag {
     device: i32,
     name: String,
@@ -182,7 +181,6 @@ pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut F
 #[derive(Debug, Serialize)]
 pub(crate) struct TagFigures {
     name: String,
-    /// The bytes of its blocks.
     bytes: u64,
     asleep: bool,
     /// The bytes of host memory kept for its contents.
@@ -243,7 +241,6 @@ impl State {
     }
 }
 
-/// Returns the names of sleeping tags.
 pub(crate) fn asleep() -> BTreeSet<String> {
     if fork::is_child() {
         return BTreeSet::new();

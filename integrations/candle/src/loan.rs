@@ -140,7 +140,6 @@ impl Backing {
     }
 }
 
-/// A tensor to make.
 pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,

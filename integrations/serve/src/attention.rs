@@ -89,7 +89,6 @@ impl Attention {
         self.o.forward(&attended)
     }
 
-    /// Computes attention for tokens of one sequence, after `before` others.
     fn piece(
         &self,
         q: &Tensor,

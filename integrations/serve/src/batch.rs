@@ -6,7 +6,6 @@ use super::cache::Caches;
 /// results of attention.
 pub(crate) const PIECE: usize = 512;
 
-/// One sequence's part of a step.
 pub(crate) struct Next<'a> {
     pub(crate) token: u32,
     /// The number of tokens before `token`.

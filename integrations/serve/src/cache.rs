@@ -18,7 +18,6 @@ pub(crate) const STEP: usize = 512;
 
 /// The keys and values of one layer of one sequence.
 pub(crate) trait Cache {
-    /// Appends tokens and returns all tokens.
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)>;
 
     fn truncate(&mut self, tokens: usize) -> Result<()>;
@@ -28,7 +27,6 @@ pub(crate) trait Cache {
     fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>>;
 }
 
-/// The caches of one sequence, one for each layer.
 pub(crate) type Caches = Vec<Box<dyn Cache>>;
 
 /// Creates cuvmm-candle's cache, which adds memory after the existing tokens.
@@ -114,7 +112,6 @@ fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
 pub(crate) struct Budget {
     limit: u64,
     held: Cell<u64>,
-    /// The budget that this budget is a part of.
     whole: Option<Rc<Budget>>,
 }
 
@@ -217,7 +214,6 @@ impl Drop for Charge {
 struct Counted {
     inner: CandleCache,
     charged: Charge,
-    /// The bytes of a token's keys and values.
     token: u64,
 }
 

@@ -28,7 +28,6 @@ pub(crate) struct Held {
 }
 
 pub(crate) trait CacheMemory {
-    /// Creates an empty cache for a layer of a sequence.
     fn cache(&self) -> Box<dyn Cache>;
 
     /// Returns the bytes that a sequence of `tokens` tokens takes.
@@ -40,7 +39,6 @@ pub(crate) trait CacheMemory {
     /// Returns the bytes that the model could allocate now.
     fn headroom(&self) -> anyhow::Result<u64>;
 
-    /// Waits until released memory is available.
     fn settle(&self) -> anyhow::Result<()>;
 
     fn weights(&self) -> u64;
@@ -117,12 +115,9 @@ impl Spec {
     }
 }
 
-/// The treatment of a sleeping model's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Asleep {
-    /// The model never sleeps.
     Never,
-    /// Contents are kept in host memory.
     Keep(Rc<HostStore>),
     /// Weights are drawn or read again, and caches are lost.
     Discard,
@@ -291,7 +286,6 @@ impl CacheMemory for Plain {
         self.spec.sequence(tokens, STEP as u64 * self.spec.row())
     }
 
-    /// A fork copies everything.
     fn forked(&self, tokens: usize) -> u64 {
         self.sequence(tokens)
     }

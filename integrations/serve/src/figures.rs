@@ -9,10 +9,8 @@ use hdrhistogram::Histogram;
 use super::cache_memory::Held;
 use super::prefix::Uses;
 
-/// The least time between two samples.
 const APART: Duration = Duration::from_millis(100);
 
-/// The number of samples that are printed.
 const SHOWN: usize = 8;
 
 #[derive(Debug, Default)]
@@ -23,19 +21,14 @@ pub(crate) struct Figures {
     pub(crate) again: u64,
     /// Evictions of requests.
     pub(crate) thrown_out: u64,
-    /// The duration of each sleep.
     pub(crate) slept: Vec<Duration>,
-    /// The duration of each wake-up.
     pub(crate) woken: Vec<Duration>,
-    /// The time to the first token of each request.
     pub(crate) first: Vec<Duration>,
-    /// The usage of each model's prefix.
     pub(crate) prefixes: Vec<Uses>,
     samples: Vec<(Duration, Vec<Sample>)>,
     all: Duration,
 }
 
-/// The state of a model at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) held: Held,
@@ -58,7 +51,6 @@ impl Figures {
         self.all = all;
     }
 
-    /// Returns the tokens of answers per second.
     pub(crate) fn rate(&self) -> f64 {
         self.tokens as f64 / self.all.as_secs_f64()
     }

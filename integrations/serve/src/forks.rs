@@ -20,7 +20,6 @@ struct Kind<'a> {
 }
 
 struct Forked {
-    /// The milliseconds and bytes of each fork.
     ms: f64,
     bytes: u64,
     /// The logits of a step of all forks, bit for bit.

@@ -11,7 +11,6 @@ pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) decoder: Decoder,
     pub(crate) cache_memory: Box<dyn CacheMemory>,
-    /// The number of token ids.
     pub(crate) words: usize,
     pub(crate) system: SystemPrompt,
     /// The memory of candle's own tensors, for all models; the first model has it.
@@ -19,7 +18,6 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Returns empty caches for a sequence.
     pub(crate) fn caches(&self) -> Caches {
         let layers = 0..self.decoder.layers();
         layers.map(|_| self.cache_memory.cache()).collect()

@@ -18,7 +18,6 @@ fn name(index: usize) -> String {
     format!("model {}", index + 1)
 }
 
-/// Describes the placement of a model's weights, for errors.
 fn weights_in(index: usize, most: u64) -> String {
     format!("the weights of {} in {} MiB", name(index), most >> 20)
 }
@@ -115,7 +114,6 @@ pub(crate) fn pooled(
     Ok(models)
 }
 
-/// The division of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Split {
     /// Memory moves as needed.

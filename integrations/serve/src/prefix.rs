@@ -9,10 +9,8 @@ use candle_core::Result;
 use super::cache::Caches;
 use super::model::Model;
 
-/// The usage of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
-    /// The number of times that the prefix was computed.
     pub(crate) read: u64,
     /// The number of sequences that found it present.
     pub(crate) hits: u64,
@@ -104,7 +102,6 @@ impl<'a> Prefix<'a> {
         Ok(caches)
     }
 
-    /// Counts a sequence that found the prefix present.
     pub(crate) fn hit(&mut self) {
         self.hits += 1;
     }
@@ -122,7 +119,6 @@ impl<'a> Prefix<'a> {
     }
 }
 
-/// Forks all caches at a token.
 fn fork(caches: &mut Caches, tokens: usize) -> Result<Caches> {
     caches.iter_mut().map(|cache| cache.fork(tokens)).collect()
 }

@@ -12,7 +12,6 @@ pub(crate) type Id = usize;
 #[derive(Debug)]
 pub(crate) struct Schedule {
     models: Vec<Queue>,
-    /// All models share their memory.
     shared: bool,
     slots: usize,
 }
@@ -42,7 +41,6 @@ impl Schedule {
         0..if self.shared { 1 } else { self.models.len() }
     }
 
-    /// Returns the models of a model's group.
     pub(crate) fn group(&self, model: usize) -> std::ops::Range<usize> {
         match self.shared {
             true => 0..self.models.len(),

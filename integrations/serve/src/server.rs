@@ -307,7 +307,6 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Returns the likeliest token of each row.
 pub(crate) fn likeliest(logits: &Tensor) -> candle_core::Result<Vec<u32>> {
     logits.argmax(D::Minus1)?.to_vec1()
 }

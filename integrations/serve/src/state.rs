@@ -27,7 +27,6 @@ pub(crate) struct Server<'a> {
     pub(super) schedule: Schedule,
     pub(super) jobs: Vec<Job>,
     pub(super) begun: Instant,
-    /// The time at which each model was last busy.
     pub(super) busy: Vec<Instant>,
     /// For each group, the number of consecutive rounds in which nothing ran and no waiting request
     /// could begin.

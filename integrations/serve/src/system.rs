@@ -19,7 +19,6 @@ impl SystemPrompt {
         }
     }
 
-    /// Returns `true` if there are caches to fork.
     pub(crate) fn is_shared(&self) -> bool {
         self.cached && !self.tokens.is_empty()
     }

@@ -11,7 +11,6 @@ use jiff::civil::DateTime;
 use jiff::tz::Offset;
 use serde::Deserialize;
 
-/// A request as recorded in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     /// The time since the first request.
@@ -74,7 +73,6 @@ pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     rows.into_iter().map(since).collect()
 }
 
-/// Parameters for requests that are drawn without a trace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     pub(crate) window: Duration,
@@ -107,7 +105,6 @@ impl Drawn {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {
     pub(crate) window: Duration,
-    /// The total number of turns.
     pub(crate) windows: usize,
     /// The factor by which requests come faster than in the trace.
     pub(crate) speed: f64,

@@ -84,11 +84,9 @@ impl HostOrder {
     }
 }
 
-/// The kind of memory on one side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Device,
-    /// Pinned or registered host memory.
     Pinned,
     Pageable,
 }
@@ -100,7 +98,6 @@ pub(crate) fn by_current<T>(call: impl FnOnce() -> T) -> Outcome<T> {
     Ok(driver()?.copying(current, current, call))
 }
 
-/// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
     current()?;
     if bytes == 0 {

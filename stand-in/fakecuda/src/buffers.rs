@@ -15,7 +15,6 @@ static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers {
     last: 0,
 });
 
-/// Returns the number of the buffer at an address.
 pub(crate) fn number(start: u64) -> u64 {
     let mut buffers = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(&number) = buffers.known.get(&start) {

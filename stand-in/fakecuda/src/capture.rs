@@ -125,7 +125,7 @@ export! {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
         let found = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(status, CUstreamCaptureStatus(found.0)) }
     }
 
@@ -142,12 +142,12 @@ export! {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
         let ended = unsafe { driver()?.capture_end(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(graph, std::ptr::without_provenance_mut(ended.0 as usize)) }
     }
 
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { instantiate(executable, graph, flags, FLAGS) }
     }
 
@@ -184,7 +184,7 @@ export_also! {
     ) {
         // SAFETY: the caller passes the structure, or null.
         let asked = unsafe { take(params.cast_const()) }?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         let made = unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) };
         // No node has failed. 1 is an error without a kind of its own.
         let (failed, result) = (std::ptr::null_mut(), u32::from(made.is_err()));
@@ -195,7 +195,7 @@ export_also! {
 
     fn cuGraphExecGetFlags(executable: CUgraphExec, flags: *mut u64) {
         let known = owned::known(Object::Executable(executable.addr() as u64)).ok_or(INVALID)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(flags, u64::from(known.flags)) }
     }
 

@@ -39,7 +39,6 @@ const VERSION: u32 = 3020;
 /// The position of the ordinal in the number of a primary context.
 const PRIMARY: u32 = 40;
 
-/// A context made by `cuCtxCreate`.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     device: Ordinal,
@@ -196,7 +195,6 @@ unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUde
     unsafe { put(context, made) }
 }
 
-/// Returns the live created contexts with their devices.
 pub(crate) fn living() -> Vec<(u64, Ordinal)> {
     table(|table| {
         let made = table.made.iter();
@@ -242,7 +240,6 @@ fn push(context: CUcontext) -> Outcome {
     Ok(())
 }
 
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn pop(context: *mut CUcontext) -> Outcome {
@@ -293,7 +290,7 @@ export! {
             });
         }
         state.driver.note_retained(device);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(context, name(device)) }
     }
 
@@ -311,7 +308,7 @@ export! {
         present(active)?;
         let device = state.device(device)?;
         let live = of(state, name(device)).is_ok();
-        // SAFETY: the caller passes valid pointers for both results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(flags, flags_of(name(device), device))?;
             put(active, i32::from(live))
@@ -323,13 +320,13 @@ export! {
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pop(context) }
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         state()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(context, top().unwrap_or(std::ptr::null_mut())) }
     }
 
@@ -349,7 +346,7 @@ export! {
         let state = state()?;
         let found = known(state, top().ok_or(NONE)?)
             .map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 
@@ -368,12 +365,12 @@ export! {
 
 export_also! {
     fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, FIRST_VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -393,7 +390,7 @@ export_also! {
                 false => CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
             });
         }
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -412,7 +409,7 @@ export_also! {
                 return Err(UNSUPPORTED);
             }
         }
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -429,7 +426,7 @@ export_also! {
     }
 
     fn cuCtxPopCurrent(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pop(context) }
     }
 
@@ -446,7 +443,7 @@ export_also! {
                 made.references += 1;
             }
         });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(context, attached) }
     }
 
@@ -467,7 +464,7 @@ export_also! {
         let device = current()?;
         present(flags)?;
         let context = top().ok_or(NONE)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, flags_of(context, device) | map_host(context, device)) }
     }
 
@@ -491,20 +488,20 @@ export_also! {
             Some(made) => made.id,
             None => table.ids.get(&device.0).copied().unwrap_or_default(),
         });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(id, found) }
     }
 
     fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) {
         let (context, _) = named(context)?;
         let found = table(|table| table.made.get(&context.addr()).map(|made| made.version));
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(version, found.unwrap_or(VERSION)) }
     }
 
     fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) {
         let (_, found) = named(context)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// A context and its peer.
 pub(crate) type Pair = (usize, usize);
 
 static ENABLED: Mutex<BTreeSet<Pair>> = Mutex::new(BTreeSet::new());

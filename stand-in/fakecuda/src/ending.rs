@@ -36,7 +36,6 @@ pub(crate) fn living(state: &State) -> Contexts {
     }
 }
 
-/// Returns the report of this moment.
 pub(crate) fn report(state: &State) -> Report {
     let leaks = settings::get().map(|settings| settings.leaks);
     Report {

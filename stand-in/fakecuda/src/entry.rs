@@ -130,7 +130,7 @@ export_also! {
     fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) {
         present(table)?;
         // The tables are private to NVIDIA's own libraries: none is known here.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(table, std::ptr::null()) }?;
         Err(INVALID)
     }

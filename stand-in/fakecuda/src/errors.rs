@@ -42,12 +42,12 @@ unsafe fn tell(text: Option<&'static CString>, to: *mut *const c_char) -> Outcom
 
 export! {
     fn cuGetErrorName(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { tell(texts(code).map(|texts| &texts.0), text) }
     }
 
     fn cuGetErrorString(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { tell(texts(code).map(|texts| &texts.1), text) }
     }
 }

@@ -117,7 +117,6 @@ fn repeat(
 
 /// Writes one element in the order of a stream.
 fn write_value(stream: CUstream, to: CUdeviceptr, element: &[u8], flags: u32) -> Outcome {
-    /// The flag of a write without a barrier.
     const NO_BARRIER: u32 = 1;
     if flags & !NO_BARRIER != 0 {
         return Err(INVALID);

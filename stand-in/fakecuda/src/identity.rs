@@ -79,7 +79,7 @@ export_also! {
             domain == 0 && slot == 0 && place(Ordinal(index), 33) == Some(bus)
         });
         let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(device, found) }
     }
 
@@ -88,7 +88,7 @@ export_also! {
         present(major)?;
         present(minor)?;
         let (high, low) = (attribute(device, 75)?, attribute(device, 76)?);
-        // SAFETY: the caller passes valid pointers for both results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(major, high)?;
             put(minor, low)
@@ -99,7 +99,7 @@ export_also! {
         state()?.device(device)?;
         present(supported)?;
         // Execution affinity exists under MPS only.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(supported, 0) }
     }
 }

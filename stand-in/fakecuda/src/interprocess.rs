@@ -24,7 +24,6 @@ const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 /// The first bytes of an event's handle.
 const MARK: [u8; 8] = *b"fakeevnt";
 
-/// A handle of an event, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct EventName {
@@ -43,7 +42,7 @@ export_also! {
     fn cuIpcGetEventHandle(name: *mut EventName, event: CUevent) {
         current()?;
         present(name)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(name, EventName { bytes: [0; 64] }) }?;
         let event = event_handle(event);
         let known = owned::known(Object::Event(event.0)).ok_or(INVALID_HANDLE)?;
@@ -54,7 +53,7 @@ export_also! {
         bytes[..8].copy_from_slice(&MARK);
         bytes[8..16].copy_from_slice(&u64::from(std::process::id()).to_le_bytes());
         bytes[16..24].copy_from_slice(&event.0.to_le_bytes());
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(name, EventName { bytes }) }
     }
 
@@ -73,17 +72,17 @@ export_also! {
         let made = driver()?.event_create(device, flags).map_err(code)?;
         let known = Known { flags: TIMELESS, ..Known::of(device) };
         owned::own(Object::Event(made.0), known);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuIpcOpenMemHandle(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { open(address, &name, flags) }
     }
 
     fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { open(address, &name, flags) }
     }
 

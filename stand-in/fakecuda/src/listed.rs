@@ -34,7 +34,6 @@ impl Function {
     }
 }
 
-/// Returns `true` if a driver of a version has no function of this name.
 pub(crate) fn is_absent(name: &str, version: CudaVersion) -> bool {
     let found = FUNCTIONS.binary_search_by_key(&name, |function| function.name);
     let function = found.ok().and_then(|index| FUNCTIONS.get(index));

@@ -12,13 +12,11 @@ pub(crate) struct Module {
     pub(crate) path: String,
 }
 
-/// Returns an address in this library.
 pub(crate) fn own() -> usize {
     let here: fn() -> usize = own;
     here as usize
 }
 
-/// Returns the module that contains an address.
 pub(crate) fn of(address: usize) -> Option<Module> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     let pointer = std::ptr::without_provenance(address);

@@ -80,7 +80,7 @@ export! {
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 

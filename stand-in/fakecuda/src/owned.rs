@@ -31,16 +31,13 @@ pub(crate) enum Object {
 /// Properties of an object that the host driver does not keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Known {
-    /// The context as a number.
     pub(crate) context: usize,
     pub(crate) device: i32,
-    /// The flags at creation.
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) size: u64,
     /// A number that no other object has.
     pub(crate) id: u64,
-    /// The time at which an event was recorded.
     pub(crate) recorded: Option<Instant>,
 }
 

@@ -94,7 +94,7 @@ export_also! {
             5 => 0,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found) }
     }
 }

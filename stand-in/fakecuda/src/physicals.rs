@@ -83,7 +83,7 @@ export! {
         let props = from_c(&unsafe { take(properties) }?);
         let kind = GranularityKind(option.0);
         let found = driver.allocation_granularity(&props, kind).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(granularity, found as usize) }
     }
 
@@ -100,7 +100,7 @@ export! {
         check(&props)?;
         let props = from_c(&props);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, made.0) }
     }
 
@@ -116,7 +116,7 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, found.0) }
     }
 
@@ -128,7 +128,7 @@ export! {
         present(properties)?;
         // SAFETY: a wrong handle is refused by the host driver.
         let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(properties, to_c(&found)) }
     }
 
@@ -169,7 +169,7 @@ export! {
         };
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, found.0) }
     }
 }

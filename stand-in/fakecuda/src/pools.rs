@@ -98,7 +98,7 @@ export! {
         let made = driver()?
             .mem_pool_create(device, &from_c(&props))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, made) }
     }
 
@@ -162,7 +162,7 @@ export! {
         // SAFETY: a wrong handle is refused by the host driver.
         let found = unsafe { driver()?.mem_pool_access(device, pool_handle(pool), place) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, CUmemAccess_flags(found.0)) }
     }
 
@@ -193,7 +193,7 @@ export! {
         let driver = driver()?;
         present(pool)?;
         let found = driver.default_mem_pool(Ordinal(device)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -204,7 +204,7 @@ export! {
             CUresult::CUDA_ERROR_INVALID_DEVICE => CUresult::CUDA_ERROR_INVALID_VALUE,
             other => other,
         })?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -223,7 +223,7 @@ export! {
         present(address)?;
         let (size, pool) = (bytes as u64, pool_handle(pool));
         if size == 0 {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             return unsafe { put(address, 0) };
         }
         let (device, stream) = target(Some(stream_handle(stream)))?;
@@ -231,7 +231,7 @@ export! {
         // refused by the host driver.
         let made = unsafe { driver()?.alloc_from_pool_async(device, size, pool, stream) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 
@@ -275,7 +275,7 @@ export! {
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver()?.mem_pool_import(device, source, kind, flags) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -285,7 +285,7 @@ export! {
         let made = driver()?
             .mem_pool_export_pointer(device, DeviceAddress(address))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(ticket, CUmemPoolPtrExportData { reserved: made.0 }) }
     }
 
@@ -303,7 +303,7 @@ export! {
             driver()?.mem_pool_import_pointer(device, pool_handle(pool), &ticket)
         }
         .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, found.0) }
     }
 }

@@ -43,13 +43,10 @@ const LIMITS: [Option<u64>; 9] = [
 const PERSISTING: u32 = 6;
 const MOST_PERSISTING: i32 = 108;
 
-/// The number of limits that can be set.
 const SETTABLE: u32 = 7;
 
-/// The attribute with the number of multiprocessors.
 const MULTIPROCESSORS: i32 = 16;
 
-/// The limits that were set, by context and number.
 static SET: Mutex<BTreeMap<(usize, u32), u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns a stream's properties. A default stream has the default settings.
@@ -144,13 +141,13 @@ fn limit(limit: u32) -> Outcome<u64> {
 export_also! {
     fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(flags, known.flags) }
     }
 
     fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(priority, known.priority) }
     }
 
@@ -162,13 +159,13 @@ export_also! {
             // Numbers after those of the default streams.
             _ => known.id + 2,
         };
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(id, found) }
     }
 
     fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) {
         let found = device_of(stream_handle(stream))?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 
@@ -178,7 +175,7 @@ export_also! {
             0 => stack::top().unwrap_or(name(current()?)),
             context => std::ptr::without_provenance_mut(context),
         };
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe {
             put(context, found)?;
             if !green.is_null() {
@@ -194,7 +191,7 @@ export_also! {
         id: *mut u64,
     ) {
         let places = (id, null_mut(), null_mut(), null_mut(), null_mut());
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, places) }
     }
 
@@ -206,7 +203,7 @@ export_also! {
         nodes: *mut *const u64,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, (id, graph, nodes, null_mut(), count)) }
     }
 
@@ -219,7 +216,7 @@ export_also! {
         edges: *mut *const u8,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, (id, graph, nodes, edges, count)) }
     }
 
@@ -227,7 +224,7 @@ export_also! {
         current()?;
         for (place, value) in [(least, 0), (greatest, HIGHEST)] {
             if !place.is_null() {
-                // SAFETY: the caller passes valid pointers for the results, or null.
+                // SAFETY: the caller passes valid pointers, or null.
                 unsafe { put(place, value) }?;
             }
         }
@@ -238,7 +235,7 @@ export_also! {
         current()?;
         present(value)?;
         let found = limit(which)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found as usize) }
     }
 
@@ -258,7 +255,7 @@ export_also! {
         present(affinity)?;
         let found = attribute(device, MULTIPROCESSORS)?;
         // Execution affinity exists under MPS only: a context has all multiprocessors.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(affinity, [kind, found as u32]) }
     }
 
@@ -278,13 +275,13 @@ export_also! {
             8 => known.priority as u32 as u64,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found) }
     }
 
     fn cuCtxGetCacheConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(config, 0) }
     }
 
@@ -295,7 +292,7 @@ export_also! {
 
     fn cuCtxGetSharedMemConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(config, 1) }
     }
 
@@ -327,7 +324,7 @@ export_also! {
         if attribute > 3 {
             return Err(INVALID);
         }
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, 0) }
     }
 

@@ -26,11 +26,11 @@ export! {
             driver()?.address_range(device, DeviceAddress(address)).map_err(code)?;
         // A null pointer asks for no result.
         if !base.is_null() {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { put(base, start.0) }?;
         }
         if !size.is_null() {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { put(size, bytes as usize) }?;
         }
         Ok(())
@@ -66,7 +66,7 @@ export! {
         present(handle)?;
         let bytes = driver()?.ipc_mem_handle(device, DeviceAddress(address)).map_err(code)?;
         let reserved = bytes.map(|byte| byte as c_char);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, CUipcMemHandle { reserved }) }
     }
 }

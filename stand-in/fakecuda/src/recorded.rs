@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 /// The short name of each GPU, with its file.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/recorded.rs"));
 
-/// A GPU by the answers of its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub(crate) name: String,

@@ -95,7 +95,7 @@ export_also! {
             _ => WRITE_COMBINED,
         };
         // All host memory is mapped into the devices' one address space.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, known.flags & shown | MAPPED) }
     }
 }

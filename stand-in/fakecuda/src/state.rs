@@ -23,7 +23,6 @@ use crate::watched::Watched;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) driver: Watched,
-    /// The number of references to each device's primary context.
     pub(crate) retained: Vec<AtomicU32>,
 }
 
@@ -80,7 +79,6 @@ impl State {
         Ok(Self { driver, retained })
     }
 
-    /// Returns the ordinal of a device that exists.
     pub(crate) fn device(&self, device: i32) -> Outcome<Ordinal> {
         let known = usize::try_from(device).is_ok_and(|index| index < self.retained.len());
         if known {
@@ -126,7 +124,7 @@ export! {
     }
 
     fn cuDriverGetVersion(version: *mut i32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(version, self::version()?) }
     }
 }

@@ -74,7 +74,6 @@ pub(crate) fn target(stream: Option<StreamHandle>) -> Outcome<(Ordinal, StreamHa
     Ok((device_of(stream)?, stream))
 }
 
-/// Returns an event, its device and its context.
 fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
     state()?;
     let event = event_handle(event);
@@ -205,17 +204,17 @@ export! {
             Some(known) => std::ptr::without_provenance_mut(known.context),
             None => stack::top().unwrap_or(name(device)),
         };
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(context, found) }
     }
 
     fn cuStreamCreate(stream: *mut CUstream, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(stream, flags, 0) }
     }
 
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(stream, flags, priority) }
     }
 
@@ -250,7 +249,7 @@ export! {
         let kept = EventFlags::from_bits_retain(kept);
         let made = driver()?.event_create(device, kept).map_err(code)?;
         owned::own(Object::Event(made.0), Known { flags, ..Known::of(device) });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
@@ -263,7 +262,7 @@ export! {
     }
 
     fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { elapsed(milliseconds, start, end) }
     }
 
@@ -296,7 +295,7 @@ export_also! {
     }
 
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { elapsed(milliseconds, start, end) }
     }
 }

@@ -43,7 +43,7 @@ unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 8]) -> CUresult {
             live.queued,
             retained.iter().filter(|count| **count > 0).count(),
         ];
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(counts, found.map(|count| count as u64)) }
     })
 }
@@ -121,7 +121,7 @@ unsafe extern "C" fn fakecuda_fail(faults: *const c_char) -> CUresult {
 /// The pointer is null or valid for writing.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fakecuda_injected(count: *mut u64) -> CUresult {
-    // SAFETY: the caller passes a valid pointer for the result, or null.
+    // SAFETY: the caller passes a valid pointer, or null.
     answer(|| unsafe { put(count, calls::injected()) })
 }
 
@@ -143,7 +143,7 @@ unsafe extern "C" fn fakecuda_findings(count: *mut u64) -> CUresult {
     answer(|| {
         present(count)?;
         let report = ending::report(state()?);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(count, report.findings.count()) }
     })
 }

@@ -12,7 +12,6 @@ use cuvmm_command::command::usage;
 /// The name that a loader looks for.
 const NAME: &str = "libcuda.so.1";
 
-/// The file that cargo builds.
 const BUILT: &str = "libfakecuda.so";
 
 /// A function in the library's table of names that no real driver exports.

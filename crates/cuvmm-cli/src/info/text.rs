@@ -8,7 +8,6 @@ use cuvmm_command::page::Page;
 use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};
 
-/// Formats the report.
 pub(super) fn of(info: &Info, page: Page) -> String {
     let mut drivers = page.list();
     for found in &info.drivers {

@@ -7,14 +7,12 @@ use serde::Serialize;
 
 use super::probe;
 
-/// The places probed for one device.
 #[derive(Debug, Serialize)]
 pub(super) struct Reaches {
     pub(super) device: i32,
     pub(super) places: Vec<Place>,
 }
 
-/// A location of memory, and the result of its probe.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) place: String,

@@ -139,7 +139,6 @@ impl Args {
     }
 }
 
-/// Describes the memory held beyond a new limit.
 fn excess(bytes: u64) -> Option<String> {
     let held = ByteSize(bytes).display().iec();
     let rule = "nothing more is charged until that is given up";

@@ -20,7 +20,6 @@ pub(super) struct Where {
     ledger: Option<PathBuf>,
 }
 
-/// The opened ledgers, in the order of their names.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     pub(super) ledgers: Vec<LedgerView>,
@@ -29,20 +28,17 @@ pub(super) struct Opened {
 }
 
 impl Where {
-    /// Returns the place of ledgers at a path, without options of the command line.
     pub(super) fn at(path: &Path) -> Self {
         Self {
             ledger: Some(path.to_owned()),
         }
     }
 
-    /// Returns the path given by option or variable.
     fn given(&self) -> Option<PathBuf> {
         let set = || std::env::var_os("CUVMM_LEDGER").filter(|path| !path.is_empty());
         self.ledger.clone().or_else(|| set().map(PathBuf::from))
     }
 
-    /// Returns the path of the ledgers as text.
     pub(super) fn shown(&self) -> String {
         shown(&self.given().unwrap_or_else(share::folder))
     }
@@ -170,7 +166,6 @@ impl Where {
     }
 }
 
-/// A process or tenant that a word of the command line may mean.
 struct Candidate<'a> {
     view: &'a LedgerView,
     process: ProcessStats,
@@ -225,7 +220,6 @@ fn shown_process(process: &ProcessStats) -> String {
     format!("{} ({})", safe(&process.name), process.pid)
 }
 
-/// A word of the command line that names a process or one of its tenants.
 #[derive(Clone, Debug)]
 pub(super) struct Named(String);
 

@@ -16,9 +16,7 @@ pub(super) struct Figures {
     pub(super) driver: &'static str,
     pub(super) device: String,
     pub(super) devices: usize,
-    /// The memory of one device.
     pub(super) device_memory: u64,
-    /// The origin of the cost table.
     pub(super) costs: String,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
@@ -117,7 +115,7 @@ fn times(report: &Report) -> impl Iterator<Item = Duration> {
     all.map(|took| took.time)
 }
 
-/// The expected time of one step and its range, in microseconds.
+/// In microseconds.
 #[derive(Clone, Copy, Default)]
 struct Times {
     usual: Option<f64>,

@@ -115,7 +115,6 @@ impl Geometry {
         order
     }
 
-    /// Returns `true` if the stored dimensions are the returned tensor's.
     pub(super) fn is_straight(&self) -> bool {
         self.stored_dim() == self.dim
     }

@@ -40,7 +40,6 @@ impl Buffer {
     }
 }
 
-/// A tensor in a file.
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -102,7 +101,6 @@ impl File {
         &self.entries
     }
 
-    /// Reads a tensor into another of the same shape and any type.
     pub(super) fn read(&mut self, entry: &Entry, to: &Tensor, buffer: &mut Buffer) -> Result<()> {
         let read = self.read_pieces(entry, to, buffer);
         read.map_err(|error| error.with_path(&self.path))

@@ -7,7 +7,6 @@ use cuvmm_model::model::ObjectKind;
 
 use super::site::Site;
 
-/// The most released objects that are remembered.
 const REMEMBERED: usize = 16_384;
 
 /// A class of names: no two live objects of a class have the same value.
@@ -23,12 +22,10 @@ pub(crate) enum Class {
     Event,
     Graph,
     GraphExec,
-    /// A context that the program created.
     Context,
 }
 
 impl Class {
-    /// Returns the class of a kind of objects, or `None` for an unknown kind.
     pub(crate) fn of(kind: ObjectKind) -> Option<Self> {
         Some(match kind {
             ObjectKind::Reservation => Self::Reservation,
@@ -240,7 +237,6 @@ impl Books {
         self.retained.remove(&device);
     }
 
-    /// Returns the sites of all live objects.
     pub(crate) fn sites(&self) -> Vec<Arc<Site>> {
         let made = self.made.values().map(|made| &made.site);
         let descriptors = self.descriptors.iter().map(|descriptor| &descriptor.site);

@@ -44,9 +44,7 @@ pub(crate) struct Finding {
     pub(crate) what: What,
     /// The kind of object, such as `physical`.
     pub(crate) object: &'static str,
-    /// The first few handles or addresses.
     pub(crate) values: Vec<u64>,
-    /// A line that describes the finding.
     pub(crate) text: String,
     /// Sites in the program, each with the action there.
     pub(crate) sites: Vec<(&'static str, Arc<Site>)>,
@@ -60,7 +58,6 @@ type Key = (What, &'static str, Vec<(&'static str, Arc<Site>)>);
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) kept: Vec<Finding>,
-    /// The index of each kept finding.
     known: BTreeMap<Key, usize>,
     pub(crate) dropped: u64,
 }

@@ -23,12 +23,10 @@ type Visit = extern "C" fn(*mut c_void, u64, u64, i32);
 /// A function that calls a callback, with its argument, for all memory of the library's users.
 type List = extern "C" fn(Visit, *mut c_void);
 
-/// Memory of a library's user.
 pub(crate) struct Lent {
     pub(crate) address: u64,
     pub(crate) size: u64,
     pub(crate) device: i32,
-    /// The name of the library's file.
     pub(crate) library: String,
 }
 

@@ -52,7 +52,6 @@ impl Report {
         text
     }
 
-    /// Returns one line of JSON.
     pub(crate) fn json(&self) -> String {
         let findings: Vec<_> = self.findings.kept.iter().map(as_json).collect();
         let report = json!({

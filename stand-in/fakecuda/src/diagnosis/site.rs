@@ -9,7 +9,6 @@ use super::python::{self, Line};
 use crate::calls;
 use crate::loaded::{self, Module};
 
-/// The most frames kept of one site.
 const DEPTH: usize = 48;
 
 /// A call of the program, with the frames that led to it.
@@ -23,7 +22,6 @@ pub(crate) struct Site {
     pub(crate) python: Vec<Line>,
 }
 
-/// A native frame with its names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frame {
     pub(crate) function: Option<String>,

@@ -20,14 +20,12 @@ use crate::recorded::Gpu;
 
 pub(crate) use faults::{Planned, parse as parse_faults};
 
-/// The CUDA version that is reported by default.
 const NEWEST: CudaVersion = CudaVersion::new(13, 0);
 
 /// Variables with this prefix that are not settings: they tell a command that starts programs where
 /// the library is.
 const OTHERS: &[&str] = &["LIBRARY"];
 
-/// The destination of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Stderr,
@@ -35,7 +33,6 @@ pub(crate) enum Target {
     File(PathBuf),
 }
 
-/// The objects that count as leaks at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Leaks {
     /// Objects that hold memory or addresses.
@@ -99,13 +96,11 @@ impl Default for Settings {
     }
 }
 
-/// A setting's text, and the place where it is set.
 struct Entry {
     text: String,
     place: String,
 }
 
-/// Returns the settings, or the error message.
 pub(crate) fn get() -> Result<&'static Settings, &'static str> {
     static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
     let settings = SETTINGS.get_or_init(|| {

@@ -64,7 +64,6 @@ fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     }
 }
 
-/// Parses one of a few words.
 fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
     if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
         return Ok(*value);

@@ -14,9 +14,7 @@ use crate::diagnosis::report::size;
 use crate::diagnosis::site::Site;
 
 pub(crate) struct Contexts {
-    /// The number of references to each device's primary context.
     pub(crate) retained: Vec<u32>,
-    /// The contexts that the program created, with their devices.
     pub(crate) created: Vec<(u64, Ordinal)>,
 }
 

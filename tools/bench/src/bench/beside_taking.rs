@@ -20,7 +20,6 @@ pub(super) const NAMES: [&str; 3] = [
 
 const SIZE: u64 = 16 * GIB;
 
-/// The number of tenants whose memory is reclaimed.
 const TENANTS: u64 = 16;
 
 /// Timeout that covers the wait for the previous tenants' fences.

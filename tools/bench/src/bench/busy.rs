@@ -53,7 +53,6 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// Describes the work in a row's note.
     pub(super) const fn said(&self) -> &'static str {
         match self {
             Self::Kernels(_) => "the work is a kernel",
@@ -143,7 +142,6 @@ impl<'a> Busy<'a> {
 /// Ranges that a kernel reads, and ranges that it fills with a byte.
 type Ranges = (Vec<(DeviceAddress, u64)>, Vec<(DeviceAddress, u64, u8)>);
 
-/// Operations that the host and model drivers share.
 trait Holds: Send + Sync {
     fn held(&self, device: Ordinal, stream: &Stream, yes: bool);
     fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()>;

@@ -123,7 +123,6 @@ impl Hand {
     }
 }
 
-/// A physical, released when dropped.
 #[derive(Debug)]
 pub(super) struct Bare<'a> {
     hand: &'a Hand,
@@ -132,7 +131,6 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
-    /// Exports the physical as a descriptor.
     pub(super) fn export(&self) -> Result<Exported> {
         let driver = &self.hand.driver;
         // SAFETY: this value owns the handle, which is live.
@@ -176,7 +174,6 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
-    /// Adds a physical, to be mapped behind the others.
     pub(super) fn adopt(&mut self, bare: Bare<'a>) {
         self.held.push(bare);
     }
@@ -222,7 +219,6 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Sets access to the mappings from an offset on.
     fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
         let (place, size) = (self.address_at(from), self.mapped - from);
         // SAFETY: the mappings were just made, and no work uses them yet.

@@ -163,7 +163,6 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Makes later work of the stream wait for the event.
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
         let (driver, device) = (self.hand.driver(), self.hand.device());
         // SAFETY: the event and the stream are live.

@@ -13,7 +13,6 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const PAGE: u64 = 2 * MIB;
 
-/// The sizes, with their labels in row names.
 pub(super) const SIZES: [(&str, u64); 8] = [
     ("2MiB", 2 * MIB),
     ("32MiB", 32 * MIB),

@@ -21,7 +21,6 @@ use super::stage::Stage;
 use super::wanted::Wanted;
 use cuvmm_command::drivers::Concrete;
 
-/// The final size of a vector.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Size {
     Bytes(u64),
@@ -29,7 +28,6 @@ pub(super) enum Size {
     OfAll(u64),
 }
 
-/// The sizes, with their labels in row names.
 pub(super) const SIZES: [(&str, Size); 5] = [
     ("2MiB", Size::Bytes(2 * MIB)),
     ("32MiB", Size::Bytes(32 * MIB)),
@@ -92,7 +90,6 @@ struct Growth<'a> {
     end: Cell<Option<End>>,
 }
 
-///
 /// # Errors
 /// A side fails, except a vector by hand that runs out of memory.
 pub(super) fn measure(

@@ -12,7 +12,6 @@ use super::samples::Samples;
 use super::stage::Stage;
 use super::wanted::Wanted;
 
-/// The sizes, with their labels in row names.
 pub(super) const SIZES: [(&str, u64); 3] =
     [("2MiB", 2 * MIB), ("128MiB", 128 * MIB), ("2GiB", 2 * GIB)];
 

@@ -124,7 +124,6 @@ impl Kernels {
         )
     }
 
-    /// Keeps a stream busy for some time.
     pub(super) fn wait(&self, stream: &Stream, time: Duration) -> anyhow::Result<()> {
         let wait = u64::try_from(time.as_nanos())?;
         self.launch(self.fill, ONE, raw(stream), [self.report.0, 0, 0, wait])

@@ -109,7 +109,6 @@ impl Group {
     }
 }
 
-/// All rows in the order of measurement.
 fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(commit::SIZES.map(|size| {

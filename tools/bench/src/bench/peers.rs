@@ -69,7 +69,6 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Returns the nanoseconds until the copy is complete.
     fn time(&self, stage: &Stage, stream: &Stream) -> anyhow::Result<f64> {
         let (took, ()) = stage.watch.time(|| match self {
             Self::Once { from, to } => waited(&stage.hand, stream, |queue| queue.copy(*to, *from)),

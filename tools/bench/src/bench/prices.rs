@@ -84,7 +84,6 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
-/// Measures the cost table of this machine, in turns.
 pub(super) fn measure(stage: &Stage) -> anyhow::Result<Costs> {
     measured(stage).context("what calls cost cannot be measured")
 }

@@ -80,7 +80,6 @@ impl Report {
         self.skipped.contains_key(name) || self.rows.iter().any(|row| row.name == name)
     }
 
-    /// The rows that failed.
     pub(super) fn failed(&self) -> &[String] {
         &self.failed
     }

@@ -12,7 +12,6 @@ use super::samples::Samples;
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) unit: &'static str,
-    /// The number of samples of cuvmm's side.
     pub(super) n: usize,
     pub(super) p50_ns: f64,
     pub(super) p99_ns: f64,
@@ -58,7 +57,6 @@ impl Row {
         self
     }
 
-    /// Inverts the ratio.
     pub(super) fn turned_over(mut self) -> Self {
         self.ratio = (self.p50_ns > 0.0).then(|| self.baseline_p50_ns / self.p50_ns);
         self

@@ -43,7 +43,6 @@ pub(super) struct Stage {
     pub(super) driver: Concrete,
     pub(super) device: Device,
     pub(super) watch: Watch,
-    /// Driver calls by hand, for the baselines.
     pub(super) hand: Hand,
     /// The device, its driver and the day, for people.
     pub(super) about: String,

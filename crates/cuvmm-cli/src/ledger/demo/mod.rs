@@ -26,7 +26,6 @@ pub(crate) use self::service::Service;
 
 const NAMES: [&str; 2] = ["chat", "code"];
 
-/// The interval between two looks at the ledger.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The time after which the figures are printed if there is no terminal.
@@ -186,7 +185,6 @@ impl Drop for Services {
     }
 }
 
-/// Returns the last words of a service as one line.
 fn said(line: &str) -> String {
     match line.trim() {
         "" => "it ended and named no reason".to_owned(),

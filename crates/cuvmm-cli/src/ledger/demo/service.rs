@@ -40,10 +40,8 @@ const BLOCKS: [f64; 2] = [4.0, 26.0];
 /// The time in which a cache grows and shrinks once.
 const PERIOD: Duration = Duration::from_secs(16);
 
-/// The pause between two changes of the cache.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The timeout of an allocation.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Run one service of `cuvmm demo`, which starts this command

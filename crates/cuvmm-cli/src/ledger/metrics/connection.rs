@@ -17,7 +17,6 @@ const RECEIVES: Duration = Duration::from_secs(10);
 /// client still sends, the answer would be lost.
 const CLOSES: Duration = Duration::from_secs(1);
 
-/// The most bytes of a request.
 const LONGEST_REQUEST: usize = 8 << 10;
 
 #[derive(Debug)]
@@ -32,9 +31,7 @@ pub(super) struct Connection {
 enum Phase {
     /// The bytes of the request received so far.
     Reading(Vec<u8>),
-    /// A request for the figures, which the server has to read.
     Asked(Method),
-    /// The bytes still to be written.
     Writing(Vec<u8>),
     /// The answer is written; the client has to close.
     Closing,
@@ -65,7 +62,6 @@ impl Connection {
         }
     }
 
-    /// Returns the events to poll for.
     pub(super) const fn events(&self) -> PollFlags {
         match self.phase {
             Phase::Writing(_) => PollFlags::OUT,
@@ -77,7 +73,6 @@ impl Connection {
         matches!(self.phase, Phase::Closed)
     }
 
-    /// Returns `true` if the client awaits the figures.
     pub(super) const fn asks(&self) -> bool {
         matches!(self.phase, Phase::Asked(_))
     }
@@ -196,7 +191,6 @@ impl Connection {
         }
     }
 
-    /// Discards further bytes of the client until it has closed the connection.
     fn discard(&mut self) {
         let mut part = [0; LONGEST_REQUEST];
         match recv(&self.socket, &mut part, RecvFlags::empty()) {
@@ -212,7 +206,6 @@ impl AsFd for Connection {
     }
 }
 
-/// Returns an answer in plain text.
 pub(super) const fn plain<'a>(status: &'static str, body: &'a str) -> Answer<'a> {
     Answer {
         status,
@@ -244,7 +237,6 @@ mod tests {
         (Connection::new(own.into(), now), other, now)
     }
 
-    /// Returns the answer that a client gets, and closes the connection.
     fn answer_to(request: &[u8]) -> String {
         let (mut connection, mut other, now) = pair();
         other.write_all(request).unwrap();

@@ -68,12 +68,10 @@ struct Server<'a> {
     figures: Figures<'a>,
     connections: Vec<Connection>,
     most: usize,
-    /// The end of the pause in accepting.
     paused: Option<Instant>,
 }
 
 impl Server<'_> {
-    /// Waits for events and handles them.
     fn turn(&mut self) -> io::Result<()> {
         let ready = self.wait()?;
         let now = Instant::now();

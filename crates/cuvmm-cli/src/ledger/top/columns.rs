@@ -73,7 +73,6 @@ impl Column {
         Self::Charged,
     ];
 
-    /// Returns the head of the column.
     pub(super) const fn head(self) -> &'static str {
         match self {
             Self::Name => "process",
@@ -105,7 +104,6 @@ impl Column {
         }
     }
 
-    /// Returns `true` if the column is right-aligned.
     pub(super) const fn is_figure(self) -> bool {
         !matches!(self, Self::Name | Self::State)
     }
@@ -128,7 +126,6 @@ impl Column {
         wide.collect()
     }
 
-    /// Returns the next column to sort by, or the previous one if `back`.
     pub(super) fn next(self, back: bool) -> Self {
         let step = if back { Self::ALL.len() - 1 } else { 1 };
         let at = Self::ALL.iter().position(|it| *it == self);
@@ -136,7 +133,6 @@ impl Column {
         Self::ALL.get(next).copied().unwrap_or(Self::Charged)
     }
 
-    /// Returns the text of the column for a process.
     pub(super) fn cell(
         self,
         ledger: &Shown,

@@ -10,14 +10,12 @@ use cuvmm::ledger::{ExportStats, StallAverages};
 use super::look::{Process, Shown};
 use cuvmm_command::terminal::{counted, safe};
 
-/// The most holders listed for a waiting process.
 const LISTED: usize = 5;
 
 pub(super) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Formats a time in seconds.
 pub(super) fn seconds(time: Duration) -> String {
     match time.as_secs_f64() {
         0.0 => "0".to_owned(),
@@ -26,7 +24,6 @@ pub(super) fn seconds(time: Duration) -> String {
     }
 }
 
-/// Returns the name of the process in a slot.
 pub(super) fn name(ledger: &Shown, slot: usize) -> String {
     let mut processes = ledger.processes.iter();
     match processes.find(|it| it.stats.slot == slot) {
@@ -40,7 +37,6 @@ fn shares(some: StallAverages, full: StallAverages) -> String {
     format!("some {}, full {} (10, 60, 300 s)", of(some), of(full))
 }
 
-/// Describes the recent stall times of a ledger's processes.
 pub(super) fn stalls(ledger: &Shown) -> String {
     let lately = shares(ledger.stalled_average, ledger.stalled_full_average);
     format!("stalled: {lately}")
@@ -92,7 +88,6 @@ pub(super) fn exports(ledger: &Shown) -> Vec<String> {
     alike.into_iter().map(line).collect()
 }
 
-/// Returns the detail lines of one process.
 pub(super) fn lines(ledger: &Shown, process: &Process) -> Vec<String> {
     let stats = &process.stats;
     let lately = shares(stats.stalled_average, stats.stalled_full_average);

@@ -86,7 +86,6 @@ pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
     }
 }
 
-/// Returns the keys that fit.
 fn keys(width: usize) -> String {
     if KEYS.len() <= width {
         return KEYS.to_owned();
@@ -102,7 +101,6 @@ fn keys(width: usize) -> String {
     shown
 }
 
-/// An area of the screen, with lines numbered from its top.
 struct Pen<'a> {
     area: Rect,
     to: &'a mut Buffer,
@@ -290,7 +288,6 @@ fn head(state: &State, y: u16, pen: &mut Pen<'_>) {
     }
 }
 
-/// Returns the sign that marks the order beside the column's head.
 fn sign(state: &State) -> &'static str {
     if state.reverse { "^" } else { "v" }
 }
@@ -323,7 +320,6 @@ fn process_row(
     }
 }
 
-/// A column of tenants: its head, its width, and its figure.
 type OfTenant = (&'static str, u16, fn(&TenantReport, Unit) -> String);
 
 /// The columns of tenants. A narrow screen omits the last ones.

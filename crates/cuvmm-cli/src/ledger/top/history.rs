@@ -27,7 +27,6 @@ impl History {
         }
     }
 
-    /// Notes the charge at a time.
     pub(super) fn note(&mut self, at: Instant, charged: u64) {
         let passed = at.saturating_duration_since(self.since).as_secs() / BAR.as_secs();
         // More bars than are kept would all be empty.

@@ -5,22 +5,18 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use super::state::{Change, Request, State};
 use cuvmm_command::terminal::safe;
 
-/// The number of lines that a page key moves.
 const PAGE: isize = 10;
 
 /// The work that a key leaves to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Draws the state.
     Draw,
     /// Draws every cell anew.
     Redraw,
-    /// Sends a request to a process.
     Send(Request),
     Quit,
 }
 
-/// Changes the state as the key demands.
 pub(super) fn press(state: &mut State, key: KeyEvent) -> Action {
     if key.kind == KeyEventKind::Release {
         return Action::Draw;
@@ -95,7 +91,6 @@ fn send(state: &mut State, request: Request) -> Action {
     Action::Send(request)
 }
 
-/// Returns the name of a request's process or tenant.
 pub(super) fn named(request: &Request) -> String {
     let target = &request.target;
     match &target.tenant {

@@ -13,7 +13,6 @@ use serde::Serialize;
 /// The timeout for a process's report.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A ledger and its processes at one time.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Shown {
     pub(super) path: String,
@@ -37,7 +36,6 @@ pub(super) struct Process {
     pub(super) stats: ProcessStats,
     /// The figures of the process's pools and tenants, if it answered.
     pub(super) report: Option<ProcessReport>,
-    /// The reason why there is no report.
     pub(super) no_report: Option<String>,
 }
 
@@ -131,7 +129,6 @@ fn process(
     }
 }
 
-/// Returns `true` if a process can be expected to answer.
 fn runs(process: &ProcessStats) -> bool {
     process.state == ProcessState::Running
 }

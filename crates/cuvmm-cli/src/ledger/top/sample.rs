@@ -41,7 +41,6 @@ pub(super) fn process(slot: usize, name: &str) -> Process {
     }
 }
 
-/// Adds a tenant with `in_use` bytes.
 pub(super) fn with_tenant(mut process: Process, name: &str, in_use: u64) -> Process {
     let mut tenant = TenantReport::default();
     tenant.name = name.to_owned();

@@ -23,7 +23,6 @@ use super::state::State;
 #[derive(Debug)]
 pub(super) struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
-    /// Restores the terminal after the last draw.
     taken: Taken,
 }
 

@@ -21,13 +21,11 @@ pub(super) struct ProcessId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) process: ProcessId,
-    /// The process's name.
     pub(super) name: String,
     /// The number of the pool, and the name of the tenant.
     pub(super) tenant: Option<(usize, String)>,
 }
 
-/// A change that can be requested of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Trim,
@@ -41,7 +39,6 @@ pub(super) struct Request {
     pub(super) target: Target,
 }
 
-/// Result of reading all ledgers once.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
@@ -59,7 +56,6 @@ pub(super) enum Row<'a> {
     Process(&'a Shown, &'a Process),
     /// The reason why the process in the row above waits.
     Waits(&'a Shown, &'a Process),
-    /// Text about the ledger.
     Line(String),
     /// Text about the process in the row above.
     Detail(String),
@@ -69,16 +65,12 @@ pub(super) enum Row<'a> {
     Blank,
 }
 
-/// Everything that the picture shows.
 #[derive(Debug)]
 pub(super) struct State {
     /// The ledgers of the last successful look.
     pub(super) ledgers: Option<Vec<Shown>>,
-    /// The path of the ledgers.
     pub(super) folder: String,
-    /// The error of the last look.
     pub(super) trouble: Option<String>,
-    /// The result of the last command.
     pub(super) said: String,
     /// The request to send after a confirmation.
     pub(super) asking: Option<Request>,
@@ -144,7 +136,6 @@ impl Row<'_> {
 }
 
 impl State {
-    /// Takes the result of a look.
     pub(super) fn look(&mut self, look: Look) {
         self.trouble = Some(look.wrong).filter(|wrong| !wrong.is_empty());
         let Some(ledgers) = look.ledgers else {
@@ -191,7 +182,6 @@ impl State {
         self.expanded.contains(&ProcessId::of(ledger, process))
     }
 
-    /// Returns the rows from top to bottom.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows = Vec::new();
         for ledger in self.ledgers.iter().flatten() {
@@ -269,7 +259,6 @@ impl State {
         self.selected = targets.into_iter().nth(self.place);
     }
 
-    /// Moves the selection by some rows, and stops at the first and the last.
     pub(super) fn select(&mut self, by: isize) {
         self.find_selection();
         self.place = self.place.saturating_add_signed(by);
@@ -296,7 +285,6 @@ impl State {
         self.find_selection();
     }
 
-    /// Reverses the order.
     pub(super) fn turn(&mut self) {
         self.reverse = !self.reverse;
         self.find_selection();

@@ -19,19 +19,15 @@ use cuvmm_command::terminal::{chain, safe};
 /// The timeout of a request. Sleep and wake move memory.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An event for the drawing thread.
 #[derive(Debug)]
 pub(super) enum Event {
     Key(KeyEvent),
-    /// The terminal was resized.
     Resized,
     /// Keys can no longer be read.
     NoKeys(io::Error),
     Look(Look),
-    /// The result of a request.
     Said(String),
     Signal(i32),
-    /// A thread has ended.
     Ended,
 }
 
@@ -89,7 +85,6 @@ fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     }
 }
 
-/// Sends the requests one after another.
 fn answers(to: &Ends, asked: &Receiver<Request>, wake: &Sender<()>) {
     for request in asked {
         let said = match answer(&request) {

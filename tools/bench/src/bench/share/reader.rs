@@ -104,7 +104,6 @@ impl Reader {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Runs as the reader process.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.driver.open_as(&StandIn {
             devices: Some(PLAYED),
@@ -155,7 +154,6 @@ impl Reader {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Attaches the publication: everything from connecting to reading the first byte.
     fn attach(&self, device: &Device, stream: &Stream) -> anyhow::Result<Publication> {
         let mut subscriber = Subscriber::connect(&self.publisher)?;
         let publication = subscriber.attach(&self.name, &Attachment::builder(device))?;

@@ -17,7 +17,6 @@ use rustix::net::{
 
 use crate::bench::by_hand::Bare;
 
-/// The most descriptors in one message.
 const MOST: usize = 253;
 
 const BACKLOG: i32 = 8;
@@ -27,7 +26,6 @@ const BACKLOG: i32 = 8;
 pub(super) struct Sender(OwnedFd);
 
 impl Sender {
-    /// Binds a socket to `path` and listens.
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
         let listener = socket()?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;

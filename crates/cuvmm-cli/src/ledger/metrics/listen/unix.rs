@@ -22,7 +22,6 @@ use cuvmm_command::terminal::shown;
 
 const LOCK_ENDING: &str = ".lock";
 
-/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// A listening socket that only this user can connect to.

@@ -27,8 +27,7 @@ pub enum Choice {
 /// The properties of a driver without a GPU. `None` stands for the default.
 #[derive(Clone, Debug, Default)]
 pub struct StandIn {
-    /// Memory of each device in bytes, more than the system has or less: only written memory is
-    /// taken.
+    /// Memory of each device in bytes, which may exceed the system's: only written memory is taken.
     pub capacity: Option<u64>,
     /// The cost of calls on the model, by default an H200's.
     pub costs: Option<Costs>,

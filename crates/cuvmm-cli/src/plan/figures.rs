@@ -49,7 +49,7 @@ pub(super) struct Total {
     /// The expected time with every call at the low end of its range in the table. `None` if the
     /// table has no ranges.
     pub(super) expected_low_us: Option<f64>,
-    /// The high end likewise.
+    /// The expected time with every call at the high end of its range, else `None`.
     pub(super) expected_high_us: Option<f64>,
     /// `None` on the model driver.
     pub(super) measured_us: Option<f64>,

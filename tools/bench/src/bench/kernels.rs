@@ -19,7 +19,7 @@ use cuvmm::{Block, Stream};
 
 const PTX: &str = include_str!("kernels.ptx");
 
-/// Target architectures to try: the oldest of the newest compilers, and an older one.
+/// Target architectures to try: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
 
 /// A small grid, so that other kernels can run beside a waiting kernel.

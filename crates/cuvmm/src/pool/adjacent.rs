@@ -1,13 +1,13 @@
 //! Blocks side by side: several equal blocks at equal distances, which together are one tensor
 //! whose rows grow in place.
 //!
-//! Each block has a slot of its own in a [row](super::rows) that is reserved at once. It grows,
-//! shrinks, is freed and gives memory like any other block, and its memory never reaches into its
-//! neighbor's addresses. A row whose slots are free serves the next blocks that are allocated side
-//! by side, with the memory that it still has; its slots serve single blocks too. That holds for rows of
-//! at most 1,024 slots, on which one locked section works. The driver gets
-//! the addresses back when the last slot of the row is gone: until then they count against the
-//! pool's limit without being a tenant's.
+//! Each block has a slot of its own in a [row](super::rows) that is reserved at once. The block
+//! grows, shrinks, is freed and gives memory like any other block, and its memory never reaches
+//! into its neighbor's addresses. A row with free slots serves the next blocks that are allocated
+//! side by side, with the memory that the slots still have, and single blocks too, if the row has
+//! at most 1,024 slots, on which one locked section works. The driver gets the addresses back when
+//! the last slot of the row is gone. Until then they count against the pool's limit and no
+//! tenant's.
 
 use super::allocate::{CANDIDATES, Needs};
 use super::budget::TenantId;
@@ -23,27 +23,24 @@ use crate::error::{ArgumentError, BlockError};
 use crate::ledger::Purpose;
 use crate::own::Stream;
 
-/// How well part of a row serves, the best first: whether memory is lacking, whether a fence must
+/// The rank of a part of a row, the best first: whether memory is lacking, whether a fence must
 /// become complete, the length of the row that the part is cut from, and the bytes of memory too
 /// few or too many.
 type Rank = (bool, bool, usize, u64);
 
-/// How several equal blocks are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placement {
-    /// Each wherever there is a place for it.
     Anywhere,
-    /// Side by side.
     Adjacent,
 }
 
-/// Slots side by side that blocks are put in.
+/// Slots side by side, for blocks to be put in.
 struct Lot {
     needs: Needs,
-    /// One for each slot of a row that is used again, in the order of their addresses. These slots
-    /// are in their places and pinned.
+    /// One change for each slot of a row that is used again, in the order of their addresses. These
+    /// slots are in their places and pinned.
     changes: Vec<Change>,
-    /// Slots that were opened for these blocks, in the order of their addresses. They are out.
+    /// Slots opened for these blocks, in the order of their addresses. They are out.
     #[allow(clippy::vec_box, reason = "slots are boxed in their places too")]
     opened: Vec<Box<Slot>>,
 }
@@ -64,7 +61,7 @@ impl Core {
             ..wanted.clone()
         };
         self.request(tenant, bytes, wait, |state| {
-            // A forked child finds no tenant, and so no limit of one.
+            // A forked child finds no tenant, and so no tenant's limit.
             if let Err(forked) = self.device.own_process() {
                 return (state, Err(forked.into()));
             }
@@ -87,7 +84,6 @@ impl Core {
         })
     }
 
-    /// Makes places for `count` blocks, each wherever there is one: all of them or none.
     fn scatter<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -113,7 +109,6 @@ impl Core {
         (state, outcome.map(|()| places))
     }
 
-    /// Makes places for `count` blocks side by side: all of them or none.
     pub(super) fn line_up<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -239,7 +234,7 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Returns what blocks at the requested distance require of their slots.
+    /// Returns the requirements of blocks at the requested distance on their slots.
     fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
         ArgumentError::not_zero("bytes of a stride multiple", wanted.stride)?;
         let mut needs = self.needs(id, wanted)?;
@@ -251,7 +246,8 @@ impl State {
         Ok(needs)
     }
 
-    /// Returns the vacant part of a row that serves best, ordered before the work of `home`.
+    /// Returns the part of a row that serves best. All its slots are vacant and ordered before the
+    /// work of `home`.
     fn pick_row(
         &mut self,
         id: TenantId,
@@ -281,8 +277,8 @@ impl State {
     }
 }
 
-/// Ranks part of a row. Returns `None` if one of its slots cannot be used, or would strand too
-/// much.
+/// Ranks a part of a row. Returns `None` if one of its slots cannot be used, or would strand more
+/// than `needs` permits.
 fn rank(
     tenancy: &Tenancy,
     needs: &Needs,
@@ -334,7 +330,7 @@ mod tests {
                 "{adjacent}: {}",
                 worked_on()
             );
-            // A part of a failed operation is undone in parts too.
+            // A failed operation is undone in parts too.
             rig.fail(crate::driver::Call::MemMap, most + 9);
             blocks.truncate(5);
             pool.core.lock().trim(0).unwrap();

@@ -1,4 +1,4 @@
-//! Allocation: takes the best idle slot or a new one, and places memory under it; on failure
+//! Allocation: takes the best idle slot or a new slot, and places memory under it; on failure
 //! nothing changes.
 //!
 //! Keeps I-83.
@@ -22,24 +22,24 @@ use crate::own::Stream;
 /// The number of idle slots that are compared to find the best one.
 pub(super) const CANDIDATES: usize = 8;
 
-/// The part of its size that a block may strand when it takes over idle memory, or a granule if
-/// that is more: the memory behind it in the extent that its end is in.
+/// A block that takes over idle memory may strand this part of its size (one eighth), or one
+/// granule if that is more. Memory behind the block's end is stranded if its extent also holds the
+/// block's end.
 const STRANDED_PART: u64 = 8;
 
-/// The requirements of a block on its slot. Sizes in bytes.
+/// The requirements of a block on its slot, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
     pub(super) class: Class,
-    /// The block's size in whole granules.
+    /// In whole granules.
     pub(super) used: u64,
-    /// The block's capacity in whole granules.
+    /// The capacity, in whole granules.
     most: u64,
-    /// The most that the block may strand.
+    /// The most bytes that the block may strand.
     pub(super) strands: u64,
 }
 
 impl Core {
-    /// Makes a place for a block.
     pub(crate) fn allocate(
         &self,
         tenant: TenantId,
@@ -68,8 +68,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes a place for a block in a slot that stays out, so that the memory it got can still be
-    /// distinguished from the memory that was there.
+    /// Makes a place for a block in a slot that stays out: as long as it is out, the memory that it
+    /// was given can be told from the memory it had.
     pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
@@ -106,8 +106,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes the reusable slot that serves best, if there is one. The slot is out if the lock may
-    /// have to be released for it.
+    /// Takes the reusable slot that serves best. The slot is out if the lock may have to be
+    /// released for it.
     fn find_slot(
         &mut self,
         id: TenantId,
@@ -176,7 +176,7 @@ impl Locked<'_> {
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count as u64);
         self.make_address_room(addresses)?;
-        // From here on the tenant is not empty, and cannot be removed.
+        // The tenant is no longer empty, and cannot be removed.
         let flight = self.flight();
         let mut ids: Vec<SlotId> = Vec::new();
         for number in 0..count {
@@ -186,7 +186,7 @@ impl Locked<'_> {
             let index = tenancy.vacancy(flight);
             ids.push(SlotId { tenant: id, index });
         }
-        // The lock may have been released since there was room.
+        // The lock may have been released since the first check.
         let reserved = self
             .make_address_room(addresses)
             .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
@@ -209,7 +209,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Reserves `count` ranges of addresses with guards, which a tenant is charged.
+    /// Reserves `count` ranges of addresses with guards, and charges them to a tenant.
     pub(super) fn reserve_for(
         &mut self,
         id: TenantId,
@@ -230,7 +230,7 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Returns what a block requires of its slot, if its options are valid.
+    /// Returns the requirements of a block on its slot, if the block's options are valid.
     #[inline(always)]
     pub(super) fn needs(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
         let &Wanted { size, capacity, .. } = wanted;
@@ -261,7 +261,6 @@ impl State {
         })
     }
 
-    /// Returns the largest extent under a block.
     fn largest_extent(&self, grain: ExtentOptions) -> Result<u64, BlockError> {
         let pools = self.policy.largest_extent;
         let granule = self.device.granule();
@@ -275,7 +274,7 @@ impl State {
         }
     }
 
-    /// Returns how a block grows. In a hardened pool nothing is mapped behind a block's end.
+    /// In a hardened pool nothing is mapped behind a block's end.
     fn growth(&self, grain: ExtentOptions) -> Growth {
         match &self.hardening {
             Some(_) => Growth::Exact,
@@ -283,13 +282,14 @@ impl State {
         }
     }
 
-    /// Returns the idle slot of the class that serves best, ordered before the work of `home`: one
-    /// in which the block strands no more than it may.
+    /// Returns the idle slot of the class that serves best: it is ordered before the work of
+    /// `home`, and the block strands no more in it than it may.
     fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
         let tenancy = self.tenants.get(&id)?;
-        // Too little memory is worse than an incomplete fence, and that is worse than too much
-        // memory. Among equals rows are kept whole; all other differences are whole granules.
+        // Too little memory is worse than an incomplete fence, and an incomplete fence is worse
+        // than too much memory. Among equals rows are kept whole; all other differences are whole
+        // granules.
         let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
         let fitting = tenancy
             .reusable(needs.class)
@@ -315,7 +315,7 @@ impl State {
     }
 
     /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
-    /// can be ordered so now. A slot for which the driver fails is passed over.
+    /// can be ordered before it now. A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
         let Some((slot, polls)) = self.slot_and_polls(id) else {
             return false;

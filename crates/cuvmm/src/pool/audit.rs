@@ -1,4 +1,4 @@
-//! The invariants of a pool's state, checked in debug builds at the end of each locked section, and
+//! The invariants of a pool's state, checked in debug builds at the end of each locked section and
 //! wherever a section releases the lock.
 //!
 //! Keeps I-1.
@@ -6,8 +6,7 @@
 use super::slot::Freed;
 use super::state::State;
 
-/// With more slots than this only some sections are checked: the first, the second, the fourth and
-/// so on.
+/// With more slots than this only the first, the second, the fourth section and so on are checked.
 const MOST_SLOTS: usize = 64;
 
 impl State {
@@ -29,7 +28,8 @@ impl State {
         }
     }
 
-    /// Checks that each tenant is charged for exactly the memory of its slots and its share table.
+    /// Checks that each tenant is charged for exactly the memory of its slots, its holders and its
+    /// share table.
     fn audit_charges(&self) {
         for (&id, tenancy) in &self.tenants {
             let parts = tenancy.figures().map(|(figures, _)| {

@@ -16,18 +16,18 @@ impl Tenant {
     /// all of them or none. If memory is short, calls pressure hooks, and waits for at most the
     /// longest timeout of the blocks.
     ///
-    /// If every block has enough precommitted memory, this makes no driver call and takes about 0.1
-    /// us for each block.
+    /// If every block has enough precommitted memory, the call makes no driver call and takes about
+    /// 0.1 us for each block.
     ///
     /// Blocks that had shrunk into memory that they [share](Block::fork) get memory of their own
     /// there under the conditions of [`Block::grow_to`]. The call waits for the copies of earlier
-    /// blocks, for at most 20 ms, before it unmaps memory of a later one.
+    /// blocks, for at most 20 ms, before it unmaps memory of a later block.
     ///
     /// # Errors
     /// [`BlockError`] names the block that could not grow, with the figures. Every block is then as
-    /// before. Memory of another tenant that is just being zeroed stays with its block as
-    /// precommitted memory until that is complete. A block that had shrunk into memory that it
-    /// [shares](Block::fork) may have memory of its own there, with the same bytes.
+    /// before, with two exceptions. Memory of another tenant that is being zeroed stays with its
+    /// block as precommitted memory until the zeros are written. A block that had shrunk into
+    /// shared memory may have memory of its own there, with the same bytes.
     pub fn grow_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.grow_blocks(blocks, |blocks| {
             Wait::of_any(blocks.iter().map(|(block, _)| block.patience()))
@@ -43,8 +43,7 @@ impl Tenant {
         self.grow_blocks(blocks, |_| Wait::Never)
     }
 
-    /// Returns the index of the first group of the tenant's blocks in which a block sleeps or is
-    /// being moved.
+    /// Returns the index of the first group with a block that sleeps or is being moved.
     pub(crate) fn first_asleep<'a>(
         &self,
         groups: impl IntoIterator<Item = &'a [Block]>,
@@ -54,7 +53,7 @@ impl Tenant {
         groups.into_iter().position(asleep)
     }
 
-    /// Shrinks several of the tenant's blocks, each to the size given with it, under one lock: all
+    /// Shrinks several of the tenant's blocks under one lock, each to the size given with it: all
     /// of them or none.
     pub(crate) fn shrink_all(&self, blocks: &mut [(&mut Block, u64)]) -> Result<(), BlockError> {
         self.core().shrink(&steps(blocks))?;
@@ -62,8 +61,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Notifies the mapper, if there is one, that blocks are about to outgrow the memory that they
-    /// have.
+    /// Notifies the mapper, if there is one, that blocks are about to outgrow their memory.
     pub(crate) fn notify_growth<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
         let mut state = self.core().lock();
         for block in blocks {
@@ -113,14 +111,13 @@ fn note(blocks: &mut [(&mut Block, u64)]) {
 impl Tenant {
     /// Gives several of the tenant's blocks memory of their own instead of shared memory, each from
     /// the given offset on. If memory is short, calls pressure hooks, and waits for at most the
-    /// longest timeout of the blocks. If one block is refused, those that were unshared before stay
-    /// so: every block shows the same bytes.
+    /// longest timeout of the blocks. If one block is refused, blocks that are unshared already
+    /// stay so: every block shows the same bytes.
     pub(crate) fn unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         let wait = Wait::of_any(blocks.iter().map(|(block, _)| block.patience()));
         self.unshare_blocks(blocks, wait)
     }
 
-    /// Unshares the memory of several of the tenant's blocks if that needs no waiting.
     pub(crate) fn try_unshare(&self, blocks: &[(&Block, u64)]) -> Result<(), BlockError> {
         self.unshare_blocks(blocks, Wait::Never)
     }

@@ -1,7 +1,7 @@
 //! Memory that a tenant has allocated.
 //!
-//! `unsafe` here: naming the block's own memory as a range to copy in, and taking a block's
-//! contents out of it when it is dropped.
+//! `unsafe` here: naming the block's own memory as a range to copy in, and moving a dropped block's
+//! contents out of it.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -30,8 +30,8 @@ use crate::own::{Access, Span, Stream};
 /// Dropping a block makes no driver call and never waits: the memory stays mapped and charged to
 /// the tenant, and is reused only after the work that may use it. In a [hardened
 /// pool](super#hardened-pools) a drop does not wait either, but fills the memory and unmaps memory
-/// whose fence is complete. A drop unmaps, without filling, if the block was
-/// [exported](Self::export).
+/// whose fence is complete. If the block was [exported](Self::export), the drop unmaps without
+/// filling.
 ///
 /// # Examples
 /// ```rust
@@ -59,13 +59,13 @@ use crate::own::{Access, Span, Stream};
 /// ```
 pub struct Block {
     held: ManuallyDrop<Held>,
-    /// `true` while only the home stream used the block, no lease was taken on it, and no zeros are
-    /// owed in it: the next block of its shape can then take it over as it is.
+    /// `true` while only the home stream has used the block, no lease was taken on it, and no zeros
+    /// are owed in it. The next block of the same shape can then take it over unchanged.
     plain: AtomicBool,
     wait: Option<Duration>,
-    /// The number of the request of a growth future and the size that it asks for, until the future
-    /// has ended. A future borrows the block, so whatever else uses the block finds a request only
-    /// if its future was leaked.
+    /// The number of a growth future's request and the size that it asks for, until the future has
+    /// ended. The future borrows the block, so other code finds a request here only if the future
+    /// was leaked.
     growth: Option<Box<(u64, u64)>>,
 }
 
@@ -89,18 +89,17 @@ impl Block {
         &self.held.place
     }
 
-    /// Returns how long the block may wait for memory.
     pub(super) const fn patience(&self) -> Option<Duration> {
         self.wait
     }
 
-    /// Notes the request of a growth future that waits, or that there is none.
+    /// Notes the request of a growth future that waits, or `None`.
     pub(super) fn awaits_growth(&mut self, request: Option<(u64, u64)>) {
         self.growth = request.map(Box::new);
     }
 
-    /// Withdraws the request of a growth future that was dropped or leaked, and gives back what it
-    /// was granted.
+    /// Withdraws the request of a growth future that was dropped or leaked, and gives back the
+    /// memory that it was granted.
     #[inline]
     pub(super) fn withdraw_growth(&mut self) {
         if let Some(growth) = self.growth.take() {
@@ -119,18 +118,17 @@ impl Block {
         }
     }
 
-    /// Notes the size that the pool has grown or shrunk the block to.
     pub(super) fn has_size(&mut self, size: u64) {
         self.held.size = size;
     }
 
-    /// Keeps the block out of the stream caches: when it is dropped, its slot is freed the long
-    /// way.
+    /// Keeps the block out of the stream caches: when the block is dropped, the pool frees its
+    /// slot.
     pub(super) fn goes_in_no_cache(&self) {
         self.plain.store(false, Ordering::Relaxed);
     }
 
-    /// Makes a block at another place that shares memory with this one. Neither goes to a stream
+    /// Makes a block at another place that shares memory with this block. Neither goes to a stream
     /// cache.
     pub(super) fn forked(&self, place: BlockPlace, size: u64) -> Self {
         self.goes_in_no_cache();
@@ -142,12 +140,11 @@ impl Block {
         Self::new(held, false, self.wait)
     }
 
-    /// Returns `true` if the block belongs to the pool of `core`.
     pub(super) fn is_of(&self, core: &Arc<Core>) -> bool {
         Arc::ptr_eq(self.core(), core)
     }
 
-    /// Returns the block's first address. It never changes.
+    /// Returns the block's first address, which never changes.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.place().address
@@ -165,7 +162,7 @@ impl Block {
         self.held.size
     }
 
-    /// Returns the size that the block may grow to, in bytes.
+    /// Returns the size in bytes that the block may grow to.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.place().capacity
@@ -179,13 +176,13 @@ impl Block {
 
     /// Grows the block in place to `size` bytes: at least its size, at most its capacity. If memory
     /// is short, calls pressure hooks and waits for at most the
-    /// [timeout](super::BlockBuilder::timeout). Within memory that is precommitted or was just
-    /// given up, growth makes no driver call; otherwise it makes `cuMemCreate`, `cuMemMap` and
-    /// `cuMemSetAccess` for each new extent.
+    /// [timeout](super::BlockBuilder::timeout). Growth within memory that is precommitted or was
+    /// just given up makes no driver call; otherwise each new extent takes `cuMemCreate`,
+    /// `cuMemMap` and `cuMemSetAccess`.
     ///
-    /// A block that had shrunk into memory that it [shares](Self::fork) first gets memory of its own
-    /// there. Each attempt needs the work that was queued on the block until then to be complete. If
-    /// the block's streams are never idle, the call ends as [`BlockError::SharedInUse`], at the
+    /// A block that had shrunk into memory that it [shares](Self::fork) first gets memory of its
+    /// own there. Each attempt needs all work queued on the block before it to be complete. If the
+    /// block's streams are never idle, the call fails with [`BlockError::SharedInUse`], at the
     /// latest when the timeout has passed. Work that another thread launches while the call unmaps
     /// the shared memory must not use it.
     ///
@@ -202,8 +199,8 @@ impl Block {
     }
 
     /// Grows the block in place to `size` bytes if that needs no waiting, and calls no hook. While
-    /// a mapper is placing the block's next extent, the call waits for those driver calls instead
-    /// of making its own.
+    /// a mapper is placing the block's next extent, the call waits for the mapper's driver calls
+    /// instead of making its own.
     ///
     /// # Errors
     /// As [`Self::grow_to`].
@@ -215,9 +212,9 @@ impl Block {
     }
 
     /// Shrinks the block to `size` bytes. Makes no driver call. If the block grows again before the
-    /// memory is reclaimed, it gets the memory back with its old contents. (A [hardened
-    /// pool](super#hardened-pools) fills and unmaps the memory as it does for a dropped block, and
-    /// any pool unmaps memory that the block [shares](Self::fork).)
+    /// memory is reclaimed, it gets the memory back with its old contents. A [hardened
+    /// pool](super#hardened-pools) fills and unmaps the memory as for a dropped block, and any pool
+    /// unmaps memory that the block [shares](Self::fork).
     ///
     /// # Errors
     /// [`BlockError`] when `size` is zero or more than the block's size.
@@ -229,7 +226,7 @@ impl Block {
     }
 
     /// Records that another stream uses the block too: the memory is reused only after that
-    /// stream's work as well. A block without a home stream waits for all streams in any case.
+    /// stream's work too. A block without a home stream waits for all streams in any case.
     ///
     /// # Errors
     /// [`CallError::WrongDriver`] when the stream belongs to another driver.
@@ -239,9 +236,9 @@ impl Block {
         state.record_use(self.place().slot, stream)
     }
 
-    /// Records that work which is on no stream of this library uses the block too, such as that of
-    /// another library which was given the address. The memory is reused only after all work of the
-    /// devices that have access that is queued when the block is freed.
+    /// Records that work which is on no stream of this library uses the block too, such as work of
+    /// another library that was given the address. The memory is reused only after all work that is
+    /// queued on the devices with access when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);
@@ -249,7 +246,7 @@ impl Block {
     }
 
     /// Returns the streams whose work may use the block, the home stream first. Returns `None` if
-    /// any work of the devices that have access may use it.
+    /// any work of the devices with access may use the block.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core()
@@ -257,8 +254,8 @@ impl Block {
             .streams(self.place().slot)
     }
 
-    /// Takes a lease on the block. While it lives, no memory under the block is unmapped or reused,
-    /// even if the block is dropped. Does not check whether the block may be used;
+    /// Takes a lease on the block. While the lease lives, no memory under the block is unmapped or
+    /// reused, even if the block is dropped. Does not check whether the block may be used;
     /// [`lease_for`](Self::lease_for) does.
     #[must_use]
     pub fn lease(&self) -> Lease {
@@ -268,7 +265,7 @@ impl Block {
 
     /// Takes a [lease](Self::lease) with the exact list of the extents under the block, including
     /// those behind its end, for registering the memory with a NIC or with NCCL. The list does not
-    /// contain what the block grows by later.
+    /// contain memory that the block grows by later.
     ///
     /// # Errors
     /// [`MemoryError`] when the block sleeps or has lost memory, when the context is lost, and in a
@@ -277,7 +274,6 @@ impl Block {
         Ok(self.lease_for(Access::Read)?.registered())
     }
 
-    /// Takes a lease for a use of a range of the block.
     pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Lease, MemoryError> {
         if !matches!(wanted, Use::Copy(_)) {
             self.plain.store(false, Ordering::Relaxed);
@@ -286,8 +282,8 @@ impl Block {
         self.core().admit(of, wanted, range)
     }
 
-    /// Returns every extent under the block in order, including those behind its end: the memory
-    /// that a registration of the block must cover. The list stays exact while a [`Lease`] lives
+    /// Returns every extent under the block in order, including those behind its end: a
+    /// registration of the block must cover them all. The list stays exact while a [`Lease`] lives
     /// and the block does not grow.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
@@ -295,7 +291,7 @@ impl Block {
     }
 
     /// Writes `bytes` at `offset` behind the work queued on the home stream (or on the legacy
-    /// default stream), and returns when they are written (`cuMemcpyHtoDAsync`, waited for).
+    /// default stream), and waits until they are written (`cuMemcpyHtoDAsync`).
     ///
     /// # Errors
     /// [`MemoryError`] when the range exceeds the block or begins where it is [read
@@ -306,7 +302,7 @@ impl Block {
     }
 
     /// Reads bytes at `offset` behind the work queued on the home stream (or on the legacy default
-    /// stream), and returns when they are read (`cuMemcpyDtoHAsync`, waited for).
+    /// stream), and waits until they are read (`cuMemcpyDtoHAsync`).
     ///
     /// # Errors
     /// [`MemoryError`] when the range exceeds the block, when the block sleeps, or while a capture
@@ -316,7 +312,7 @@ impl Block {
         self.span().read(&stream, offset, bytes)
     }
 
-    /// Frees the block as dropping it does, unless its home stream is capturing.
+    /// Frees the block as a drop does, unless its home stream is capturing.
     ///
     /// # Errors
     /// [`HandedBack`], which contains the block, while the home stream is capturing.
@@ -328,10 +324,9 @@ impl Block {
         }
     }
 
-    /// Checks whether [`Self::free`] would free the block now.
     pub(crate) fn may_be_freed(&self) -> Result<(), MemoryError> {
-        // The stream is queried only while a guard says that there are captures, so the usual free
-        // makes no driver call.
+        // Only while a capture guard lives can the stream be capturing: the usual free makes no
+        // driver call.
         if !self.core().is_capturing() {
             return Ok(());
         }
@@ -341,13 +336,13 @@ impl Block {
         }
     }
 
-    /// Returns `true` if the block [sleeps](super::Tenant::blocks): its addresses are kept and
-    /// nothing is mapped there, so a kernel that accesses them faults. Also `true` while another
-    /// thread is putting the block to sleep or waking it.
+    /// Returns `true` if the block [sleeps](super::Tenant::blocks): its addresses are kept, nothing
+    /// is mapped there, and a kernel that accesses them faults. Also `true` while another thread is
+    /// putting the block to sleep or waking it.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        // Takes the lock only if a block of the tenant may be asleep, which is when the stream
-        // caches are bypassed.
+        // The stream caches are bypassed while a block of the tenant may be asleep. Otherwise the
+        // lock is not needed.
         self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
     }
 
@@ -363,8 +358,7 @@ impl Block {
         unsafe { Span::new(&self.core().device, self.address(), self.size()) }
     }
 
-    /// Returns the stream that a copy runs on, and a lease that keeps the memory in place until the
-    /// copy has ended.
+    /// Returns the stream that a copy runs on, and a lease for the time of the copy.
     fn copied(
         &self,
         access: Access,
@@ -382,9 +376,8 @@ impl Block {
 }
 
 impl Block {
-    /// Takes a [lease](Self::lease) for a use of the whole block with `access`. Checks the block
-    /// and takes the lease in one step, so that the block cannot be put to sleep or moved in
-    /// between.
+    /// Takes a [lease](Self::lease) for a use of the whole block with `access`. Check and lease are
+    /// one step: the block cannot be put to sleep or moved in between.
     ///
     /// # Errors
     /// [`MemoryError`] when the block sleeps or has lost memory, when `access` includes writing and
@@ -395,7 +388,7 @@ impl Block {
     }
 
     /// Checks whether the whole block may be used with `access` now. Only a lease keeps the answer
-    /// valid: [`lease_for`](Self::lease_for) makes this check and takes one.
+    /// valid: [`lease_for`](Self::lease_for) checks and takes a lease.
     ///
     /// # Errors
     /// As [`lease_for`](Self::lease_for).

@@ -1,6 +1,6 @@
 //! The accounts of a pool and its tenants: bytes, mappings and addresses, charged against limits.
 //!
-//! This module has only figures; it makes no driver calls. An operation charges before its first
+//! This module has only figures and makes no driver calls. An operation charges before its first
 //! driver call and refunds after its last. The rule of guarantees: no tenant is charged beyond the
 //! limit minus the sum, over all other tenants, of the bytes that are missing to their guarantees.
 //!
@@ -24,7 +24,6 @@ pub(crate) struct Limits {
     pub(crate) addresses: u64,
 }
 
-/// An amount of bytes, mappings and addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -68,7 +67,7 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    /// Ends the charge: the resources that it was made for exist now.
+    /// Ends the charge: its resources exist now.
     pub(crate) fn keep(mut self) {
         self.of = Amount::default();
     }
@@ -83,7 +82,7 @@ impl Drop for Charge {
     }
 }
 
-/// The terms and holdings of one tenant. Sizes in bytes.
+/// The terms and holdings of one tenant, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Account {
     pub(crate) guarantee: u64,
@@ -104,27 +103,27 @@ impl Account {
     }
 }
 
-/// All accounts of a pool, with their totals, so that charges and the usual queries do not iterate
-/// over the accounts.
+/// All accounts of a pool, with their totals: charges and the usual queries do not iterate over the
+/// accounts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
-    /// Bytes of the limit that a ledger has granted; all of them without a ledger. Only these can
-    /// be charged.
+    /// The bytes of the limit that a ledger has granted. Only these can be charged. Without a
+    /// ledger, `u64::MAX`.
     granted: u64,
     accounts: BTreeMap<TenantId, Account>,
     held: u64,
-    /// The sum over all tenants of their guarantee or what they hold, whichever is more.
+    /// The sum, over all tenants, of the guarantee or the bytes held, whichever is more.
     claimed: u64,
     mappings: u64,
     addresses: u64,
     /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
     /// quarantined.
     obtained: u64,
-    /// All bytes that ever went back to the driver.
+    /// All bytes ever given back to the driver.
     given_back: u64,
     peak: u64,
-    /// Bytes out of use for good. They are charged to no tenant and reduce what all of them can
+    /// Bytes out of use for good. They are charged to no tenant and reduce what each tenant can
     /// have.
     quarantined: u64,
 }
@@ -150,22 +149,19 @@ impl Budget {
         self.limits
     }
 
-    /// Makes the bytes that can be charged those that a ledger grants; none at first.
+    /// Lets only bytes that a ledger grants be charged; none at first.
     pub(crate) const fn needs_grants(&mut self) {
         self.granted = 0;
     }
 
-    /// Returns the bytes that a ledger has granted.
     pub(crate) const fn granted(&self) -> u64 {
         self.granted
     }
 
-    /// Counts bytes that a ledger has granted.
     pub(crate) const fn grant(&mut self, bytes: u64) {
         self.granted = self.granted.saturating_add(bytes);
     }
 
-    /// Counts granted bytes that go back to the ledger.
     pub(crate) const fn return_grant(&mut self, bytes: u64) {
         self.granted = self.granted.saturating_sub(bytes);
     }
@@ -175,13 +171,13 @@ impl Budget {
         self.limits.bytes.saturating_sub(self.granted)
     }
 
-    /// Returns the bytes that a ledger has granted and that are neither obtained nor claimed.
+    /// Returns the granted bytes that are neither obtained nor claimed.
     pub(crate) const fn unneeded(&self) -> u64 {
         self.unneeded_after(0, 0)
     }
 
-    /// Returns the bytes that are unneeded once tenants have given up `reclaimed` bytes beyond
-    /// their guarantees and the driver has `released` bytes again.
+    /// Returns the bytes that are unneeded after tenants have given up `reclaimed` bytes beyond
+    /// their guarantees and the pool has released `released` bytes.
     pub(crate) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
         let spoken_for = self.spoken_for().saturating_sub(reclaimed);
         let obtained = self.obtained.saturating_sub(released);
@@ -192,7 +188,7 @@ impl Budget {
         self.granted.saturating_sub(needed)
     }
 
-    /// Returns the bytes that are claimed or quarantined, whether or not they are obtained.
+    /// Returns the bytes that are claimed or quarantined, obtained or not.
     pub(crate) const fn spoken_for(&self) -> u64 {
         self.claimed + self.quarantined
     }
@@ -206,8 +202,7 @@ impl Budget {
         seen
     }
 
-    /// Returns the bytes that can be held at present: the limit, or what a ledger has granted of
-    /// it.
+    /// Returns the bytes that can be held at present: the limit, or the granted part of it.
     const fn usable(&self) -> u64 {
         match self.granted < self.limits.bytes {
             true => self.granted,
@@ -223,7 +218,6 @@ impl Budget {
         all.saturating_sub(self.granted)
     }
 
-    /// Returns the bytes charged to tenants.
     pub(crate) const fn held(&self) -> u64 {
         self.held
     }
@@ -262,10 +256,9 @@ impl Budget {
             .map(|(&tenant, &account)| (tenant, account))
     }
 
-    /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less the
-    /// guarantees of other tenants, and less what they cannot give back beyond their guarantees
-    /// (`kept` returns what a tenant cannot give back). With `now`, only what a ledger has granted
-    /// counts.
+    /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less, for
+    /// each other tenant, its guarantee or the bytes that it cannot give back (`kept`), whichever
+    /// is more. With `now`, only granted bytes count.
     pub(crate) fn guaranteeable(
         &self,
         tenant: Option<TenantId>,
@@ -293,7 +286,7 @@ impl Budget {
         });
     }
 
-    /// Changes how much physical memory the pool may hold.
+    /// Sets the physical memory that the pool may hold.
     pub(crate) const fn set_limit(&mut self, bytes: u64) {
         self.limits.bytes = bytes;
     }
@@ -303,7 +296,6 @@ impl Budget {
         self.obtained.saturating_sub(self.limits.bytes)
     }
 
-    /// Returns the sum of all guarantees.
     pub(crate) fn guaranteed(&self) -> u64 {
         self.accounts
             .values()
@@ -319,13 +311,12 @@ impl Budget {
         self.change(tenant, |account| account.limit = bytes);
     }
 
-    /// Returns the bytes that a tenant is never charged beyond: its own limit or the pool's,
-    /// whichever is less.
+    /// Returns a tenant's limit or the pool's, whichever is less.
     pub(crate) fn limit_of(&self, tenant: TenantId) -> u64 {
         self.account(tenant).limit.min(self.limits.bytes)
     }
 
-    /// Changes an account, and updates the totals over all accounts.
+    /// Changes an account and the totals.
     fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account)) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             let before = (account.claim(), account.held);
@@ -341,7 +332,7 @@ impl Budget {
         self.change(tenant, |account| account.guarantee = 0);
     }
 
-    /// Removes the account of a tenant that holds nothing. What it still held would be forgotten.
+    /// Removes the account of a tenant that holds nothing. Charges that are left are forgotten.
     pub(crate) fn close(&mut self, tenant: TenantId) {
         self.change(tenant, |account| {
             account.guarantee = 0;
@@ -350,26 +341,26 @@ impl Budget {
         self.accounts.remove(&tenant);
     }
 
-    /// Returns the bytes that are kept for the guarantees of all other tenants.
+    /// Returns the bytes that are missing to the guarantees of all other tenants.
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
         self.claimed - self.held - self.account(tenant).missing_to_guarantee()
     }
 
-    /// Returns `true` if more is claimed than there is. A guarantee can be given while other
-    /// tenants still hold idle memory beyond what it leaves them; that memory is reclaimed when it
-    /// is needed.
+    /// Returns `true` if more is claimed than the pool may hold. A guarantee can be given while
+    /// other tenants hold idle memory beyond what the guarantee leaves them. That memory is
+    /// reclaimed when it is needed.
     pub(crate) const fn is_overdrawn(&self) -> bool {
         self.claimed + self.quarantined > self.usable()
     }
 
-    /// Returns the bytes that a tenant holds beyond its own limit, after that was lowered.
+    /// Returns the bytes that a tenant holds beyond its own lowered limit.
     pub(crate) fn excess_of(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
         account.held.saturating_sub(account.limit)
     }
 
-    /// Returns the bytes that other tenants must give back before a tenant may have `kept` bytes in
-    /// use, which it is charged for already. Returns 0 up to the tenant's guarantee.
+    /// Returns the bytes that other tenants must give back before a tenant may use `kept` bytes
+    /// that it is charged for already. Returns 0 up to the tenant's guarantee.
     pub(crate) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
         let account = self.account(tenant);
         if kept <= account.guarantee {
@@ -401,8 +392,8 @@ impl Budget {
         )
     }
 
-    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: those
-    /// from the tenant itself, for its own limit, and those in all.
+    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: first
+    /// those of the tenant itself, for its own limit, then those in all.
     pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {
         let account = self.account(tenant);
         let own = account
@@ -416,8 +407,8 @@ impl Budget {
         (own, all.max(own))
     }
 
-    /// Returns the bytes that are still missing after the tenant has given back `own` bytes and
-    /// other tenants `theirs`.
+    /// Returns the bytes that are still [missing](Self::missing) after the tenant has given back
+    /// `own` bytes and other tenants `theirs`.
     pub(crate) fn missing_after(&self, tenant: TenantId, bytes: u64, own: u64, theirs: u64) -> u64 {
         let (of_own, all) = self.missing(tenant, bytes);
         let all = all.saturating_sub(own.saturating_add(theirs));
@@ -434,8 +425,8 @@ impl Budget {
         pool.saturating_sub(guarantees).min(alone)
     }
 
-    /// Returns the bytes that a tenant could be charged in all if it were alone: the guarantees of
-    /// other tenants end with these tenants.
+    /// Returns the bytes that a tenant could be charged in all if the pool had no other tenant, and
+    /// so no other guarantee.
     pub(crate) fn most_alone(&self, tenant: TenantId) -> u64 {
         let pool = self.limits.bytes.saturating_sub(self.quarantined);
         pool.min(self.account(tenant).limit)
@@ -461,7 +452,7 @@ impl Budget {
     }
 
     /// Charges a tenant, at most what [`Self::available_to`] allows. Without a tenant, counts
-    /// mappings and addresses that an operation uses itself against the limits.
+    /// mappings and addresses of an operation itself against the limits.
     pub(crate) fn charge(&mut self, tenant: Option<TenantId>, of: Amount) -> Charge {
         if let Some(tenant) = tenant {
             debug_assert!(
@@ -481,7 +472,7 @@ impl Budget {
         Charge { tenant, of }
     }
 
-    /// Charges a tenant for bytes that exist already, also beyond the limits.
+    /// Charges a tenant for bytes that exist already, even beyond the limits.
     pub(crate) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| {
             account.held += bytes;
@@ -490,7 +481,6 @@ impl Budget {
         self.peak = self.peak.max(self.held);
     }
 
-    /// Refunds a charge for resources that were not created.
     pub(crate) fn refund(&mut self, mut charge: Charge) {
         let of = std::mem::take(&mut charge.of);
         match charge.tenant {
@@ -514,19 +504,19 @@ impl Budget {
         self.addresses -= of.addresses;
     }
 
-    /// Ends a tenant's charge for addresses that stay reserved and now belong to no tenant.
+    /// Ends a tenant's charge for addresses that stay reserved and belong to no tenant now.
     pub(crate) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.addresses -= bytes;
         }
     }
 
-    /// Subtracts addresses of no tenant that went back to the driver.
+    /// Subtracts disowned addresses that went back to the driver.
     pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
         self.addresses -= bytes;
     }
 
-    /// Counts bytes that came from the driver, or are about to.
+    /// Counts bytes that come from the driver, before or after they do.
     pub(crate) const fn created(&mut self, bytes: u64) {
         self.obtained += bytes;
     }
@@ -537,7 +527,7 @@ impl Budget {
         self.given_back += bytes;
     }
 
-    /// Subtracts bytes that were counted as created and then were not.
+    /// Subtracts bytes that were counted as created before the driver failed to create them.
     pub(crate) const fn not_created(&mut self, bytes: u64) {
         self.obtained -= bytes;
     }
@@ -548,7 +538,7 @@ impl Budget {
         self.mappings += mappings;
     }
 
-    /// Counts bytes as quarantined no more: they went back to the driver.
+    /// Ends the quarantine of bytes that went back to the driver.
     pub(crate) const fn end_quarantine(&mut self, bytes: u64) {
         self.quarantined -= bytes;
     }
@@ -655,7 +645,7 @@ mod tests {
         budget.give_up(A, Amount::addresses(100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
-        // Addresses out of use: they belong to no tenant, and are still reserved.
+        // Addresses out of use belong to no tenant, and are still reserved.
         budget.disown_addresses(B, 150);
         assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 400));
         budget.refund_disowned(100);

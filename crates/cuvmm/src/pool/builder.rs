@@ -48,21 +48,21 @@ impl<'a> BlockBuilder<'a> {
         }
     }
 
-    /// Sets how large the block may grow, in bytes: at least its size, which is the default. Takes
-    /// addresses, not memory.
+    /// Sets the size in bytes that the block may grow to: at least its size, which is the default.
+    /// Takes addresses, not memory.
     pub const fn capacity(mut self, bytes: u64) -> Self {
         self.wanted.capacity = bytes;
         self
     }
 
-    /// Sets the stream that the block is used on. A block that is dropped is freed on that stream:
-    /// the next allocation on it can use the memory at once, and any other only when the stream's
-    /// work is complete.
+    /// Sets the stream that the block is used on. A dropped block is freed on that stream: the next
+    /// allocation on it can use the memory at once, and any other only when the stream's work is
+    /// complete.
     ///
-    /// Without a home stream the memory waits for all work of the device, and of those that [the pool is
-    /// open to](super::PoolBuilder::open_to). Marking that work
-    /// (`cuCtxRecordEvent`) breaks every graph capture on the context, also one by another library,
-    /// unless a [capture guard](super::Pool::capture_guard) lives meanwhile. A [hardened
+    /// Without a home stream the memory waits for all work of the device and of the devices that
+    /// [the pool is open to](super::PoolBuilder::open_to). Marking that work (`cuCtxRecordEvent`)
+    /// breaks every graph capture on the context, also a capture by another library, unless a
+    /// [capture guard](super::Pool::capture_guard) lives meanwhile. A [hardened
     /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does
     /// any pool if the block was [exported](Block::export); otherwise the pool marks it when the
     /// memory is requested.
@@ -81,37 +81,37 @@ impl<'a> BlockBuilder<'a> {
         self
     }
 
-    /// Sets whether the block, and the memory that it grows by, reads as zero; `false` by default.
+    /// Makes the block, and the memory that it grows by, read as zero; `false` by default.
     ///
-    /// Growing again over memory that the block has just given up must then wait for the work that
+    /// To grow again over memory that the block has just given up must then wait for the work that
     /// may still write there. On the home stream the zeros are written behind that work; without a
     /// home stream the growth is refused until the work is complete. A block that is not zeroed may
-    /// show what its own tenant wrote before. It never shows what another tenant wrote, unless the
-    /// pool is set to [`Scrub::Never`](super::Scrub::Never).
+    /// show bytes that its own tenant wrote before. It never shows another tenant's bytes, unless
+    /// the pool is set to [`Scrub::Never`](super::Scrub::Never).
     pub const fn zeroed(mut self, yes: bool) -> Self {
         self.wanted.zeroed = yes;
         self
     }
 
-    /// Sets how much memory the block gets at once when it outgrows the memory that it has, instead
-    /// of [the pool's setting](super::PoolBuilder::growth). In a [hardened
-    /// pool](super#hardened-pools) growth is always [exact](Growth::Exact).
+    /// Sets how much memory the block gets at once when it outgrows its memory, instead of [the
+    /// pool's setting](super::PoolBuilder::growth). In a [hardened pool](super#hardened-pools)
+    /// growth is always [exact](Growth::Exact).
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.wanted.grain.growth = Some(growth);
         self
     }
 
     /// Sets the largest extent under the block, in bytes: a granule times a power of two. The
-    /// default and the maximum is [the pool's](super::PoolBuilder::largest_extent); larger values
-    /// mean the pool's. Small extents cost more driver calls and strand less memory.
+    /// default and the maximum is [the pool's](super::PoolBuilder::largest_extent). Small extents
+    /// cost more driver calls and strand less memory.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
         self
     }
 
     /// Makes the distance between blocks that are allocated [side by side](Self::allocate_adjacent)
-    /// a multiple of `bytes`, so that rows of elements of that size form one tensor. At least 1.
-    /// Without it the distance is a multiple of every power of two up to a granule. Other multiples
+    /// a multiple of `bytes`, so that rows of elements of that size form one tensor. At least 1. By
+    /// default the distance is a multiple of every power of two up to a granule. Other multiples
     /// take more addresses: up to twice the capacity and twice the smallest multiple that is a
     /// whole number of granules.
     #[doc(alias = "pitch")]
@@ -121,7 +121,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Sets how long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use
-    /// to become free. By default they do not wait, but still call pressure hooks.
+    /// to become free. By default they do not wait, but they call pressure hooks.
     #[doc(alias = "deadline")]
     pub const fn timeout(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
@@ -130,11 +130,11 @@ impl<'a> BlockBuilder<'a> {
 
     /// Allocates the block. If memory is short, calls pressure hooks and waits for at most the
     /// [timeout](Self::timeout). A request above the tenant's own limit or the pool's is refused at
-    /// once. A request that only the guarantees of other tenants prevent waits, because guarantees
-    /// can change and tenants can be unregistered.
+    /// once. A request that only the guarantees of other tenants prevent waits: guarantees can
+    /// change, and tenants can be unregistered.
     ///
     /// Makes the driver calls of [`try_allocate`](Self::try_allocate). In a
-    /// [hook](super::TenantBuilder::on_pressure) it calls no hooks and does not wait.
+    /// [hook](super::TenantBuilder::on_pressure) the call runs no hooks and does not wait.
     ///
     /// # Errors
     /// [`BlockError`], with the figures, when memory, mappings or addresses are short; when the
@@ -146,8 +146,8 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Allocates the block if that needs no waiting, neither for the GPU's work nor for memory, and
-    /// calls no hook. (Without a home stream it waits for the scrub of memory that changes tenants,
-    /// about 0.25 ms for each GiB; with a home stream the scrub is ordered on that stream.)
+    /// calls no hook. Without a home stream the call waits for the scrub of memory that changes
+    /// tenants, about 0.25 ms for each GiB; with a home stream the scrub is ordered on that stream.
     ///
     /// Cached memory of the home stream takes no driver call. Otherwise each extent takes
     /// `cuMemCreate` (or `cuMemUnmap` if it was idle elsewhere), `cuMemMap` and `cuMemSetAccess`,
@@ -188,10 +188,10 @@ impl<'a> BlockBuilder<'a> {
     /// of another block is ever mapped.
     ///
     /// Each block is otherwise an ordinary block. If `count` blocks that were side by side have
-    /// been freed and their places are unused, the new blocks take over these places with the
-    /// memory that is still mapped there, unless there are more than 1,024. Otherwise the call makes one
-    /// reservation (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back
-    /// to the driver when all of its blocks have been freed and addresses are needed.
+    /// been freed and their places are unused, up to 1,024 new blocks take over these places with
+    /// the memory that is still mapped there. Otherwise the call makes one reservation
+    /// (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back to the
+    /// driver when all of its blocks have been freed and addresses are needed.
     ///
     /// # Errors
     /// As [`Self::allocate`].
@@ -214,7 +214,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Returns a block of this shape that was freed on the home stream, if the stream cache has
-    /// one.
+    /// such a block.
     pub(super) fn stream_cached_block(&self) -> Option<Block> {
         self.stream_cached().map(|held| self.block(held))
     }
@@ -258,8 +258,8 @@ impl<'a> BlockBuilder<'a> {
             };
             let mut made = make(missing);
             if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
-                // Freed to the pool, the memory of the stream cache's blocks may serve more of the
-                // request.
+                // The memory of the stream cache's blocks may serve more of the request once it is
+                // freed to the pool.
                 blocks.clear();
                 made = make(count);
             }
@@ -268,8 +268,8 @@ impl<'a> BlockBuilder<'a> {
         Ok(blocks)
     }
 
-    /// Refuses a number of blocks that the device's memory could not hold, which bounds all that is
-    /// made for each of them.
+    /// Refuses more blocks than the device's memory could hold. This bounds all that is made for
+    /// each block.
     fn check_count(&self, count: usize) -> Result<(), BlockError> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());

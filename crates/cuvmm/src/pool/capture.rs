@@ -8,23 +8,23 @@ use crate::deferred::{Section, Unlocked};
 
 /// A guard that keeps the pool from breaking graph captures. While it lives, no thread of the pool
 /// queries, synchronizes or records on the context, since each of these can break a capture. Nor
-/// does any other part of the library wait for all work of the pool's device, or mark it: what
-/// needs that is refused or stays pending free.
+/// does any other part of the library wait for all work of the pool's device, or mark it: an
+/// operation that needs to is refused, and memory that needs it stays pending free.
 ///
 /// Cached memory of the home stream and new memory can still be allocated. An allocation that would
 /// need a fence or a scrub is refused with the figures of memory pending free,
 /// [`Block::free`](super::Block::free) on a capturing home stream hands the block back, and copies
 /// that wait are refused.
 ///
-/// Without a guard the pool still leaves the captures of other libraries alone, as long as no block
-/// without a home stream is pending free or published: marking all work of a context, or waiting for
-/// it, breaks every capture on it.
+/// Without a guard the pool leaves the captures of other libraries alone, as long as no block
+/// without a home stream is pending free or published: marking all work of a context, or waiting
+/// for it, breaks every capture on it.
 ///
 /// A region that is dropped while a guard lives stays mapped, and counts in
 /// [`Device::leaked`](crate::Device::leaked), as far as it would have waited for all work of the
 /// device.
 ///
-/// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on it.
+/// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on the block.
 pub struct CaptureGuard {
     core: Arc<Core>,
 }
@@ -33,7 +33,7 @@ impl CaptureGuard {
     pub(super) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
         state.polls.guards += 1;
-        // Operations in flight may still query the driver; operations that begin from here on see
+        // Operations in flight may still query the driver. Operations that begin from here on see
         // the guard.
         let flights = state.flights.live();
         while state.flights.has_any(&flights) || state.polls.synchronising > 0 {
@@ -57,8 +57,9 @@ impl Drop for CaptureGuard {
     }
 }
 
-/// Leave to query, synchronize and record on the context. No capture guard begins while it lives.
-/// The code of users that its thread defers runs after it, since that may take a capture guard.
+/// Permission to query, synchronize and record on the context. No capture guard begins while it
+/// lives. Code of users that its thread defers runs after it, since that code may take a capture
+/// guard.
 pub(crate) struct Polling<'a> {
     core: &'a Core,
     _unlocked: Unlocked,
@@ -66,8 +67,8 @@ pub(crate) struct Polling<'a> {
 }
 
 impl Core {
-    /// Returns the leave to poll, or `None` while a capture guard lives. It must not be dropped under
-    /// the pool's lock.
+    /// Returns the permission to poll, or `None` while a capture guard lives. It must not be
+    /// dropped under the pool's lock.
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
         let section = Section::enter();
         let unlocked = section.unlocked();
@@ -90,7 +91,7 @@ impl Drop for Polling<'_> {
         let mut state = self.core.lock();
         state.polls.synchronising -= 1;
         drop(state);
-        // A capture guard waits for this.
+        // A capture guard waits for the count.
         self.core.settled.notify_all();
     }
 }

@@ -1,7 +1,7 @@
 //! The changes that one operation makes to several blocks, and how each is undone when another
 //! fails.
 //!
-//! The changes are kept apart until all have succeeded. Meanwhile the slots are in their places and
+//! The changes are recorded until all have succeeded. Meanwhile the slots are in their places and
 //! *pinned*: other operations may take idle memory behind a block, and none moves the block.
 //!
 //! Keeps I-30.
@@ -12,23 +12,22 @@ use super::ids::BlockPlace;
 use super::slot::Slot;
 use crate::extents::Fence;
 
-/// A block that was grown or put in a slot, and its state before that.
+/// A block that was grown or put in a slot, and its earlier state.
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) place: BlockPlace,
-    /// The block's sizes before, or `None` if there was no block.
+    /// The block's earlier sizes, or `None` if there was no block.
     before: Option<Sizes>,
-    /// The time of the slot's last use before.
+    /// The time of the slot's last use before the change.
     touched: u64,
     /// `true` if a lease lived. Its holder may have seen the memory that the block was given.
     leased: bool,
     /// `true` if the slot was opened for the block and goes with it.
     pub(super) new: bool,
-    /// The memory placed for it, or `None` if it took memory that was there.
+    /// The memory placed for the block, or `None` if the block took memory that was there.
     pub(super) given: Option<PlacedMemory>,
 }
 
-/// How much memory a block uses, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     requested: u64,
@@ -38,7 +37,6 @@ struct Sizes {
 }
 
 impl Change {
-    /// Makes the record of a slot that has not been changed yet.
     pub(super) fn of(slot: &Slot, place: BlockPlace) -> Self {
         let before = slot.block.as_ref().map(|block| Sizes {
             requested: block.requested,
@@ -59,7 +57,7 @@ impl Change {
 
 impl Core {
     /// Ends an operation that changed several blocks: settles all changes, or undoes all of them,
-    /// the last one first.
+    /// the last change first.
     pub(super) fn conclude<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -95,14 +93,13 @@ impl Locked<'_> {
         }
     }
 
-    /// Undoes the change of a slot that is in its place.
     fn undo(&mut self, change: Change) {
         if let Some(slot) = self.take_out(change.place.slot) {
             self.undo_out(slot, &change);
         }
     }
 
-    /// Undoes the change of a slot that is out. Memory that is being written to on the block's home
+    /// Undoes the change of a slot that is out. Memory that is being written on the block's home
     /// stream stays.
     pub(super) fn undo_out(&mut self, mut slot: Box<Slot>, change: &Change) {
         slot.pinned = false;
@@ -111,7 +108,7 @@ impl Locked<'_> {
             (Some(before), Some(block)) => {
                 block.requested = before.requested;
                 block.used = before.used;
-                // Exported memory may have been written to meanwhile.
+                // Exported memory may have been written meanwhile.
                 if !slot.exported {
                     block.ever = before.ever;
                     block.reach = before.reach;
@@ -124,11 +121,12 @@ impl Locked<'_> {
             let mut written = given.filled;
             if written {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
-                // Nothing else uses a new slot, so it can go as soon as its fence is complete.
+                // No other operation uses a new slot, so it can go as soon as its fence is
+                // complete.
                 written = !(change.new && matches!(self.polls.poll(&mut slot.fence), Ok(true)));
             }
             if !written && !change.leased {
-                // If a lease may have returned the extents, they stay as precommitted memory.
+                // A lease may have listed the extents: they stay as precommitted memory.
                 self.uncommit(&mut slot, given.begun, &Fence::complete());
             }
             if change.new && !written {
@@ -208,7 +206,7 @@ mod tests {
     }
 
     /// Grows a block that has shrunk together with a block that cannot grow; returns the state of
-    /// the first block's slot afterwards. The slot had two granules, of which the block used one.
+    /// the first block's slot. The slot had two granules, of which the block used one.
     fn grow_in_vain(pool: &Pool, me: &Tenant, between: impl FnOnce(&Block)) -> (u64, [u64; 4]) {
         let (mut one, mut other) = (small(me), small(me));
         one.try_grow_to(2 * G - 7).unwrap();
@@ -305,8 +303,8 @@ mod tests {
         }
     }
 
-    /// Allocates two blocks of two granules on a stream while there is memory for one, which is
-    /// zeroed. The other tenant uses a granule.
+    /// Allocates two blocks of two granules on a stream while there is memory for one block, which
+    /// is zeroed. The other tenant uses a granule.
     fn allocate_in_vain(rig: &Rig, home: &Stream) -> (Pool, [Tenant; 2], Block) {
         let pool = pool(rig, 4);
         let tenants = ["me", "other"].map(|name| tenant(&pool, name));
@@ -356,7 +354,7 @@ mod tests {
         let locked = pool.core.state.try_lock();
         let free = !matches!(locked, Err(std::sync::TryLockError::WouldBlock));
         drop(locked);
-        // Its end would be audited too.
+        // The end of the lock would be audited too.
         std::mem::forget(pool);
         assert!(free, "the lock is held for ever");
     }

@@ -12,27 +12,24 @@ use crate::own::Stream;
 #[cfg(doc)]
 use crate::extents::Space;
 
-/// The memory that a block needs in its slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fit<'a> {
     /// The offset up to which the block uses memory.
     pub(crate) to: u64,
-    /// The offset up to which there must be memory: the memory beyond `to` is precommitted.
+    /// The offset up to which memory is placed. Memory beyond `to` is precommitted.
     pub(crate) end: u64,
-    /// The stream that the memory is used on.
     pub(crate) home: Option<&'a Stream>,
     /// `true` if new memory must read as zero.
     pub(crate) zeroed: bool,
-    /// The part of the memory that is there already and must read as zero.
+    /// The range that has memory already and must read as zero.
     pub(crate) zeros: Option<(u64, u64)>,
 }
 
-/// The memory that a slot was given.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlacedMemory {
     /// The offset up to which there was memory before.
     pub(crate) begun: u64,
-    /// `true` if work is queued on the home stream that zeroes some of the memory.
+    /// `true` if work on the home stream is queued that zeroes some of the memory.
     pub(crate) filled: bool,
 }
 
@@ -41,12 +38,12 @@ pub(crate) struct PlacedMemory {
 #[must_use = "it is placed or put back"]
 pub(super) struct Gathered {
     physicals: Vec<Unmapped>,
-    /// The charge for its mappings.
+    /// The charge for the mappings to come.
     mappings: Charge,
 }
 
 impl<'a> Fit<'a> {
-    /// Makes the requirements for memory under the first `used` bytes of a slot and no more.
+    /// Requires memory under the first `used` bytes of a slot and no more.
     pub(crate) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
         Self {
             to: used,
@@ -57,17 +54,17 @@ impl<'a> Fit<'a> {
         }
     }
 
-    /// Returns `true` if memory may be taken from other tenants for it. Precommitted memory is made
-    /// only of memory that no tenant holds.
+    /// Returns `true` if memory may be taken from other tenants. Precommitted memory is made only
+    /// of memory that no tenant holds.
     const fn claims(&self) -> bool {
         self.end == self.to
     }
 }
 
 impl Locked<'_> {
-    /// Prepares a slot, which is out, for a block: places memory as far as needed, removes the data
-    /// of other tenants, and writes zeros where they are owed. On failure the slot is as before,
-    /// except for quarantined memory. The memory that it placed is [fresh](Space::settle) until the
+    /// Prepares a slot, which is out, for a block: places memory up to the end of `fit`, removes
+    /// the data of other tenants, and writes zeros where they are owed. On failure the slot is as
+    /// before, except for quarantined memory. The placed memory is [fresh](Space::settle) until the
     /// whole operation has succeeded.
     pub(crate) fn place_memory(
         &mut self,
@@ -82,15 +79,15 @@ impl Locked<'_> {
             Ok(filled) => Ok(PlacedMemory { begun, filled }),
             Err(Unfinished { error, running }) => {
                 self.uncommit(slot, begun, &running);
-                // Work may also be writing to the memory that was there before.
+                // Work may also be writing to the slot's earlier memory.
                 slot.fence.merge(running);
                 Err(error)
             }
         }
     }
 
-    /// Charges for, gathers and places `bytes` from an offset on in a slot that is out. Nothing may
-    /// be mapped there.
+    /// Charges for `bytes`, gathers them and places them from an offset on in a slot that is out.
+    /// Nothing may be mapped there.
     pub(super) fn commit(
         &mut self,
         slot: &mut Slot,
@@ -110,7 +107,7 @@ impl Locked<'_> {
     }
 
     /// Refuses to place memory where something is mapped: a mapping that could not be unmapped, or
-    /// what is left behind memory that was lost.
+    /// the extents behind lost memory.
     pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), MemoryError> {
         let end = begun + bytes;
         let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
@@ -124,7 +121,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Gathers and places bytes that were charged for.
     pub(super) fn place(
         &mut self,
         slot: &mut Slot,
@@ -157,13 +153,11 @@ impl Locked<'_> {
         })
     }
 
-    /// Gives up memory that was gathered for a slot and not placed.
     pub(super) fn put_gathered_back(&mut self, gathered: Gathered) {
         self.budget.refund(gathered.mappings);
         self.put_back(gathered.physicals);
     }
 
-    /// Places gathered memory in a slot that is out.
     pub(super) fn place_gathered(
         &mut self,
         slot: &mut Slot,
@@ -187,7 +181,6 @@ impl Locked<'_> {
         Err(self.not_placed(slot.id.tenant, bytes, failed.error))
     }
 
-    /// Returns the error for `bytes` that could not be placed for a tenant.
     pub(super) fn not_placed(&self, id: TenantId, bytes: u64, error: MemoryError) -> BlockError {
         match error.call() {
             Some(cause) if cause.is_out_of_memory() => self.driver_out_of_memory(id, bytes, *cause),
@@ -261,7 +254,7 @@ impl Locked<'_> {
             return Err(self.captured(id, bytes).into());
         }
         self.zero(slot, start, end - start, fit.home)?;
-        // Precommitted memory that is being zeroed must not be unmapped under the fill.
+        // Precommitted memory must not be unmapped under the fill.
         if let Some(home) = fit.home.filter(|_| end > fit.to) {
             slot.fence.merge(Fence::stream(home.clone()));
         }

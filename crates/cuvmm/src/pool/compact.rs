@@ -1,9 +1,9 @@
-//! Compaction: replacing many small extents by few large ones at the same addresses.
+//! Compaction: replacing many small extents by few large extents at the same addresses.
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
-//! block the bytes are copied to new extents, which then replace the old ones. Idle memory in small
-//! extents goes back to the pool. Free memory is merged by giving small physicals to the driver,
-//! which can make large ones of them later.
+//! block the bytes are copied to new extents, which then replace the old extents. Idle memory in
+//! small extents goes back to the pool. Small free physicals are released to the driver, which can
+//! make large physicals of the memory later.
 
 use std::ops::Range;
 
@@ -21,22 +21,21 @@ use crate::own::{Access, Stream};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Compaction {
-    /// Steps made: each moves at most the pool's largest extent.
+    /// Steps made. Each moves at most the pool's largest extent.
     pub steps: u64,
     /// Extents mapped when the compaction began.
     pub extents_before: u64,
     /// Extents mapped now.
     pub extents_after: u64,
-    /// Bytes copied from old extents to new ones.
+    /// Bytes copied to new extents.
     pub copied: u64,
-    /// Bytes of small physicals given to the driver.
+    /// Bytes of small physicals released to the driver.
     pub released: u64,
-    /// Runs that were left because a lease lives, work is still running on them, or the mapper is
-    /// working on them.
+    /// Runs left in place because of a lease, running work, or the mapper's work.
     pub in_use: u64,
-    /// Runs that were left because there was no memory for the copy.
+    /// Runs left in place because there was no memory for the copy.
     pub no_space: u64,
-    /// Runs that were left because their block was exported: importers would keep the old memory.
+    /// Runs left in place because their block was exported: importers would keep the old memory.
     pub exported: u64,
     /// `true` if the compaction was stopped before it had visited all extents.
     pub stopped: bool,
@@ -55,14 +54,13 @@ pub(super) struct Run {
     pub(super) offset: u64,
     pub(super) size: u64,
     extents: Vec<Extent>,
-    /// The largest extent that may replace them.
+    /// The largest extent that may replace `extents`.
     largest: u64,
-    /// `true` if the slot's fence covers the work that counts. Otherwise all work queued by now
-    /// counts.
+    /// `true` if the slot's fence covers the work to wait for. Otherwise that is all work queued by
+    /// now.
     pub(super) fenced: bool,
 }
 
-/// The result of moving a run.
 pub(super) enum Moved {
     Copied(u64),
     InUse,
@@ -71,7 +69,6 @@ pub(super) enum Moved {
 }
 
 impl Run {
-    /// Returns the offset of the run's end.
     pub(super) const fn end(&self) -> u64 {
         self.offset + self.size
     }
@@ -111,7 +108,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes one step from the cursor on; returns `false` if none is left.
+    /// Makes one step from the cursor on; returns `false` if no run is left.
     fn compact_step(
         &mut self,
         cursor: &mut Cursor,
@@ -163,7 +160,6 @@ impl State {
         })
     }
 
-    /// Checks whether memory may be copied to other places now.
     pub(super) fn may_compact(&self) -> Result<(), BlockError> {
         match self.is_capturing() {
             true => Err(MemoryError::Capturing.into()),
@@ -171,8 +167,8 @@ impl State {
         }
     }
 
-    /// Returns the first run of extents in a range of a slot that extents of at most `largest`
-    /// bytes can replace. The run is as long as possible.
+    /// Returns the first and longest run of extents in a range of a slot that fewer extents of at
+    /// most `largest` bytes can replace.
     pub(super) fn run_of(&self, slot: &Slot, within: Range<u64>, largest: u64) -> Option<Run> {
         let granule = self.device.granule();
         let from = within.start.max(slot.bound());
@@ -207,8 +203,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Copies the bytes of a run to fewer extents, which replace it. If the slot, which is out, has
-    /// no block, reclaims the run instead.
+    /// Copies the bytes of a run to fewer extents, which replace the run. If the slot, which is
+    /// out, has no block, reclaims the run instead.
     pub(super) fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
         if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
             return Ok(Moved::InUse);
@@ -241,8 +237,8 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Ok(Moved::NoSpace(error));
         }
-        // The copy's own mappings and addresses are charged to no tenant, and count against the
-        // limits.
+        // The copy's own mappings and addresses count against the limits and are charged to no
+        // tenant.
         let own = Amount {
             mappings: count,
             addresses: run.size,
@@ -254,8 +250,9 @@ impl Locked<'_> {
         replaced.map(|()| Moved::Copied(run.size))
     }
 
-    /// Gathers memory for the bytes of a run. If that has no fewer physicals than the run, first
-    /// gives the small free physicals to the driver, which makes large ones of them.
+    /// Gathers memory for the bytes of a run. If the gathered memory has no fewer physicals than
+    /// the run, first releases the small free physicals to the driver, which makes large physicals
+    /// of the memory.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
         let there = self.budget.creatable() + self.free_list.bytes();
@@ -273,7 +270,7 @@ impl Locked<'_> {
         self.gather(tenant, run.size, run.largest, false)
     }
 
-    /// Checks that `count` extents can be mapped beside a run, and that the run has more.
+    /// Checks that `count` extents can be mapped beside a run, and are fewer than the run's.
     fn check_copy_fits(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
         if count >= run.extents.len() as u64 {
             // There is enough memory, but in small physicals.
@@ -284,7 +281,6 @@ impl Locked<'_> {
         self.check_addresses(run.size)
     }
 
-    /// Replaces the memory of a run by other memory with the same bytes.
     fn replace_run(
         &mut self,
         slot: &mut Slot,
@@ -297,8 +293,8 @@ impl Locked<'_> {
         let new = physicals.into_iter().map(|mut unmapped| {
             let offset = at;
             at += unmapped.size();
-            // Another tenant may have written to the memory before, and if the copy fails this
-            // tenant may have too.
+            // Another tenant may have written to the memory before, and this tenant too if the copy
+            // fails.
             let writer = unmapped
                 .last_writer
                 .get_or_insert(LastWriter { by, blank: false });
@@ -328,8 +324,7 @@ impl Locked<'_> {
             Err(failed) => failed,
         };
         if failed.running {
-            // Neither the memory that the copy writes nor the memory that it reads may be unmapped
-            // before it ends.
+            // The copy's source and target must not be unmapped before the copy ends.
             slot.fence.merge(Fence::stream(stream.clone()));
         }
         self.put_back(failed.physicals);
@@ -348,8 +343,6 @@ impl Locked<'_> {
         })
     }
 
-    /// Accounts for the difference between a slot's memory before and after a replacement. The slot
-    /// is out.
     fn rebook(&mut self, slot: &mut Slot, before: SpaceCounts) {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
         self.budget.give_up(
@@ -370,8 +363,7 @@ impl Locked<'_> {
         self.renew(slot);
     }
 
-    /// Gives free physicals that are smaller than the largest extent to the driver; returns their
-    /// bytes.
+    /// Releases free physicals that are smaller than the largest extent; returns their bytes.
     pub(super) fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
         let largest = self.policy.largest_extent;

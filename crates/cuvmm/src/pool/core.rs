@@ -9,7 +9,7 @@
 //!
 //! An operation that has made such calls is *in flight* until it ends. It owns what it works on:
 //! slots that it took [out](super::tenancy) of their places, physicals that it took from the free
-//! list, quotas of memory to be created, and its charges. All else that it knew of the state may
+//! list, quotas of memory to be created, and its charges. All else that it read of the state may
 //! have changed. Methods of [`State`] never release the lock; methods of `Locked` may.
 //!
 //! Keeps I-41 and I-44.
@@ -46,10 +46,10 @@ pub(super) const SLOTS_A_SECTION: usize = 1024;
 
 pub(crate) struct Core {
     pub(crate) device: Device,
-    /// The access of other devices to all memory that blocks and heaps map.
+    /// The access of other devices to all memory of blocks and heaps.
     pub(super) guests: Vec<AccessGrant>,
     pub(super) state: Mutex<State>,
-    /// The state that a forked child sees: that of a pool without tenants. Never locked in this
+    /// The state of a pool without tenants, which a forked child sees. Never locked in this
     /// process.
     pub(super) after_fork: Mutex<State>,
     /// Notified when memory becomes idle.
@@ -60,30 +60,29 @@ pub(crate) struct Core {
     pub(super) settled: Condvar,
     /// Held while a thread queries the driver's free memory and then creates memory.
     pub(super) creating: Mutex<()>,
-    /// The bytes that operations found free and are about to create: the sum of their [`Room`].
+    /// Free bytes that operations are about to create: the sum of their [`Room`].
     pub(super) claimed: AtomicU64,
-    /// Does, at the end of an operation, the work that operations put off until slots are in their
-    /// places. The function uses modules that use this one, so the pool's builder passes it.
+    /// Does, at the end of an operation, work put off until slots are in their places. The function
+    /// uses modules that use this module, so the pool's builder passes it.
     finish: fn(&mut Locked<'_>),
-    /// Wakes the pool's mapper, if the pool was built with one.
     pub(super) waker: OnceLock<Waker>,
-    /// Set if the pool's memory is granted by a ledger.
+    /// Set if a ledger grants the pool's memory.
     pub(super) ledger: OnceLock<Joined>,
 }
 
-/// The lock on a pool's state. Dropping it ends the operation: the lock is released, then the
-/// section ends, and then deferred user code runs.
+/// The lock on a pool's state. A drop ends the operation: it releases the lock, ends the section,
+/// and then runs deferred user code.
 pub(crate) struct Locked<'a> {
     /// Always set, except while [`Self::unlocked`] runs.
     state: ManuallyDrop<MutexGuard<'a, State>>,
     /// The operation's number, if it is in flight.
     flight: Option<NonZeroU64>,
     core: &'a Core,
-    /// The place of the operation's request in the line of a ledger, if it waits.
+    /// The place of a waiting operation's request in the line of a ledger.
     pub(super) place: Option<InLine>,
-    /// The bytes that the operation may create without asking what is free.
+    /// The bytes that the operation may create without asking how much is free.
     pub(super) room: Room<'a>,
-    /// The bytes that the driver refused to take back from the operation.
+    /// The bytes of the operation that the driver refused to take back.
     pub(super) refused: u64,
     section: Section,
 }
@@ -116,8 +115,8 @@ impl Core {
         }
     }
 
-    /// Locks the state. Poisoning is ignored: after a panic the counters are right for what was
-    /// done before it.
+    /// Locks the state. Poisoning is ignored: after a panic the counters are right for the work
+    /// that was done before it.
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_> {
         Locked {
@@ -140,7 +139,7 @@ impl Core {
         state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the state. Work that operations put off is left to the next operation, so this
+    /// Looks at the state. Work that operations put off is left to the next operation, so a look
     /// makes no driver call that changes anything.
     pub(super) fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         let section = Section::enter();
@@ -152,23 +151,23 @@ impl Core {
         seen
     }
 
-    /// Announces that memory became idle, so that waiting requests try again.
+    /// Makes waiting requests try again because memory became idle.
     pub(crate) fn announce(&self) {
         self.tell(1);
     }
 
-    /// Makes waiting requests try again: wakes the waiting threads and, for futures, the mapper,
-    /// unless the calling thread is the mapper's, which serves the queue next anyway. `freed_count` is 0
-    /// if an operation has ended that only had slots out whose memory may be idle now.
+    /// Makes waiting requests try again: wakes the waiting threads and, for futures, the mapper.
+    /// The mapper's own thread need not be woken, since it serves the queue next. `freed_count` is
+    /// 0 if an operation has ended whose slots were out and may have idle memory now.
     fn tell(&self, freed_count: u64) {
         if !self.is_awaited() {
             return;
         }
         let here = thread::current().id();
         let mapper = self.waker.get().filter(|mapper| mapper.thread() != here);
-        // Under the lock, so that a thread that has just looked cannot begin to wait after this.
-        // This is not an operation: work that others put off must not be done here, by a thread
-        // that may be unwinding.
+        // Under the lock, so that a thread that has just looked cannot begin to wait after the
+        // notification. A look is no operation: this thread may be unwinding, and must not do work
+        // that others put off.
         let (mapper, others_lack) = self.look(|state| {
             state.freed_count += freed_count;
             state.told += 1;
@@ -188,8 +187,8 @@ impl Core {
         }
     }
 
-    /// Returns the devices that have access to the memory of blocks: the pool's own, which comes first,
-    /// and those that it is open to.
+    /// Returns the devices that have access to the memory of blocks: the pool's own first, then
+    /// those that the pool is open to.
     pub(crate) fn users(&self) -> impl Iterator<Item = &Device> {
         let guests = self.guests.iter().filter_map(AccessGrant::named);
         std::iter::once(&self.device).chain(guests)
@@ -200,8 +199,8 @@ impl Core {
         self.waker.get().is_some_and(|waker| !waker.is_dead())
     }
 
-    /// Returns `true` if a request waits for memory. A request that is just beginning to wait
-    /// counts itself first, and then sweeps the stream caches and tries once more.
+    /// Returns `true` if a request waits for memory. A request that begins to wait counts itself
+    /// first, then sweeps the stream caches and tries once more.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
@@ -224,8 +223,8 @@ impl Core {
         state
     }
 
-    /// Waits until no operation has any of the slots out, and the mapper has placed memory that
-    /// they need and that it is just placing. `wanted` has the number of bytes that each slot is to
+    /// Waits until no operation has any of the slots out, and until the mapper has placed memory
+    /// that the slots need and that it is placing now. `wanted` has the bytes that each slot is to
     /// have. The caller must have no slot out.
     pub(super) fn await_slots<'a>(
         &'a self,
@@ -247,7 +246,6 @@ impl Core {
         self.await_slots(state, std::iter::once((id, u64::MAX)))
     }
 
-    /// Returns `true` while a capture guard lives.
     pub(crate) fn is_capturing(&self) -> bool {
         self.lock().is_capturing()
     }
@@ -258,7 +256,8 @@ impl<'a> Locked<'a> {
         self.core
     }
 
-    /// Returns the number under which the operation takes slots out. From here on it is in flight.
+    /// Returns the number under which the operation takes slots out. With it the operation is in
+    /// flight.
     pub(super) fn flight(&mut self) -> NonZeroU64 {
         if let Some(flight) = self.flight {
             return flight;
@@ -268,8 +267,8 @@ impl<'a> Locked<'a> {
         flight
     }
 
-    /// Works on a slot that is out meanwhile, so that the lock may be released. Returns `None` if
-    /// there is no such slot, or if another operation has it.
+    /// Takes a slot out, works on it, and puts it back: `work` may release the lock. Returns `None`
+    /// if there is no such slot, or if another operation has it.
     pub(super) fn with_slot_out<T>(
         &mut self,
         id: SlotId,
@@ -281,8 +280,8 @@ impl<'a> Locked<'a> {
         Some(done)
     }
 
-    /// Takes a slot out, for an operation that releases the lock, and brings the last writers of
-    /// its memory up to date.
+    /// Takes a slot out, for an operation that releases the lock, and updates the last writers of
+    /// its memory.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let flight = self.flight();
         self.note_slot();
@@ -297,8 +296,8 @@ impl<'a> Locked<'a> {
         self.state.flights.count() > usize::from(self.flight.is_some())
     }
 
-    /// Lets other threads have the lock if an operation has worked on another 1,024 slots, of
-    /// `count` in all so far.
+    /// Lets other threads have the lock after each 1,024 slots that an operation has worked on;
+    /// `count` is their number so far.
     pub(super) fn end_section(&mut self, count: usize) {
         if count > 0 && count.is_multiple_of(SLOTS_A_SECTION) {
             self.unlocked(thread::yield_now);
@@ -325,7 +324,7 @@ impl<'a> Locked<'a> {
         run()
     }
 
-    /// Ends the operation, and releases the lock until `told` is notified, at most for `longest`.
+    /// Ends the operation, and releases the lock until `told` is notified, for at most `longest`.
     /// May return sooner.
     pub(super) fn wait(mut self, told: &Condvar, longest: Option<Duration>) -> Self {
         let (core, place) = (self.core, self.place);
@@ -334,7 +333,7 @@ impl<'a> Locked<'a> {
         }
         audit(&mut self);
         if deferred::has_deferred_work() {
-            // Threads that wait for memory may be waiting for just the work that was deferred.
+            // Threads that wait for memory may be waiting for the deferred work.
             drop(self);
             let mut locked = core.lock();
             locked.place = place;
@@ -378,7 +377,7 @@ impl<'a> Locked<'a> {
             (self.core.finish)(self);
         }
         self.land();
-        // SAFETY: the guard is there, and by the caller's promise it is not used after this.
+        // SAFETY: the guard is there, and by the caller's promise it is not used after this call.
         let mut state = unsafe { ManuallyDrop::take(&mut self.state) };
         audit(&mut state);
         let waker = state.take_urgency();

@@ -1,6 +1,6 @@
-//! The figures of the driver's own memory pools, which only the driver knows. It is asked without the
-//! lock: before memory is reclaimed, before memory is created if some has to stay free, by the mapper,
-//! and by the ledger's thread.
+//! The figures of the driver's own memory pools, which only the driver knows. It is asked without
+//! the lock: before memory is reclaimed, before memory is created if some has to stay free, by the
+//! mapper, and by the ledger's thread.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::holder::{Given, Holder};
 use crate::error::CallError;
 
 impl Core {
-    /// Asks how much memory the device has free (`cuMemGetInfo`). Returns that, and the bytes that
-    /// memory pools of the driver are charged and may still obtain. Each pool is read before and after,
-    /// and the larger figure counts: what it returns meanwhile is free, and it may obtain it again.
-    /// Called without the lock.
+    /// Returns the device's free memory (`cuMemGetInfo`), and the bytes that the driver's memory
+    /// pools are charged and may still obtain. Each pool is read before and after that call, and
+    /// the larger figure counts: memory that the pool returns meanwhile is free, and the pool may
+    /// obtain it again. Called without the lock.
     pub(super) fn free_and_promised(&self) -> Result<(u64, u64), CallError> {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
             let held = state.tenants.values().flat_map(|it| &it.holders);
@@ -36,14 +36,14 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Reads what the driver's memory pools hold for a request that needs memory, and ends the charge
-    /// for what they have returned. Makes no driver call while a capture guard lives.
+    /// [Reads](Self::read_driver_memory) the driver's memory pools for a request that needs memory.
     pub(super) fn refresh_driver_memory(&mut self) {
         self.read_driver_memory(|holder| holder.refresh());
     }
 
-    /// Reads what the driver's memory pools hold as `read` does, counts it in the ledger, and ends
-    /// the charge for what they have returned. Makes no driver call while a capture guard lives.
+    /// Reads with `read` how much memory the driver's pools hold, counts it in the ledger, and ends
+    /// the charge for memory that they have returned. Makes no driver call while a capture guard
+    /// lives.
     pub(super) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
         if self.is_capturing() || self.device.usable().is_err() {
             return;

@@ -1,8 +1,8 @@
 //! Memory that the driver's own memory pools hold for a tenant.
 //!
-//! The pool sees no allocation of these. So it charges what they may hold at most, before they may
-//! hold it, and ends the charge when they cannot hold it any more. Their [figures](super::driver_figures)
-//! are read from the driver.
+//! The pool sees no allocation of these pools. So it charges the most that they may hold before
+//! they may hold it, and ends the charge when they cannot hold it any more. Their
+//! [figures](super::driver_figures) are read from the driver.
 
 use super::budget::TenantId;
 use super::core::Locked;
@@ -12,9 +12,9 @@ use super::wait::Wait;
 use crate::error::{BlockError, MemoryError};
 
 impl Tenant {
-    /// Charges what memory pools of the driver may hold in addition, in whole granules. Memory is
+    /// Charges whole granules that memory pools of the driver may hold in addition. Memory is
     /// reclaimed, hooks are called, and other tenants are waited for, as for a block. On failure
-    /// nothing has changed, except that memory that nothing uses may have been reclaimed.
+    /// nothing has changed, except that unused memory may have been reclaimed.
     pub(crate) fn charge_driver_memory(
         &self,
         holder: HolderId,
@@ -33,7 +33,7 @@ impl Tenant {
 }
 
 impl Tenant {
-    /// Counts in the ledger what memory pools of the driver hold, as it was last read.
+    /// Counts in the ledger the memory of driver pools, as last read.
     pub(crate) fn count_obtained(&self, holder: HolderId) {
         let core = self.core();
         if core.ledger.get().is_some() {
@@ -41,7 +41,6 @@ impl Tenant {
         }
     }
 
-    /// Returns the error for memory that could not be charged.
     pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| state.out_of_memory(tenant, wanted))
@@ -50,11 +49,11 @@ impl Tenant {
 
 impl Locked<'_> {
     /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
-    /// counts them as obtained. Memory of the free list goes back to the driver for that.
+    /// counts them as obtained. To make room, releases memory of the free list.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
             let Some(unmapped) = self.free_list.take_largest() else {
-                // Another operation has the rest, and has not yet given it back.
+                // Another operation has the rest, and has not given it back yet.
                 return Err(self.out_of_memory(tenant, bytes));
             };
             self.release(unmapped);
@@ -64,7 +63,7 @@ impl Locked<'_> {
         let (core, policy) = (self.core(), self.policy);
         let left = match policy.leave_free {
             0 => Ok(()),
-            // The bytes are among those that are promised.
+            // The bytes are among the promised bytes.
             _ => self.unlocked(|| core.check_left(&policy)),
         };
         if let Err(cause) = left {

@@ -1,12 +1,11 @@
 //! Memory of blocks that is exported to other processes: handed out under a lease, and never
 //! reused.
 //!
-//! A process that imported memory can write to it for as long as it likes. So exported memory
-//! serves its block and no other: it goes to no stream cache, to no free list and under no other
-//! block, and a compaction does not move it. When the block grows again over memory that it gave up
-//! by shrinking, it gets the same memory. When the block is gone, its slot is
-//! [purged](super::purge): unmapped once its fence is complete, and the exported memory is
-//! released.
+//! A process that imported memory can write to it without end. So exported memory serves its block
+//! and no other: it goes to no stream cache, to no free list and under no other block, and a
+//! compaction does not move it. A block that grows again over memory that it gave up by shrinking
+//! gets the same memory. When the block is gone, its slot is [purged](super::purge): unmapped once
+//! its fence is complete, and the exported memory is released.
 //!
 //! The mark is the physical's own ([`Physical::is_exported`]). [`State::keep`] obeys it when memory
 //! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
@@ -35,8 +34,8 @@ use crate::own::{Physical, Stream, one_type};
 /// that memory under the block's addresses.
 ///
 /// While this value lives, or the lease from [`into_parts`](Self::into_parts), all memory under the
-/// block stays in place, even if the block is dropped: the memory imported from the handles is the
-/// memory that the block shows. Without it the memory stays as long as the block uses it.
+/// block stays in place, even if the block is dropped: the block shows the memory that importers
+/// have. Without either, the memory stays as long as the block uses it.
 #[must_use = "the block's memory stays where it is while this lives"]
 pub struct ExportedBlock {
     handles: Vec<(Extent, Exported)>,
@@ -45,8 +44,7 @@ pub struct ExportedBlock {
 
 impl ExportedBlock {
     /// Returns the extents in order with a handle for each, to be imported with the extent's size.
-    /// The last extent may reach beyond the block's end, where it may hold data that the tenant
-    /// left there.
+    /// The last extent may reach beyond the block's end, and hold data that the tenant left there.
     #[must_use]
     pub fn handles(&self) -> &[(Extent, Exported)] {
         &self.handles
@@ -81,7 +79,7 @@ pub(crate) struct Parts {
     lease: Lease,
 }
 
-/// Memory of a block that is exported, and the lease that keeps it in place.
+/// Exported memory of a block, and the lease that keeps it in place.
 pub(crate) struct Promised {
     pub(crate) list: Vec<(Extent, Physical)>,
     pub(crate) lease: Lease,
@@ -104,8 +102,8 @@ impl Parts {
         Ok(extents.zip(handles).collect())
     }
 
-    /// Marks the memory as exported, and counts it as one block of the pool's ledger, if it has
-    /// one. The parts have to be dropped in order.
+    /// Marks the memory as exported, and counts it as one block of the pool's ledger, if there is a
+    /// ledger. The parts have to be dropped in order.
     pub(crate) fn promise(self) -> Result<Promised, ShareError> {
         let core = self.lease.core();
         let mut state = core.lock_with(self.lease.place().slot);
@@ -122,7 +120,6 @@ impl Parts {
         })
     }
 
-    /// Drops the physicals and returns the lease.
     pub(crate) fn into_lease(self) -> Lease {
         drop(self.list);
         self.lease
@@ -135,17 +132,17 @@ impl Block {
     /// the extent's size. The pool must have been built
     /// [`shareable`](super::PoolBuilder::shareable) for the handle type.
     ///
-    /// A process that has a handle can write to the memory for good, so the memory is never reused.
-    /// When the block is gone and the work that may use it is complete, the memory is unmapped and
-    /// released: by the drop itself, by later operations, or by the mapper's thread if there is
-    /// one. It is not overwritten, neither by a scrub nor in a hardened pool. The driver gets it
-    /// back when no importer has it any more; [`PoolStats::exported`](super::PoolStats::exported)
-    /// counts it until it is released.
+    /// A process that has a handle can write to the memory without end, so the memory is never
+    /// reused. When the block is gone and the work that may use it is complete, the memory is
+    /// unmapped and released: by the drop itself, by later operations, or by the mapper's thread if
+    /// there is one. It is not overwritten, neither by a scrub nor in a hardened pool. The driver
+    /// gets the memory back when no importer has it any more;
+    /// [`PoolStats::exported`](super::PoolStats::exported) counts it until it is released.
     ///
     /// The block can be used, grown and shrunk as before. If it grows again over memory that it
     /// gave up by shrinking, it gets the same memory, with the bytes that importers wrote there, or
-    /// zeros if the block is [zeroed](super::BlockBuilder::zeroed). Memory that the block grows by
-    /// is exported by another call.
+    /// zeros if the block is [zeroed](super::BlockBuilder::zeroed). New memory that the block grows
+    /// by is exported by another call.
     ///
     /// # Errors
     /// [`MemoryError`] when the pool's memory is not shareable as this type, the block sleeps or
@@ -169,8 +166,8 @@ impl Block {
         Ok(ExportedBlock { handles, lease })
     }
 
-    /// Returns the memory under the block, about to be exported. From here on it is treated as
-    /// exported. If nothing was exported when the last lease ends, the block is as before.
+    /// Returns the memory under the block for an export. From here on it is treated as exported. If
+    /// nothing was exported when the last lease ends, the block is as before.
     pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
         let list = lease
@@ -180,8 +177,8 @@ impl Block {
         Ok(Parts { list, lease })
     }
 
-    /// Checks that only the block itself may write to its memory, and that no capture is known that
-    /// waiting for its devices would break.
+    /// Checks that no lease allows writing to the block, and that waiting for its devices would
+    /// break no known capture.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         let state = self.core().lock_with(self.place().slot);
         state.check_unlent(self.place(), 0)?;
@@ -194,9 +191,9 @@ impl Block {
         Stream::check_none_captured(self.core().users(), &streams)
     }
 
-    /// Waits for the devices that have access to the block, and makes its extents read-only for every device.
-    /// This is permanent: the extents were exported and serve no other block. The offer of the
-    /// block's [parts](Self::parts) holds the only lease.
+    /// Waits for the devices that have access to the block, and makes its extents read-only for
+    /// every device. This is permanent: the extents were exported and serve no other block. The
+    /// only lease is that of the block's [parts](Self::parts) in the offer.
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         let core = self.core();
         self.check_none_captured()?;
@@ -206,7 +203,6 @@ impl Block {
 }
 
 impl State {
-    /// Returns the extents that a leased block uses, with their memory.
     fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
         let Some(slot) = self.slot(place.slot) else {
             return Vec::new();

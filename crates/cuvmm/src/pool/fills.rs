@@ -1,5 +1,5 @@
 //! Fills and copies, which run behind the work queued on a home stream, or on a stream of the pool
-//! that is waited for.
+//! and are waited for.
 //!
 //! Keeps I-28.
 
@@ -9,11 +9,10 @@ use crate::error::{BlockError, CallError};
 use crate::extents::{Fence, WaitError, wait_for};
 use crate::own::Stream;
 
-/// A fill or copy that failed.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     pub(super) error: BlockError,
-    /// Covers the part of it that may still be running; complete if nothing is.
+    /// Covers the part that may still be running; complete if nothing runs.
     pub(super) running: Fence,
 }
 
@@ -48,7 +47,7 @@ impl Locked<'_> {
         }
         let device = self.device.clone();
         let created = self.unlocked(|| device.relaxed(|| Stream::new(&device)))??;
-        // Another thread may have created one meanwhile.
+        // Another thread may have created a stream meanwhile.
         Ok(self.scrubber.get_or_insert(created).clone())
     }
 

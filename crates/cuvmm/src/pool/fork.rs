@@ -1,11 +1,9 @@
 //! Forks: blocks that begin with the bytes of other blocks. Whole extents of the prefix are mapped
 //! a second time, read-only, and the rest of the prefix is copied on the device.
 //!
-//! The other block goes on reading and writing at its own addresses. The user promises that kernels
-//! no longer write to the prefix through either block. From then on the memory is
+//! The forked block goes on reading and writing at its own addresses. The user promises that
+//! kernels no longer write to the prefix through either block. From then on the memory is
 //! [shared](super::shared). Exported memory is not shared but copied.
-//!
-//! Forks of blocks that are side by side are side by side.
 //!
 //! Keeps I-61.
 
@@ -30,30 +28,28 @@ use crate::own::{Access, Physical};
 /// The sizes of a fork.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
-    /// The bytes that are the other block's: at most its size.
+    /// The bytes taken from the other block: at most its size.
     pub(crate) bytes: u64,
     /// The size of the fork: at least `bytes`, at most the other block's capacity.
     pub(crate) size: u64,
 }
 
-/// The slots of the blocks that are forked, while they are out.
+/// The slots of forked blocks, while they are out.
 type Sources = BTreeMap<SlotId, Box<Slot>>;
 
-/// A fork that has been made, whose slot is out.
+/// A new fork, whose slot is out.
 #[derive(Debug)]
 struct Forked {
     slot: Box<Slot>,
-    /// How to undo the fork.
     change: Change,
-    /// The slot of the other block.
     from: SlotId,
     /// The offset up to which both blocks share memory.
     shared: u64,
 }
 
 impl Forked {
-    /// Notes whether a stream has work queued that writes to the fork's own memory: the home
-    /// stream, or a stream that its fence names.
+    /// Notes whether work is queued that writes to the fork's own memory, on the home stream or on
+    /// a stream that its fence names.
     const fn note_written(&mut self, written: bool) {
         if let Some(given) = &mut self.change.given {
             given.filled |= written;
@@ -63,10 +59,10 @@ impl Forked {
 
 impl Tenant {
     /// Forks several of the tenant's blocks: makes a block of `size` bytes for each, which begins
-    /// with its first `bytes` bytes, all of them or none. `bytes` is at least 1 and at most `size`
-    /// and each block's size; `size` is at most each block's capacity. If memory is short, calls
-    /// pressure hooks, and waits for at most the longest timeout of the blocks. Does not wait for
-    /// work on the GPU.
+    /// with the forked block's first `bytes` bytes, all of them or none. `bytes` is at least 1 and
+    /// at most `size` and each block's size; `size` is at most each block's capacity. If memory is
+    /// short, calls pressure hooks, and waits for at most the longest timeout of the blocks. Does
+    /// not wait for work on the GPU.
     ///
     /// A fork has new addresses (`cuMemAddressReserve`). Whole extents of the prefix are mapped
     /// there a second time, read-only: `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and
@@ -83,12 +79,12 @@ impl Tenant {
     /// given in their order, are side by side as well.
     ///
     /// Memory that several blocks share must not be written through any of them:
-    /// [`Block::read_only`] returns how many bytes that is. A kernel that writes there in a fork
-    /// loses the context; one that writes there in the forked block changes what the forks read. A
+    /// [`Block::read_only`] returns its size. A kernel that writes there in a fork loses the
+    /// context; a kernel that writes there in the forked block changes the bytes of its forks. A
     /// block that shrinks into the shared prefix gets memory of its own there when it grows again.
-    /// That [growth](Block::grow_to) is refused while a lease, or work queued on the block by then,
-    /// may use the shared memory ([`BlockError::SharedInUse`]). Blocks with shared memory go to no stream cache: when one is
-    /// dropped it is unmapped, once its work is complete.
+    /// That [growth](Block::grow_to) is refused while a lease, or work already queued on the block,
+    /// may use the shared memory ([`BlockError::SharedInUse`]). Blocks with shared memory go to no
+    /// stream cache: a dropped block is unmapped once its work is complete.
     ///
     /// # Errors
     /// [`BlockError`] when a size is out of its range; when a block is another tenant's or sleeps;
@@ -121,7 +117,6 @@ impl Tenant {
         self.try_fork_blocks(blocks, prefix)
     }
 
-    /// Checks that the blocks are this tenant's and can be forked with these sizes.
     fn prefix_of(&self, blocks: &[&Block], bytes: u64, size: u64) -> Result<Prefix, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
             Some(index) => Err(BlockError::WrongTenant { index }),
@@ -129,7 +124,7 @@ impl Tenant {
         }
     }
 
-    /// Forks blocks of this tenant with sizes that were checked; see [`Self::fork_all`].
+    /// Forks blocks of this tenant; see [`Self::fork_all`].
     pub(crate) fn fork_blocks(
         &self,
         blocks: &[&Block],
@@ -139,7 +134,7 @@ impl Tenant {
         fork(self.core(), blocks, prefix, wait)
     }
 
-    /// Forks blocks of this tenant with sizes that were checked, if that needs no waiting.
+    /// Forks blocks of this tenant if that needs no waiting.
     pub(crate) fn try_fork_blocks(
         &self,
         blocks: &[&Block],
@@ -149,7 +144,6 @@ impl Tenant {
     }
 }
 
-/// Forks blocks of one tenant.
 fn fork(
     core: &Core,
     blocks: &[&Block],
@@ -177,9 +171,8 @@ fn fork(
 }
 
 impl Block {
-    /// Forks the block: makes a block of `size` bytes that begins with the first `bytes` bytes of
-    /// this one and shares their memory as far as they fill whole extents. See
-    /// [`Tenant::fork_all`].
+    /// Forks the block: makes a block of `size` bytes that begins with this block's first `bytes`
+    /// bytes and shares the whole extents among them. See [`Tenant::fork_all`].
     ///
     /// # Errors
     /// As [`Tenant::fork_all`].
@@ -205,8 +198,8 @@ impl Block {
     /// Returns how many of the block's first bytes must not be written: those that it shares with
     /// its [forks](Self::fork), or with the block that it is a fork of. A fork may not write them
     /// even if it is the last block that maps them. A forked block may write them again once all
-    /// its forks are gone. Memory behind them is the block's own, unless the block has shrunk
-    /// since.
+    /// its forks are gone. Memory behind these bytes is the block's own, unless the block has
+    /// shrunk since.
     #[must_use]
     pub fn read_only(&self) -> u64 {
         let state = self.core().lock_with(self.place().slot);
@@ -230,7 +223,7 @@ impl Prefix {
 }
 
 impl Core {
-    /// Returns how much memory the forks need besides shared memory, in whole granules.
+    /// Returns the memory that the forks need besides shared memory, in whole granules.
     fn bytes_of_forks(&self, blocks: &[BlockPlace], prefix: Prefix) -> u64 {
         let size = self.device.granule().round_up(prefix.size);
         let wanted = blocks.iter().map(|block| (block.slot, 0));
@@ -246,7 +239,6 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Forks blocks, whose slots are in their places: all of them or none.
     fn fork_all(
         &mut self,
         blocks: &[BlockPlace],
@@ -272,8 +264,8 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Makes all forks. First places all memory, then queues all copies: while no copy runs, all of
-    /// it can be undone at once.
+    /// Makes all forks. First places all memory, then queues all copies: while no copy runs, all
+    /// changes can be undone at once.
     fn fork_each(
         &mut self,
         blocks: &[BlockPlace],
@@ -293,7 +285,7 @@ impl Locked<'_> {
             .try_for_each(|forked| self.copy_rest(forked, prefix.bytes, sources))
     }
 
-    /// Forks blocks that are side by side, at least one. The forks are side by side too.
+    /// Forks one or more blocks that are side by side. The forks are side by side too.
     fn fork_run(
         &mut self,
         blocks: &[BlockPlace],
@@ -325,8 +317,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Makes a new slot a block with the memory for a prefix of another block. If that fails the
-    /// slot is gone.
+    /// Makes a new slot a block with the memory for a prefix of another block. On failure the slot
+    /// is gone.
     fn fork(
         &mut self,
         block: &BlockPlace,
@@ -389,7 +381,7 @@ impl Locked<'_> {
             Ok(()) => charge.keep(),
             Err(failed) => {
                 self.budget.refund(charge);
-                // The stuck mappings refer to memory that the other slot holds.
+                // The stuck mappings refer to memory of the other slot.
                 self.budget.quarantine(0, slot.space.stuck_count());
                 return Err(self.not_placed(id, shared, failed.error));
             }
@@ -454,9 +446,9 @@ impl Locked<'_> {
     }
 }
 
-/// Returns how many of the blocks, starting with `first`, are side by side in the given order, with
-/// `guards` bytes of guards between two of them. Decides by their addresses, since other slots of
-/// their row may be gone.
+/// Returns how many of the blocks, from `first` on, are side by side in the given order, with
+/// `guards` bytes of guards between two blocks. Compares addresses, since other slots of the row
+/// may be gone.
 fn side_by_side(
     first: &BlockPlace,
     blocks: &[BlockPlace],

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use crate::extents::Unmapped;
 
-/// Unmapped physicals, kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct FreeList {
     by_size: BTreeMap<u64, Physicals>,
     bytes: u64,
 }
 
-/// Physicals of one size, by their last writers. None of the lists is empty.
+/// Physicals of one size, by last writer. None of the lists is empty.
 #[derive(Debug, Default)]
 struct Physicals {
     by_writer: BTreeMap<Option<u64>, Vec<Unmapped>>,
@@ -25,8 +24,8 @@ impl Physicals {
         self.count += 1;
     }
 
-    /// Takes a physical that `own` wrote to last, or that was never written; without these, and if
-    /// `foreign` allows it, one that another tenant wrote to.
+    /// Takes a physical that `own` wrote to last, else an unwritten physical, else, with `foreign`,
+    /// a physical that another tenant wrote to.
     fn take(&mut self, own: Option<u64>, foreign: bool) -> Option<Unmapped> {
         let has = |writer: &Option<u64>| self.by_writer.contains_key(writer);
         let as_it_is = [own, None].into_iter().find(has);
@@ -58,8 +57,8 @@ impl FreeList {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Adds a physical. Only [`State::keep`](super::state::State::keep) calls this, which checks
-    /// that it may be kept.
+    /// Adds a physical. Called only by [`State::keep`](super::state::State::keep), which checks
+    /// that the physical may be kept.
     pub(crate) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;
         self.bytes += unmapped.size();
@@ -69,8 +68,8 @@ impl FreeList {
             .add(unmapped);
     }
 
-    /// Takes a physical of exactly `size`, preferring one that was never written or that `own`
-    /// wrote to last. Takes one of another tenant, which must be scrubbed, only with `scrub`.
+    /// Takes a physical of exactly `size`: one that `own` wrote to last, else an unwritten one.
+    /// Only with `scrub` takes another tenant's, which must then be scrubbed.
     pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
         let physicals = self.by_size.get_mut(&size)?;
         let unmapped = physicals.take(own, scrub)?;
@@ -98,8 +97,8 @@ impl FreeList {
         }
     }
 
-    /// Returns how many physicals make up `bytes`, counting the largest that fit first, or
-    /// `u64::MAX` if they do not suffice.
+    /// Returns how many physicals make up `bytes`, the largest that fit first, or `u64::MAX` if
+    /// they do not suffice.
     pub(crate) fn unmapped_for(&self, bytes: u64) -> u64 {
         let mut left = bytes;
         let mut count = 0;
@@ -117,19 +116,16 @@ impl FreeList {
         self.take(size, None, true)
     }
 
-    /// Takes the smallest physical, to be released.
     pub(crate) fn take_smallest(&mut self) -> Option<Unmapped> {
         let (&size, _) = self.by_size.first_key_value()?;
         self.take(size, None, true)
     }
 
-    /// Takes the smallest physical if it is smaller than `size`, to be released.
     pub(crate) fn take_below(&mut self, size: u64) -> Option<Unmapped> {
         let (&smallest, _) = self.by_size.first_key_value()?;
         (smallest < size).then(|| self.take(smallest, None, true))?
     }
 
-    /// Takes the smallest physical larger than `size`, to be released.
     pub(crate) fn take_smallest_above(&mut self, size: u64) -> Option<Unmapped> {
         let (&size, _) = self.by_size.range(size.checked_add(1)?..).next()?;
         self.take(size, None, true)
@@ -146,7 +142,6 @@ mod tests {
     const A: Option<u64> = Some(1);
     const B: Option<u64> = Some(2);
 
-    /// Returns a list of physicals with these sizes in granules and last writers.
     fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
         let mut list = FreeList::new();
         for &(granules, by) in of {
@@ -157,7 +152,6 @@ mod tests {
         list
     }
 
-    /// Returns the size of a physical in granules and its last writer.
     fn seen(unmapped: Option<Unmapped>) -> Option<(u64, Option<u64>)> {
         let unmapped = unmapped?;
         assert!(!unmapped.fresh, "no running operation created it");

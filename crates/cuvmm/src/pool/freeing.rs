@@ -1,5 +1,5 @@
-//! Accounting for memory that blocks give up, and of the leases that delay it. Makes no driver call
-//! except the fills of a [hardened](super::hardened) pool; the memory is unmapped
+//! Accounting for memory that blocks give up, and for the leases that delay it. Makes no driver
+//! call except the fills of a [hardened](super::hardened) pool; the memory is unmapped
 //! [later](super::purge).
 
 use super::budget::TenantId;
@@ -13,7 +13,6 @@ use crate::extents::Fence;
 use crate::own::Stream;
 
 impl State {
-    /// Checks that a block can shrink to a size.
     pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
         ArgumentError::not_zero(BYTES, wanted)?;
         let Some(slot) = self.slot(id) else {
@@ -26,7 +25,6 @@ impl State {
         }
     }
 
-    /// Shrinks a block that can shrink.
     pub(super) fn shrink_one(&mut self, id: SlotId, size: u64, now: u64) {
         let granule = self.device.granule();
         self.with_slot(id, |state, slot| {
@@ -40,7 +38,8 @@ impl State {
         });
     }
 
-    /// Takes the memory behind the first `size` bytes, `used` in whole granules, from a block.
+    /// Takes the memory behind the first `size` bytes from a block; `used` is `size` in whole
+    /// granules.
     fn give_up(slot: &mut Slot, size: u64, used: Option<u64>, now: u64) {
         let Some(block) = &mut slot.block else {
             return;
@@ -92,7 +91,7 @@ impl State {
     }
 
     /// Frees the blocks in all stream caches for a request that has just counted itself as waiting:
-    /// from here on every freed block is announced to it.
+    /// every block freed from here on is announced to the request.
     pub(crate) fn sweep_each(&mut self) {
         self.sweep_by(|unswept| unswept.sweep_each());
     }
@@ -104,7 +103,7 @@ impl State {
         self.free_all(&freed);
     }
 
-    /// Frees blocks that left the stream caches. Those whose slots are out are freed when an
+    /// Frees blocks that left the stream caches. A block whose slot is out is freed when an
     /// operation ends.
     pub(super) fn free_all(&mut self, freed: &[FreedBlock]) {
         for freed in freed {
@@ -118,7 +117,6 @@ impl State {
         }
     }
 
-    /// Frees blocks that were to be freed while their slots were out.
     pub(super) fn free_late(&mut self) {
         if !self.to_free.is_empty() {
             let freed = std::mem::take(&mut self.to_free);
@@ -130,12 +128,12 @@ impl State {
         self.with_slot(id, |_, slot| slot.leases += 1);
     }
 
-    /// Ends a lease; returns `true` if memory may have become free by it.
+    /// Ends a lease; returns `true` if memory may have become free.
     pub(super) fn end_lease_at(&mut self, id: SlotId) -> bool {
         let given = self.with_slot(id, |state, slot| {
             slot.end_lease();
             if slot.leases == 0 && slot.exported {
-                // An export was only planned, or the driver refused it.
+                // The export was only planned, or the driver refused it.
                 slot.exported = slot.space.exported().next().is_some();
             }
             if slot.block.is_none() {
@@ -146,7 +144,7 @@ impl State {
         given == Some(true)
     }
 
-    /// Records that a stream uses the block, or uses memory that a lease keeps.
+    /// Records that a stream uses the block, or memory that a lease keeps.
     pub(crate) fn record_use(&mut self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
         self.device.own_process()?;
         if !stream.device().same_driver(&self.device) {
@@ -159,7 +157,7 @@ impl State {
         Ok(())
     }
 
-    /// Records that work on unknown streams uses the block, or uses memory that a lease keeps.
+    /// Records that work on unknown streams uses the block, or memory that a lease keeps.
     pub(crate) fn record_use_anywhere(&mut self, id: SlotId) {
         if let Some(slot) = self.slot_mut(id) {
             slot.record_use_anywhere();
@@ -177,23 +175,21 @@ impl State {
         self.tenants.get(&id).map_or(0, Tenancy::not_promised)
     }
 
-    /// Returns the bytes that a tenant, new or registered, can be guaranteed.
     pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
         self.budget
             .guaranteeable(tenant, false, |id| self.not_promised(id))
     }
 
-    /// Returns the bytes that a tenant, new or registered, can be guaranteed of what a ledger has
-    /// granted.
+    /// Returns the bytes that a tenant, new or registered, can be guaranteed within the ledger's
+    /// grant.
     pub(crate) fn guaranteeable_now(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
         self.budget
             .guaranteeable(tenant, true, |id| self.not_promised(id))
     }
 
-    /// Returns the byte that memory is filled with when it is given up, in a hardened pool that
-    /// fills.
+    /// Returns the byte that a hardened pool fills freed memory with, if it fills.
     pub(crate) fn fill(&self) -> Option<u8> {
         self.hardening.as_ref()?.fill
     }

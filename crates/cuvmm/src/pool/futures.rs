@@ -2,35 +2,34 @@
 //!
 //! A future that finds too little memory waits in the pool's queue until it is dropped. The pool's
 //! [mapper](crate::Mapper) serves the queue: its thread makes the attempts and polls the fences. So
-//! a poll makes no driver call, waits for nothing and calls no hook. Without a mapper a future
+//! a poll makes no driver call, waits for nothing and calls no hook. Without a mapper the future
 //! fails. [`BlockBuilder::timeout`] has no effect; to stop waiting, drop the future, as the
 //! timeouts of executors do. A completed future that is polled again stays `Pending` for ever.
 //!
 //! **Order.** Requests are served first come, first served among those that fit. Each time memory
 //! becomes free, the mapper attempts every request from the front of the queue. A request that does
-//! not fit keeps its place, and those behind it are attempted too. A later request of the same
-//! tenant for as much memory or more is not attempted, unless it has a home stream of its own, on
-//! which it may reuse memory that others may not use yet. `allocate` and `grow_to`, with and
-//! without a timeout, do not queue: they take what is there when they are called. While a future
-//! waits, freed blocks skip the [stream caches](super::BlockBuilder::home_stream), so that waiting
-//! requests can have them.
+//! not fit keeps its place, and the requests behind it are attempted too. A later request of the
+//! same tenant for as much memory or more is not attempted, unless its home stream differs: there
+//! it may reuse memory that other requests may not use yet. `allocate` and `grow_to`, with and
+//! without a timeout, do not queue: they take memory that is free when they are called. While a
+//! future waits, freed blocks skip the [stream caches](super::BlockBuilder::home_stream), so that
+//! waiting requests can have them.
 //!
 //! **Hooks.** [Pressure hooks](super::TenantBuilder::on_pressure) are called for a future as for a
-//! thread that waits: each once, at the first attempt, without a deadline, on the mapper's
-//! thread. The memory that they free is given to the first request that it is enough for.
-//! Wakers are called on that thread too, and should only schedule their task. A slow hook or waker
-//! delays all pools of the device that the mapper serves. So does the device itself on drivers
-//! before CUDA 12.5, where only synchronizing with it shows that work on blocks without a home
-//! stream is complete. A panic in a hook or waker is logged, and the mapper goes on. A future that
-//! is polled first in a hook behaves like the `try_` form of its method, driver calls included. A
-//! future that was polled before must not be waited for in a hook, since it may be waiting for that
-//! hook.
+//! thread that waits: each once, at the first attempt, without a deadline, on the mapper's thread.
+//! Memory that they free goes to the first request that it is enough for. Wakers are called on that
+//! thread too, and should only schedule their task. A slow hook or waker delays all pools of the
+//! device that the mapper serves. So does the device itself on drivers before CUDA 12.5, where only
+//! synchronizing with it shows that work on blocks without a home stream is complete. A panic in a
+//! hook or waker is logged, and the mapper goes on. A future that is polled first in a hook behaves
+//! like the `try_` form of its method, driver calls included. A future that was polled before must
+//! not be waited for in a hook, since it may be waiting for that hook.
 //!
 //! **Dropping.** Dropping a future withdraws its request, and memory that was granted and not taken
 //! goes back to the pool. A leaked future (`mem::forget`) of a new block is granted and its memory
-//! never freed, as with a leaked block. A leaked future of a block's growth is dropped when the block
-//! next grows, shrinks or is dropped. A future prevents its pool from being closed; it does not prevent its
-//! tenant from being unregistered.
+//! never freed, as with a leaked block. A leaked future of a block's growth is dropped when the
+//! block next grows, shrinks or is dropped. A future prevents its pool from being closed; it does
+//! not prevent its tenant from being unregistered.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,7 +75,6 @@ use super::wanted::OwnedOptions;
 use crate::deferred::is_in_hook;
 use crate::error::BlockError;
 
-/// The state of a future's request.
 #[derive(Clone, Copy, Debug)]
 enum Request {
     /// Not queued yet.
@@ -113,7 +111,7 @@ impl Request {
         polled
     }
 
-    /// Returns the number of the request while it is in the queue or its answer was not taken.
+    /// Returns the number of the request while it is queued or its answer was not taken.
     const fn queued(self) -> Option<u64> {
         match self {
             Self::Queued(number) => Some(number),
@@ -121,7 +119,7 @@ impl Request {
         }
     }
 
-    /// Withdraws the request. Returns its answer if there is one that the future has not seen.
+    /// Withdraws the request. Returns an answer that the future has not seen.
     fn withdraw(&mut self, core: &Core) -> Option<Answer> {
         let ended = std::mem::replace(self, Self::Ended);
         core.withdraw_request(ended.queued()?)
@@ -255,10 +253,10 @@ impl Drop for FreedFuture {
 
 impl Pool {
     /// Waits until memory of the pool becomes free: a block or lease has ended, a block has shrunk,
-    /// a limit was raised, or work that memory was pending for is complete. It listens from this
-    /// call on, so an attempt between the call and the `await` misses nothing. Another request may
-    /// take the memory first, and pending memory that is reused meanwhile may count as freed. While
-    /// the future lives, polled or not, the mapper polls fences.
+    /// a limit was raised, or work that memory was pending for is complete. The future listens from
+    /// this call on, so an attempt between the call and the `await` misses nothing. Another request
+    /// may take the memory first, and pending memory that is reused meanwhile may count as freed.
+    /// While the future lives, polled or not, the mapper polls fences.
     ///
     /// [`Tenant::allocate_async`] and [`Block::grow_to_async`] serve the usual wait.
     ///
@@ -314,12 +312,11 @@ impl Block {
     ///
     /// While no other request waits, the first poll grows the block into memory that is already
     /// behind its end. Otherwise the mapper's thread makes the driver calls of
-    /// [`try_grow_to`](Self::try_grow_to). Growth over memory that is [shared](Self::fork) is granted
-    /// only at a moment at which the work queued on the block by then is complete, and so never
-    /// while its streams are always busy. A future that is dropped leaves the block with its size
-    /// and bytes; memory that was [shared](Self::fork) where the block was to grow may be its own
-    /// by then. If the growth was granted and the future is dropped while the block sleeps, the
-    /// block stays grown.
+    /// [`try_grow_to`](Self::try_grow_to). Growth over [shared](Self::fork) memory is granted only
+    /// when all work queued on the block is complete, and so never while its streams are always
+    /// busy. A dropped future leaves the block with its size and bytes; shared memory where the
+    /// block was to grow may be its own by then. If the growth was granted and the future is
+    /// dropped while the block sleeps, the block stays grown.
     ///
     /// # Errors
     /// [`BlockError::NoMapper`] when the pool has no mapper or the mapper ends, and the errors of

@@ -3,11 +3,9 @@
 //! and publications.
 //!
 //! One locked section checks everything that prevents a use and counts the lease, so that the block
-//! cannot be put to sleep, moved or exported between the check and the lease. While the lease lives
-//! the result of the check stays valid, with one exception: a [fork](super::fork) made later shares
-//! the memory, and [`Block::fork`](super::Block::fork) says who must not write then.
-//!
-//! This module hands out no memory and copies no byte.
+//! cannot be put to sleep, moved or exported in between. While the lease lives the result of the
+//! check stays valid, with one exception: a [fork](super::fork) made later shares the memory, and
+//! [`Block::fork`](super::Block::fork) says who must not write then.
 //!
 //! Keeps I-45.
 
@@ -20,14 +18,13 @@ use super::state::State;
 use crate::error::{MemoryError, ShareError};
 use crate::own::Access;
 
-/// The purpose that the memory of a block is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// A copy with this access, which is waited for.
     Copy(Access),
-    /// A use with this access through the block's addresses, as long as the lease lives.
+    /// A use with this access through the block's addresses, while the lease lives.
     Lend(Access),
-    /// The memory itself is given to another process or device, which can write to it for good.
+    /// The memory is given to another process or device, which can write to it without end.
     Export,
 }
 
@@ -41,7 +38,6 @@ impl Use {
 }
 
 impl State {
-    /// Checks a use and counts its lease.
     pub(super) fn admit(
         &mut self,
         place: &BlockPlace,
@@ -53,13 +49,12 @@ impl State {
         if wanted == Use::Export
             && let Some(slot) = self.slot_mut(place.slot)
         {
-            // If nothing is exported before the last lease ends, the end of that lease resets this.
+            // If nothing is exported before the last lease ends, its end resets the mark.
             slot.exported = true;
         }
         Ok(())
     }
 
-    /// Checks a use of a range of a block.
     pub(super) fn check(
         &self,
         place: &BlockPlace,
@@ -84,7 +79,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks that a block has no leases besides the caller's `own`: their holders may write.
+    /// Checks that a block has no leases besides the caller's `own`. Their holders may write.
     pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
         let slot = self.slot(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
@@ -114,7 +109,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes the extents of a block read-only, for good. One lease is the publication's own.
+    /// Makes the extents of a block read-only, for good. The publication has one lease.
     pub(super) fn seal(&mut self, place: &BlockPlace) -> Result<(), ShareError> {
         self.check_unlent(place, 1)?;
         let sealed = self.with_slot_out(place.slot, |state, slot| {

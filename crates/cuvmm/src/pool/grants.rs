@@ -1,9 +1,9 @@
-//! The part of a pool's limit that a [ledger](crate::ledger) grants it.
+//! The part of a pool's limit that a [ledger](crate::ledger) grants.
 //!
-//! The pool charges its tenants within that part, so guarantees hold within it. More is granted
-//! when a request finds too little, before anything is reclaimed. What is neither claimed by a
-//! tenant nor obtained from the driver is *unneeded*; the pool keeps a little of it for its next
-//! requests.
+//! The pool charges its tenants within that part, so guarantees hold within it. The ledger grants
+//! more when a request finds too little memory, before anything is reclaimed. Granted bytes that
+//! are neither claimed by a tenant nor obtained from the driver are *unneeded*; the pool keeps a
+//! few of them for its next requests.
 //!
 //! Keeps I-73.
 
@@ -23,14 +23,13 @@ impl Core {
         }
     }
 
-    /// Counts memory no more that the driver has not created.
     pub(super) fn note_not_created(&self, size: u64) {
         if let Some(joined) = self.ledger.get() {
             joined.member.note_released(size);
         }
     }
 
-    /// Ends the pool's part. `kept` bytes could not be given back to the driver: they stay granted.
+    /// Ends the pool's part. `kept` bytes could not be released: they stay granted.
     pub(super) fn leave_ledger(&self, kept: u64) {
         if let Some(joined) = self.ledger.get() {
             let granted = self.look(|state| state.budget.granted());
@@ -43,8 +42,8 @@ impl Core {
 }
 
 impl State {
-    /// Counts the memory of a block that is exported to other processes as one block of the ledger,
-    /// if there is one. Returns the block's name and the ledger's number.
+    /// Counts a block's exported memory as one block of the ledger, if there is a ledger. Returns
+    /// the ledger's number and the block's name.
     pub(super) fn count_export(
         &self,
         core: &Core,
@@ -67,8 +66,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes the ledger grant what a tenant lacks to be charged `bytes` more. Returns the refusal
-    /// if it does not. Releases the lock.
+    /// Makes the ledger grant the bytes that a tenant lacks to be charged `bytes` more. Returns the
+    /// ledger's refusal. Releases the lock.
     pub(super) fn grant_for(
         &mut self,
         id: TenantId,
@@ -79,8 +78,8 @@ impl Locked<'_> {
         self.grant(lacking, GRANT, purpose)
     }
 
-    /// Makes the ledger grant `bytes`, and up to `least` if that is more and there is as much.
-    /// Returns the refusal if it does not. Releases the lock.
+    /// Makes the ledger grant `bytes`, and up to `least` if that is more and available. Returns the
+    /// ledger's refusal. Releases the lock.
     pub(super) fn grant(
         &mut self,
         bytes: u64,
@@ -99,8 +98,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes the ledger grant what a tenant, new or registered, lacks to be guaranteed `bytes`.
-    /// Returns `true` if that released the lock.
+    /// Makes the ledger grant the bytes that a tenant, new or registered, lacks to be guaranteed
+    /// `bytes`. Returns `true` if that released the lock.
     pub(super) fn grant_guarantee(
         &mut self,
         tenant: Option<TenantId>,
@@ -119,9 +118,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts memory that went back to the driver, and returns what of the grant is not needed any
-    /// more if that is much. Memory of an exported block that other processes have is no longer
-    /// granted: the process stays charged for it.
+    /// Counts released memory, and [returns a surplus](Self::return_surplus) of the grant. Memory
+    /// of an exported block that other processes have is no longer granted: the process stays
+    /// charged for it.
     pub(super) fn note_released(&mut self, size: u64, exported: Option<u64>) {
         let Some(joined) = self.core().ledger.get() else {
             return;
@@ -134,14 +133,14 @@ impl Locked<'_> {
         self.return_surplus();
     }
 
-    /// Returns what of the grant is not needed if that is much.
+    /// Returns unneeded bytes to the ledger if they are at least twice [`GRANT`].
     pub(super) fn return_surplus(&mut self) {
         if self.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);
         }
     }
 
-    /// Returns what of the grant is not needed to the ledger, except `keep` bytes.
+    /// Returns all unneeded bytes to the ledger except `keep`.
     pub(super) fn return_unneeded(&mut self, keep: u64) {
         let Some(joined) = self.core().ledger.get() else {
             return;
@@ -153,7 +152,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the bytes that the ledger would grant now.
     pub(super) fn left_in_ledger(&self) -> u64 {
         let joined = self.core().ledger.get();
         let left = joined.map_or(0, |joined| joined.member.left());

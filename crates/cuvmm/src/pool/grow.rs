@@ -28,7 +28,7 @@ impl Slot {
             return false;
         };
         let grows = block.requested <= size && size <= capacity && used <= self.space.bytes();
-        // Zeros are owed only where memory was used before.
+        // Zeros are owed only over memory that was used before.
         let owed = block.used < block.reach && used > block.used;
         self.sleep_state.is_awake()
             && grows
@@ -36,7 +36,7 @@ impl Slot {
             && !(block.zeroed && (owed || !block.stale(size).is_empty()))
     }
 
-    /// Grows the block within its memory; [`fits_now`](Self::fits_now) has returned `true`.
+    /// Grows the block within its memory, after [`fits_now`](Self::fits_now) has returned `true`.
     pub(super) fn grow_within(&mut self, size: u64, used: u64, precommit: Option<&mut Precommit>) {
         let (id, bytes) = (self.id, self.space.bytes());
         let Some(block) = &mut self.block else {
@@ -54,14 +54,13 @@ impl Slot {
 /// A block, and the size in bytes to grow it to.
 type Step = (BlockPlace, u64);
 
-/// The needs of a block that grows from its current size.
 struct Need {
     from: u64,
     to: u64,
     zeroed: bool,
     home: Option<Stream>,
     steps: Steps,
-    /// The offset up to which memory may have been written to.
+    /// The offset up to which memory may have been written.
     reach: u64,
     most: u64,
 }
@@ -87,7 +86,7 @@ impl State {
     }
 
     /// Grows several blocks of a tenant within their memory: all of them or none. Checks all blocks
-    /// before it changes one, so that nothing has to be undone. Does little with each block, so
+    /// before it changes any, so that nothing has to be undone. Does little with each block, so
     /// that the memory accesses of several blocks overlap.
     pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
         let granule = self.device.granule();
@@ -112,7 +111,7 @@ impl State {
         true
     }
 
-    /// Returns a tenant whose blocks may grow within their memory now.
+    /// Returns the tenant if its blocks may grow within their memory now.
     pub(super) fn growing(
         &mut self,
         id: TenantId,
@@ -128,8 +127,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Grows the block of a slot that is out. The memory it gets can still be distinguished from
-    /// the memory that was there.
+    /// Grows the block of a slot that is out: as long as it is out, the memory that it gets can be
+    /// told from the memory it had.
     pub(super) fn grow_slot(
         &mut self,
         slot: &mut Slot,
@@ -184,7 +183,7 @@ impl Locked<'_> {
         Ok(given)
     }
 
-    /// Zeroes the old bytes that a block would show, behind the work that may still write there.
+    /// Zeroes old bytes that a block would show, behind the work that may still write there.
     fn blank(&mut self, slot: &mut Slot, stale: Range<u64>) -> Result<(), BlockError> {
         let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
@@ -194,14 +193,14 @@ impl Locked<'_> {
         }
         let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
         zeroed.map_err(|unfinished| {
-            // It is memory in use, which is not unmapped.
+            // The memory is in use, and is not unmapped.
             slot.fence.merge(unfinished.running);
             unfinished.error
         })
     }
 
     /// Gets memory under the first `to` bytes of a block's slot, which is out, and precommitted
-    /// memory behind them if there is enough for that.
+    /// memory behind them if there is enough.
     fn extend(&mut self, slot: &mut Slot, to: u64) -> Result<PlacedMemory, BlockError> {
         let Some(block) = &slot.block else {
             return Err(gone());
@@ -215,8 +214,8 @@ impl Locked<'_> {
             reach: block.reach.max(block.used),
             most: block.most,
         };
-        // Memory that was just given up may still be written to by work that was queued before: the
-        // zeros must come after that work.
+        // Work that was queued before may still write to memory that was just given up: the zeros
+        // must come after it.
         if step.zeroed && step.from < step.reach {
             self.settle_before(slot, step.home.as_ref(), to - step.from)?;
         }
@@ -227,13 +226,13 @@ impl Locked<'_> {
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
         match self.place_memory(slot, &Fit { end, ..fit }) {
-            // The attempt included precommitted memory: without it there may be enough.
+            // Without precommitted memory there may be enough.
             Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit),
             outcome => outcome,
         }
     }
 
-    /// Returns where the memory of a block, `begun` bytes now, is to end.
+    /// Returns the offset at which the memory of a block, `begun` bytes now, is to end.
     fn end_of(&mut self, id: TenantId, begun: u64, need: &Need) -> u64 {
         let to = need.to;
         if begun >= to {
@@ -243,7 +242,6 @@ impl Locked<'_> {
         if wished > to {
             self.grant_for(id, wished - begun, Purpose::New);
         }
-        // Precommitted memory is made only of memory that no tenant holds.
         if wished > to && wished - begun <= self.budget.available_to(id) {
             wished
         } else {
@@ -252,7 +250,7 @@ impl Locked<'_> {
     }
 
     /// Makes sure that the work covered by a slot's fence comes before the next work: on the home
-    /// stream by events, without one only if the fence is complete.
+    /// stream by events, otherwise only if the fence is complete.
     fn settle_before(
         &mut self,
         slot: &mut Slot,
@@ -285,7 +283,6 @@ impl Core {
         grown.map_err(|refused| refused.cause)
     }
 
-    /// Grows blocks that do not all have the memory for it.
     pub(super) fn grow_all(
         &self,
         tenant: TenantId,
@@ -295,8 +292,8 @@ impl Core {
         self.grow_requested(tenant, steps, wait, None)
     }
 
-    /// Grows blocks that do not all have the memory for it, and answers the request of the future
-    /// that this is done for, if it is given. A request that was withdrawn grows nothing.
+    /// Grows blocks that do not all have the memory for it. If `request` is given, answers that
+    /// future's request; a withdrawn request grows nothing.
     pub(super) fn grow_requested(
         &self,
         tenant: TenantId,
@@ -318,7 +315,7 @@ impl Core {
         grown.map_err(|cause| Refused { index, cause })
     }
 
-    /// Grows blocks, those that have the memory first. Sets `failed` to the index of the block that
+    /// Grows blocks, first those that have the memory. Sets `failed` to the index of the block that
     /// could not grow.
     fn attempt_to_grow<'a>(
         &'a self,
@@ -329,8 +326,8 @@ impl Core {
     ) -> Attempt<'a, ()> {
         state.purge_some();
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
-        // The block may be gone since, and another one in its slot. A request is for one block, so
-        // the lock is not released before its slot is taken.
+        // The block may be gone, and another block in its slot. A request is for one block, so the
+        // lock is not released before its slot is taken.
         if request.is_some_and(|number| !state.queue.has(number)) {
             return (state, Err(gone()));
         }
@@ -344,8 +341,8 @@ impl Core {
         }
         let mut outcome = Ok(());
         for (index, step) in lacking {
-            // Meanwhile another operation may take memory behind its end, and the mapper may place
-            // more.
+            // Meanwhile another operation may take memory behind the block's end, and the mapper
+            // may place more.
             state = self.await_slots(state, std::iter::once((step.0.slot, step.1)));
             match state.step_far(step) {
                 Ok(change) => changes.push(change),
@@ -365,7 +362,7 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Grows a block into memory that is there, or returns `None` if that is not enough.
+    /// Grows a block into memory that is there, or returns `None` if it is too little.
     fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
         let change = Change::of(self.slot(place.slot)?, *place);
         if !self.grow_within(place, *size) {

@@ -2,12 +2,12 @@
 //!
 //! Each block has addresses of its own with guards on either side. Memory that it gives up is
 //! overwritten at once if only its home stream used it, and unmapped as soon as its fence is
-//! complete instead of being kept cached. Its addresses then [rest](super::resting). Nothing here
-//! waits: a slot whose fence is not complete is checked again by later operations, a few at a time,
-//! and by the mapper's thread if there is one.
+//! complete. The addresses then [rest](super::resting). Nothing here waits: a slot whose fence is
+//! incomplete is checked again by later operations, a few slots at a time, and by the mapper's
+//! thread if there is one.
 //!
 //! Memory that could not be overwritten when it was given up is zeroed when it is placed again
-//! ([`commit`](super::commit)), so that a new block never shows what an earlier one held.
+//! ([`commit`](super::commit)), so that a new block never shows an earlier block's bytes.
 
 use super::resting::Resting;
 use crate::error::ArgumentError;
@@ -49,14 +49,15 @@ impl Hardened {
 
     /// Sets the byte that memory is filled with when a block gives it up (`cuMemsetD8Async` on its
     /// home stream). The default 0xDF makes large negative numbers of most types and never a
-    /// plausible address. With `None` the old contents stay, as in a plain pool.
+    /// plausible address. With `None` the contents stay, as in a plain pool.
     pub const fn fill(mut self, byte: Option<u8>) -> Self {
         self.fill = byte;
         self
     }
 
     /// Sets how many freed blocks keep their addresses reserved: a block's addresses rest until
-    /// `blocks` others have come to rest after it. The default is 1024; with 0 no addresses rest.
+    /// `blocks` other blocks have come to rest after it. The default is 1024; with 0 no addresses
+    /// rest.
     pub const fn rest_blocks(mut self, blocks: u64) -> Self {
         self.rest_blocks = blocks;
         self
@@ -69,7 +70,7 @@ impl Hardened {
         self
     }
 
-    /// Rounds the guards up to whole granules, and fails unless two of them and a granule fit in
+    /// Rounds the guards up to whole granules. Fails unless two guards and a granule fit in
     /// `addresses`.
     pub(super) fn checked(
         mut self,
@@ -90,7 +91,6 @@ impl Default for Hardened {
     }
 }
 
-/// The state that only a hardened pool has.
 #[derive(Debug)]
 pub(crate) struct Hardening {
     pub(super) guard: u64,

@@ -1,4 +1,4 @@
-//! The memory that a tenant can still get, and the memory that its blocks hold now, for admission
+//! Memory that a tenant can still get, and memory that its blocks hold now, for admission
 //! decisions.
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use super::slot::Slot;
 use super::tenant::Tenant;
 use crate::error::CallError;
 
-/// The bytes that a tenant can have in use beyond what it uses now, as far as the pool's limits
-/// allow.
+/// The bytes that a tenant can use beyond its current use, within the pool's limits.
 ///
-/// Idle memory counts if its fence is complete and it comes in whole extents. Memory in one extent
-/// with a block's bytes, behind its end, does not count: only that block can grow into it. The
-/// figures do not guarantee that the driver has the memory when other processes use the device too.
+/// Idle memory counts if its fence is complete and it comes in whole extents. Memory behind a
+/// block's end, in one extent with the block's bytes, does not count: only that block can grow into
+/// it. When other processes use the device too, the driver may have less memory than the figures
+/// say.
 #[doc(alias = "Room")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
@@ -26,7 +26,7 @@ pub struct Headroom {
     /// tenant holds, and its own idle and precommitted memory.
     pub now: u64,
     /// Bytes that the tenant can get when all other tenants take as much as they may: its guarantee
-    /// less its memory in use. It becomes available when the work that idle memory waits for is
+    /// less its memory in use. They become available when the work that idle memory waits for is
     /// complete.
     pub at_worst: u64,
     /// Bytes that the tenant can get when the idle and precommitted memory of other tenants above
@@ -34,30 +34,31 @@ pub struct Headroom {
     pub taking_back: u64,
 }
 
-/// The memory under a block. Sizes in bytes.
+/// The memory under a block, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    /// Memory that the block uses, in whole granules, without shared memory.
+    /// Memory in use, in whole granules, without shared memory.
     pub(crate) used: u64,
-    /// Memory that the block alone can use until memory is short.
+    /// Memory that only this block can use until memory is short.
     pub(crate) held: u64,
     /// The part of `held` that was precommitted.
     pub(crate) precommitted: u64,
-    /// The offset up to which the block may be written within its memory. Memory behind its end in
-    /// the same extent is only the block's in any case; shared memory would have to be replaced.
+    /// The offset up to which the block may be written within its memory. Memory behind the block's
+    /// end in the same extent counts, since no other block can use it; shared memory does not,
+    /// since it would have to be replaced.
     pub(crate) writable: u64,
 }
 
-/// Memory that several blocks have in common. Sizes in bytes.
+/// Memory that several blocks have in common, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Common {
-    /// Shared memory, counted once.
+    /// Shared memory, each extent once.
     pub(crate) held: u64,
     /// Bytes of the blocks that are counted more than once.
     pub(crate) repeated: u64,
 }
 
-/// How many bytes of an extent several blocks use.
+/// The bytes of an extent that several blocks use.
 #[derive(Default)]
 struct Uses {
     size: u64,
@@ -66,9 +67,9 @@ struct Uses {
 }
 
 impl Tenant {
-    /// Returns how much more memory the tenant's blocks can have now. The only driver calls are
-    /// those that poll fences (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`) and those that
-    /// unmap what [forked sequences](crate::KvCache::fork) have given up (`cuMemUnmap`).
+    /// Returns how much more memory the tenant's blocks can have now. The only driver calls poll
+    /// fences (`cuEventRecord`, `cuEventQuery`, `cuStreamQuery`) and unmap memory that [forked
+    /// sequences](crate::KvCache::fork) have given up (`cuMemUnmap`).
     ///
     /// # Errors
     /// [`CallError`] in a forked child.
@@ -79,9 +80,10 @@ impl Tenant {
         Ok(owner.core.lock().headroom(owner.tenant))
     }
 
-    /// Visits the memory under groups of this tenant's blocks. Each group comes with the number of
-    /// bytes that count of each of its blocks. Calls `see` for each block with the index of its
-    /// group, and returns what all blocks have in common. The lock is released between groups.
+    /// Visits the memory under groups of this tenant's blocks. A group comes with the number of
+    /// bytes of each of its blocks to count. Calls `see` for each block with the index of its
+    /// group, and returns the memory that all blocks have in common. Releases the lock between
+    /// groups.
     pub(crate) fn for_each_slot<'a>(
         &self,
         groups: impl IntoIterator<Item = (&'a [Block], u64)>,
@@ -103,7 +105,7 @@ impl Tenant {
                     continue;
                 };
                 see(group, slot.footprint(bytes));
-                // Most blocks share nothing, and their extents need no look.
+                // Most blocks share nothing: their extents are not looked at.
                 if slot.shared == 0 {
                     continue;
                 }
@@ -146,7 +148,7 @@ impl Locked<'_> {
     fn headroom(&mut self, id: TenantId) -> Headroom {
         let (own, others) = self.reach(id);
         let (own, others) = (own.gained(), others.gained());
-        // A limit that was lowered under memory in use may leave less than the guarantee.
+        // A limit lowered below memory in use may leave less than the guarantee.
         let guarantee = self.budget.account(id).guarantee;
         let guarantee = guarantee.min(self.guaranteeable(Some(id)));
         let left = self.left_in_ledger();

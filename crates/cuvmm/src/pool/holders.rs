@@ -1,9 +1,10 @@
 //! Taking memory back from [holders](super::holder).
 //!
-//! What a holder can give is asked under the lock; it is unmapped without the lock, and the charge
-//! ends under the lock again. The extents then go to the free list. An extent whose size is not a
-//! power of two goes to the driver, because blocks are made of extents of such sizes only.
-//! What memory pools of the driver give is with the driver already: only its charge ends.
+//! The pool asks under the lock how much a holder can give; the memory is unmapped without the
+//! lock, and the charge ends under the lock again. The extents then go to the free list. An extent
+//! whose size is not a power of two goes to the driver, because blocks are made of extents of such
+//! sizes only. Memory that the driver's pools give is with the driver already: only its charge
+//! ends.
 
 use std::sync::Arc;
 
@@ -28,7 +29,6 @@ impl State {
         Some(Arc::clone(&self.held(tenant, id)?.holder))
     }
 
-    /// Adds a holder.
     pub(super) fn add_holder(&mut self, tenant: TenantId, holder: Arc<dyn Holder>) -> HolderId {
         let id = HolderId(self.tick());
         if let Some(tenancy) = self.tenants.get_mut(&tenant) {
@@ -38,7 +38,7 @@ impl State {
         id
     }
 
-    /// Counts addresses that a holder gets, or does not have any more.
+    /// Counts addresses that a holder gets (`more`) or gives back.
     pub(super) fn count_addresses(
         &mut self,
         tenant: TenantId,
@@ -54,12 +54,11 @@ impl State {
         }
     }
 
-    /// Returns `true` if mappings of a holder are being unmapped by the mapper.
+    /// Returns `true` while the mapper unmaps mappings of a holder.
     pub(super) fn is_tidied(&self, tenant: TenantId, id: HolderId) -> bool {
         self.held(tenant, id).is_some_and(|held| held.tidied)
     }
 
-    /// Returns the holders of all tenants.
     pub(super) fn holders(&self) -> Vec<(TenantId, HolderId)> {
         let mut all = Vec::new();
         for (&tenant, tenancy) in &self.tenants {
@@ -70,7 +69,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes at most about `wanted` bytes from a holder. Returns the bytes.
+    /// Takes at most about `wanted` bytes from a holder. Returns their number.
     pub(super) fn take_from_holder(
         &mut self,
         tenant: TenantId,
@@ -91,10 +90,11 @@ impl Locked<'_> {
         error.map_or(Ok(bytes), Err)
     }
 
-    /// Ends the charge for memory that left a holder, and gives its extents up. May release the lock.
+    /// Ends the charge for memory that left a holder, and gives its extents up. May release the
+    /// lock.
     pub(super) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
-        // Charged first, so that no process is granted what is only counted. What is not counted yet
-        // is foreign, and may leave too little for that.
+        // Charged first, so that no process is granted bytes that are only counted. Uncounted bytes
+        // are foreign to the ledger, and may leave too little for the charge.
         self.charge_overdrawn(tenant, id, given.overdrawn);
         self.count_obtained(tenant, id);
         if given.is_nothing() {
@@ -125,8 +125,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes the ledger grant what tenants are charged beyond its grants. If it does not, takes what
-    /// there is, and the ledger's thread asks again later. Releases the lock.
+    /// Makes the ledger grant the bytes that tenants are charged beyond its grants. If it refuses,
+    /// takes what it has left, and the ledger's thread asks again later. Releases the lock.
     pub(super) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
         let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
@@ -137,7 +137,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts in the ledger what a holder's memory pools of the driver hold, as it was last read.
+    /// Counts in the ledger the memory of a holder's driver pools, as last read.
     pub(super) fn count_obtained(&mut self, tenant: TenantId, id: HolderId) {
         let Some(held) = self.held_mut(tenant, id) else {
             return;
@@ -149,8 +149,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Charges what the driver was seen to hold beyond the charge, also beyond the limits, and makes
-    /// the ledger grant it if there is as much. Releases the lock.
+    /// Charges memory that the driver held beyond the charge, even beyond the limits, and makes the
+    /// ledger grant it if it can. Releases the lock.
     fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
         let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
             return;
@@ -181,8 +181,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes the holders that asked for it give up what they do not use. Makes no driver call while a
-    /// capture guard lives.
+    /// Makes holders that asked for it give up unused memory. Makes no driver call while a capture
+    /// guard lives.
     pub(super) fn tidy_holders(&mut self) {
         if self.is_capturing() {
             return;
@@ -202,7 +202,7 @@ impl Locked<'_> {
                 held.tidied = false;
                 held.holder.is_untidy()
             });
-            // Another thread may have asked for it meanwhile.
+            // Another thread may have asked meanwhile.
             if again && !self.untidy.contains(&(tenant, id)) {
                 self.untidy.push((tenant, id));
             }
@@ -211,7 +211,7 @@ impl Locked<'_> {
     }
 
     /// Takes all that holders can give whose owners are gone or whose tenants drain, and removes
-    /// those that have nothing left.
+    /// empty holders.
     pub(super) fn purge_holders(&mut self) {
         for (tenant, id) in self.holders() {
             let ended = self.held(tenant, id).is_some_and(|held| held.ended);
@@ -224,7 +224,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes all that the holders of all tenants can give.
     pub(super) fn empty_holders(&mut self) -> Result<(), CallError> {
         for (tenant, id) in self.holders() {
             self.empty_holder(tenant, id)?;
@@ -232,7 +231,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Takes what heaps do not use, memory and addresses, until `bytes` of addresses are left. Releases the
+    /// Takes unused memory and addresses of heaps until `bytes` of addresses are left. Releases the
     /// lock.
     pub(super) fn empty_heaps_for(&mut self, bytes: u64) {
         for (tenant, id) in self.holders() {
@@ -258,13 +257,13 @@ impl Locked<'_> {
         taken
     }
 
-    /// Gives addresses back that a holder does not use (`cuMemAddressFree`). Releases the lock.
+    /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
     pub(super) fn return_addresses(&mut self, tenant: TenantId, id: HolderId) {
         let Some(holder) = self.holder(tenant, id) else {
             return;
         };
         let free = holder.take_free_spaces();
-        // All at once: the lock is released for each of them.
+        // All at once: the lock is released for each space.
         let bytes = free.iter().map(Space::addresses).sum();
         self.count_addresses(tenant, id, bytes, false);
         for space in free {
@@ -274,7 +273,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Waits for the work on all memory of a tenant's holders and takes it, at the end of the pool.
+    /// Waits for the work on all memory of a tenant's holders and takes the memory, at the end of
+    /// the pool.
     pub(super) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
         let mut outcome = Ok(());
         let of_tenant = self.holders().into_iter().filter(|&(of, _)| of == tenant);
@@ -308,7 +308,7 @@ impl Locked<'_> {
             return;
         };
         let held = tenancy.holders.swap_remove(index);
-        // The addresses stay reserved with mappings that are stuck in them.
+        // The addresses stay reserved with the mappings that are stuck in them.
         self.budget.disown_addresses(tenant, held.addresses);
         let stuck = Amount::mappings(held.mappings);
         self.budget.give_up(tenant, stuck);
@@ -339,15 +339,15 @@ mod tests {
     use crate::pool::holder::{Holder, HolderFigures};
     use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
 
-    /// A holder that does something while a mapping of it is unmapped.
+    /// A holder that acts while a mapping of it is unmapped.
     #[derive(Default)]
     struct Tidied {
         space: Mutex<Option<Space>>,
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
         has_given: AtomicBool,
-        /// It asks to be tidied again.
+        /// Asks to be tidied again.
         asks: AtomicBool,
-        /// The bytes that it is seen to hold: the first value once, the other from then on.
+        /// The bytes seen to be held: the first value once, the other from then on.
         holds: [AtomicU64; 2],
         was_seen: AtomicU64,
     }
@@ -406,7 +406,7 @@ mod tests {
     }
 
     impl Tidied {
-        /// Makes a holder of `tenant` with one mapping that has to be unmapped.
+        /// Makes a holder of `tenant` with one mapping to unmap.
         fn of(tenant: &Tenant) -> (Arc<Self>, HolderId) {
             let this = Arc::new(Self::default());
             let holder = tenant.attach(Arc::clone(&this) as _).unwrap();
@@ -513,7 +513,7 @@ mod tests {
         let create = |bytes| core.create(&policy, bytes, &mut core.room(0));
         assert!(create(3 * G).is_err());
         assert!(create(2 * G).is_ok());
-        // What it returns meanwhile is free, and it may have it again.
+        // Memory that the pool returns meanwhile is free, and the pool may have it again.
         fake.holds[0].store(6 * G, Ordering::SeqCst);
         assert!(create(3 * G).is_err());
         let given = Given {

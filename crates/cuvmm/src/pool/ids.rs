@@ -5,7 +5,6 @@ use cuvmm_driver::DeviceAddress;
 use super::budget::TenantId;
 use crate::error::ArgumentError;
 
-/// The name of a block's size in errors.
 pub(super) const BYTES: &str = "bytes of a block";
 
 /// Returns the error for a block whose size or capacity overflows when it is rounded up.

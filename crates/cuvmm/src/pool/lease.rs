@@ -20,9 +20,9 @@ use crate::own::{Access, ExportMark, Stream};
 /// used on streams other than the block's home stream, record them with
 /// [`record_use`](Self::record_use) before it ends.
 ///
-/// While a block [sleeps](crate::sleep) nothing is mapped under it. A lease that is taken then
-/// keeps the memory from the moment the block is awake;
-/// [`Block::lease_for`](super::Block::lease_for) fails for such a block.
+/// A lease on a [sleeping](crate::sleep) block, under which nothing is mapped, keeps the memory
+/// from the moment the block is awake; [`Block::lease_for`](super::Block::lease_for) fails for such
+/// a block.
 ///
 /// # Examples
 /// ```rust
@@ -111,22 +111,23 @@ impl Lease {
         Ok(kept.registered())
     }
 
-    /// Makes a registration of the extents under a lease that was [admitted](super::gate).
+    /// Makes a registration of the extents under an [admitted](super::gate) lease.
     pub(super) fn registered(self) -> Registration {
         let extents = self.core.marked_extents(&self.place);
         let device = self.core.device.clone();
         Registration::new(device, extents, Arc::new(self))
     }
 
-    /// Records that work which is on no stream of this library uses the memory: it is reused only
-    /// after all work of the device that is queued when the last lease ends.
+    /// Records that work which is on no stream of this library uses the memory, which is then
+    /// reused only after all work of the device that is queued when the last lease ends.
     pub fn record_use_anywhere(&self) {
         let mut state = self.core.lock_with(self.place.slot);
         state.record_use_anywhere(self.place.slot);
     }
 
     /// Returns the streams whose work may use the memory, the block's home stream first. Returns
-    /// `None` if any work of the devices that have access may use it, or the block has been freed.
+    /// `None` if any work of the devices with access may use the memory, or the block has been
+    /// freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
         self.core
@@ -134,7 +135,6 @@ impl Lease {
             .streams(self.place.slot)
     }
 
-    /// Returns the devices that have access to the memory.
     #[cfg(feature = "dlpack")]
     pub(crate) fn users(&self) -> Vec<Device> {
         self.core.users().cloned().collect()
@@ -148,8 +148,8 @@ impl Lease {
 }
 
 impl Core {
-    /// Takes a lease for a use of a range of a block, or of the memory of a block that an earlier
-    /// lease keeps.
+    /// Takes a lease for a use of a range of a block, or of a block's memory that an earlier lease
+    /// keeps.
     pub(super) fn admit(
         self: &Arc<Self>,
         (place, size): (BlockPlace, u64),
@@ -161,15 +161,13 @@ impl Core {
         Ok(Lease::counted(Arc::clone(self), place, size))
     }
 
-    /// Returns every extent of the slot that a block is or was in, in order.
     pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
         let state = self.lock_with(place.slot);
         let slot = state.slot(place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
-    /// Returns every extent of the slot that a block is or was in, in order, each with its export
-    /// mark.
+    /// Returns every extent of a slot in order, each with its export mark.
     pub(crate) fn marked_extents(&self, place: &BlockPlace) -> Vec<(Extent, ExportMark)> {
         let state = self.lock_with(place.slot);
         let slot = state.slot(place.slot);
@@ -180,7 +178,6 @@ impl Core {
 }
 
 impl Lease {
-    /// Takes another lease, for a use of a range of the memory.
     pub(crate) fn admit(&self, wanted: Use, range: Range<u64>) -> Result<Self, MemoryError> {
         let of = (*self.place(), self.size());
         self.core().admit(of, wanted, range)
@@ -189,7 +186,7 @@ impl Lease {
 
 impl RegistrationOwner for Lease {
     fn close(&self) -> Result<(), CallError> {
-        // The lease ends when it is dropped, which gives nothing back to the driver.
+        // A lease ends when it is dropped, and gives nothing back to the driver.
         Ok(())
     }
 
@@ -198,7 +195,7 @@ impl RegistrationOwner for Lease {
     }
 
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError> {
-        // This lease keeps the export mark that admission sets.
+        // This lease keeps the export mark that the admission sets.
         drop(self.admit(Use::Export, range.clone())?);
         Ok(())
     }

@@ -43,19 +43,19 @@ impl Core {
         }
     }
 
-    /// Makes the ledger's thread call the pool no more, and waits until it has returned.
+    /// Ends these calls, and waits until the ledger's thread has returned from the last.
     pub(super) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
             && !self.device.is_forked()
         {
-            // The lock is not held while `detach` waits for a thread that may wait for the pool.
+            // Not locked while `detach` waits: the ledger's thread may be waiting for the pool.
             let number = lock(&joined.attached).take();
             number.inspect(|&number| joined.member.givers().detach(number));
         }
     }
 
-    /// Shows other processes that a request waits for memory that the ledger refused, and for how
-    /// much; or that it does not any more.
+    /// Shows other processes how much memory a request waits for that the ledger refused; with
+    /// `None`, that it no longer waits.
     pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
         let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
             *waiting = None;
@@ -66,8 +66,8 @@ impl Core {
         joined.wait(waiting, place, lacking);
     }
 
-    /// Shows other processes what the queue of futures waits for, at the place of its oldest
-    /// request.
+    /// Shows other processes how much memory the queue of futures waits for, at the place of its
+    /// oldest request.
     pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
@@ -81,7 +81,6 @@ impl Core {
 }
 
 impl Joined {
-    /// Shows other processes that a request with a place in their line waits.
     fn wait(&self, waiting: &mut Option<Waiting>, place: InLine, lacking: Lacking) {
         match waiting.as_mut().filter(|it| it.place() == place) {
             Some(waiting) => waiting.renew(lacking.bytes),
@@ -94,8 +93,8 @@ impl Joined {
 }
 
 impl Locked<'_> {
-    /// Returns what a request lacks because the ledger refused, if that is the reason and other
-    /// processes can help.
+    /// Returns the memory that a request lacks because the ledger refused it, if other processes
+    /// can help.
     pub(super) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
@@ -107,7 +106,7 @@ impl Locked<'_> {
             return None;
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
-        // What the ledger leaves is no other process's to give.
+        // Memory that the ledger leaves is no other process's to give.
         let users = self.tenants.iter().filter(|(_, it)| it.uses_memory());
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
@@ -127,7 +126,7 @@ impl Locked<'_> {
             return Ok(());
         };
         let (granted, place) = (self.budget.granted(), self.place);
-        // What a guarantee of a tenant keeps and nothing uses is not in use.
+        // Memory that a guarantee keeps and nothing uses is not in use.
         let in_use = || self.tenants.values().map(Tenancy::kept).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
@@ -148,10 +147,10 @@ impl Locked<'_> {
         self.purge_all();
         let over = self.budget.spoken_for().saturating_sub(keep);
         if over > 0 {
-            // No tenant makes the request, so every tenant's guarantee counts.
+            // For no tenant, too.
             self.take_back_any(TenantId::NONE, over)?;
         }
-        // What is free and promised by a guarantee would stay granted without being there.
+        // Free memory that a guarantee promises would stay granted after its release.
         let keep = keep.max(self.budget.spoken_for());
         if self.budget.obtained() > keep {
             self.trim(keep)?;
@@ -220,8 +219,8 @@ impl Giver for Core {
     }
 
     fn leave_idle_to_others(&self, yes: bool) {
-        // Counted as a waiting request, so that freed blocks are announced instead of going to a
-        // stream cache.
+        // Counted as a waiting request: freed blocks are announced instead of going to a stream
+        // cache.
         let changed = self.look(|state| std::mem::replace(&mut state.others_lack, yes) != yes);
         match changed {
             true if yes => self.waiting.fetch_add(1, Ordering::SeqCst),

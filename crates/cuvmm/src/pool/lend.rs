@@ -1,4 +1,4 @@
-//! Extents for [holders](super::holder): how a holder is attached to a tenant, gets extents,
+//! Lending to [holders](super::holder): how a holder is attached to a tenant, gets extents,
 //! mappings and addresses, and gives them back.
 
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};
 use crate::ledger::Purpose;
 
-/// The part of a holder's addresses that it gets first, and the least that it gets if the pool has them.
+/// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
+/// has them.
 const FIRST_PART: u64 = 32;
 
 const LEAST_PART: u64 = 1 << 30;
 
-/// The part of the addresses left in the pool that a holder gets at most, so that others find some.
+/// The part of the pool's remaining addresses that a holder gets at most.
 const SHARE: u64 = 16;
 
-/// The memory that a holder asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lending<'a> {
     pub(crate) holder: HolderId,
-    /// The sizes of extents, in whole granules.
+    /// In whole granules.
     pub(crate) sizes: &'a [u64],
-    /// The number of mappings that the holder is about to make, in addition to one for each extent.
+    /// Mappings that the holder is about to make, besides one for each extent.
     pub(crate) mappings: u64,
 }
 
@@ -43,10 +43,10 @@ impl Tenant {
         Ok(state.add_holder(tenant, holder))
     }
 
-    /// Reserves addresses for a holder (`cuMemAddressReserve`), which then has at most `most` bytes of
-    /// them: as many as it has already, or a [`FIRST_PART`]th of `most`, but at least [`LEAST_PART`] and
-    /// at most a [`SHARE`]th of what the pool may still reserve. If the driver grants no such range, a
-    /// smaller one, of at least `least` bytes.
+    /// Reserves addresses for a holder (`cuMemAddressReserve`), which then has at most `most` bytes
+    /// of them: as many as it has already, or a [`FIRST_PART`]th of `most`, but at least
+    /// [`LEAST_PART`] and at most a [`SHARE`]th of the pool's remaining addresses. If the driver
+    /// grants no such range, reserves a smaller range of at least `least` bytes.
     pub(crate) fn reserve(
         &self,
         holder: HolderId,
@@ -70,7 +70,7 @@ impl Tenant {
 
     /// Gets extents and charges for mappings, reclaiming memory and calling pressure hooks if
     /// memory is short. The extents may be more, and smaller, than requested. On failure nothing
-    /// has changed, except that memory that nothing uses may have been reclaimed.
+    /// has changed, except that unused memory may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
@@ -81,7 +81,6 @@ impl Tenant {
         })
     }
 
-    /// Gives up extents and mappings.
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {
         let core = self.core();
         if given.is_nothing() && given.overdrawn == 0 {
@@ -97,8 +96,8 @@ impl Tenant {
         }
     }
 
-    /// Takes what a holder can give, at most about `wanted` bytes. Returns the bytes. Waits for the
-    /// mapper if that is unmapping mappings of the holder, which cannot give their extents until then.
+    /// Takes at most about `wanted` bytes from a holder, and returns their number. Waits while the
+    /// mapper unmaps mappings of the holder, whose extents cannot be taken until then.
     pub(crate) fn take_from(&self, holder: HolderId, wanted: u64) -> Result<u64, CallError> {
         let core = self.core();
         core.device.own_process()?;
@@ -114,13 +113,12 @@ impl Tenant {
         taken
     }
 
-    /// Gives addresses back that a holder does not use.
     pub(crate) fn return_addresses(&self, holder: HolderId) {
         self.core().lock().return_addresses(self.id(), holder);
     }
 
     /// Notes that memory of a holder became free: waiting requests try again, and with `reports`
-    /// the pool takes back what it has to.
+    /// the pool reclaims from the holder.
     pub(crate) fn note_freed(&self, reports: bool) {
         let core = self.core();
         if reports {
@@ -129,8 +127,8 @@ impl Tenant {
         core.announce();
     }
 
-    /// Asks the mapper to tidy a holder, once no capture guard lives. Returns
-    /// `false` if the pool has no mapper that runs.
+    /// Asks the mapper to tidy a holder, once no capture guard lives. Returns `false` if the pool
+    /// has no running mapper.
     pub(crate) fn tidy_later(&self, holder: HolderId) -> bool {
         let core = self.core();
         if !core.has_mapper() {
@@ -148,41 +146,38 @@ impl Tenant {
         true
     }
 
-    /// Returns the leave to query, synchronize and record on the context, or `None` while a capture
-    /// guard lives. It must not be dropped under a holder's lock.
+    /// Returns the permission to query, synchronize and record on the context, or `None` while a
+    /// capture guard lives. It must not be dropped under a holder's lock.
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
         self.core().polling()
     }
 
-    /// Returns `true` while a capture guard lives.
     pub(crate) fn is_capturing(&self) -> bool {
         self.core().is_capturing()
     }
 
-    /// Returns `true` if a request waits for memory.
     pub(crate) fn is_awaited(&self) -> bool {
         self.core().is_awaited()
     }
 
-    /// Returns the error for a request that a capture prevents.
     pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| state.captured(tenant, wanted))
     }
 
-    /// Returns the error for memory that could not be mapped.
     pub(crate) fn not_placed(&self, error: MemoryError) -> BlockError {
         let (core, tenant) = (self.core(), self.id());
         core.lock().not_placed(tenant, 0, error)
     }
 
-    /// Returns the error if the tenant is unregistered, the context lost or the process forked.
+    /// Fails if the tenant is unregistered, the context lost or the process forked.
     pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| state.check_usable(tenant))
     }
 
-    /// Ends a holder whose owner is gone. What it has goes to the pool as its work is complete.
+    /// Ends a holder whose owner is gone. Its memory goes to the pool as the work on it is
+    /// complete.
     pub(crate) fn detach(&self, holder: HolderId) {
         let (core, tenant) = (self.core(), self.id());
         let mut state = core.lock();
@@ -195,27 +190,23 @@ impl Tenant {
         core.announce();
     }
 
-    /// Returns `true` if the pool is hardened.
     pub(crate) fn is_hardened(&self) -> bool {
         self.core().look(|state| state.hardening.is_some())
     }
 
-    /// Returns `true` if memory is zeroed on its way from one tenant to another.
     pub(crate) fn scrubs(&self) -> bool {
         self.core().look(|state| state.policy.scrub != Scrub::Never)
     }
 
-    /// Returns the number that the pool knows the tenant by as a writer.
+    /// Returns the number by which extents name the tenant as last writer.
     pub(crate) fn writer(&self) -> u64 {
         self.id().0
     }
 
-    /// Returns the bytes of addresses that the pool may reserve.
     pub(crate) fn most_addresses(&self) -> u64 {
         self.core().look(|state| state.budget.limits().addresses)
     }
 
-    /// Returns the bytes that the tenant can be charged at most.
     pub(crate) fn most(&self) -> u64 {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| state.budget.limit_of(tenant))
@@ -223,7 +214,8 @@ impl Tenant {
 }
 
 impl Locked<'_> {
-    /// Reserves addresses for a holder. The error has no cause if the holder would have more than `most`.
+    /// Reserves addresses for a holder. The error has no cause if the holder would have more than
+    /// `most` bytes.
     fn reserve_part(
         &mut self,
         tenant: TenantId,
@@ -238,14 +230,14 @@ impl Locked<'_> {
                 return Err(None);
             }
             self.make_address_room(least)?;
-            // It may have given some back.
+            // The holder may have given addresses back.
             let held = held(self);
             let allowed = most.saturating_sub(held);
             let share = self.budget.addresses_left() / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);
-            // Counted first, so that no other thread of the heap reserves as much.
+            // Counted first, so that no other thread of the heap reserves the same bytes.
             self.count_addresses(tenant, id, size, true);
             match self.reserve_for(tenant, size, 0, 1) {
                 Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
@@ -260,8 +252,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain`, which gets them. They
-    /// are refunded if it fails. May release the lock.
+    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain`, which gets the
+    /// bytes. If it fails, refunds them. May release the lock.
     pub(super) fn charge_holder<T>(
         &mut self,
         tenant: TenantId,
@@ -270,7 +262,7 @@ impl Locked<'_> {
         obtain: impl FnOnce(&mut Self) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
         self.check_usable(tenant)?;
-        // A request that needs no memory is served from what a heap has.
+        // A request that needs no memory is served from the heap's own.
         if bytes > 0 {
             self.leave_to_others(tenant, bytes)?;
         }

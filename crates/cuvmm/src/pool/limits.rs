@@ -15,11 +15,11 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::extents::Urgency;
 
-/// The names, in errors, of a guarantee and a limit of a tenant that do not allow each other.
+/// The names of a tenant's guarantee and limit in errors.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
 const TENANT_LIMIT: &str = "bytes of a tenant's limit, which is at least its guarantee";
 
-/// How much physical memory a pool may hold. Released memory does not count, even while another
+/// The physical memory that a pool may hold. Released memory does not count, even while another
 /// process that imported it still has it, which only the driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,13 +34,13 @@ pub enum Limit {
     LeaveFree(u64),
 }
 
-/// The result of a new limit. Sizes in bytes.
+/// The result of a new limit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LimitChange {
-    /// The limit; for a pool in whole granules.
+    /// The limit; a pool's is in whole granules.
     pub limit: u64,
-    /// Memory that the call reclaimed.
+    /// Memory reclaimed by the call.
     pub taken_back: u64,
     /// Memory still held beyond the limit: in use, leased, guaranteed to a tenant, in one extent
     /// with memory in use, quarantined after a failure of the driver, or pending free.
@@ -48,7 +48,7 @@ pub struct LimitChange {
 }
 
 impl Limit {
-    /// Returns the limit in bytes, in whole granules, and the bytes to leave free.
+    /// Returns the limit in whole granules and the bytes to leave free.
     pub(super) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
         let (granule, total) = (device.granule(), device.total_memory());
         let (limit, leave_free) = match self {
@@ -140,8 +140,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends an operation that changed a limit or guarantee. The change may leave more for waiting
-    /// requests, so they try again.
+    /// Ends an operation that changed a limit or guarantee. Waiting requests try again, since the
+    /// change may leave more for them.
     fn changed(&self, state: Locked<'_>) {
         Self::unlock(state);
         self.announce();
@@ -179,7 +179,6 @@ impl State {
         }
     }
 
-    /// Returns the tenants that hold more than their limits.
     fn beyond(&self) -> Vec<TenantId> {
         let ids = self.tenants.keys().copied();
         ids.filter(|&id| self.budget.excess_of(id) > 0).collect()
@@ -187,8 +186,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Checks whether a tenant can be given a guarantee. If heaps hold too much memory for that,
-    /// takes what they do not use.
+    /// Checks whether a tenant can be given a guarantee. If heaps hold too much memory, takes their
+    /// unused memory.
     pub(super) fn make_guaranteeable(
         &mut self,
         tenant: Option<TenantId>,
@@ -205,26 +204,24 @@ impl Locked<'_> {
         }
     }
 
-    /// Reclaims what can be reclaimed after a limit was changed, and notes whether a limit is still
-    /// exceeded.
+    /// Reclaims idle memory after a limit was changed, and notes whether a limit is still exceeded.
     fn after_limit(&mut self) -> Result<(), CallError> {
         self.note_lowered();
         if !self.lowered {
             return Ok(());
         }
-        // From here on freed blocks go to the pool instead of the stream caches.
+        // From here on freed blocks skip the stream caches.
         self.sweep_each();
         let outcome = self.take_excess();
         self.note_lowered();
-        // The mapper reclaims what is pending free, if no operation does so before.
+        // If no operation does so before, the mapper reclaims pending memory.
         if let Some(precommit) = &mut self.precommit {
             precommit.call(Urgency::Soon);
         }
         outcome
     }
 
-    /// Notes whether a limit is exceeded. While one is, freed blocks go to the pool instead of the
-    /// stream caches.
+    /// Notes whether a limit is exceeded. While one is, freed blocks skip the stream caches.
     fn note_lowered(&mut self) {
         let state: &mut State = self;
         state.lowered = state.budget.excess() > 0;
@@ -236,8 +233,8 @@ impl Locked<'_> {
         ids.for_each(|&id| self.update_bypass(id));
     }
 
-    /// Reclaims memory beyond limits that were lowered, as far as it is free. Called when a request
-    /// ends, and when an operation ends that put back a slot with memory to give.
+    /// Reclaims free memory beyond lowered limits. Called when a request ends, and when an
+    /// operation ends that put back a slot with memory to give.
     pub(super) fn keep_to_limits(&mut self) {
         if !self.lowered || self.device.usable().is_err() {
             return;

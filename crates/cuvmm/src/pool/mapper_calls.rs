@@ -1,5 +1,5 @@
-//! The calls to a pool's mapper: for blocks that run low on precommitted memory, and for memory
-//! that is to be kept ready.
+//! The calls to a pool's mapper: for blocks that run low on precommitted memory, and for the free
+//! target.
 //!
 //! The mapper's thread is woken when the lock is released.
 
@@ -10,8 +10,7 @@ use super::state::State;
 use crate::extents::{Urgency, Waker};
 
 impl Precommit {
-    /// Queues a block that runs low on precommitted memory for the mapper. Its slot has `bytes` of
-    /// memory.
+    /// Queues a block that runs low on precommitted memory. Its slot has `bytes` of memory.
     pub(crate) fn look_at(&mut self, slot: SlotId, block: &mut Occupant, bytes: u64) {
         let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
         if low && !block.pace.called && !self.waker.is_dead() {
@@ -23,7 +22,7 @@ impl Precommit {
 }
 
 impl State {
-    /// Calls the mapper, when the lock is released, if a block's precommitted memory runs low.
+    /// Calls the mapper if a block's precommitted memory runs low.
     pub(crate) fn request_precommit(&mut self, id: SlotId) {
         let tenancy = self.tenants.get_mut(&id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
@@ -35,8 +34,7 @@ impl State {
         }
     }
 
-    /// Calls the mapper, when the lock is released, if blocks run low whose slots were out when it
-    /// came.
+    /// Calls the mapper if blocks run low whose slots were out when it came.
     pub(crate) fn request_free_target(&mut self) {
         if let Some(precommit) = &mut self.precommit
             && !precommit.growing.is_empty()
@@ -65,8 +63,8 @@ impl State {
         free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
     }
 
-    /// Calls the mapper, when the lock is released, if memory must be made ready. Memory beyond a
-    /// limit that has become free is reclaimed when the operation ends.
+    /// Calls the mapper if the free target lacks memory. Free memory beyond a limit is reclaimed
+    /// when the operation ends.
     pub(crate) fn run_deferred(&mut self) {
         self.has_deferred |= self.lowered;
         let lacks = self.lacks_free() > 0;

@@ -10,17 +10,17 @@
 //! # Limits that change
 //! [`Pool::set_limit`], [`Tenant::set_limit`] and [`Tenant::set_guarantee`] change the terms while
 //! the pool runs. A lowered limit applies at once to every new charge. The call reclaims idle
-//! memory beyond the limit and above guarantees; memory in use is not touched, and is reclaimed
-//! when it becomes free. The guarantees of all tenants together never exceed the pool's limit: a
-//! limit below them is refused. While memory in use exceeds a lowered limit, a tenant may have less
-//! than its guarantee.
+//! memory beyond the limit and above guarantees; memory in use is reclaimed when it becomes free.
+//! The guarantees of all tenants together never exceed the pool's limit: a limit below them is
+//! refused. While memory in use exceeds a lowered limit, a tenant may have less than its guarantee.
 //!
 //! # Hardened pools
-//! A kernel that uses a block after it was dropped, or that runs past its end, usually finds mapped
-//! memory there, such as the next block, and changes its bytes. In a pool that was built
-//! [`hardened`](PoolBuilder::hardened) it faults instead, as far as the driver's page tables allow.
-//! A copy is refused at the call (`CUDA_ERROR_INVALID_VALUE`) and does no harm; a kernel loses the
-//! context, which the next synchronization reports. [`Hardened`] sets the parameters.
+//! A kernel that uses a dropped block, or runs past a block's end, usually finds mapped memory
+//! there, such as the next block, and changes its bytes. In a pool that was built
+//! [`hardened`](PoolBuilder::hardened) the kernel faults instead, as far as the driver's page
+//! tables allow. A copy is refused at the call (`CUDA_ERROR_INVALID_VALUE`) and does no harm; a
+//! kernel loses the context, which the next synchronization reports. [`Hardened`] sets the
+//! parameters.
 //!
 //! - **Guards.** Before each block's addresses and behind its capacity are addresses where nothing
 //!   is ever mapped. Between the block's end and its capacity nothing is mapped either, since
@@ -29,20 +29,20 @@
 //!   with a pattern behind its home stream's work, and unmapped when its fence is complete. The
 //!   fence is polled at that moment, then by each later operation that allocates, grows, shrinks or
 //!   frees (a few blocks at a time), by the mapper's thread if there is one, and by [`Pool::trim`].
-//!   Leases and queued work delay the unmapping as usual; until then a late user finds the pattern.
+//!   Leases and queued work delay the unmapping as usual; until then a late access finds the
+//!   pattern.
 //! - **Rest.** The addresses of a freed block stay reserved with nothing mapped until a [set
 //!   number](Hardened::rest_blocks) of other blocks have been freed after it. Then the driver gets
 //!   them back and may reuse them for the next block. Resting addresses count against the pool's
 //!   address limit, and are released early when that limit is short:
 //!   [`PoolStats::resting_addresses`].
-//! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern. It reads
-//!   as zero if another tenant wrote to it last or if zeros were requested. Memory of a block that
-//!   several streams used, or that had no home stream, cannot be filled when it is given up: it
-//!   reads as zero later. [Exported](Block::export) memory is released instead of filled. Memory
-//!   that [forks](crate::KvCache::fork) share is not filled while another block maps it. A block
-//!   that shrinks and at once grows again finds its old bytes. While a capture guard lives, the
-//!   tenant's own old bytes may show. With [`fill(None)`](Hardened::fill) contents are as in a
-//!   plain pool.
+//! - **Contents.** Memory that a block gets, or grows by, reads as zero or as the pattern: as zero
+//!   if another tenant wrote to it last or if zeros were requested. Memory of a block that several
+//!   streams used, or that had no home stream, cannot be filled when it is given up, and reads as
+//!   zero later. [Exported](Block::export) memory is released instead of filled. Memory that
+//!   [forks](crate::KvCache::fork) share is not filled while another block maps it. A block that
+//!   shrinks and at once grows again finds its old bytes. While a capture guard lives, the tenant's
+//!   own old bytes may show. With [`fill(None)`](Hardened::fill) contents are as in a plain pool.
 //!
 //! These are not caught: an access that stays within the block's last granule (2 MiB on today's
 //! GPUs) or that jumps over a guard into another block; a late access between the drop and the
@@ -52,15 +52,15 @@
 //! [`largest_extent`](PoolBuilder::largest_extent) bounds its size.
 //!
 //! The cost: each allocation reserves and maps, and each free fills and unmaps, about 50 us for a
-//! block of 2 MiB, which takes less than 1 us in a plain pool.
-//! No freed memory is kept cached, so it cannot be reused before the work queued on it is complete,
-//! even on its own stream. No idle memory stays with a tenant; its guarantee is kept by the budget
-//! alone. A hardened pool serves blocks: a [heap](crate::Heap) over it is refused.
+//! block of 2 MiB, which takes less than 1 us in a plain pool. No freed memory is kept cached, so
+//! it cannot be reused before the work queued on it is complete, even on its own stream. No idle
+//! memory stays with a tenant, whose guarantee is kept by the budget alone. A hardened pool serves
+//! blocks: a [heap](crate::Heap) over it is refused.
 //!
 //! # Threads
 //! All types may be used by any number of threads. The pool's lock is held for less time than one
 //! mapping takes in the driver: while a thread maps, unmaps, creates, releases or waits for the
-//! GPU, other threads can allocate cached memory, free blocks and take leases. A call, including a
+//! GPU, other threads can allocate cached memory, free blocks and take leases. A call, even of a
 //! `try_` method, waits for another thread's driver calls only if it needs the block or the memory
 //! that the other thread works on.
 //!
@@ -281,16 +281,16 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// Sets how much memory a block gets at once when it outgrows the memory that it has; an eighth
-    /// of its size by default.
+    /// Sets how much memory a block gets at once when it outgrows its memory; an eighth of its size
+    /// by default.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.policy.growth = growth;
         self
     }
 
-    /// Sets the thread that maps memory ahead of growing blocks and unmaps memory behind them. It
-    /// must be a mapper of the same device. The pool works without a mapper, and goes on working
-    /// when the mapper ends.
+    /// Sets the thread that maps memory ahead of growing blocks and unmaps memory behind them: a
+    /// mapper of the same device. The pool works without a mapper, and goes on working when the
+    /// mapper ends.
     ///
     /// From then on, driver calls made by the mapper's thread for this device handle are counted
     /// separately ([`Device::mapper_calls`]).
@@ -317,9 +317,9 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// Makes the pool take its memory out of a [ledger](crate::ledger), the budget that all
-    /// processes share that open it. The pool keeps its own limit too. Guarantees of its tenants
-    /// are guaranteed by the ledger: registering a tenant charges them.
+    /// Makes the pool take its memory out of a [ledger](crate::ledger), the budget shared by all
+    /// processes that open it. The pool keeps its own limit too. The ledger guarantees the
+    /// guarantees of its tenants: registering a tenant charges them.
     ///
     /// A request that the ledger refuses fails with [`BlockError::OutOfMemory`], and
     /// [`Shortage::ledger`](crate::error::Shortage::ledger) says why; with a timeout it waits for
@@ -329,14 +329,14 @@ impl<'a> PoolBuilder<'a> {
         self
     }
 
-    /// Gives another device access to the memory of all blocks and heaps of the pool, whenever it is
-    /// mapped, in the call that gives the pool's own device access (`cuMemSetAccess`). So a block keeps
-    /// it when it grows, wakes or is compacted. On an H200 that call takes about twenty times as long
-    /// with a second device.
+    /// Gives another device access to the memory of all blocks and heaps of the pool, whenever it
+    /// is mapped, in the call that gives the pool's own device access (`cuMemSetAccess`). So a
+    /// block keeps the access when it grows, wakes or is compacted. On an H200 that call takes
+    /// about twenty times as long with a second device.
     ///
     /// A block without a home stream waits for all work of these devices too before its memory is
-    /// reused or unmapped. Use of another block by their streams is [recorded](Block::record_use), or
-    /// waited for before the block is dropped.
+    /// reused or unmapped. Use of another block by their streams is [recorded](Block::record_use),
+    /// or waited for before the block is dropped.
     #[doc(alias = "peers")]
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
@@ -472,14 +472,14 @@ impl Pool {
 
     /// Changes how much physical memory the pool may hold.
     ///
-    /// If the pool holds more, idle memory above guarantees is given back to the driver, as by
-    /// [`trim`](Self::trim). The result says how much the pool still holds beyond the limit.
-    /// Nothing more is charged until the pool holds less than the limit. Memory that blocks give up
-    /// is given back to the driver once its work is complete: by later calls that allocate, grow or
-    /// free, and by the mapper. Until then a tenant can be refused memory below its guarantee.
+    /// If the pool holds more, releases idle memory above guarantees, as [`trim`](Self::trim) does.
+    /// The result says how much the pool still holds beyond the limit. Nothing more is charged
+    /// until the pool holds less than the limit. Memory that blocks give up is released once its
+    /// work is complete: by later calls that allocate, grow or free, and by the mapper. Until then
+    /// a tenant can be refused memory below its guarantee.
     ///
-    /// Never waits for the GPU or for memory, and calls no hook; tenants that are to free memory
-    /// have to be notified by the program.
+    /// Never waits for the GPU or for memory, and calls no hook; the program has to notify tenants
+    /// that are to free memory.
     ///
     /// # Errors
     /// [`PoolError`], with the figures, when the limit is less than a granule, than the guarantees
@@ -497,7 +497,7 @@ impl Pool {
         self.core.tenants()
     }
 
-    /// Returns the tenant that is registered under `name`, if any.
+    /// Returns the tenant registered under `name`, if any.
     #[must_use]
     pub fn find_tenant(&self, name: &str) -> Option<Tenant> {
         let mut tenants = self.tenants().into_iter();
@@ -516,42 +516,42 @@ impl Pool {
         self.core.look(State::stats)
     }
 
-    /// Returns the driver calls by kind that were made through the device handle that the pool was
-    /// built on. To count the calls of the pool alone, build it on a handle [with its own
+    /// Returns the driver calls by kind made through the device handle that the pool was built on.
+    /// To count the calls of the pool alone, build it on a handle [with its own
     /// counters](Device::with_own_counters).
     #[must_use]
     pub fn calls(&self) -> CallCounts {
         self.core.device.calls()
     }
 
-    /// Gives idle memory whose fences are complete back to the driver (`cuMemUnmap`,
-    /// `cuMemRelease`) until the pool holds at most `keep` bytes or no idle memory is left. Memory
-    /// up to a tenant's guarantee stays with the tenant, in whole extents. Returns the bytes given
-    /// back, and those by which maxima of [`TenantMemPool`](crate::TenantMemPool)s fell, whether or
-    /// not the driver had given them out. Never waits for the GPU.
+    /// Releases idle memory whose fences are complete to the driver (`cuMemUnmap`, `cuMemRelease`)
+    /// until the pool holds at most `keep` bytes or no idle memory is left. Memory up to a tenant's
+    /// guarantee stays with the tenant, in whole extents. Returns the bytes released, plus those by
+    /// which maxima of [`TenantMemPool`](crate::TenantMemPool)s fell, whether or not the driver had
+    /// given them out. Never waits for the GPU.
     ///
     /// # Errors
-    /// [`CallError`] from the driver; memory given back before the failure stays given back.
+    /// [`CallError`] from the driver; memory released before the failure stays released.
     pub fn trim(&self, keep: u64) -> Result<u64, CallError> {
         self.core.device.own_process()?;
         self.core.lock().trim(keep)
     }
 
-    /// Replaces many small extents by few large ones at the same addresses, and gives free memory
-    /// in small physicals back to the driver. Works in steps that each move at most one largest
-    /// extent. After each step it calls `go_on` with the progress so far, and ends when that
-    /// returns `false`.
+    /// Replaces many small extents by few large extents at the same addresses, and releases free
+    /// memory in small physicals to the driver. Each step moves at most one largest extent, and
+    /// then calls `go_on` with the progress so far; the compaction ends when `go_on` returns
+    /// `false`.
     ///
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
     /// replaces the original. The limit must have space for the copy of one run at a time.
     ///
     /// Blocks that have a [`Lease`], work queued on their streams, or [exported](Block::export)
     /// memory are left as they are. Work that is queued after a block was checked cannot be seen:
-    /// while this runs, launch work only on blocks with a lease. [`Block::read`] and
+    /// during a compaction, launch work only on blocks with a lease. [`Block::read`] and
     /// [`Block::write`] are safe meanwhile.
     ///
     /// # Errors
-    /// [`BlockError`]; what was done before the failure stays done.
+    /// [`BlockError`]; steps before the failure stay done.
     pub fn compact(
         &self,
         go_on: impl FnMut(&Compaction) -> bool,
@@ -576,7 +576,7 @@ impl Pool {
     /// [`CloseError`], which contains the pool, while clones, tenants, blocks or leases live, or
     /// when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        // While the mapper's thread works for the pool, it holds the core too.
+        // While the mapper's thread works for the pool, the thread holds the core too.
         let mapper = self.core.detach();
         self.core.detach_from_ledger();
         if Arc::get_mut(&mut self.core).is_none() {

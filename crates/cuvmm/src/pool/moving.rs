@@ -26,13 +26,13 @@ use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
 use crate::own::{Physical, Span};
 
-/// A block that is being put to sleep or woken, and the lease that keeps other operations from it.
+/// A block that is falling asleep or waking, and the lease that keeps other operations from it.
 #[derive(Debug)]
 pub(crate) struct TransitioningBlock {
     pub(super) lease: Lease,
-    /// The block's size in bytes, as requested.
+    /// As requested.
     pub(super) bytes: u64,
-    /// The block's size in whole granules.
+    /// In whole granules.
     pub(super) used: u64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct TransitioningBlock {
 pub(super) type Chosen = (BlockPlace, u64, u64);
 
 /// Selects the blocks to be put to sleep or woken: those with one of these tags, or all if there
-/// are none.
+/// are no tags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice<'a>(pub(crate) &'a [Arc<str>]);
 
@@ -50,13 +50,11 @@ impl Choice<'_> {
         block.is_some_and(|block| self.takes_tagged(block.tag.as_ref()))
     }
 
-    /// Returns `true` if blocks with this tag are selected.
     fn takes_tagged(&self, tag: Option<&Arc<str>>) -> bool {
         self.0.is_empty() || tag.is_some_and(|tag| self.0.contains(tag))
     }
 }
 
-/// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) blocks: u64,
@@ -69,7 +67,7 @@ impl Tally {
         self.bytes += slot.block.as_ref().map_or(0, |block| block.requested);
     }
 
-    /// Fails with an error of the blocks and their bytes, if there are any.
+    /// Fails with the error that `error` makes of the blocks and bytes, if there are any.
     pub(super) fn none_or(self, error: fn(u64, u64) -> SleepError) -> Result<(), SleepError> {
         match self.blocks {
             0 => Ok(()),
@@ -87,13 +85,13 @@ pub(crate) struct GivenUp {
 }
 
 impl Locked<'_> {
-    /// Ends an operation that gave up `bytes`: with `release`, the free list, which had `before` bytes,
-    /// gives the memory to the driver.
+    /// Ends an operation that gave up `bytes`. With `release`, releases as much of the free list,
+    /// which had `before` bytes before.
     pub(super) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
         if release {
             self.release_growth(before);
         }
-        // At the end of the operation it would be too late to say what the driver refused.
+        // At the end of the operation it would be too late to say how much the driver refused.
         self.release_marked();
         let refused = self.refused;
         GivenUp { bytes, refused }
@@ -106,8 +104,8 @@ impl Tenant {
         self.owner().stream_caches.is_bypassed()
     }
 
-    /// Reclaims the tenant's idle memory; with `release`, gives it to the driver. After an error the
-    /// memory that was reclaimed before it is given up, and the rest stays.
+    /// Reclaims the tenant's idle memory; with `release`, releases it to the driver. After an error
+    /// the memory reclaimed before it is given up, and the rest stays.
     pub(crate) fn give_up_cached(&self, release: bool) -> (GivenUp, Result<(), CallError>) {
         let owner = self.owner();
         let mut state = owner.core.lock();
@@ -121,7 +119,7 @@ impl Tenant {
     }
 
     /// Asks the driver again to take all memory of the pool that it has refused. Returns the bytes
-    /// that it refuses still.
+    /// that it still refuses.
     pub(crate) fn retry_releases(&self) -> u64 {
         let core = &self.owner().core;
         let mut state = core.lock();
@@ -136,13 +134,13 @@ impl Tenant {
 }
 
 impl TransitioningBlock {
-    /// Makes a moving block of a block whose lease has been counted.
+    /// Makes the value for a block whose lease has been counted.
     pub(super) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
         let lease = Lease::counted(Arc::clone(core), place, bytes);
         Self { lease, bytes, used }
     }
 
-    /// Locks the pool once no operation has the block's slot.
+    /// Locks the pool once no operation has the block's slot out.
     pub(super) fn lock(&self) -> Locked<'_> {
         self.lease.core().lock_with(self.lease.place().slot)
     }
@@ -151,7 +149,6 @@ impl TransitioningBlock {
         self.lease.place()
     }
 
-    /// Returns the block's size in whole granules.
     pub(crate) const fn used(&self) -> u64 {
         self.used
     }
@@ -159,15 +156,15 @@ impl TransitioningBlock {
     /// Returns the block's mapped memory as a range for the device to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: memory under a moving block is unmapped only by the operation that moves it. That
-        // operation has waited for the copies before, or quarantines what they may write and keeps
-        // what they may read. Where nothing is mapped the driver refuses a copy, which harms
-        // nothing.
+        // operation has waited for the copies before, or quarantines memory that they may write and
+        // keeps memory that they may read. Where nothing is mapped the driver refuses a copy, which
+        // harms nothing.
         unsafe { Span::new(self.lease.device(), self.lease.address(), self.bytes) }
     }
 }
 
 impl Core {
-    /// Waits until the operations that have slots of chosen blocks have ended.
+    /// Waits until the operations that have chosen blocks' slots out have ended.
     pub(super) fn await_choice<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -183,8 +180,8 @@ impl Core {
 }
 
 impl State {
-    /// Returns the chosen blocks whose slots are out: the operation that has each slot, and its
-    /// figures.
+    /// Returns the chosen blocks whose slots are out: the number of the operation that has the
+    /// slot, and the slot's figures.
     fn out_of<'a>(
         &'a self,
         id: TenantId,
@@ -196,8 +193,8 @@ impl State {
             .map(|(flight, _, figures)| (flight, figures))
     }
 
-    /// Counts the chosen blocks whose slots are out: all of them, or without `awake` only those
-    /// that are not awake.
+    /// Counts the chosen blocks whose slots are out. Without `awake` counts only blocks that are
+    /// not awake.
     pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>, awake: bool) -> Tally {
         let out = self.out_of(id, choice);
         let counted = out.filter(|(_, figures)| awake || figures.sleeps);

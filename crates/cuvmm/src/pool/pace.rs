@@ -1,4 +1,4 @@
-//! How fast blocks grow, and the call to the mapper when one runs out of precommitted memory.
+//! How fast blocks grow, and the call to the mapper when a block runs out of precommitted memory.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,26 +15,27 @@ pub(crate) struct Precommit {
     pub(crate) waker: Waker,
     /// The number by which the waker identifies the pool.
     pub(crate) attached: u64,
-    /// Blocks whose precommitted memory runs out.
+    /// Blocks that run out of precommitted memory.
     pub(crate) growing: VecDeque<SlotId>,
-    /// The last block that could not get memory ahead for lack of it, and the bytes.
+    /// The last block for which too little memory was available to precommit, and the bytes
+    /// lacking.
     pub(crate) lacking: Option<(SlotId, u64)>,
-    /// How soon to wake the mapper once the lock is released.
+    /// How soon to wake the mapper after the lock is released.
     urgency: Option<Urgency>,
     /// Bytes of physical memory to keep ready.
     pub(crate) free_target: u64,
 }
 
-/// How fast a block grows, and the precommitted memory that it should have at least.
+/// How fast a block grows, and the least precommitted memory that it should have.
 #[derive(Debug)]
 pub(crate) struct Pace {
     /// The time of the mapper's last look, and the bytes that the block used then.
     seen: Option<(Instant, u64)>,
-    /// The mapper is called when the precommitted memory falls below this.
+    /// The mapper is called when the block has less precommitted memory than this.
     pub(crate) low: u64,
     /// `true` if the block is queued for the mapper.
     pub(crate) called: bool,
-    /// `true` if the block uses up what the mapper places at once in less than [`LEAD`].
+    /// `true` if the block uses up a step that the mapper places in less than [`LEAD`].
     is_fast: bool,
 }
 
@@ -91,12 +92,11 @@ impl Precommit {
         }
     }
 
-    /// Schedules a wake-up of the mapper for when the lock is released.
+    /// Schedules a wake-up of the mapper for the release of the lock.
     pub(crate) fn call(&mut self, urgency: Urgency) {
         self.urgency = self.urgency.max(Some(urgency));
     }
 
-    /// Returns the waker and the urgency if the mapper is to be woken.
     pub(crate) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
         let urgency = self.urgency.take()?;
         Some((self.waker.clone(), urgency))

@@ -11,21 +11,19 @@ use crate::own::Stream;
 /// The live capture guards, the threads that wait for the device, and what polls have found.
 #[derive(Debug, Default)]
 pub(crate) struct Polls {
-    /// The number of live capture guards.
     pub(super) guards: u64,
-    /// The number of threads that wait for the device and began before any guard lived.
+    /// Threads that wait for the device and began before any guard lived.
     pub(super) synchronising: u64,
     /// Set when a poll found that only a synchronization can show whether a fence is complete.
     pub(super) needs_synchronise: bool,
 }
 
 impl Polls {
-    /// Returns `true` while a capture guard lives.
     pub(super) const fn is_capturing(&self) -> bool {
         self.guards > 0
     }
 
-    /// Returns `true` if a fence is complete, as far as it may be polled now.
+    /// Returns `true` if a fence is complete, polling if that is allowed now.
     pub(super) fn poll(&mut self, fence: &mut Fence) -> Result<bool, CallError> {
         if fence.is_complete() || self.is_capturing() {
             return Ok(fence.is_complete());
@@ -34,7 +32,7 @@ impl Polls {
         Ok(self.note(polled))
     }
 
-    /// Extends a slot's fence to the work that is queued on its block by now, and polls it.
+    /// Extends a slot's fence to the work queued on its block by now, and polls it.
     pub(super) fn poll_work(&self, slot: &mut Slot) -> Result<Poll, CallError> {
         slot.fence_work();
         match self.is_capturing() {
@@ -59,7 +57,7 @@ impl Polls {
     }
 
     /// Returns `true` if the work that a slot's fence covers comes before any work queued on `home`
-    /// from here on, or can be ordered so now.
+    /// from now on, or can be ordered before it now.
     pub(super) fn comes_before(
         &mut self,
         slot: &mut Slot,
@@ -103,7 +101,6 @@ mod tests {
         }
     }
 
-    /// Returns a slot whose fence covers the work of a stream.
     fn slot(rig: &Rig, stream: &Stream) -> Slot {
         let id = SlotId {
             tenant: TenantId(0),
@@ -184,7 +181,7 @@ mod tests {
         assert!(alone.needs_synchronise);
         assert!(!in_round.poll_in(&mut fence, &Round::begin(&device)));
         assert!(in_round.needs_synchronise);
-        // Other work that is complete does not change that.
+        // Other complete work does not change that.
         let stream = Stream::new(&device).unwrap();
         assert!(alone.poll(&mut Fence::stream(stream)).unwrap());
         assert!(alone.needs_synchronise);

@@ -1,10 +1,10 @@
 //! The work of the mapper's thread for a pool: it places memory ahead of blocks that grow, and
-//! reclaims memory before a request has to wait for that.
+//! reclaims memory ahead of requests.
 //!
 //! Memory is placed ahead in three steps. Under the lock it is charged and the slot is marked as
 //! busy; without the lock the driver maps it; under the lock again the extent is added to the slot.
-//! So the block grows into its precommitted memory all the while, and only a block that has used
-//! all of it waits.
+//! Meanwhile the block grows into its precommitted memory, and only a block that has used all of it
+//! waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 /// How often the mapper checks the memory of unregistered tenants until its fences are complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// How often the mapper looks for memory to keep ready, or beyond a limit that was lowered, while
-/// none is available.
+/// How often the mapper looks for memory for the free target, or beyond a lowered limit, while none
+/// is available.
 const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
 
 /// An extent to be placed without the lock.
@@ -33,13 +33,13 @@ struct Job {
     offset: u64,
     size: u64,
     charge: Charge,
-    /// From the free list; created if there is none.
+    /// From the free list; if `None`, created.
     unmapped: Option<Unmapped>,
     target: Target,
 }
 
 impl State {
-    /// Returns the next extent to be placed ahead: charged, with its slot marked.
+    /// Charges the next extent to be placed ahead, and marks its slot.
     fn begin_precommit(&mut self) -> Option<Job> {
         loop {
             let mut growing = self.precommit.as_ref()?.growing.iter().copied();
@@ -123,8 +123,7 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes a ledger grant what the last block lacked that could not get memory ahead; returns
-    /// `true` if it did.
+    /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
         let lacking = self.precommit.as_mut().and_then(|it| it.lacking.take());
         let Some((slot, step)) = lacking else {
@@ -138,7 +137,7 @@ impl Locked<'_> {
         granted
     }
 
-    /// Adds the placed extent to its slot, or refunds what was not placed.
+    /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(
         &mut self,
         (id, size, charge): (SlotId, u64, Charge),
@@ -217,14 +216,12 @@ impl Locked<'_> {
     }
 }
 
-/// The reason why an extent was not placed.
 enum Failure {
     Create(MemoryError),
     Place(Box<PlaceFailure>),
 }
 
 impl Job {
-    /// Makes the driver calls.
     fn carry_out(
         self,
         core: &Core,
@@ -246,15 +243,13 @@ impl Job {
 }
 
 impl Core {
-    /// Attaches a mapper to the pool.
     pub(crate) fn attach(core: &Arc<Self>, waker: Waker, free_target: u64) {
         core.device.count_apart(waker.thread());
-        // After a refused `close` it is set already: a pool has one mapper in its life.
+        // Set already after a refused `close`: a pool has one mapper in its life.
         core.waker.get_or_init(|| waker.clone());
         Self::reattach(core, Precommit::new(waker, free_target));
     }
 
-    /// Attaches the mapper that was [detached](Self::detach) again.
     pub(crate) fn reattach(core: &Arc<Self>, mut precommit: Precommit) {
         let weak = Arc::downgrade(core);
         precommit.attached = precommit.waker.attach(weak);
@@ -270,8 +265,8 @@ impl Core {
         }
     }
 
-    /// Detaches the mapper, waiting until its thread has left the pool. Returns what attaches it
-    /// again.
+    /// Detaches the mapper, waiting until its thread has left the pool. Returns the state to
+    /// [reattach](Self::reattach) it with.
     pub(crate) fn detach(&self) -> Option<Precommit> {
         let precommit = self.lock().precommit.take()?;
         precommit.waker.detach(precommit.attached);
@@ -295,7 +290,7 @@ impl MapperWork for Core {
             let (begun, outcome) = job.carry_out(self, &policy);
             let mut state = self.lock_with(slot);
             state.finish_precommit(begun, outcome);
-            // Before values of users are dropped, which may take time.
+            // Notified before values of users are dropped, which may take time.
             self.settled.notify_all();
             drop(state);
         }

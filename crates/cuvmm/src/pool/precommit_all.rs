@@ -1,7 +1,8 @@
-//! Memory precommitted behind blocks by the user's own thread: for users that grow many blocks at
-//! the same moment, and prefer to place their memory in advance, one block after the other.
+//! Memory precommitted behind blocks by the user's own thread, for users that grow many blocks at
+//! the same moment and prefer to place their memory in advance, one block after the other.
 //!
-//! A [mapper](super::precommit) does this by itself, so a cache does not call this if there is one.
+//! A [mapper](super::precommit) does this by itself: a cache with a mapper does not call this
+//! module.
 
 use super::block::Block;
 use super::commit::Fit;
@@ -16,9 +17,8 @@ use crate::ledger::Purpose;
 
 impl Tenant {
     /// Precommits a step of memory behind each of the given blocks that has none, out of memory
-    /// that no tenant holds. Stops at the first block for which there is no memory or the driver
-    /// refuses, and returns `false`. While a capture guard lives it does nothing and returns
-    /// `true`.
+    /// that no tenant holds. Returns `false` at the first block for which there is no memory or the
+    /// driver refuses. While a capture guard lives, does nothing and returns `true`.
     pub(crate) fn precommit<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) -> bool {
         let mut state = self.core().lock();
         let mut blocks = blocks.into_iter();
@@ -28,15 +28,15 @@ impl Tenant {
         all
     }
 
-    /// Returns `true` if the pool has a mapper, which precommits memory behind growing blocks.
+    /// Returns `true` if the pool has a mapper that runs.
     pub(crate) fn has_mapper(&self) -> bool {
         self.core().has_mapper()
     }
 }
 
 impl Locked<'_> {
-    /// Precommits a step of memory behind a block that may have some and has none. Returns `true`
-    /// if the block then has what it may have.
+    /// Precommits a step of memory behind a block that has none and may have some. Returns `false`
+    /// if there is too little memory or the driver refuses.
     fn precommits(&mut self, place: &BlockPlace) -> bool {
         let id = place.slot.tenant;
         let Some(step) = self.next_step(place) else {

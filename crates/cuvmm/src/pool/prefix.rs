@@ -1,7 +1,7 @@
 //! Compaction of the first bytes of blocks that are to be forked into few large extents.
 //!
 //! A fork maps each extent of the prefix again, about 25 us for an extent of any size. For a block
-//! that grew by small extents, one copy makes large ones, which each fork then maps. In return,
+//! that grew by small extents, one copy makes large extents, which each fork then maps. In return,
 //! cutting a fork costs more: an extent is mapped whole or not at all, so the bytes before the cut
 //! in its extent are copied.
 
@@ -20,15 +20,14 @@ use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 
 impl Tenant {
     /// Replaces the whole extents in the first `bytes` bytes of several of the tenant's blocks by
-    /// few large ones at the same addresses, so that forks of that prefix have few extents to map.
-    /// Returns the bytes copied: 0 if fewer extents are not possible.
+    /// few large extents at the same addresses, so that forks of that prefix have few extents to
+    /// map. Returns the bytes copied: 0 if fewer extents are not possible.
     ///
     /// Bytes are copied on the device (`cuMemcpyDtoDAsync`, waited for) to extents of at most the
     /// pool's [largest](super::PoolBuilder::largest_extent), one after the other; the old extents
-    /// go back to the pool. The limit must have space for one new extent at a time. No memory is
-    /// reclaimed for it: the call fails if memory is short. Memory that is
-    /// [shared](super::TenantStats::shared) already stays as it is, so call this before the first
-    /// fork.
+    /// go back to the pool. The limit must have space for one new extent at a time. The call
+    /// reclaims no memory, and fails if memory is short. Memory that is already
+    /// [shared](super::TenantStats::shared) stays in place, so compact before the first fork.
     ///
     /// Waits for the work that was queued on the blocks before the call, for at most the longest
     /// timeout of the blocks. Work that is launched meanwhile must not use the blocks.
@@ -42,8 +41,8 @@ impl Tenant {
     /// [`BlockError`] when work is not complete ([`MemoryError::InUse`]); when a lease lives or the
     /// block has lost memory ([`CallError::InUse`], without waiting); when memory is short, with
     /// the figures; when a block sleeps, was exported or is another tenant's; when a capture is
-    /// running; and when the driver refuses. What was done before stays done. Every block keeps its
-    /// bytes unless the error is [`Lost`](BlockError::Lost).
+    /// running; and when the driver refuses. Steps before the error stay done. Every block keeps
+    /// its bytes unless the error is [`Lost`](BlockError::Lost).
     #[doc(alias = "cuMemMap")]
     pub fn compact_prefix(&self, blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
         match blocks.iter().position(|block| !self.has(block)) {
@@ -54,8 +53,8 @@ impl Tenant {
 }
 
 impl Block {
-    /// Replaces the extents under the block's first `bytes` bytes by few large ones, so that
-    /// [forks](Self::fork) of them have few to map. See [`Tenant::compact_prefix`].
+    /// Replaces the extents under the block's first `bytes` bytes by few large extents, so that
+    /// [forks](Self::fork) have few extents to map. See [`Tenant::compact_prefix`].
     ///
     /// # Errors
     /// As [`Tenant::compact_prefix`].
@@ -64,7 +63,6 @@ impl Block {
     }
 }
 
-/// Compacts the first bytes of blocks of one tenant.
 fn compact_prefix(blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
     for block in blocks {
         ArgumentError::at_most(BYTES, bytes, block.size())?;
@@ -79,12 +77,10 @@ fn compact_prefix(blocks: &[&Block], bytes: u64) -> Result<u64, BlockError> {
     core.compact_prefix(&places, bytes, timeout.map(after))
 }
 
-/// The progress of one call.
 #[derive(Debug, Default)]
 struct Progress {
-    /// `true` if the fences cover the work that was queued when the call began.
+    /// `true` if the fences cover the work queued when the call began.
     fenced: Cell<bool>,
-    /// Bytes copied so far.
     copied: Cell<u64>,
 }
 
@@ -141,7 +137,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Replaces the next run of extents in a range of a slot by large ones; returns the run's end.
+    /// Replaces the next run of extents in a range of a slot by large extents; returns the run's
+    /// end.
     fn compact_next(
         &mut self,
         id: SlotId,
@@ -164,7 +161,7 @@ impl Locked<'_> {
         match moved.ok_or_else(gone)?? {
             Moved::Copied(bytes) => {
                 progress.copied.set(progress.copied.get() + bytes);
-                // The next run needs them as large ones.
+                // The next run needs the memory as large physicals.
                 self.release_small_free();
                 Ok(Some(run.end()))
             }

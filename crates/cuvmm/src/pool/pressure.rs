@@ -11,17 +11,17 @@ pub struct Pressure {
     /// The name of the tenant that needs memory, or of the process if another process of a
     /// [ledger](crate::ledger) needs it.
     pub wanted_by: String,
-    /// The bytes of memory that are missing when the hook is called: whole granules, beyond what is
-    /// free and what can be reclaimed without a hook. Giving back less helps only together with
-    /// other tenants. Memory counts as given back down to the tenant's guarantee, and once the work
-    /// that uses it is complete. 0 if something else is missing.
+    /// The bytes of memory that are missing when the hook is called: whole granules, beyond the
+    /// free memory and the memory that can be reclaimed without a hook. Giving back less helps only
+    /// together with other tenants. Memory counts as given back down to the tenant's guarantee, and
+    /// once the work that uses it is complete. 0 if something else is missing.
     pub bytes: u64,
-    /// The number of mappings that are missing: extents to be unmapped.
+    /// The number of missing mappings: extents to be unmapped.
     pub mappings: u64,
     /// The bytes of addresses that are missing.
     pub addresses: u64,
     /// `true` if the request waits, so that memory that becomes free later helps too. Otherwise
-    /// only memory that is free when the hook returns does.
+    /// only memory that is free when the hook returns helps.
     pub waits: bool,
     /// The time until which the request waits; `None` if it does not wait, or waits without a limit
     /// as a [future](super::futures) does.

@@ -1,13 +1,13 @@
 //! Purging: unmapping memory that is not kept cached. In a hardened pool that is all memory that
 //! blocks give up: it is overwritten, unmapped once its fence is complete, and its addresses rest.
-//! In any pool it is the memory of unregistered tenants, what is left of a block that was
-//! [exported](super::exported), and memory that a block gives up and [other slots map
+//! In any pool it is the memory of unregistered tenants, the memory left of an
+//! [exported](super::exported) block, and memory that a block gives up and [other slots map
 //! too](super::shared).
 //!
-//! Nothing here waits: a slot whose fence is not complete is checked again by later operations, a
-//! few at a time, and by the mapper's thread if there is one. Memory of unregistered tenants delays
-//! no other tenant: it is checked when an operation has put back a slot of such a tenant, by the
-//! mapper, and by requests that lack memory.
+//! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
+//! slots at a time, and by the mapper's thread if there is one. Memory of unregistered tenants
+//! delays no other tenant: it is checked when an operation has put back a slot of such a tenant, by
+//! the mapper, and by requests that lack memory.
 //!
 //! Keeps I-9.
 
@@ -22,8 +22,8 @@ use super::tenancy::Tenancy;
 use crate::error::{CallError, MemoryError};
 use crate::extents::{Round, Space, Urgency};
 
-/// The number of slots that one operation checks. A free adds one slot, so that operations catch up
-/// with complete fences.
+/// The number of slots that one operation checks. A free adds one slot, so operations catch up with
+/// complete fences.
 const LOOKS: usize = 8;
 
 impl State {
@@ -40,7 +40,6 @@ impl State {
         })
     }
 
-    /// Lists all unused memory of a tenant that begins to drain.
     pub(super) fn list_all(&mut self, id: TenantId) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -58,12 +57,11 @@ impl State {
     }
 }
 
-/// A list of slots to be purged.
 type Queue = fn(&mut State) -> &mut VecDeque<SlotId>;
 
 impl Locked<'_> {
-    /// Unmaps the memory that a few slots have to give up, as far as their fences are complete.
-    /// Returns how many slots are done. The mapper handles the rest.
+    /// Purges a few slots whose fences are complete. Returns their number. The mapper handles the
+    /// rest.
     #[inline]
     pub(crate) fn purge_some(&mut self) -> usize {
         if self.purging.is_empty() {
@@ -72,21 +70,20 @@ impl Locked<'_> {
         self.purge(|state| &mut state.purging, LOOKS)
     }
 
-    /// Unmaps the memory of a few slots of draining tenants, as far as their fences are complete.
-    /// Returns how many slots are done.
+    /// Purges a few slots of draining tenants whose fences are complete. Returns their number.
     pub(super) fn purge_draining(&mut self) -> usize {
         self.purge(|state| &mut state.draining, LOOKS)
     }
 
-    /// Unmaps the memory that all slots have to give up, as far as their fences are complete.
+    /// Purges all slots whose fences are complete.
     pub(crate) fn purge_all(&mut self) {
         self.purge(|state| &mut state.purging, usize::MAX);
         self.purge(|state| &mut state.draining, usize::MAX);
         self.purge_holders();
     }
 
-    /// Unmaps shared memory that slots have given up, as far as their fences are complete, so that
-    /// it is known which memory belongs to one slot only.
+    /// Unmaps shared memory that slots have given up, if its fences are complete, to find out which
+    /// memory belongs to one slot only.
     pub(super) fn part_all(&mut self) {
         let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
         if self.tenants.values().any(shares) {
@@ -95,12 +92,12 @@ impl Locked<'_> {
     }
 
     /// Does the work that was put off until slots are in their places: frees blocks whose slots
-    /// were out, reclaims memory that draining tenants do not use, and releases exported or shared
-    /// memory to the driver.
+    /// were out, reclaims unused memory of draining tenants, and releases exported or shared memory
+    /// to the driver.
     pub(super) fn finish_deferred(&mut self) {
         self.has_deferred = false;
         self.free_late();
-        // Includes some slots that have waited longer.
+        // Beside the slots just listed, checks some that have waited longer.
         let looks = std::mem::take(&mut self.listed) + LOOKS;
         self.purge(|state| &mut state.draining, looks);
         self.purge_holders();
@@ -125,10 +122,10 @@ impl Locked<'_> {
                 done += 1;
                 continue;
             }
-            // To the end of the queue, so that a slot that waits long holds up no other.
+            // A slot that waits long goes to the end, and holds up no other.
             queue(self).push_back(id);
             if let Err(error) = outcome {
-                // It stays charged to its tenant.
+                // The memory stays charged to its tenant.
                 log!(warn, %error, "memory that was given up stays mapped for now");
                 break;
             }
@@ -141,22 +138,22 @@ impl Locked<'_> {
         done
     }
 
-    /// Unmaps the memory that a slot has to give up, and puts its addresses to rest if the slot is
-    /// then empty. Returns `false` if its fence is not complete.
+    /// Unmaps the memory that a slot has to give up, and [puts the slot away](Self::put_away) if it
+    /// is then empty. Returns `false` if its fence is incomplete.
     fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
         if self.is_out(id) {
             return Ok(false);
         }
         let drains = self.drains(id.tenant);
         let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
-        // Another slot may have its number by now.
+        // Another slot may have the number by now.
         let slot = self.slot_and_polls(id);
         let Some((slot, polls)) = slot.filter(|(slot, _)| slot.purging) else {
             return Ok(true);
         };
         if !slot.is_to_purge(hardened || drains) {
-            // No other slot maps its memory any more, or a lease keeps it, whose end lists the slot
-            // again.
+            // No other slot maps its memory any more, or a lease keeps it; the end of the lease
+            // lists the slot again.
             slot.purging = false;
             return Ok(true);
         }
@@ -186,9 +183,9 @@ impl Locked<'_> {
         outcome.map(|()| true)
     }
 
-    /// Gives back the addresses of a slot that is in no place. What is stuck in it is kept.
+    /// Drops a slot that is in no place, and frees its addresses. Stuck mappings are kept.
     pub(crate) fn drop_slot(&mut self, slot: Box<Slot>) {
-        // The addresses stay reserved with stuck mappings, or with a neighbor that is in use.
+        // The addresses stay reserved with stuck mappings, or with a neighbor in use.
         self.disown(&slot);
         let Slot {
             space,
@@ -198,12 +195,13 @@ impl Locked<'_> {
             ..
         } = *slot;
         self.give_space_back(space);
-        // Streams and events may end with these, by calls to the driver.
+        // With these the last handles to streams and events may be dropped, which makes driver
+        // calls.
         self.unlocked(move || drop((fence, kept, block)));
     }
 
-    /// Puts the addresses of an empty slot that was taken out to rest if the pool does that, or
-    /// else gives them back to the driver.
+    /// Puts the addresses of an empty slot, which is out, to rest in a hardened pool, or else frees
+    /// them.
     pub(crate) fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
         if stuck || self.hardening.is_none() {
@@ -221,8 +219,7 @@ impl Locked<'_> {
         hardening.is_some_and(|hardening| hardening.resting.is_over())
     }
 
-    /// Gives the addresses that have rested longest back to the driver; returns `false` if there
-    /// are none.
+    /// Frees the addresses that have rested longest; returns `false` if there are none.
     fn return_oldest_resting(&mut self) -> bool {
         let hardening = self.hardening.as_mut();
         let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
@@ -233,13 +230,13 @@ impl Locked<'_> {
         true
     }
 
-    /// Gives resting addresses back until `bytes` may be reserved, or none rest.
+    /// Frees resting addresses until `bytes` may be reserved, or none rest.
     pub(crate) fn return_resting_for(&mut self, bytes: u64) {
         while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
     }
 
-    /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the pool
-    /// is open to. If the driver has none left, resting addresses are given back first.
+    /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the
+    /// pool is open to. If the driver has none left, frees resting addresses first.
     pub(crate) fn reserve(
         &mut self,
         size: u64,

@@ -15,36 +15,34 @@ use crate::ledger::{InLine, Lacking};
 use crate::own::Stream;
 use crate::size::Granularity;
 
-/// How soon the mapper checks again whether a fence is complete that requests wait for: the first
-/// pause, and the longest. The pause doubles each time.
+/// How soon the mapper polls again a fence that requests wait for: the first pause, and the
+/// longest. The pause doubles each time.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
-/// The operation that a request waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Want {
-    /// A new block.
     Block(Arc<OwnedOptions>),
     /// The growth of a block to the first size in bytes, from the second.
     Growth(BlockPlace, u64, u64),
-    /// A notification when memory has become free since the [count](super::state::State::freed_count) had
-    /// the first value and the bytes pending free the second.
+    /// A notification when memory has become free since the
+    /// [count](super::state::State::freed_count) had the first value and the bytes pending free the
+    /// second.
     Notification(u64, u64),
 }
 
-/// The answer to a request: the place of a new block, if one was requested.
+/// The answer to a request: for a new block, its place.
 pub(super) type Answer = Result<Option<BlockPlace>, BlockError>;
 
-/// A request that waits.
 #[derive(Debug)]
 pub(super) struct Request {
     group: Group,
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
-    /// Its place among the requests of all processes, if the pool is in a ledger.
+    /// The request's place among those of all processes, if the pool is in a ledger.
     place: Option<InLine>,
 }
 
-/// Requests that are alike: while the first of them is not served, none is.
+/// Requests that are alike: while the first is not served, none is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     tenant: TenantId,
@@ -64,7 +62,7 @@ enum Kind {
         largest: Option<u64>,
         exact_extents: bool,
     },
-    /// The growth of a block, by its slot: it may have memory behind its end.
+    /// The growth of a block, by its slot: the block may have memory behind its end.
     Growth(usize),
     Notification,
 }
@@ -101,7 +99,6 @@ impl Group {
         self.tenant
     }
 
-    /// Returns the new memory that a new block needs; `None` for other requests.
     pub(super) const fn block_bytes(&self) -> Option<u64> {
         match self.kind {
             Kind::Block { .. } => Some(self.bytes),
@@ -109,8 +106,8 @@ impl Group {
         }
     }
 
-    /// Returns `true` if this request finds too little memory whenever the other one, of the same
-    /// tenant, does.
+    /// Returns `true` if this request finds too little memory whenever `other`, of the same tenant,
+    /// does.
     pub(super) fn is_short_like(&self, other: &Self) -> bool {
         let as_hard = match (self.kind, other.kind) {
             (
@@ -133,13 +130,12 @@ impl Group {
     }
 }
 
-/// The queue's record of a request whose turn it is.
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) number: u64,
     pub(super) group: Group,
     pub(super) want: Want,
-    /// `true` if it is the first turn, in which pressure hooks are called.
+    /// `true` in the first turn, which calls pressure hooks.
     pub(super) appeals: bool,
     pub(super) place: Option<InLine>,
 }
@@ -149,19 +145,17 @@ pub(super) struct Queue {
     next: u64,
     requests: BTreeMap<u64, Request>,
     groups: BTreeMap<Group, BTreeSet<u64>>,
-    /// Requests that have had no turn yet.
+    /// Requests that have had no turn.
     fresh: BTreeSet<u64>,
-    /// Requests to be notified.
     listeners: BTreeSet<u64>,
-    /// Answers that no future has taken yet.
     pub(super) answers: BTreeMap<u64, Answer>,
-    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest of
-    /// them.
+    /// The memory that requests lacked of a ledger in the last pass, at the place of the oldest
+    /// request.
     pub(super) lacking: Option<(InLine, Lacking)>,
     /// `true` if other threads announced memory since the queue was last searched.
     pub(super) memory_freed: bool,
-    /// `true` if the stream caches were emptied since a request joined the empty queue. No block goes
-    /// there while requests wait.
+    /// `true` if the stream caches were emptied since a request joined the empty queue. No block
+    /// goes there while requests wait.
     pub(super) swept: bool,
     /// The current pause before the queue is searched again.
     nap: Duration,
@@ -172,14 +166,14 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Returns `true` if a request still waits. Its block, if it is to grow one, then exists, since
-    /// the block withdraws the request before it is freed.
+    /// Returns `true` if a request still waits. A block that it is to grow then exists, since the
+    /// block withdraws the request before it is freed.
     pub(super) fn has(&self, number: u64) -> bool {
         self.requests.contains_key(&number)
     }
 
-    /// Returns the first request of each group, and the requests that have had no turn yet: their
-    /// first turn finds out whether they can be served at all, and calls hooks for them.
+    /// Returns the first request of each group, and the requests that have had no turn: their first
+    /// turn finds out whether they can be served at all, and calls hooks for them.
     pub(super) fn heads(&self) -> BTreeMap<u64, Group> {
         let heads = self.groups.values().filter_map(BTreeSet::first);
         let heads = heads.chain(&self.fresh);
@@ -191,7 +185,6 @@ impl Queue {
         self.groups.get(&group)?.first().copied()
     }
 
-    /// Begins the turn of a request.
     pub(super) fn turn(&mut self, number: u64) -> Option<Turn> {
         let request = self.requests.get(&number)?;
         Some(Turn {
@@ -212,8 +205,8 @@ impl Queue {
         self.listeners.iter().filter_map(known).collect()
     }
 
-    /// Returns how soon to search the queue again if nothing happens: sooner if a request has just
-    /// been served.
+    /// Returns how soon to search the queue again if nothing happens: sooner after a request was
+    /// served.
     pub(super) fn nap(&mut self, served: bool) -> Option<Duration> {
         let longer = (2 * self.nap).clamp(LOOK_AGAIN.0, LOOK_AGAIN.1);
         self.nap = if served { LOOK_AGAIN.0 } else { longer };
@@ -250,7 +243,7 @@ impl Queue {
         number
     }
 
-    /// Notes what a request lacks of a ledger.
+    /// Notes the memory that a request lacks of a ledger.
     pub(super) fn note_lacking(&mut self, number: u64, lacking: Lacking) {
         let place = self.requests.get(&number).and_then(|it| it.place);
         let Some(place) = place else { return };
@@ -264,7 +257,6 @@ impl Queue {
         self.requests.get_mut(&number)
     }
 
-    /// Returns the request that has waited longest.
     pub(super) fn first(&self) -> Option<u64> {
         self.requests.keys().next().copied()
     }

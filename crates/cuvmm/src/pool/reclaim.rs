@@ -1,11 +1,11 @@
-//! Reclaim: which tenants idle memory is taken from, in which order, and what a guarantee protects.
+//! Reclaim: which tenants idle memory is taken from, in which order, and how guarantees protect it.
 //!
 //! A reclaim is planned before it begins: if the plan would not bring enough, nothing is taken. The
 //! order is: the tenant's own idle memory, then that of other tenants, then precommitted memory,
-//! the tenant's own first. Among other tenants, draining ones give first, then lower priorities,
+//! the tenant's own first. Among other tenants, draining tenants give first, then lower priorities,
 //! then the least recently used memory. Whole extents move, so that many bytes cost few driver
-//! calls. Memory of heaps ([holders](super::holder)) comes after the slots of tenants of the
-//! same rank.
+//! calls. Memory of heaps ([holders](super::holder)) comes after the slots of tenants of the same
+//! rank.
 //!
 //! Keeps I-3, I-4 and I-31.
 
@@ -23,7 +23,6 @@ use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::extents::Round;
 use crate::ledger::{GRANT, Purpose};
 
-/// One extent to be taken.
 #[derive(Clone, Copy, Debug)]
 struct Take {
     slot: SlotId,
@@ -43,8 +42,8 @@ pub(super) struct Plan {
     gained: u64,
     /// Bytes taken from each owner.
     taken: BTreeMap<TenantId, u64>,
-    /// The offset from which on each slot is taken from already: a tenant's precommitted memory is
-    /// visited again if more is needed than its own limit requires.
+    /// The offset from which each slot is already taken from. A tenant's precommitted memory is
+    /// visited again if more is needed than the tenant's own limit requires.
     from: BTreeMap<SlotId, u64>,
 }
 
@@ -60,12 +59,10 @@ impl Plan {
         }
     }
 
-    /// Returns the bytes that the plan brings.
     pub(super) const fn gained(&self) -> u64 {
         self.gained
     }
 
-    /// Returns the bytes that the plan takes from the given slots.
     pub(super) fn takes_from(&self, slots: &BTreeSet<SlotId>) -> u64 {
         let of_them = |take: &&Take| slots.contains(&take.slot);
         let takes = self.takes.iter().filter(of_them);
@@ -83,10 +80,11 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<(), BlockError> {
         while self.budget.missing(id, bytes).1 > 0 {
-            // What the tenant's own limit refuses has to come from the tenant, not from the ledger.
+            // Bytes that the tenant's own limit refuses have to come from the tenant, not from the
+            // ledger.
             let (own, _) = self.budget.missing(id, bytes);
             let refused = self.grant_for(id, bytes.saturating_sub(own), purpose);
-            // This may release the lock, and what is missing may become free meanwhile.
+            // May release the lock; the missing memory may become free meanwhile.
             self.gather_idle();
             let (own, total) = self.budget.missing(id, bytes);
             if total == 0 {
@@ -96,7 +94,7 @@ impl Locked<'_> {
             if let Some(refused) = refused
                 && plan.gained < total
             {
-                // What the ledger leaves and what can be reclaimed may be enough together.
+                // The ledger's remaining bytes and the reclaimable bytes may be enough together.
                 let lacking = total - plan.gained;
                 if own <= plan.gained && self.grant(lacking, 0, purpose).is_none() {
                     continue;
@@ -115,8 +113,8 @@ impl Locked<'_> {
     }
 
     /// Makes sure that a tenant may use `bytes` of its own idle memory again. The tenant is charged
-    /// for them, but they may have been promised to another tenant since: then other tenants give
-    /// first.
+    /// for them, but they may have been promised to another tenant meanwhile: then other tenants
+    /// give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
@@ -156,7 +154,7 @@ impl Locked<'_> {
             }
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
-        // From here on they are promised to no other tenant.
+        // From here on the bytes are promised to no other tenant.
         if let Some(tenancy) = self.tenants.get_mut(&id) {
             tenancy.note_revived(slot.index, bytes);
         }
@@ -184,7 +182,6 @@ impl Locked<'_> {
         Err(self.short_of(id, bytes, reclaimable, None))
     }
 
-    /// Returns the error for `bytes` that a tenant cannot be charged.
     pub(super) fn short_of(
         &self,
         id: TenantId,
@@ -236,7 +233,8 @@ impl Locked<'_> {
     }
 
     /// Collects idle memory from stream caches and shared memory, reads the figures of the driver's
-    /// memory pools, and asks the driver again to take what it has refused. May release the lock.
+    /// memory pools, and asks the driver again to take memory that it refused. May release the
+    /// lock.
     pub(super) fn gather_idle(&mut self) {
         self.retry_releases(1);
         self.refresh_driver_memory();
@@ -244,7 +242,7 @@ impl Locked<'_> {
         self.part_all();
     }
 
-    /// Returns plans of all that a tenant could reclaim from itself and from other tenants.
+    /// Plans all that a tenant could reclaim: from itself, and from other tenants.
     pub(super) fn reach(&mut self, id: TenantId) -> (Plan, Plan) {
         self.gather_idle();
         let (mut own, mut others) = (Plan::begin(self), Plan::begin(self));
@@ -255,9 +253,8 @@ impl Locked<'_> {
         (own, others)
     }
 
-    /// Unmaps the planned extents and keeps their memory in the free list if it may be kept;
-    /// returns the bytes. The lock is released for each slot: extents that are in use again by then
-    /// are left alone.
+    /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes. The
+    /// lock is released for each slot: extents in use again by then are left alone.
     pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let mut got = 0;
         let mut outcome = Ok(());
@@ -290,7 +287,7 @@ impl Locked<'_> {
         outcome.map(|()| got)
     }
 
-    /// Takes extents from a slot, as far as they can be reclaimed.
+    /// Takes those of the extents from a slot that can be reclaimed.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
         if !self.slot(id).is_some_and(gives) {
@@ -317,7 +314,7 @@ impl Locked<'_> {
             if self.budget.addresses_left() >= wanted {
                 break;
             }
-            // The lock is released between them.
+            // The lock is released between slots.
             let slot_id = |index| SlotId { tenant: id, index };
             let bare = |state: &State, index| state.slot(slot_id(index)).is_some_and(Slot::is_bare);
             if !together.iter().all(|&index| bare(self, index)) {
@@ -333,7 +330,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes room for `bytes` of addresses, or refuses.
+    /// Makes room for `bytes` of addresses, or fails.
     pub(crate) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.budget.addresses_left() < bytes {
             self.purge_all();
@@ -349,9 +346,9 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Plans a reclaim that allows charging the tenant `total` bytes more. `own` of them must come
-    /// from the tenant itself because of its own limit; if it has less, the plan gains less than
-    /// `total`.
+    /// Plans a reclaim that allows charging the tenant `total` bytes more. The tenant's own limit
+    /// requires that `own` of them come from the tenant itself; if it has less, the plan gains less
+    /// than `total`.
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Plan {
         let mut plan = Plan::begin(self);
         self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan);
@@ -391,9 +388,9 @@ impl State {
     }
 
     /// Plans to take from some tenants, least recently used memory first, until the plan gains
-    /// `total`. With `others` the memory is for another tenant than its owners. Then only memory
-    /// above the owners' guarantees counts. An extent that reaches below a guarantee is taken
-    /// whole, and the budget keeps for the owner what it then lacks.
+    /// `total`. With `others` the memory is for another tenant, and only memory above the owners'
+    /// guarantees counts. An extent that reaches below a guarantee is taken whole, and the budget
+    /// keeps for the owner the bytes that it then lacks.
     pub(super) fn plan_from(
         &mut self,
         ids: &[TenantId],
@@ -435,7 +432,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from the holders of a tenant, as long as they count.
+    /// Plans to take extents from a tenant's holders, as long as they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -465,7 +462,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from one slot, the last one first, as long as they count.
+    /// Plans to take extents from one slot, the last first, as long as they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
         let Some((slot, polls)) = self.slot_and_polls(id) else {
             return;
@@ -493,7 +490,7 @@ impl State {
         }
     }
 
-    /// Returns what a tenant holds above its guarantee after a plan is carried out.
+    /// Returns the bytes that a tenant holds above its guarantee after a plan is carried out.
     pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
         let account = self.budget.account(id);
         let planned = plan.taken.get(&id).copied().unwrap_or(0);
@@ -519,7 +516,6 @@ mod tests {
         Pool::builder(&rig.device).limit(Limit::Bytes(granules * G))
     }
 
-    /// Returns a pool in which each granule has an extent of its own.
     fn pool(rig: &Rig, granules: u64) -> Pool {
         limited(rig, granules).largest_extent(G).build().unwrap()
     }
@@ -540,8 +536,8 @@ mod tests {
         blocks.into_iter().for_each(drop);
     }
 
-    /// Returns a block of nine granules with six granules of precommitted memory behind it: an
-    /// extent of four granules, of which three are stranded, one of two and one of one.
+    /// Returns a block of nine granules with six granules of precommitted memory behind it: extents
+    /// of four granules, of which three are stranded, of two and of one.
     fn ahead(tenant: &Tenant) -> Block {
         let block = tenant.block(8 * G).capacity(15 * G);
         let mut block = block.growth(Growth::Part(1)).try_allocate().unwrap();
@@ -553,7 +549,7 @@ mod tests {
         block.place().slot
     }
 
-    /// Returns what is taken: the owner, the slot's number, and the offset in granules.
+    /// Returns each take: the owner, the slot's number, and the offset in granules.
     fn takes(plan: &Plan) -> Vec<(TenantId, usize, u64)> {
         let of = |take: &Take| (take.slot.tenant, take.slot.index, take.offset / G);
         plan.takes.iter().map(of).collect()
@@ -860,7 +856,8 @@ mod tests {
         let refused = shortage(state.reclaim_for(me.id(), 5 * G, Purpose::New));
         assert_eq!((refused.quarantined, refused.available), (G, 4 * G));
         assert_eq!((held(&state, &other), state.budget.obtained()), (3, 4 * G));
-        // It is asked for again when memory is short, and makes room once the driver has taken it.
+        // The driver is asked again when memory is short, and room is made once it has taken the
+        // memory.
         state.reclaim_for(me.id(), 6 * G, Purpose::New).unwrap();
         assert_eq!((held(&state, &other), state.budget.quarantined()), (2, 0));
     }

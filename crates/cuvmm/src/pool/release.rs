@@ -1,4 +1,4 @@
-//! Memory that no slot uses any more: it goes to the free list or to the driver.
+//! Memory that no slot uses any more: it goes to the free list or is released to the driver.
 //!
 //! Keeps I-32 and I-33.
 
@@ -9,7 +9,7 @@ use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
 
 impl Locked<'_> {
-    /// Frees the addresses of a space that its tenant has disowned. A space with mappings stuck in it is
+    /// Frees the addresses of a space that its tenant has disowned. A space with stuck mappings is
     /// quarantined.
     pub(super) fn give_space_back(&mut self, space: Space) {
         if space.stuck_count() > 0 {
@@ -20,8 +20,8 @@ impl Locked<'_> {
         self.budget.refund_disowned(freed);
     }
 
-    /// Gives up memory that an operation does not need after all: memory that it created goes to
-    /// the driver, other memory to the free list.
+    /// Gives up memory that an operation does not need after all: memory that the operation created
+    /// goes to the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
         for unmapped in physicals {
             if unmapped.fresh {
@@ -59,7 +59,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Releases a physical to the driver, and counts it as released.
     fn close_physical(&mut self, physical: Physical) -> Result<(), CloseError<Physical>> {
         let (size, block) = (physical.size(), physical.export_mark().counted_as());
         self.unlocked(|| physical.close())?;
@@ -68,12 +67,12 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Tries again to release quarantined physicals, until the driver has refused `refusals` of them.
-    /// Returns the bytes released, and the last refusal. A release that was refused has changed nothing,
-    /// so it may be asked for again. A physical that is mapped elsewhere is left alone until it is not.
+    /// Tries again to release quarantined physicals, until the driver has refused `refusals` of
+    /// them. Returns the bytes released, and the last refusal. A refused release has changed
+    /// nothing, so it may be asked for again. A physical that is mapped elsewhere is left alone.
     ///
-    /// Called when memory is short or to be given back. The next call begins with the physicals that
-    /// this one did not reach.
+    /// Called when memory is short or to be given back. The next call begins with the physicals
+    /// that this call did not reach.
     pub(crate) fn retry_releases(&mut self, refusals: usize) -> (u64, Option<CallError>) {
         let (mut released, mut refused, mut refusal) = (0, 0, None);
         for _ in 0..self.quarantine.physicals.len() {
@@ -98,8 +97,7 @@ impl Locked<'_> {
         (released, refusal)
     }
 
-    /// Releases memory of the free list to the driver until at most `keep` bytes of it are left.
-    /// Returns the bytes.
+    /// Releases memory of the free list until at most `keep` bytes are left. Returns the bytes.
     pub(crate) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
         while self.free_list.bytes() > keep {
@@ -111,8 +109,8 @@ impl Locked<'_> {
         released
     }
 
-    /// Releases as much memory to the driver as the free list has grown since it had `before`
-    /// bytes, so that the memory it had before stays.
+    /// Releases the bytes by which the free list has grown since it had `before`: its earlier
+    /// memory stays.
     pub(crate) fn release_growth(&mut self, before: u64) {
         let mut left = self.free_list.bytes().saturating_sub(before);
         while let Some(unmapped) = self.free_list.take_within(left, None, true) {
@@ -123,7 +121,6 @@ impl Locked<'_> {
 }
 
 impl State {
-    /// Returns the bytes that go to the driver when the operation ends.
     fn marked(&self) -> u64 {
         self.to_release.iter().map(Unmapped::size).sum()
     }
@@ -131,12 +128,12 @@ impl State {
     /// Keeps a physical that no slot uses any more for reuse. Memory that another process may have
     /// goes to the driver, at the latest when the operation ends. So does memory that is still
     /// mapped elsewhere because a roll-back could not unmap it, since that mapping would expose the
-    /// next tenant's data; the release then quarantines it. Memory beyond a lowered limit of the
+    /// next tenant's data; its release then quarantines it. Memory beyond a lowered limit of the
     /// pool, and extents that no block can have, go to the driver too.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         let excess = self.budget.excess();
         let exceeds = excess > 0 && excess > self.marked();
-        // Blocks have extents of such sizes only. Heaps have extents of any size.
+        // Blocks have only extents of such sizes; heaps have extents of any size.
         let fits_blocks = unmapped.size().is_power_of_two();
         let shared = unmapped.physical.is_exported() || unmapped.physical.is_shared();
         if shared || exceeds || !fits_blocks {

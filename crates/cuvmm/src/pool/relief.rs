@@ -16,10 +16,8 @@ use super::reclaim::Plan;
 use super::state::State;
 use crate::error::{BlockError, Shortage};
 
-/// The memory that a request needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Demand<'a> {
-    /// New memory, in bytes.
     Bytes(u64),
     /// Blocks, and the size in bytes to grow each to.
     Growth(&'a [(BlockPlace, u64)]),
@@ -31,38 +29,35 @@ impl From<u64> for Demand<'_> {
     }
 }
 
-/// A demand in figures. Bytes, in whole granules.
+/// A demand in bytes, in whole granules.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     /// Bytes to be in use beyond those in use now.
     more: u64,
-    /// The part of `more` that is behind the blocks' ends in their own slots: charged already, and
-    /// theirs whether or not its fence is complete.
+    /// The part of `more` behind the blocks' ends in their own slots: charged already, and the
+    /// blocks' whether or not its fence is complete.
     within: u64,
     /// The bytes that the blocks then use in all.
     least: u64,
 }
 
-/// A hook to be called, and its argument.
 pub(super) struct HookCall {
     pub(super) to: TenantId,
     pub(super) hook: PressureHook,
     pub(super) pressure: Pressure,
 }
 
-/// The amounts that are missing, and the tenants that could give some of them.
 #[derive(Default)]
 struct Relief {
     bytes: u64,
     mappings: u64,
     addresses: u64,
-    /// The amount that the tenant could give itself.
+    /// The amount that the tenant itself could give.
     own: u64,
-    /// Other tenants, with what each could give of what is missing.
+    /// Other tenants, with the missing amount that each could give.
     givers: Vec<HookGiver>,
 }
 
-/// A tenant whose hook could give something.
 struct HookGiver {
     tenant: TenantId,
     priority: i32,
@@ -70,19 +65,17 @@ struct HookGiver {
     gives: u64,
 }
 
-/// The needs of a refused request, and what it could have now.
+/// The needs of a refused request, and the memory that it could have now.
 struct Reach {
     asked: Asked,
-    /// Bytes that the tenant has itself.
+    /// Bytes of the tenant's own.
     own: u64,
-    /// The memory that can be reclaimed from other tenants.
     others: Plan,
-    /// Bytes that could be had without waiting.
     available: u64,
 }
 
 impl Relief {
-    /// Returns `true` if the tenant itself and the givers together can give what is missing.
+    /// Returns `true` if the tenant itself and the givers together can give the missing amounts.
     fn is_enough(&self) -> bool {
         let missing = self.bytes.max(self.mappings).max(self.addresses);
         let given = self.givers.iter().map(|giver| giver.gives);
@@ -111,7 +104,7 @@ impl Locked<'_> {
         error
     }
 
-    /// Returns the bytes that a refused request needs, and those that could be had now.
+    /// Returns the bytes that a refused request needs, and the bytes available to it now.
     pub(super) fn wanted_and_available(
         &mut self,
         id: TenantId,
@@ -131,7 +124,7 @@ impl Locked<'_> {
         let after = |budget: &Budget| budget.available_after(id, own, others.gained());
         let mut available = self.budget.if_granted(left, after);
         if matches!(error, BlockError::DriverOutOfMemory { .. }) {
-            // Nothing can be created: all has to come from memory that is there.
+            // Nothing can be created: all memory has to come from the pool's own.
             let there = self.free_list.bytes().saturating_add(own);
             available = available.min(there.saturating_add(others.gained()));
         }
@@ -144,9 +137,9 @@ impl Locked<'_> {
     }
 
     /// Returns the next hook to be called for a request that was refused with `error`: first the
-    /// tenant's own hook for shortages, then those of other tenants that hold memory which would
-    /// help, each once. Unless the request waits, returns `None` unless the hooks together
-    /// could give all that is missing.
+    /// tenant's own hook for shortages, then the hooks of other tenants whose memory would help,
+    /// each once. Unless the request waits, returns `None` if the hooks together could not give all
+    /// that is missing.
     pub(super) fn next_hook_call(
         &mut self,
         id: TenantId,
@@ -183,8 +176,8 @@ impl Locked<'_> {
         Some(HookCall { to, hook, pressure })
     }
 
-    /// Returns the next hook to be called for a request of another process that lacks `bytes`: of the
-    /// tenant with the lowest priority that holds memory above its guarantee, each once.
+    /// Returns the next hook to be called for another process's request that lacks `bytes`: that of
+    /// the tenant with the lowest priority that holds memory above its guarantee, each once.
     pub(super) fn next_hook_for_process(
         &mut self,
         bytes: u64,
@@ -208,7 +201,6 @@ impl Locked<'_> {
         Some(HookCall { to, hook, pressure })
     }
 
-    /// Returns what is missing, and the tenants whose hooks could give some of it.
     fn relief(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Relief {
         let mut relief = Relief::default();
         match *error {
@@ -223,7 +215,7 @@ impl Locked<'_> {
                 if relief.bytes == 0 {
                     return relief;
                 }
-                // Beyond a limit that was lowered more is missing than the request needs.
+                // Beyond a lowered limit more is missing than the request needs.
                 let more = asked.more;
                 let missing = self.budget.missing_after(id, more, own, others.gained());
                 relief.bytes = relief.bytes.max(missing);
@@ -296,7 +288,6 @@ impl State {
         }
     }
 
-    /// Returns the other tenants with hooks that could give something.
     fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
         let others = self.tenants.iter().filter(|&(&other, _)| other != id);
         let givers = others.filter_map(|(&tenant, tenancy)| {
@@ -336,8 +327,8 @@ impl State {
         asked
     }
 
-    /// Returns what a tenant has itself for a request: memory behind the ends of blocks that grow,
-    /// and memory that can be reclaimed from its other slots.
+    /// Returns a tenant's own bytes for a request: behind the ends of blocks that grow, and
+    /// reclaimable from its other slots.
     fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
         let growing = match demand {
             Demand::Growth(steps) => steps,
@@ -358,7 +349,6 @@ impl State {
     }
 }
 
-/// Returns the giver with the lowest priority.
 fn lowest_priority(givers: Vec<HookGiver>) -> Option<(TenantId, PressureHook)> {
     let giver = givers.into_iter().min_by_key(|giver| giver.priority)?;
     Some((giver.tenant, giver.hook))

@@ -1,8 +1,8 @@
 //! Making, answering and withdrawing requests of [futures](super::futures).
 //!
 //! Each request is made under the pool's lock, and answered under it by the mapper's thread, which
-//! [serves](super::serve) the queue. So a future that is dropped either withdraws its request
-//! before it is granted, or finds the answer and gives back the memory.
+//! [serves](super::serve) the queue. So a dropped future either withdraws its request before it is
+//! granted, or finds the answer and gives back the memory.
 //!
 //! A waker is user code: it is called and dropped when the thread has left the locked section.
 
@@ -34,7 +34,6 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Queues a request, and wakes the mapper.
     pub(super) fn enqueue(
         &self,
         tenant: TenantId,
@@ -97,7 +96,7 @@ impl Core {
         Ok(number)
     }
 
-    /// Polls for the answer to a request. If there is none yet, the waker is called when there is.
+    /// Polls for the answer to a request. The waker is called when there is an answer.
     pub(super) fn poll_request(&self, number: u64, waker: &Waker) -> Poll<Answer> {
         if let Err(forked) = self.device.own_process() {
             return Poll::Ready(Err(forked.into()));
@@ -115,7 +114,7 @@ impl Core {
         })
     }
 
-    /// Withdraws a request; returns its answer if it has one.
+    /// Withdraws a request; returns its answer, if any.
     pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;
@@ -129,7 +128,6 @@ impl Core {
         })
     }
 
-    /// Wakes the mapper's thread to search the queue at once.
     pub(super) fn call_mapper(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake(Urgency::Now);

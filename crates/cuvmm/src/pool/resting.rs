@@ -1,9 +1,9 @@
 //! Resting addresses of freed blocks: reserved with nothing mapped, so that the next reservation
 //! does not get them.
 //!
-//! The oldest are released first. They belong to no tenant and count against the pool's address
-//! limit. They are released when that limit is short: resting is a precaution, and no allocation
-//! fails because of it. Nothing is unmapped here.
+//! The addresses belong to no tenant and count against the pool's address limit. When that limit is
+//! short they are freed, the oldest first: resting is a precaution, and no allocation fails because
+//! of it. Nothing is unmapped here.
 //!
 //! Keeps I-8.
 
@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 
 use crate::extents::Space;
 
-/// Empty spaces at rest, limited in number and in bytes of addresses.
 #[derive(Debug)]
 pub(crate) struct Resting {
     spaces: VecDeque<Space>,

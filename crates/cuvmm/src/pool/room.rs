@@ -1,34 +1,33 @@
 //! The memory that `Limit::LeaveFree` leaves to other programs.
 //!
-//! Before a pool with that limit creates memory, it asks the driver what is free (`cuMemGetInfo`). An
-//! operation that creates memory for many blocks says how much that is, and asks once: its [`Room`] are
-//! bytes that were found free then, and that no other operation of the pool takes for itself. Another
-//! program may take them meanwhile, as it may between a question and a single creation, so no operation
-//! keeps them while it copies or waits.
+//! Before a pool with that limit creates memory, it asks the driver how much is free
+//! (`cuMemGetInfo`). An operation that creates memory for many blocks names the sum and asks once:
+//! its [`Room`] has bytes that were free then, and that no other operation of the pool takes.
+//! Another program may take them meanwhile, as it may between a question and a single creation, so
+//! no operation keeps them while it copies or waits.
 //!
 //! Keeps I-10.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The bytes that an operation may create without another question. What is left when this is dropped
-/// is given up.
+/// The bytes that an operation may create without another question. A drop gives up the rest.
 #[derive(Debug)]
 pub(crate) struct Room<'a> {
-    /// The bytes that operations of the pool found free and are about to create.
+    /// Free bytes that operations of the pool are about to create.
     claimed: &'a AtomicU64,
     bytes: u64,
-    /// The bytes that the operation is still to create, if it knows.
+    /// The bytes that the operation is still to create, if known.
     ahead: u64,
 }
 
 impl<'a> Room<'a> {
-    /// Returns a value without bytes, for an operation that creates little.
+    /// Makes a room without bytes, for an operation that creates little.
     #[inline]
     pub(super) const fn new(claimed: &'a AtomicU64) -> Self {
         Self::for_bytes(claimed, 0)
     }
 
-    /// Returns a value without bytes, for an operation that is to create up to `ahead` bytes.
+    /// Makes a room without bytes, for an operation that is to create up to `ahead` bytes.
     #[inline]
     pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
@@ -38,25 +37,24 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Notes that the operation is to create up to `bytes`, if it does not know of more.
+    /// Notes that the operation is to create up to `bytes`, if no more is known.
     pub(super) fn foresee(&mut self, bytes: u64) {
         self.ahead = self.ahead.max(bytes);
     }
 
-    /// Moves the bytes here from another value of the same pool.
+    /// Moves the bytes here from another room of the same pool.
     pub(super) fn take_from(&mut self, other: &mut Room<'_>) {
         debug_assert!(std::ptr::eq(self.claimed, other.claimed), "another pool's");
         self.bytes += std::mem::take(&mut other.bytes);
         self.ahead += std::mem::take(&mut other.ahead);
     }
 
-    /// Returns `true` if `size` bytes were found free before.
     pub(super) const fn has(&self, size: u64) -> bool {
         self.bytes >= size
     }
 
-    /// Takes bytes of those that were `found` free, at least `size`: all that the operation is to create
-    /// if it fits, and otherwise `size`.
+    /// Takes at least `size` of the `found` free bytes: all bytes that the operation is to create
+    /// if they fit, and otherwise `size`.
     pub(super) fn take(&mut self, found: u64, size: u64) {
         self.give_up();
         self.bytes = match self.ahead.max(size) {
@@ -66,7 +64,6 @@ impl<'a> Room<'a> {
         self.claimed.fetch_add(self.bytes, Ordering::SeqCst);
     }
 
-    /// Counts `size` bytes that were created.
     pub(super) fn use_up(&mut self, size: u64) {
         self.ahead = self.ahead.saturating_sub(size);
         let used = self.bytes.min(size);
@@ -74,7 +71,6 @@ impl<'a> Room<'a> {
         self.claimed.fetch_sub(used, Ordering::SeqCst);
     }
 
-    /// Gives up what is left.
     pub(super) fn give_up(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.claimed.fetch_sub(bytes, Ordering::SeqCst);
@@ -101,8 +97,8 @@ mod tests {
     use crate::pool::{Block, Limit, Pool};
     use crate::sleep::Contents;
 
-    /// Returns a pool that may create `granules`, and a function that says how often it asked what is
-    /// free since it was last called.
+    /// Returns a pool that may create `granules`, and a function that returns how often the pool
+    /// asked for the free memory since its last call.
     fn pool(rig: &Rig, granules: u64) -> (Pool, impl FnMut() -> u64) {
         let left = rig.device.total_memory() - granules * G;
         let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(left));
@@ -160,7 +156,8 @@ mod tests {
         asked();
         let second = core.create(&policy, 4 * G, &mut room).unwrap();
         assert_eq!((room.bytes, asked()), (0, 0));
-        // All that the operation expected was created: from here on it asks, and nothing is left.
+        // The operation has created all that it expected: from here on it asks, and nothing is
+        // left.
         let refused = core.create(&policy, G, &mut room).unwrap_err();
         assert!(matches!(refused, MemoryError::Create { cause, .. } if cause.is_out_of_memory()));
         drop((first, second, fits));
@@ -188,7 +185,7 @@ mod tests {
         rig.fail(Call::MemCreate, 1);
         assert!(core.create(&policy, G, &mut room).is_err());
         assert_eq!(room.bytes, 0);
-        // What another program has taken since is seen before the next creation.
+        // Memory that another program has taken since is seen before the next creation.
         rig.machine.set_used_elsewhere(Ordinal(0), 8 * G);
         let refused = core.create(&policy, G, &mut room).unwrap_err();
         assert!(matches!(refused, MemoryError::Create { cause, .. } if cause.is_out_of_memory()));

@@ -1,16 +1,15 @@
 //! Rows: slots whose addresses were reserved together and that are at equal distances.
 //!
-//! A row serves blocks that are allocated [side by side](super::adjacent). As long as it is whole
-//! its addresses go back together. Each of its slots serves other blocks too.
+//! A row serves blocks that are allocated [side by side](super::adjacent), and each of its slots
+//! other blocks too. The addresses of a whole row go back together.
 
 use std::collections::BTreeMap;
 
 /// The rows of a tenant. A row that loses a slot ends.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
-    /// The slots of each row in the order of their addresses.
+    /// In the order of their addresses.
     rows: BTreeMap<u64, Vec<usize>>,
-    /// The row of each slot.
     of: BTreeMap<usize, u64>,
     next: u64,
 }
@@ -24,7 +23,7 @@ impl Rows {
         }
     }
 
-    /// Adds a row of slots, which are given in the order of their addresses.
+    /// Adds a row of slots, given in the order of their addresses.
     pub(crate) fn add(&mut self, slots: Vec<usize>) {
         let row = self.next;
         self.next += 1;
@@ -32,7 +31,7 @@ impl Rows {
         self.rows.insert(row, slots);
     }
 
-    /// Removes a slot that is gone, and with it its row.
+    /// Removes a slot that is gone, and its row.
     pub(crate) fn forget(&mut self, slot: usize) {
         let row = self.of.remove(&slot).and_then(|row| self.rows.remove(&row));
         for other in row.into_iter().flatten() {
@@ -45,7 +44,6 @@ impl Rows {
         self.of.clear();
     }
 
-    /// Returns `true` if a slot is in a row.
     #[inline]
     pub(crate) fn has(&self, slot: usize) -> bool {
         !self.of.is_empty() && self.of.contains_key(&slot)
@@ -71,7 +69,7 @@ mod tests {
         rows.forget(1);
         assert!(!rows.has(3) && !rows.has(2) && rows.has(8));
         assert_eq!(rows.iter().collect::<Vec<_>>(), [&[7, 8]]);
-        // Its number may be another slot's by now.
+        // The number may be another slot's by now.
         rows.add(vec![1, 2]);
         rows.forget(3);
         assert!(rows.has(1));

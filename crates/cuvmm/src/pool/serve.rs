@@ -1,11 +1,11 @@
 //! The mapper's service for [futures](super::futures): its thread attempts their requests in the
-//! order of arrival, and wakes those whose request is granted or refused for good.
+//! order of arrival, and wakes a future whose request is granted, or refused for good.
 //!
-//! A pass goes through the queue from the front and gives each request its turn. A request that
-//! does not fit is passed over, and requests behind it that cannot fit either are not attempted. So
-//! among the requests that fit the earliest is served first. After a grant the next request alike is
-//! not attempted if nothing is left for it. If another thread or a hook gives memory up meanwhile, the
-//! pass starts again at the front.
+//! A pass goes through the queue from the front and gives each request its turn. It passes over a
+//! request that does not fit, and does not attempt requests behind it that cannot fit either. So
+//! the earliest of the requests that fit is served first. After a grant the next request alike is
+//! not attempted if nothing is left for it. If another thread or a hook gives memory up meanwhile,
+//! the pass starts again at the front.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -22,23 +22,20 @@ use super::wait::Wait;
 use crate::error::BlockError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// How often a pass starts again because memory became free meanwhile.
+/// How often a pass starts again because memory became free.
 const PASSES: usize = 8;
 
-/// The result of a turn.
 enum Served {
-    /// It was granted.
     Granted,
-    /// It was refused or granted otherwise, or its future is gone.
+    /// The request was refused or granted otherwise, or its future is gone.
     Ended,
-    /// It does not fit, and neither does a larger one.
+    /// The request does not fit, and neither does a larger request.
     Short(BlockError),
-    /// It waits for something else.
+    /// The request waits for something else than memory.
     Waits,
 }
 
 impl Want {
-    /// Returns `true` for the growth of a block that must read as zero.
     fn grows_zeroed(&self, state: &State) -> bool {
         let Self::Growth(place, ..) = self else {
             return false;
@@ -47,7 +44,7 @@ impl Want {
         block.is_some_and(|block| block.zeroed)
     }
 
-    /// Runs `run` with the demand that a reclaim is planned for and hooks are called for.
+    /// Runs `run` with the demand to plan a reclaim and call hooks for.
     fn with_demand<T>(&self, run: impl FnOnce(Demand<'_>) -> T) -> T {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
@@ -58,7 +55,7 @@ impl Want {
 }
 
 impl Core {
-    /// Serves the queue. Returns the time after which to do so again if the mapper is not woken
+    /// Serves the queue. Returns the time until the next service, unless the mapper is woken
     /// before.
     pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
         if self.look(|state| state.queue.is_empty()) {
@@ -91,8 +88,7 @@ impl Core {
         let mut state = self.lock();
         state.queue.memory_freed = false;
         if !state.queue.swept {
-            // Blocks that are freed from here on, and while requests wait, are announced instead of
-            // going to a stream cache.
+            // Blocks freed while requests wait are announced instead of going to a stream cache.
             state.sweep_each();
             state.queue.swept = true;
         }
@@ -121,8 +117,8 @@ impl Core {
             match came {
                 Served::Granted | Served::Ended => {
                     served = true;
-                    // After a refusal the next one may be refused as well. And one that is not
-                    // attempted keeps none behind it from being attempted.
+                    // After a refusal the next request may be refused too. A request that is not
+                    // attempted keeps no request behind it from its attempt.
                     let last = matches!(came, Served::Granted)
                         && state.has_nothing_for(group)
                         && !heads.values().any(|other| other.is_short_like(&group));
@@ -136,9 +132,8 @@ impl Core {
         served
     }
 
-    /// Attempts a request.
     fn take_turn(&self, turn: &Turn) -> Served {
-        // A hook may panic: that ends neither the mapper nor the request.
+        // A hook's panic ends neither the mapper nor the request.
         let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt_turn(turn)));
         match attempt {
             Ok(Ok(())) => Served::Granted,
@@ -153,7 +148,7 @@ impl Core {
         }
     }
 
-    /// Decides whether a request that failed goes on waiting or is refused.
+    /// Decides whether a failed request goes on waiting or is refused.
     fn requeue_or_refuse(&self, turn: &Turn, error: BlockError) -> Served {
         let tenant = turn.group.tenant();
         let mut state = self.lock();
@@ -182,8 +177,8 @@ impl Core {
         })
     }
 
-    /// Passes over a request for which memory is short, as it was for one before it. It may still
-    /// grow within its block's memory, and in its first turn hooks are called for it.
+    /// Passes over a request for which memory is short, as for a request before it. The request may
+    /// still grow within its block's memory, and hooks are called for it in its first turn.
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
@@ -243,8 +238,8 @@ impl Core {
         }
     }
 
-    /// Notifies requests if memory became free since they were made; returns `true` if one was
-    /// notified.
+    /// Notifies requests if memory became free since they were made; returns `true` if it notified
+    /// any.
     fn tell_listeners(&self) -> bool {
         let mut state = self.lock();
         let listeners = state.queue.listeners();
@@ -263,7 +258,7 @@ impl Core {
             if heard != freed_count || pending < waited_for {
                 told |= state.answer(number, Ok(None));
             } else if let Some(request) = state.queue.get_mut(number) {
-                // Memory that an attempt has made pending since is waited for too.
+                // Memory that an attempt has made pending meanwhile is waited for too.
                 request.want = Want::Notification(heard, pending);
             }
         }

@@ -1,6 +1,5 @@
-//! The share table of a tenant: which of its slots map which extents in common.
-//!
-//! [`shared`](super::shared) contains the operations by which slots begin and end sharing.
+//! The share table of a tenant: which of its slots map which extents in common. Slots begin and end
+//! sharing by the operations of [`shared`](super::shared).
 //!
 //! Keeps I-7.
 
@@ -11,7 +10,6 @@ use cuvmm_driver::PhysicalHandle;
 use super::slot::Slot;
 use crate::own::Physical;
 
-/// The extents that several slots of a tenant map.
 #[derive(Debug)]
 pub(crate) struct ShareTable {
     /// Keyed by handle: while a slot maps an extent, no other physical has its handle.
@@ -24,11 +22,10 @@ pub(crate) struct ShareTable {
 pub(super) struct Entry {
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// The numbers of the slots.
     pub(super) holders: Vec<usize>,
 }
 
-/// The slots that map an extent after one of them has unmapped it.
+/// The slots that map an extent after a slot has unmapped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holders {
     None,
@@ -44,7 +41,6 @@ impl ShareTable {
         }
     }
 
-    /// Returns the bytes of memory in the table.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -67,7 +63,7 @@ impl ShareTable {
         entry.holders.push(other);
     }
 
-    /// Notes that a slot no longer maps an extent. Returns `None` if it was not shared.
+    /// Notes that a slot no longer maps an extent. Returns `None` if the extent was not shared.
     pub(super) fn remove(&mut self, handle: PhysicalHandle, slot: usize) -> Option<Holders> {
         let entry = self.entries.get_mut(&handle)?;
         entry.holders.retain(|&holder| holder != slot);
@@ -87,7 +83,6 @@ impl ShareTable {
         }
     }
 
-    /// Returns the other slots that map an extent.
     pub(super) fn others_of(
         &self,
         handle: PhysicalHandle,
@@ -98,13 +93,13 @@ impl ShareTable {
         holders.copied().filter(move |&other| other != slot)
     }
 
-    /// Returns how many other slots map an extent.
     pub(super) fn others(&self, handle: PhysicalHandle) -> usize {
         let entry = self.entries.get(&handle);
         entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
     }
 
-    /// Makes the extents that only this slot still maps its own, from the end of its shared memory.
+    /// From the end of a slot's shared memory, removes the extents that no other slot maps any
+    /// more: they are the slot's own.
     pub(crate) fn settle(&mut self, slot: &mut Slot) {
         while let Some(last) = slot.shared.checked_sub(1) {
             let mut there = slot.space.parts_in(last, slot.shared);

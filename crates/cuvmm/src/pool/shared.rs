@@ -2,9 +2,9 @@
 //! held and charged once.
 //!
 //! The tenant's [share table](super::share_table) lists the slots that map each extent. A slot
-//! knows up to where it shares, and leaves that memory out of its figures. Two slots that share an
-//! extent share all extents before it: sharing begins with a [fork](super::fork), which takes a
-//! prefix, and ends from behind.
+//! knows the offset up to which it shares, and leaves that memory out of its figures. Two slots
+//! that share an extent share all extents before it: sharing begins with a [fork](super::fork),
+//! which takes a prefix, and ends from behind.
 //!
 //! Every slot unmaps an extent only behind its own fence, so the last slot, which frees the memory,
 //! does so behind all of them. A slot that is the last to map an extent owns it. Memory that a slot
@@ -21,8 +21,7 @@ use super::state::State;
 use crate::extents::Stuck;
 
 impl State {
-    /// Notes that a slot maps the memory that another slot has under its first bytes, up to `end`.
-    /// Both are out.
+    /// Notes that `slot` maps the memory of `source` up to `end`. Both are out.
     pub(super) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
         let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) else {
             return;
@@ -43,14 +42,14 @@ impl State {
         slot.broken = true;
         let bytes = match self.leave(slot, stuck.offset, stuck.handle) {
             true => stuck.size,
-            // Other slots have its memory.
+            // The memory belongs to other slots.
             false => 0,
         };
         self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
         self.budget.quarantine(bytes, 1);
     }
 
-    /// Notes that a slot no longer has the extent at an offset. Returns `true` if no other slot
+    /// Notes that a slot no longer maps the extent at an offset. Returns `true` if no other slot
     /// maps it.
     pub(super) fn leave(&mut self, slot: &mut Slot, offset: u64, handle: PhysicalHandle) -> bool {
         let SlotId { tenant, index } = slot.id;
@@ -60,14 +59,14 @@ impl State {
             return true;
         };
         slot.shared = slot.shared.min(offset);
-        // A slot that is out finds that it is the last one when it is put back.
+        // A slot that is out finds that it is the last when it is put back.
         if let Holders::One(index) = left {
             self.with_slot(SlotId { tenant, index }, |_, _| ());
         }
         left == Holders::None
     }
 
-    /// Returns how many other slots map the extent of a slot at an offset.
+    /// Returns how many other slots map a slot's extent at an offset.
     pub(super) fn count_others(&self, slot: &Slot, offset: u64) -> usize {
         let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
         let tenancy = self.tenants.get(&slot.id.tenant);

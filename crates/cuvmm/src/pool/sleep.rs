@@ -1,9 +1,9 @@
 //! Putting blocks to sleep: blocks are chosen and marked, their memory is taken out and put aside,
 //! and then given up.
 //!
-//! Memory that was put aside is still charged, so that a failure can put it back. When the memory
-//! of all blocks has been taken out, it goes to the pool. If sleeping fails and the
-//! memory of a block cannot be put back, that block sleeps, with the contents that were saved.
+//! Memory put aside is still charged, so that a failure can put it back. When the memory of all
+//! blocks has been taken out, it goes to the pool. If sleeping fails and the memory of a block
+//! cannot be put back, that block sleeps, with the contents that were saved.
 //!
 //! No byte is copied here.
 //!
@@ -23,17 +23,17 @@ use crate::error::{CallError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::store::Saved;
 
-/// A block that is being put to sleep. Dropping it before that is done leaves the block as it was.
+/// A block that falls asleep. Dropping the value before that leaves the block as it was.
 #[derive(Debug)]
 pub(crate) struct ToSleep {
     moving: Option<TransitioningBlock>,
-    /// The memory that its contents are saved in, if they are kept.
+    /// The memory that the contents are saved in, if they are kept.
     saved: Option<Box<Saved>>,
 }
 
 impl Tenant {
-    /// Chooses the blocks that are to sleep and marks them, once all work that may use them is
-    /// complete. Waits for that until `until`, and only while `wanted` returns `true`.
+    /// Chooses blocks to sleep and marks them, once all work that may use them is complete. Waits
+    /// for the work until `until`, and while `wanted` returns `true`.
     pub(crate) fn begin_sleep(
         &self,
         choice: Choice<'_>,
@@ -64,29 +64,25 @@ impl Tenant {
 }
 
 impl ToSleep {
-    /// Returns the block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
-    /// Sets the memory that the block's contents are saved in.
     pub(crate) fn keep_in(&mut self, saved: Saved) {
         self.saved = Some(Box::new(saved));
     }
 
-    /// Returns the block and the memory for its contents, for copying.
     pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
-    /// Takes the block's memory out of its slot and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
         self.moving
             .as_ref()
             .map_or(Ok(()), TransitioningBlock::withdraw)
     }
 
-    /// Gives up the memory that was put aside.
+    /// Gives up the memory put aside.
     pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
         let Some(moving) = self.moving.take() else {
             return GivenUp::default();
@@ -98,8 +94,7 @@ impl ToSleep {
         given
     }
 
-    /// Puts the memory that was put aside back in its place. Returns `false` if that failed: the
-    /// block then sleeps.
+    /// Puts the memory back in its place. Returns `false` if that failed: the block then sleeps.
     pub(crate) fn stay(mut self) -> bool {
         self.put_back()
     }
@@ -116,7 +111,7 @@ impl ToSleep {
 }
 
 impl TransitioningBlock {
-    /// Takes the memory of a block that falls asleep out of its slot and puts it aside.
+    /// Takes the block's memory out of its slot and puts it aside.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
         self.lock().withdraw_all(self.place().slot)
     }
@@ -139,7 +134,7 @@ impl State {
             return Err(MemoryError::Capturing.into());
         }
         self.device.usable()?;
-        // A stream cache hands blocks on as they are, so none may contain a block that sleeps.
+        // A stream cache hands blocks on unchanged, so it may contain no sleeping block.
         if let Some(tenancy) = self.tenants.get(&id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
@@ -164,7 +159,7 @@ impl State {
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());
         };
-        // All fences are stamped before the first one is polled: one event then covers them all.
+        // All fences are stamped before the first is polled: one event then covers them all.
         for id in &chosen {
             let slot = tenancy.slot_mut(id.index);
             if let Some(slot) = slot.filter(|slot| slot.sleep_state.is_awake()) {
@@ -206,7 +201,6 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Takes all memory out of a moving block's slot, the last extent first.
     fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
         let outcome = self.with_slot_out(id, |state, slot| {
             state.check_unused(slot)?;
@@ -215,13 +209,13 @@ impl Locked<'_> {
         outcome.unwrap_or(Ok(()))
     }
 
-    /// Checks that no lease that was taken since the block was marked lives, and that no work that was
-    /// queued under one may still use the memory.
+    /// Checks that no lease lives that was taken since the block was marked, and that no work
+    /// queued under such a lease may still use the memory.
     fn check_unused(&mut self, slot: &mut Slot) -> Result<(), SleepError> {
         let mut tally = Tally::default();
         tally.add(slot);
         let Tally { blocks, bytes } = tally;
-        // The operation that moves the block holds one lease.
+        // The operation that moves the block has one lease.
         if slot.leases > 1 {
             return Err(SleepError::Leased { blocks, bytes });
         }
@@ -243,7 +237,6 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Gives up the memory of a moving block that was put aside.
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
         let free_list = self.free_list.bytes();
         let given = self.with_slot_out(id, |state, slot| {
@@ -260,8 +253,7 @@ impl Locked<'_> {
         self.gave_up(given.unwrap_or(0), free_list, release)
     }
 
-    /// Puts the memory that was put aside back. If that fails the block sleeps, with what was saved
-    /// of it.
+    /// Puts the memory back. If that fails the block sleeps, with its saved contents.
     fn restore(&mut self, id: SlotId, saved: Option<Box<Saved>>) -> bool {
         let stays = self.with_slot_out(id, |state, slot| {
             let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
@@ -288,7 +280,6 @@ impl Locked<'_> {
 }
 
 impl Slot {
-    /// Marks the slot's block as asleep, with what was saved of it.
     pub(super) fn set_asleep(&mut self, saved: Option<Box<Saved>>) {
         // The memory that the block wakes to is its own.
         self.lent = 0;

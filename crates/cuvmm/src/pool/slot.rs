@@ -20,7 +20,7 @@ use crate::growth::Growth;
 use crate::ledger::Purpose;
 use crate::own::{Physical, Stream};
 
-/// The state of a slot's memory that is not in use.
+/// The state of a slot's idle memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Freed {
     /// Its fence is complete.
@@ -35,9 +35,9 @@ pub(crate) enum Freed {
 /// A class of slots. A block can use any slot of its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Class {
-    /// The size of the slots, which follows from the capacities of their blocks.
+    /// Follows from the capacities of the blocks.
     pub(crate) size: u64,
-    /// The largest extent that may be under the blocks.
+    /// The largest extent under the blocks.
     pub(crate) largest: u64,
 }
 
@@ -45,73 +45,67 @@ pub(crate) struct Class {
 pub(crate) struct Slot {
     pub(crate) id: SlotId,
     pub(crate) space: Space,
-    /// The class of the blocks that it serves.
     pub(crate) class: Class,
-    /// The block in the slot, if there is one.
     pub(crate) block: Option<Occupant>,
-    /// The number of leases on the block that is in the slot, or was in it last.
+    /// The leases on the block that is in the slot, or was in it last.
     pub(crate) leases: u64,
-    /// The streams that may use memory that leases keep of a freed block.
+    /// The streams that may use a freed block's memory that leases keep.
     pub(crate) kept: Uses,
     /// `true` if the block has shrunk while a lease lived, which keeps the memory given up.
     pub(crate) keeps_tail: bool,
     /// The fence that must be complete before idle memory may be unmapped or used by another
     /// stream.
     pub(crate) fence: Fence,
-    /// The time of its last use, on the pool's clock.
+    /// The time of the last use, on the pool's clock.
     pub(crate) touched: u64,
     /// `true` if a roll-back failed in the slot: it [serves](Self::serves_once) its block and no
     /// other.
     pub(crate) broken: bool,
-    /// `true` if the pool is hardened: the slot serves one block, since its addresses are not used
+    /// `true` in a hardened pool: the slot serves one block, since its addresses are not used
     /// again.
     pub(crate) single: bool,
-    /// `true` if some of its memory was [exported](super::exported), or is about to be: the slot
-    /// serves one block, since importers can write to its memory.
+    /// `true` if some of the memory was [exported](super::exported), or is about to be: the slot
+    /// serves one block, since importers can write to the memory.
     pub(crate) exported: bool,
-    /// `true` if it has larger extents than its class allows, which a fork of another block could
-    /// not share: the slot serves one block.
+    /// `true` if the slot has larger extents than its class allows, which a fork of another block
+    /// could not share: the slot serves one block.
     pub(crate) merged: bool,
-    /// The offset up to which other slots map its memory too. While it is not zero the slot serves
+    /// The offset up to which other slots map the memory too. While it is not zero the slot serves
     /// one block.
     pub(crate) shared: u64,
-    /// The offset up to which the slot may only read, since it shares or shared memory that another
-    /// slot had before. While it is not zero the slot serves one block.
+    /// The offset up to which the slot may only read, since it shares or shared another slot's
+    /// earlier memory. While it is not zero the slot serves one block.
     pub(crate) lent: u64,
     /// `true` while an operation may still undo its changes to the block: no other operation may
     /// move the block.
     pub(crate) pinned: bool,
     /// `true` if the slot is listed to be purged.
     pub(crate) purging: bool,
-    /// Bytes that the mapper is placing behind the memory that is there, charged already. Until
-    /// that is done, the memory in the slot neither grows nor is reclaimed.
+    /// Bytes that the mapper is placing behind the slot's memory, charged already. Meanwhile the
+    /// memory neither grows nor is reclaimed.
     pub(crate) coming: u64,
-    /// The sleep state of the block.
     pub(crate) sleep_state: SleepState,
 }
 
 #[derive(Debug)]
 pub(crate) struct Occupant {
-    /// The block's size in bytes, as requested.
+    /// As requested, in bytes.
     pub(crate) requested: u64,
-    /// The largest size that the block ever had.
+    /// The largest `requested` so far.
     pub(crate) ever: u64,
-    /// The block's size in whole granules.
+    /// The size in whole granules.
     pub(crate) used: u64,
-    /// The block's capacity in whole granules.
+    /// The capacity in whole granules.
     pub(crate) most: u64,
     /// The offset up to which memory was used since it was placed.
     pub(crate) reach: u64,
     /// The offset up to which extents are marked as written by the block. Growth since the slot was
     /// last taken out is [not marked yet](Slot::note_writer).
     pub(crate) noted: u64,
-    /// How much memory the block gets at once when it outgrows the memory that it has.
     pub(crate) growth: Growth,
-    /// How fast the block grows.
     pub(crate) pace: Pace,
-    /// The stream that the block was allocated on.
     pub(crate) home: Option<Stream>,
-    /// The other streams that may use the block.
+    /// The further streams that may use the block.
     pub(crate) uses: Uses,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
@@ -137,7 +131,6 @@ impl Occupant {
         fence
     }
 
-    /// Returns a fence over the work of the streams that are known to use the block.
     pub(crate) fn fence_of_known(&self) -> Fence {
         let others = self.uses.known().iter().chain(&self.home);
         Fence::streams(others.cloned().collect())
@@ -154,17 +147,16 @@ impl Occupant {
     }
 }
 
-/// The slot's part of its tenant's statistics. Sizes in bytes.
+/// The slot's part of its tenant's statistics, in bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Figures {
     /// The block's size, without shared memory.
     pub(crate) in_use: u64,
-    /// Memory of the block beyond its size, since memory comes in whole granules.
+    /// Memory of the block beyond its size, due to whole granules.
     pub(crate) padding: u64,
     pub(crate) precommitted: u64,
-    /// Memory that was in use and is not.
+    /// Memory that was in use and is not now.
     pub(crate) idle: u64,
-    /// The state of the idle memory.
     pub(crate) freed: Freed,
     pub(crate) stranded: u64,
     pub(crate) exported: u64,
@@ -178,7 +170,6 @@ pub(crate) struct Figures {
 }
 
 impl Slot {
-    /// Returns the slot's figures.
     pub(crate) fn figures(&self) -> Figures {
         // A block that has lost memory has less memory than its size.
         let there = self.charged().max(self.shared);
@@ -232,8 +223,8 @@ impl Slot {
         }
     }
 
-    /// Extends the fence to the work that is queued on the block now, so that its memory is
-    /// unmapped only after that.
+    /// Extends the fence to the work queued on the block now: the memory is unmapped only after
+    /// that work.
     pub(crate) fn fence_work(&mut self) {
         if let Some(block) = &self.block {
             let fence = block.fence(&self.space);
@@ -241,7 +232,6 @@ impl Slot {
         }
     }
 
-    /// Returns `true` while the mapper is placing memory in the slot.
     pub(crate) const fn is_busy(&self) -> bool {
         self.coming > 0
     }
@@ -259,7 +249,7 @@ impl Slot {
         self.present(|block| block.requested)
     }
 
-    /// Returns a size of the block, limited to the memory that is there.
+    /// Returns a size of the block; while the block is not awake, at most the memory that is there.
     #[inline]
     fn present(&self, of: impl Fn(&Occupant) -> u64) -> u64 {
         match (&self.block, self.sleep_state.is_awake()) {
@@ -269,7 +259,7 @@ impl Slot {
         }
     }
 
-    /// Returns the bytes that the block has when it is awake and does not have now.
+    /// Returns the bytes that the block has when it is awake, if it sleeps.
     pub(crate) fn asleep(&self) -> u64 {
         match (&self.sleep_state, &self.block) {
             (SleepState::Asleep { .. }, Some(block)) => block.used,
@@ -277,7 +267,6 @@ impl Slot {
         }
     }
 
-    /// Checks that the block is awake.
     pub(super) fn check_awake(&self) -> Result<(), MemoryError> {
         let size = self.block.as_ref().map_or(0, |block| block.requested);
         match self.sleep_state.is_awake() {
@@ -291,7 +280,6 @@ impl Slot {
         self.used().max(self.shared)
     }
 
-    /// Returns the bytes of memory placed ahead of the block's growth.
     pub(crate) fn precommitted(&self) -> u64 {
         let reach = |block: &Occupant| block.reach.max(block.used);
         self.block
@@ -299,7 +287,6 @@ impl Slot {
             .map_or(0, |block| self.charged().saturating_sub(reach(block)))
     }
 
-    /// Returns the bytes of memory that were in use and are not.
     pub(crate) fn idle(&self) -> u64 {
         self.charged()
             .saturating_sub(self.taken())
@@ -307,7 +294,7 @@ impl Slot {
     }
 
     /// Returns `true` if the work that the fence covers comes before any work queued on `home` from
-    /// here on.
+    /// now on.
     #[inline]
     pub(crate) fn is_before(&self, home: Option<&Stream>) -> bool {
         self.fence.is_complete() || home.is_some_and(|home| self.fence.precedes(home))
@@ -331,8 +318,7 @@ impl Slot {
 
     /// Returns the bytes that would be stranded if the first `used` bytes were in use.
     pub(crate) fn stranded_by(&self, used: u64) -> u64 {
-        // Memory is a prefix of the addresses: if all of it is used, no extent needs to be looked
-        // up.
+        // Memory is a prefix of the addresses: if all of it is used, no extent is looked up.
         if used >= self.space.bytes() {
             return 0;
         }
@@ -357,7 +343,6 @@ impl Slot {
         self.block.is_none() && self.leases == 0 && !self.is_busy() && !self.pinned
     }
 
-    /// Returns `true` if the slot has neither a block nor memory.
     pub(crate) fn is_bare(&self) -> bool {
         self.is_vacant() && self.space.bytes() == 0
     }
@@ -384,7 +369,7 @@ impl Slot {
         self.is_free() && last().is_some_and(|offset| offset >= taken)
     }
 
-    /// Returns the extents that could be reclaimed once the fence is complete, the last one first.
+    /// Returns the extents that could be reclaimed once the fence is complete, the last first.
     pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let taken = self.taken();
         let free = self.is_free();
@@ -400,25 +385,24 @@ impl Slot {
         self.leases == 0 && !self.is_busy()
     }
 
-    /// Returns `true` if a range contains a mapping that could not be unmapped.
     pub(crate) fn stuck_at(&self, offset: u64, size: u64) -> bool {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
-    /// Returns `true` if no work can use the memory that is not in use. While a lease lives the
-    /// fence does not show that: more work may be queued.
+    /// Returns `true` if no work can use the idle memory. While a lease lives the fence does not
+    /// show that: more work may be queued.
     pub(crate) const fn is_unused(&self) -> bool {
         self.leases == 0 && self.fence.is_complete()
     }
 
-    /// Returns the memory that is not in use, to be unmapped.
+    /// Returns the idle memory, to be unmapped.
     pub(crate) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
         let fence = Some(&self.fence).filter(|_| self.leases == 0);
         let completed = fence.and_then(|fence| fence.completed(&mut self.space));
         completed.ok_or(CallError::InUse)
     }
 
-    /// Records that work of a stream uses the memory of the block, or that leases keep. Makes no
+    /// Records that work of a stream uses the block's memory, or memory that leases keep. Makes no
     /// driver call while a capture runs.
     pub(crate) fn record_use(&mut self, stream: &Stream, capturing: bool) {
         let ended = match &mut self.block {
@@ -435,17 +419,15 @@ impl Slot {
         }
     }
 
-    /// Records that work on a stream reads the slot's memory.
     pub(super) fn is_read_on(&mut self, stream: &Stream) {
         // No capture runs: the memory has just been copied.
         self.record_use(stream, false);
-        // Also if that is the home stream, since the memory may be replaced before the block is
-        // freed.
+        // Even on the home stream, since the memory may be replaced before the block is freed.
         self.fence.merge(Fence::stream(stream.clone()));
     }
 
-    /// Records that work on any stream of the devices that have access uses the memory of the block, or
-    /// that leases keep.
+    /// Records that work on any stream of the devices with access uses the block's memory, or
+    /// memory that leases keep.
     pub(crate) fn record_use_anywhere(&mut self) {
         let users = self.space.users();
         match &mut self.block {
@@ -472,9 +454,9 @@ impl Slot {
         Some(block)
     }
 
-    /// Ends a lease. With the last lease ends the use of memory that no block has any more, because
-    /// its block was freed or has shrunk. A fence that was found complete while a lease lived does
-    /// not cover that use.
+    /// Ends a lease. The last lease ends the use of memory that no block has any more, because its
+    /// block was freed or has shrunk. A fence that was found complete while a lease lived does not
+    /// cover that use.
     pub(crate) fn end_lease(&mut self) {
         self.leases = self.leases.saturating_sub(1);
         if self.leases > 0 {
@@ -485,14 +467,14 @@ impl Slot {
             return;
         }
         self.fence.merge(std::mem::take(&mut self.kept).end());
-        // Shared memory can be replaced under a block, even if the block gave nothing up.
+        // Shared memory can be replaced under a block that gave nothing up.
         let exchanged = std::mem::take(&mut self.keeps_tail) || self.bound() > 0;
         if let Some(block) = self.block.as_ref().filter(|_| exchanged) {
             self.fence.merge(block.fence(&self.space));
         }
     }
 
-    /// Marks the extents that the block may have written to since they were last marked.
+    /// Marks the extents that the block may have written to since the last marking.
     pub(crate) fn note_writer(&mut self) {
         if let Some(block) = &mut self.block
             && block.used > block.noted
@@ -502,7 +484,6 @@ impl Slot {
         }
     }
 
-    /// Returns the place of the slot's block, with the given capacity.
     pub(crate) fn place(&self, capacity: u64) -> BlockPlace {
         BlockPlace {
             slot: self.id,
@@ -511,7 +492,7 @@ impl Slot {
         }
     }
 
-    /// Returns the use of memory that is placed in the slot.
+    /// Returns the purpose of memory that is placed in the slot.
     pub(super) const fn purpose(&self) -> Purpose {
         match self.block {
             Some(_) => Purpose::Growth,
@@ -519,7 +500,6 @@ impl Slot {
         }
     }
 
-    /// Returns the stream that the block was allocated on.
     pub(crate) fn home(&self) -> Option<&Stream> {
         self.block.as_ref()?.home.as_ref()
     }
@@ -542,15 +522,15 @@ impl Slot {
         self.shared.max(self.lent)
     }
 
-    /// Returns `true` if the block has shrunk to less than the slot may not write: memory that it
-    /// grows by must be [unshared](super::unshare) first.
+    /// Returns `true` if the block has shrunk into memory that the slot may not write: memory that
+    /// it grows by must be [unshared](super::unshare) first.
     #[inline]
     pub(crate) fn is_truncated(&self) -> bool {
         let block = self.block.as_ref();
         block.is_some_and(|block| block.requested < self.bound())
     }
 
-    /// Returns the extents that other slots map too and that the block does not use, the last one
+    /// Returns the extents that other slots map too and that the block does not use, the last
     /// first.
     pub(super) fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
         let (from, to) = (self.used(), self.shared);
@@ -565,7 +545,7 @@ impl Slot {
     /// complete.
     #[inline]
     pub(crate) fn has_parting(&self) -> bool {
-        // Most slots share nothing, and need no further check.
+        // Most slots share nothing.
         let bound = self.bound();
         if bound == 0 {
             return false;
@@ -575,7 +555,6 @@ impl Slot {
         bound > used && self.is_free() && last().is_some_and(|offset| offset >= used)
     }
 
-    /// Returns the extents that the slot shares and its block uses, with their memory.
     pub(crate) fn shared_parts(&self) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
         self.space.parts_in(0, self.shared.min(self.used()))
     }

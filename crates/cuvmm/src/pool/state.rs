@@ -26,7 +26,6 @@ use crate::extents::{Space, Unmapped};
 use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 
-/// How the pool's memory is created and passed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
     pub(crate) props: PhysicalProps,
@@ -64,14 +63,12 @@ pub enum Scrub {
     Never,
 }
 
-/// The operations in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    /// The number of operations that have begun.
+    /// Operations begun so far.
     begun: u64,
-    /// The number of operations that have ended.
+    /// Operations ended so far.
     ended: u64,
-    /// The numbers of the operations in flight.
     live: Vec<NonZeroU64>,
 }
 
@@ -92,7 +89,6 @@ impl Flights {
         self.live.iter().any(|live| numbers.contains(live))
     }
 
-    /// Begins an operation and returns its number.
     pub(super) fn begin(&mut self) -> NonZeroU64 {
         self.begun += 1;
         let number = NonZeroU64::new(self.begun).unwrap_or(NonZeroU64::MIN);
@@ -111,7 +107,7 @@ pub(crate) struct State {
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
     pub(crate) free_list: FreeList,
-    /// Physicals to be released to the driver when the operation has put its slots back.
+    /// Physicals to be released when the operation has put its slots back.
     pub(super) to_release: Vec<Unmapped>,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
@@ -122,15 +118,14 @@ pub(crate) struct State {
     pub(super) told: u64,
     /// How often memory became free while a request waited.
     pub(super) freed_count: u64,
-    /// The requests of futures.
     pub(super) queue: Queue,
-    /// `true` if the pool or a tenant may hold more than a limit that was lowered.
+    /// `true` if the pool or a tenant may exceed a lowered limit.
     pub(super) lowered: bool,
     /// `true` while an older request of another process lacks memory of the ledger.
     pub(super) others_lack: bool,
     /// `true` if an operation has work to do before it ends, its own or another operation's.
     pub(super) has_deferred: bool,
-    /// The number of slots of draining tenants that were listed to be purged since the last purge.
+    /// Slots of draining tenants that were listed to be purged since the last purge.
     pub(super) listed: usize,
     /// Slots of draining tenants with memory to be unmapped.
     pub(super) draining: VecDeque<SlotId>,
@@ -138,39 +133,34 @@ pub(crate) struct State {
     pub(super) untidy: Vec<(TenantId, HolderId)>,
     /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
     pub(super) is_uncovered: bool,
-    /// Blocks from stream caches to be freed when their slots are back.
+    /// Blocks from stream caches, to be freed when their slots are back.
     pub(super) to_free: Vec<FreedBlock>,
-    /// The live capture guards, and what polls of fences have found.
     pub(super) polls: Polls,
     pub(super) quarantine: Quarantine,
     pub(crate) refusals: u64,
-    /// How often the state was [audited](super::audit).
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
-    /// The number of slots that the locked section has opened or taken, and the most of one section.
+    /// The slots that the locked section has opened or taken, and the most of one section.
     #[cfg(debug_assertions)]
     pub(super) worked_on: usize,
     #[cfg(debug_assertions)]
     pub(super) most_worked_on: usize,
-    /// The mapper's work for the pool, if it has a mapper.
     pub(crate) precommit: Option<Precommit>,
-    /// The additional state of a hardened pool.
     pub(crate) hardening: Option<Box<Hardening>>,
     /// Slots with memory to be unmapped once their fences are complete.
     pub(crate) purging: VecDeque<SlotId>,
     next_tenant: u64,
-    /// The stream that fills and copies for blocks without a home stream, once there is one.
+    /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
 }
 
-/// Memory and addresses that the driver would not take back.
+/// Memory and addresses that the driver refused to take back.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
-    /// Physicals that it did not release, or that are mapped elsewhere. Their release is tried again
-    /// when memory is short or to be given back, and at the end of the pool.
+    /// Physicals that the driver refused to release, or that are mapped elsewhere. Their release is
+    /// tried again when memory is short or to be given back, and at the end of the pool.
     pub(super) physicals: VecDeque<Physical>,
-    /// Spaces with mappings stuck in them. Work may still use them, so they stay until the end of the
-    /// pool.
+    /// Spaces with stuck mappings. Work may still use them, so they stay until the end of the pool.
     pub(super) spaces: Vec<Space>,
 }
 
@@ -236,13 +226,12 @@ impl State {
         self.tenants.get(&id).map_or(0, Tenancy::kept)
     }
 
-    /// Returns a tenant's name, which is empty if the tenant is gone.
+    /// Returns a tenant's name; an empty name if the tenant is gone.
     pub(super) fn name_of(&self, id: TenantId) -> String {
         let tenancy = self.tenants.get(&id);
         tenancy.map_or_else(String::new, |tenancy| tenancy.name.clone())
     }
 
-    /// Returns `true` if a tenant is unregistered and not gone yet.
     pub(super) fn drains(&self, id: TenantId) -> bool {
         let tenancy = self.tenants.get(&id);
         tenancy.is_some_and(|tenancy| !tenancy.registered)
@@ -257,25 +246,24 @@ impl State {
         Some(self.slot_and_polls(id)?.0)
     }
 
-    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and what polls its fence.
+    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the polls for its fence.
     pub(super) fn slot_and_polls(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Polls)> {
         let slot = self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)?;
         Some((slot, &mut self.polls))
     }
 
-    /// Returns `true` while a capture guard lives.
     pub(super) const fn is_capturing(&self) -> bool {
         self.polls.is_capturing()
     }
 
-    /// Returns `true` if what is queued on `home` now would become part of a graph, or might break a
+    /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
     /// capture.
     pub(super) fn captures(&self, home: Option<&Stream>) -> Result<bool, CallError> {
         Ok(self.is_capturing() || home.map_or(Ok(false), Stream::is_capturing)?)
     }
 
-    /// Works on a slot that is not in its place meanwhile, so that no work done for it can take
-    /// memory from it. Returns `None` if there is no such slot, or if it is out.
+    /// Takes a slot, works on it, and puts it back: no work done for the slot can take memory from
+    /// it. Returns `None` if there is no such slot, or if it is out.
     pub(crate) fn with_slot<T>(
         &mut self,
         id: SlotId,
@@ -287,8 +275,8 @@ impl State {
         Some(done)
     }
 
-    /// Takes a slot from its place until the lock is released, and brings the last writers of its
-    /// memory up to date, which [growing within](Self::grow_within) the memory postpones.
+    /// Takes a slot from its place until the lock is released, and updates the last writers of its
+    /// memory, which [growing within](Self::grow_within) the memory postpones.
     pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
         self.note_slot();
         let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
@@ -296,7 +284,6 @@ impl State {
         Some(slot)
     }
 
-    /// Counts a slot that the locked section opens or takes, in debug builds.
     #[inline]
     pub(super) const fn note_slot(&mut self) {
         #[cfg(debug_assertions)]
@@ -306,7 +293,7 @@ impl State {
     }
 
     /// Puts a slot in its place, lists it for the memory that it can give, and lists it to be
-    /// [purged](super::purge) if some of its memory is not to be kept.
+    /// [purged](super::purge) if some of its memory must not be kept.
     pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
         let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
@@ -326,7 +313,7 @@ impl State {
         }
     }
 
-    /// Lists a slot to be [purged](super::purge), before the slots that are listed already. A slot
+    /// Lists a slot to be [purged](super::purge) before the slots that are listed already. A slot
     /// of a draining tenant is purged when the operation ends.
     pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
         if slot.purging && drains {
@@ -353,7 +340,6 @@ impl State {
         }
     }
 
-    /// Returns `true` if an operation has the slot out.
     pub(crate) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
         if self.flights.count() == 0 {
@@ -363,7 +349,6 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.is_out(id.index))
     }
 
-    /// Frees the number of a slot that is gone.
     pub(super) fn remove_range(&mut self, id: SlotId) {
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
             tenancy.remove_range(id.index);
@@ -371,7 +356,6 @@ impl State {
         self.forget_if_drained(id.tenant);
     }
 
-    /// Charges bytes for a slot that is out.
     pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) -> Charge {
         let charge = self.budget.charge(Some(id.tenant), Amount::bytes(bytes));
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
@@ -380,7 +364,6 @@ impl State {
         charge
     }
 
-    /// Refunds bytes that were charged for a slot that is out.
     pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64, charge: Charge) {
         self.budget.refund(charge);
         if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
@@ -388,14 +371,15 @@ impl State {
         }
     }
 
-    /// Updates the figures of a slot that is out: bytes charged for it are there now, or refunded.
+    /// Updates the figures of a slot that is out: its charged bytes are in the slot now, or
+    /// refunded.
     pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.renew(slot);
         }
     }
 
-    /// Gives up the slots that an operation had taken out when a panic ended it.
+    /// Gives up the slots that an operation had out when a panic ended it.
     pub(super) fn lose(&mut self, flight: NonZeroU64) {
         let tenants = self.tenants.values_mut();
         tenants.for_each(|tenancy| tenancy.lose(flight));
@@ -409,15 +393,14 @@ impl State {
         }
     }
 
-    /// Returns `true` if the block sleeps, or an operation is moving it.
     pub(super) fn is_asleep(&self, place: &BlockPlace) -> bool {
         let tenancy = self.tenants.get(&place.slot.tenant);
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
     /// Updates whether freed blocks of a tenant bypass the stream caches: they do while a block of
-    /// it sleeps, and while the pool or the tenant exceeds a lowered limit. Holders report what they
-    /// free while a limit is exceeded, and when they ended or the tenant drains.
+    /// the tenant sleeps, and while the pool or the tenant exceeds a lowered limit. Holders report
+    /// freed memory while a limit is exceeded, and when they ended or the tenant drains.
     pub(super) fn update_bypass(&self, id: TenantId) {
         if let Some(tenancy) = self.tenants.get(&id) {
             let exceeds = self.lowered && self.budget.excess() > 0;
@@ -429,7 +412,7 @@ impl State {
         }
     }
 
-    /// Removes a tenant that is unregistered and has no slot left.
+    /// Removes an unregistered tenant without slots.
     pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
         let drained = self
             .tenants
@@ -441,7 +424,6 @@ impl State {
         }
     }
 
-    /// Refuses to reserve more bytes of addresses than are left.
     pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
         match wanted <= self.budget.addresses_left() {
             true => Ok(()),
@@ -449,7 +431,6 @@ impl State {
         }
     }
 
-    /// Returns the error for `wanted` bytes of addresses.
     pub(super) fn out_of_addresses(&self, wanted: u64) -> BlockError {
         BlockError::OutOfAddresses {
             wanted,
@@ -458,17 +439,14 @@ impl State {
         }
     }
 
-    /// Returns the error for `wanted` bytes that a tenant cannot have now.
     pub(super) fn out_of_memory(&self, id: TenantId, wanted: u64) -> BlockError {
         BlockError::OutOfMemory(self.shortage(id, wanted, 0))
     }
 
-    /// Returns the error for `wanted` bytes that a tenant cannot have while a graph is captured.
     pub(super) fn captured(&self, id: TenantId, wanted: u64) -> BlockError {
         BlockError::Capturing(self.shortage(id, wanted, 0))
     }
 
-    /// Returns the error for `wanted` bytes that the driver does not have left.
     pub(super) fn driver_out_of_memory(
         &self,
         id: TenantId,
@@ -479,7 +457,6 @@ impl State {
         BlockError::DriverOutOfMemory { cause, shortage }
     }
 
-    /// Returns the figures for a refusal.
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
         let account = self.budget.account(id);
         let mut holders: Vec<(String, u64)> = self
@@ -537,7 +514,6 @@ impl State {
     }
 }
 
-/// The error for a block whose tenant is gone.
 pub(super) fn gone() -> BlockError {
     BlockError::Unregistered(String::new())
 }

@@ -14,7 +14,7 @@ use super::tenancy::Tenancy;
 use crate::calls::CallCounts;
 use crate::display::{Bytes, Table};
 
-/// A pool's statistics. Sizes in bytes.
+/// A pool's statistics, in bytes.
 ///
 /// `committed = in_use + padding + precommitted + cached + pending_free + leased + shared`. The
 /// driver gave the pool `committed + free + quarantined`.
@@ -31,31 +31,31 @@ pub struct PoolStats {
     pub in_use: u64,
     /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
     pub padding: u64,
-    /// Memory that was mapped ahead of the growth of blocks and never used. It is given up before a
-    /// request is refused.
+    /// Memory mapped ahead of the growth of blocks and never used. It is given up before a request
+    /// is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
     /// Idle memory, mapped, whose fence is complete.
     #[doc(alias = "warm")]
     #[doc(alias = "idle")]
     pub cached: u64,
-    /// Idle memory, mapped, whose fence is not known to be complete. The fence is polled when the
-    /// memory is requested. The home stream can reuse the memory at once.
+    /// Idle memory, mapped, whose fence is not known to be complete. The home stream can reuse the
+    /// memory at once; for other requests the fence is polled.
     #[doc(alias = "limbo")]
     pub pending_free: u64,
     /// Freed memory that a lease keeps.
     pub leased: u64,
     /// Memory in use under the first bytes of several blocks, which [forks](super::Block::fork)
-    /// have in common, counted once. It is in none of the figures above.
+    /// have in common, counted once. The figures before do not include it.
     pub shared: u64,
-    /// Memory from the driver that is unmapped and that no tenant holds, including memory on its
-    /// way back to the driver.
+    /// Unmapped memory from the driver that no tenant holds, including memory on its way back to
+    /// the driver.
     pub free: u64,
-    /// Memory that could not be given back to the driver, which the pool does not use. Where the driver
-    /// has refused a release, the pool asks again before a request is refused, in
-    /// [`trim`](super::Pool::trim), at the end of a sleep that [releases](crate::sleep::Blocks::release)
-    /// memory, and when a limit is lowered or a guarantee granted. What work may still use is given back
-    /// when the pool is closed.
+    /// Memory that could not be released, which the pool does not use. Where the driver has refused
+    /// a release, the pool asks again before a request is refused, in [`trim`](super::Pool::trim),
+    /// at the end of a sleep that [releases](crate::sleep::Blocks::release) memory, and when a
+    /// limit is lowered or a guarantee granted. Memory that work may still use is released when the
+    /// pool is closed.
     pub quarantined: u64,
     /// Idle memory in one extent with memory in use, which no other tenant can have.
     pub stranded: u64,
@@ -63,26 +63,26 @@ pub struct PoolStats {
     /// memory is released when it is given up and its fence is complete. It counts in no figure
     /// then, although the driver keeps it as long as a process that imported it does.
     pub exported: u64,
-    /// Memory that [sleeping](super::Tenant::blocks) blocks have when they are awake. It is charged
-    /// to no tenant.
+    /// Memory that sleeping blocks gave up and get back when they [wake](super::Tenant::blocks). It
+    /// is charged to no tenant.
     pub asleep: u64,
     /// Mapped extents.
     pub mappings: u64,
     /// The limit of mapped extents.
     pub mapping_limit: u64,
     /// Reserved addresses. They include guards, resting addresses, and the addresses of freed
-    /// blocks that were allocated [side by side](super::BlockBuilder::allocate_adjacent) with
-    /// blocks that live.
+    /// blocks that were allocated [side by side](super::BlockBuilder::allocate_adjacent) with live
+    /// blocks.
     pub addresses: u64,
     /// The limit of reserved addresses.
     pub address_limit: u64,
     /// Freed blocks whose addresses rest, in a hardened pool.
     pub resting_blocks: u64,
-    /// Addresses that rest: reserved, with nothing mapped, and no tenant's.
+    /// Addresses that rest: reserved, with nothing mapped, and of no tenant.
     pub resting_addresses: u64,
-    /// Allocations and growths that were refused because memory, mappings or addresses were short.
+    /// Allocations and growths refused because memory, mappings or addresses were short.
     pub refusals: u64,
-    /// Driver calls by kind, made through the device handle that the pool was built on.
+    /// Driver calls by kind, through the device handle that the pool was built on.
     pub calls: CallCounts,
     /// The tenants, in the order of their registration, including draining tenants.
     pub tenants: Vec<TenantStats>,
@@ -166,7 +166,7 @@ impl fmt::Display for PoolStats {
     }
 }
 
-/// A tenant's statistics. Sizes in bytes; [`PoolStats`] explains the figures.
+/// A tenant's statistics, in bytes; [`PoolStats`] explains the figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct TenantStats {
@@ -174,9 +174,9 @@ pub struct TenantStats {
     pub name: String,
     /// `true` if the tenant is unregistered and waits for its last block and lease to end.
     pub draining: bool,
-    /// The guarantee: what the tenant can always have.
+    /// The bytes that the tenant can always have.
     pub guarantee: u64,
-    /// The limit: the tenant is never charged more.
+    /// The bytes that the tenant is never charged beyond.
     pub limit: u64,
     /// The priority.
     pub priority: i32,
@@ -188,8 +188,7 @@ pub struct TenantStats {
     pub in_use: u64,
     /// Bytes that blocks have beyond their sizes because memory comes in whole granules.
     pub padding: u64,
-    /// Memory that was mapped ahead of the growth of blocks and never used. It is given up before a
-    /// request is refused.
+    /// Memory mapped ahead of the growth of blocks and never used.
     #[doc(alias = "margin")]
     pub precommitted: u64,
     /// Idle memory whose fence is complete.
@@ -207,7 +206,7 @@ pub struct TenantStats {
     pub stranded: u64,
     /// The part of `committed` that was exported.
     pub exported: u64,
-    /// Memory that sleeping blocks have when they are awake.
+    /// Memory that sleeping blocks gave up and get back when they wake.
     pub asleep: u64,
     /// Mapped extents.
     pub mappings: u64,
@@ -217,7 +216,7 @@ pub struct TenantStats {
     pub blocks: u64,
     /// Live leases.
     pub leases: u64,
-    /// Allocations and growths that were refused because memory, mappings or addresses were short.
+    /// Allocations and growths refused because memory, mappings or addresses were short.
     pub refusals: u64,
     /// Bytes in use by tag, without blocks that have no tag and without shared memory.
     pub tags: BTreeMap<String, u64>,
@@ -293,7 +292,7 @@ impl State {
     }
 
     /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
-    /// a block that wakes, may already be charged for memory that it is about to take from the free
+    /// a waking block, may already be charged for memory that it is about to take from the free
     /// list.
     const fn free(&self) -> u64 {
         let taken = self.budget.held() + self.budget.quarantined();

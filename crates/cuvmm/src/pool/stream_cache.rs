@@ -28,7 +28,6 @@ const ROOM: usize = 128;
 /// The pool's clock, which all threads share, advances once in this number of frees here.
 const FREES_A_TICK: u32 = 16;
 
-/// A tenant as its blocks refer to it.
 pub(crate) struct Owner {
     pub(crate) core: Arc<Core>,
     pub(crate) tenant: TenantId,
@@ -40,16 +39,14 @@ pub(crate) struct Owner {
 pub(crate) struct Held {
     pub(crate) owner: Arc<Owner>,
     pub(crate) place: BlockPlace,
-    /// The size as requested.
     pub(crate) size: u64,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) grain: ExtentOptions,
     pub(crate) home: Option<Stream>,
-    /// The stream cache of its home stream.
     pub(crate) stream_cache: Option<Arc<StreamCache>>,
 }
 
-/// A block that was freed, and the time of that.
+/// A freed block, and the time of the free.
 struct CachedBlock {
     held: Held,
     freed: u64,
@@ -73,14 +70,12 @@ pub(crate) struct Shape<'a> {
     pub(crate) grain: ExtentOptions,
 }
 
-/// The stream caches of one tenant.
 pub(crate) struct StreamCaches {
     keys: StreamKeys,
-    /// Each is made with the first block of its stream.
+    /// Made with the first block of each stream.
     stream_caches: [OnceLock<Arc<StreamCache>>; StreamKeys::PLACES],
     /// `true` while no block is put in these caches.
     bypassed: AtomicBool,
-    /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
 
@@ -88,9 +83,8 @@ pub(crate) struct StreamCaches {
 #[repr(align(128))]
 pub(crate) struct StreamCache {
     contents: Mutex<Contents>,
-    /// `true` if the cache has blocks, so that sweeps need not lock empty ones.
+    /// `true` if the cache has blocks: sweeps need not lock empty caches.
     has_blocks: AtomicBool,
-    /// The pool's clock.
     clock: Arc<AtomicU64>,
 }
 
@@ -129,8 +123,8 @@ impl StreamCache {
         Some(stream_cached.held)
     }
 
-    /// Puts a block in the cache that was used on its home stream only. Hands the block back if the
-    /// cache is full, closed or bypassed, or a request waits for memory.
+    /// Puts in the cache a block that only its home stream used. Hands the block back if the cache
+    /// is full, closed or bypassed, or a request waits for memory.
     #[inline]
     pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
@@ -197,7 +191,7 @@ impl StreamCaches {
         self.bypassed.load(Ordering::Relaxed)
     }
 
-    /// Returns the stream cache for blocks of a stream: its own, while there are enough.
+    /// Returns the stream cache for a stream's blocks: its own for each of the first streams.
     pub(crate) fn of(&self, stream: &Stream) -> &Arc<StreamCache> {
         let place = self.keys.place_of(stream);
         self.made(StreamKeys::at(&self.stream_caches, place))
@@ -216,8 +210,8 @@ impl Unswept for StreamCaches {
     }
 
     fn sweep_each(&self) -> Vec<FreedBlock> {
-        // A cache that does not exist yet is made, since the thread that would make it may not see
-        // what this thread did.
+        // A missing cache is made now, since the thread that would make it later may not see this
+        // thread's changes.
         self.stream_caches
             .iter()
             .flat_map(|stream_cache| self.made(stream_cache).clear())
@@ -230,7 +224,7 @@ impl Unswept for StreamCaches {
     }
 
     fn close(&self) -> Vec<FreedBlock> {
-        // A cache that does not exist yet must not be made open later.
+        // A missing cache must not be made open later.
         self.stream_caches
             .iter()
             .flat_map(|stream_cache| {

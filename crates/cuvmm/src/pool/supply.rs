@@ -19,9 +19,9 @@ const WORTH_MAPPING: u64 = 4;
 
 impl Locked<'_> {
     /// Gathers unmapped physicals of at most `largest` that make up `bytes` (whole granules), which
-    /// the tenant has been charged. With `claims`, memory is reclaimed from other tenants if the
-    /// driver has no more. On failure nothing has changed, except that memory of the free list may
-    /// have been released to the driver.
+    /// the tenant has been charged. With `claims`, reclaims memory from other tenants if the driver
+    /// has no more. On failure nothing has changed, except that memory of the free list may have
+    /// been released.
     pub(crate) fn gather(
         &mut self,
         id: TenantId,
@@ -47,9 +47,8 @@ impl Locked<'_> {
         Ok(physicals)
     }
 
-    /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been charged,
-    /// or of smaller ones that make them up. On failure nothing has changed, as with
-    /// [`gather`](Self::gather).
+    /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been
+    /// charged, or smaller physicals that make them up. Fails as [`gather`](Self::gather) does.
     pub(super) fn gather_sizes(
         &mut self,
         id: TenantId,
@@ -74,7 +73,7 @@ impl Locked<'_> {
             return Ok(vec![unmapped]);
         }
         if self.budget.creatable() < size {
-            // What the free list holds is made into one.
+            // Makes one physical of the free list's memory.
             self.merge_free(size);
         }
         if self.budget.creatable() >= size
@@ -116,8 +115,7 @@ impl Locked<'_> {
             if let Some(unmapped) = self.free_list.take_within(want, Some(id.0), foreign) {
                 return Ok(unmapped);
             }
-            // The memory left in the free list is too large or needs a scrub: it is released to the
-            // driver.
+            // The memory left in the free list is too large or needs a scrub.
             if let Some(unmapped) = self.free_list.take_largest() {
                 self.release(unmapped);
                 continue;
@@ -125,16 +123,16 @@ impl Locked<'_> {
             let Some(cause) = refused else {
                 return Err(self.out_of_memory(id, left));
             };
-            // The driver has no more although the pool's limit allows it: other programs have it.
-            // The pool's idle memory is reclaimed instead.
+            // Other programs have the memory that the pool's limit allows. The pool's idle memory
+            // is reclaimed instead.
             if !claims || self.take_back_any(id, want)? == 0 {
                 return Err(self.driver_out_of_memory(id, left, cause));
             }
         }
     }
 
-    /// Releases many small physicals of the free list so that one of `want` bytes can be created
-    /// instead, if that costs less than mapping them all, or releases one larger physical.
+    /// Releases many small physicals of the free list so that one of `want` bytes can be created,
+    /// if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
         let missing = want - self.budget.creatable();
         if self.free_list.unmapped_for(want) <= WORTH_MAPPING {
@@ -171,21 +169,21 @@ impl Locked<'_> {
 }
 
 impl Core {
-    /// Returns the room of an operation that is to create up to `ahead` bytes.
     pub(super) const fn room(&self, ahead: u64) -> Room<'_> {
         Room::for_bytes(&self.claimed, ahead)
     }
 
-    /// Checks that as much is free as the limit requires, besides what memory pools of the driver may
-    /// still obtain and what operations are about to create. Called without the pool's lock.
+    /// Checks that the limit's free bytes are free, besides those that memory pools of the driver
+    /// may still obtain and those that operations are about to create. Called without the pool's
+    /// lock.
     pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
         let _one_by_one = self.creating();
         self.free_beyond(policy.leave_free, 0).map(drop)
     }
 
-    /// Makes sure that `size` bytes may be created. Asks the driver what is free, if the limit requires
-    /// that and `room` has not enough. No other thread of the pool asks or creates while the returned
-    /// value lives. Called without the pool's lock.
+    /// Makes sure that `size` bytes may be created. Asks the driver how much is free, if the limit
+    /// requires that and `room` has too little. No other thread of the pool asks or creates while
+    /// the returned value lives. Called without the pool's lock.
     fn find_room(
         &self,
         policy: &Policy,
@@ -203,16 +201,16 @@ impl Core {
         Ok(Some(creating))
     }
 
-    /// Excludes the other threads of the pool that ask and create: two concurrent questions would both
-    /// find room for one creation.
+    /// Excludes the other threads of the pool that ask and create: two concurrent questions would
+    /// both find room for one creation.
     fn creating(&self) -> MutexGuard<'_, ()> {
         let creating = self.creating.lock();
         creating.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the bytes that the driver has free beyond `leave_free`, beyond what memory pools of the
-    /// driver may still obtain, and beyond what operations are about to create; an error if there are
-    /// fewer than `least`.
+    /// Returns the driver's free bytes beyond `leave_free`, beyond those that memory pools of the
+    /// driver may still obtain, and beyond those that operations are about to create; an error if
+    /// there are fewer than `least`.
     fn free_beyond(&self, leave_free: u64, least: u64) -> Result<u64, CallError> {
         let (free, promised) = self.free_and_promised()?;
         let kept = leave_free.saturating_add(promised);
@@ -235,7 +233,7 @@ impl Core {
             cause,
         };
         let _one_by_one = self.find_room(policy, size, room).map_err(failed)?;
-        // Counted before it is there, so that other processes never take it for foreign memory.
+        // Counted before it exists, so that other processes never take it for foreign memory.
         self.note_created(size);
         let created = Physical::builder(&self.device, size)
             .with_props(policy.props)
@@ -243,7 +241,7 @@ impl Core {
         match created {
             Ok(_) => room.use_up(size),
             Err(_) => {
-                // What was found free is not: the next creation asks again.
+                // The free figure was wrong: the next creation asks again.
                 room.give_up();
                 self.note_not_created(size);
             }

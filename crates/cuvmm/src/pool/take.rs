@@ -9,8 +9,8 @@ use crate::extents::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
     /// Takes out the memory that was placed behind `begun` in a slot that is out, and refunds it.
-    /// Only `running` may still use it. Memory that cannot be unmapped is quarantined, and all of
-    /// it if `running` is not complete.
+    /// Only `running` may still use it: if that is incomplete, all of the memory is quarantined,
+    /// otherwise only memory that cannot be unmapped.
     pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
         if slot.space.last_offset().is_none_or(|last| last < begun) {
             return;
@@ -20,8 +20,8 @@ impl Locked<'_> {
         self.abandon(slot, taken);
     }
 
-    /// Accounts for extents that a slot, which is out, has lost because a roll-back failed; returns
-    /// the reason.
+    /// Accounts for extents that a slot, which is out, has lost in a failed roll-back; returns the
+    /// reason.
     pub(super) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> MemoryError {
         let stuck = lost.stuck.into_iter();
         stuck.for_each(|stuck| self.stuck(slot, stuck));
@@ -29,8 +29,8 @@ impl Locked<'_> {
         lost.error
     }
 
-    /// Accounts for extents that were taken out of a slot, which is out, and gives up those that no
-    /// other slot maps; returns their bytes.
+    /// Accounts for extents taken out of a slot, which is out, and gives up those that no other
+    /// slot maps; returns their bytes.
     pub(super) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
         let (mut own, mut bytes) = (Vec::new(), 0);
         for (offset, unmapped) in taken.into_parts() {
@@ -46,7 +46,7 @@ impl Locked<'_> {
         bytes
     }
 
-    /// Accounts for bytes that are stuck in a slot as quarantined.
+    /// Quarantines bytes that are stuck in a slot.
     pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
         if bytes > 0 {
             slot.broken = true;
@@ -54,8 +54,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Unmaps extents of a slot that is out, the last one first, and keeps their memory if it may
-    /// be kept; returns the bytes.
+    /// Unmaps extents of a slot that is out, the last first, and keeps their memory if it may be
+    /// kept; returns the bytes.
     pub(super) fn take_extents(&mut self, slot: &mut Slot, at: Vec<u64>) -> Result<u64, CallError> {
         let mut taken = TakenOut::default();
         let outcome = self.unlocked(|| slot.completed()?.take_out(at, &mut taken));
@@ -65,8 +65,8 @@ impl Locked<'_> {
         outcome.map(|()| bytes)
     }
 
-    /// Takes all memory from a slot, which is out, that its block does not use: memory that could
-    /// be reclaimed, and memory that other slots map too.
+    /// Takes all memory from a slot, which is out, that its block does not use: reclaimable memory,
+    /// and memory that other slots map too.
     pub(super) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let unused = slot.spare().chain(slot.parting());
         let at: Vec<u64> = unused.map(|extent| extent.offset).collect();

@@ -1,4 +1,4 @@
-//! Giving physical memory back to the driver: down to a number of bytes, or all of it at the end.
+//! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
 use super::budget::TenantId;
 use super::core::{Core, Locked};
@@ -22,18 +22,18 @@ impl Locked<'_> {
         }
         let free_list = self.free_list.bytes().saturating_sub(excess(self));
         self.release_free(free_list);
-        // Exported memory was released on the way.
+        // Includes exported memory, released on the way.
         Ok(self.budget.given_back() - before)
     }
 
-    /// Gives everything back. No tenant, block or lease handle exists any more.
+    /// Gives all memory and addresses back. No tenant, block or lease handle exists any more.
     pub(crate) fn shut(&mut self) -> Result<(), CallError> {
         let outcome = self.give_all_back();
         let (_, refusal) = self.retry_releases(usize::MAX);
         outcome.and(refusal.map_or(Ok(()), Err))
     }
 
-    /// Gives everything back except for physicals that the driver refuses to release.
+    /// [Shuts](Self::shut) the pool, except for physicals that the driver refuses to release.
     fn give_all_back(&mut self) -> Result<(), CallError> {
         if let Some(forked) = self.device.forked() {
             return Err(forked);
@@ -74,7 +74,7 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Unmaps all memory of a slot that was taken out.
+    /// Unmaps all memory of a slot that is out.
     fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
         let mut taken = TakenOut::default();
         let stripped = self.unlocked(|| {
@@ -86,7 +86,7 @@ impl Locked<'_> {
         stripped
     }
 
-    /// Tries once more to give back quarantined spaces. Work may still use them, so they are unmapped
+    /// Tries once more to free quarantined spaces. Work may still use them, so they are unmapped
     /// behind all work of the device.
     fn empty_quarantined_spaces(&mut self) -> Result<(), CallError> {
         let mut outcome = Ok(());
@@ -113,8 +113,8 @@ impl Drop for Core {
         let shut = state.give_all_back();
         state.retry_releases(usize::MAX);
         let refused: u64 = state.quarantine.physicals.iter().map(Physical::size).sum();
-        // What the driver refused to release stays charged to the ledger. Its owners report it when
-        // they are dropped. What else is counted was released with its mapping.
+        // Memory that the driver refused to release stays charged to the ledger; its owners report
+        // it when they are dropped. All other counted memory was released with its mapping.
         let counted = state.budget.obtained();
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);

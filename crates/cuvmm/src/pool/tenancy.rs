@@ -1,8 +1,8 @@
-//! A tenant's part of the pool's state: its slots, and lists of those that can be reused or give
-//! memory.
+//! A tenant's part of the pool's state: its slots, and lists of the slots that can be reused or
+//! give memory.
 //!
 //! A slot that an operation works on is *out*: not in its place, and on no list. Its place then
-//! holds the slot's figures, and the bytes that were charged for it since.
+//! holds the slot's figures, and the bytes charged for the slot since.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,16 +17,16 @@ use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
 
-/// The class under which empty slots are listed that no block may be put in.
+/// The class of empty slots that no block may be put in.
 const NO_CLASS: Class = Class {
     size: 0,
     largest: 0,
 };
 
-/// A slot in a list, ordered by age.
+/// A listed slot: its age and number.
 pub(crate) type Aged = (u64, usize);
 
-/// A block that was freed, and the time of that.
+/// A freed block, and the time of the free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreedBlock {
     pub(crate) slot: SlotId,
@@ -35,24 +35,23 @@ pub(crate) struct FreedBlock {
 
 /// Freed blocks that the pool does not know of yet.
 pub(crate) trait Unswept: Send + Sync {
-    /// Takes all of them; they belong to the pool from here on.
+    /// Takes all blocks; they belong to the pool from here on.
     fn sweep(&self) -> Vec<FreedBlock>;
 
-    /// Takes all of them, and makes every thread that frees a block later see what this thread did
+    /// Takes all blocks, and makes every thread that frees a block later see what this thread did
     /// before.
     fn sweep_each(&self) -> Vec<FreedBlock>;
 
-    /// Sets whether blocks that are freed go to the pool at once instead of being kept here.
+    /// Sets whether freed blocks go to the pool at once instead of being kept here.
     fn bypass(&self, yes: bool);
 
-    /// Takes all of them for the last time: blocks that are freed later go to the pool.
+    /// Takes all blocks for the last time: blocks freed later go to the pool.
     fn close(&self) -> Vec<FreedBlock>;
 }
 
 /// The kinds of memory that can be reclaimed from a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Give {
-    /// Memory that was in use.
     Cached,
     /// Memory that was placed ahead of a block's growth.
     Precommitted,
@@ -62,41 +61,31 @@ pub(crate) struct Tenancy {
     pub(crate) name: String,
     pub(crate) priority: i32,
     pub(crate) hook: Option<PressureHook>,
-    /// Called when this tenant itself is short of memory.
     pub(crate) shortage_hook: Option<PressureHook>,
     pub(crate) registered: bool,
-    /// `true` if the tenant holds more than its own limit, after that was lowered. Updated when a
-    /// limit changes and when memory beyond a limit was reclaimed.
+    /// `true` if the tenant exceeds its own lowered limit. Updated when a limit changes and when
+    /// memory beyond a limit was reclaimed.
     pub(crate) beyond: bool,
     pub(crate) refusals: u64,
-    /// The handle that users have of the tenant, while one lives.
+    /// The users' handle of the tenant, while one lives.
     pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
-    /// Freed blocks that the lists do not know of yet.
     pub(crate) unswept: Arc<dyn Unswept>,
-    /// Slots that are side by side.
     pub(crate) rows: Rows,
-    /// Owners of extents that are in no slot.
     pub(crate) holders: Vec<Held>,
-    /// The memory that several slots of the tenant map.
     pub(crate) share_table: ShareTable,
     slots: Vec<Place>,
-    /// The number of slots whose block is not awake.
     sleepers: usize,
-    /// Indices in `slots` without a slot.
     vacant: Vec<usize>,
-    /// The number of slots that the locked section has taken, and has to put back before it ends.
+    /// The slots that the locked section has taken, and has to put back before it ends.
     #[cfg(debug_assertions)]
     taken: usize,
-    /// Slots without block and lease, by class, the most recently used at the end.
+    /// Slots without block and lease, by class, the most recently used last.
     reusable: BTreeMap<Class, BTreeSet<Aged>>,
-    /// Slots that memory can be taken from.
     idle: BTreeSet<Aged>,
     precommitted: BTreeSet<Aged>,
 }
 
-/// The place of a slot.
 enum Place {
-    /// No slot has this number.
     Vacant,
     /// The locked section has the slot, or the slot was lost to a panic.
     Taken,
@@ -104,17 +93,16 @@ enum Place {
     In(Listed),
 }
 
-/// The record that replaces a slot that is out.
 struct Out {
     /// The number of the operation that has the slot.
     flight: NonZeroU64,
-    /// The slot's figures when it was taken out or last renewed.
+    /// From when the slot was taken out or last renewed.
     figures: Figures,
-    /// The tag of its block.
+    /// The block's tag.
     tag: Option<Arc<str>>,
-    /// Bytes that were charged for it since.
+    /// Bytes charged for the slot since.
     charged: u64,
-    /// Bytes that were idle and are about to be in use again.
+    /// Idle bytes that are about to be in use again.
     revived: u64,
 }
 
@@ -157,8 +145,7 @@ impl Tenancy {
         }
     }
 
-    /// Returns the figures of all slots, including those that are out, each with the tag of its
-    /// block.
+    /// Returns the figures of all slots, including those that are out, each with its block's tag.
     pub(crate) fn figures(&self) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
         self.slots.iter().filter_map(Place::figures)
     }
@@ -197,7 +184,6 @@ impl Tenancy {
         self.holders.iter_mut().find(|held| held.id == id)
     }
 
-    /// Returns `true` if blocks of the tenant use memory.
     pub(crate) fn uses_memory(&self) -> bool {
         let mut holders = self.holders.iter();
         self.figures().any(|(figures, _)| figures.in_use > 0)
@@ -249,7 +235,6 @@ impl Tenancy {
         }
     }
 
-    /// Returns `true` if a block of the tenant is not awake.
     pub(crate) const fn has_sleepers(&self) -> bool {
         self.sleepers > 0
     }
@@ -258,7 +243,7 @@ impl Tenancy {
         self.slots.len() == self.vacant.len() && self.holders.is_empty()
     }
 
-    /// Returns a number for a new slot, which is out for now.
+    /// Returns a number for a new slot, which is out.
     pub(crate) fn vacancy(&mut self, flight: NonZeroU64) -> usize {
         let place = Place::out(flight, Figures::default(), None);
         if let Some(index) = self.vacant.pop()
@@ -275,7 +260,6 @@ impl Tenancy {
         matches!(self.slots.get(index), Some(Place::Out(_)))
     }
 
-    /// Returns `true` if the block of the slot is not awake.
     pub(crate) fn sleeps(&self, index: usize) -> bool {
         match self.slots.get(index) {
             Some(Place::In(listed)) => !listed.slot.sleep_state.is_awake(),
@@ -284,7 +268,7 @@ impl Tenancy {
         }
     }
 
-    /// Returns the blocks whose slots are out: the operation that has each slot, the block's tag,
+    /// Returns the blocks whose slots are out: the operation that has the slot, the block's tag,
     /// and the slot's figures.
     pub(crate) fn blocks_out(
         &self,
@@ -297,21 +281,20 @@ impl Tenancy {
         })
     }
 
-    /// Changes the bytes that were charged for a slot that is out.
     pub(crate) fn note_charge(&mut self, index: usize, change: impl FnOnce(u64) -> u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.charged = change(out.charged);
         }
     }
 
-    /// Notes bytes of a slot that is out and that are about to be in use again.
+    /// Notes bytes of a slot that is out, which are about to be in use again.
     pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
         }
     }
 
-    /// Updates the figures of a slot that is out. Whether its block sleeps is updated when the slot
+    /// Updates the figures of a slot that is out, except `sleeps`, which is updated when the slot
     /// is put back.
     pub(crate) fn renew(&mut self, slot: &Slot) {
         if let Some(Place::Out(out)) = self.slots.get_mut(slot.id.index) {
@@ -322,7 +305,6 @@ impl Tenancy {
         }
     }
 
-    /// Frees a number that no slot has any more.
     pub(crate) fn remove_range(&mut self, index: usize) {
         self.rows.forget(index);
         if let Some(place) = self.slots.get_mut(index) {
@@ -386,7 +368,7 @@ impl Tenancy {
         Some(slot)
     }
 
-    /// Puts a slot in its place, and on the lists where it belongs.
+    /// Puts a slot in its place, and on its lists.
     pub(crate) fn put(&mut self, mut slot: Box<Slot>) {
         let index = slot.id.index;
         if slot.shared > 0 {
@@ -431,8 +413,7 @@ impl Tenancy {
         self.slots.iter().any(|place| matches!(place, Place::Taken))
     }
 
-    /// Returns whether a slot is listed as one that a block may be put in, and as one that gives
-    /// memory.
+    /// Returns two flags: a slot is listed for a block to be put in, and listed as giving memory.
     #[cfg(debug_assertions)]
     pub(crate) fn lists(&self, index: usize) -> (bool, bool) {
         match self.slots.get(index) {
@@ -470,7 +451,7 @@ impl Tenancy {
         self.taken > 0
     }
 
-    /// Gives up the slots that an operation had taken out when a panic ended it.
+    /// Gives up the slots that an operation had out when a panic ended it.
     pub(crate) fn lose(&mut self, flight: NonZeroU64) {
         for place in &mut self.slots {
             if matches!(place, Place::Out(out) if out.flight == flight) {
@@ -501,7 +482,7 @@ impl Tenancy {
         single.chain(rows.map(<[usize]>::to_vec)).collect()
     }
 
-    /// Returns the next slot that gives memory after another one in age, the oldest first.
+    /// Returns the oldest slot that gives memory and is younger than `after`.
     pub(crate) fn next_giving(&self, give: Give, after: Option<Aged>) -> Option<Aged> {
         let list = match give {
             Give::Cached => &self.idle,
@@ -511,8 +492,8 @@ impl Tenancy {
         list.range((after, Bound::Unbounded)).next().copied()
     }
 
-    /// Returns `false` if the tenant has no memory that could be reclaimed, even later, unless a block
-    /// is freed.
+    /// Returns `false` if the tenant has no memory that could be reclaimed, even later, unless a
+    /// block is freed.
     pub(crate) fn may_give(&self) -> bool {
         let listed = !self.idle.is_empty() || !self.precommitted.is_empty();
         listed || !self.holders.is_empty() || self.share_table.bytes() > 0
@@ -544,7 +525,6 @@ impl Place {
         }
     }
 
-    /// Returns `true` if the slot is out and its block is not awake.
     fn is_sleepers(&self) -> bool {
         matches!(self, Self::Out(out) if out.figures.sleeps)
     }
@@ -573,7 +553,7 @@ impl Place {
                 Some((slot.figures(), tag))
             }
             Self::Out(out) => {
-                // Memory on its way counts as if it were behind the block's end already.
+                // Memory on its way counts as if it were behind the block's end.
                 let mut figures = out.figures.clone();
                 figures.precommitted += out.charged;
                 Some((figures, out.tag.as_ref()))

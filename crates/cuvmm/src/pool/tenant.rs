@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::{AccessGrant, Stream};
 
-/// The number of slots that are added up before the lock is released.
+/// The number of slots added up before the lock is released.
 const SLOTS_AT_ONCE: usize = 256;
 
 /// A builder of a [`Tenant`], made by [`Pool::tenant`](super::Pool::tenant).
@@ -45,8 +45,8 @@ impl<'a> TenantBuilder<'a> {
     }
 
     /// Sets the bytes that the tenant can always have; 0 by default. The guarantees of a pool's
-    /// tenants, plus what its tenants use beyond their guarantees when a new tenant registers, are
-    /// at most the pool's limit.
+    /// tenants, plus their use beyond their guarantees when a new tenant registers, are at most the
+    /// pool's limit.
     pub const fn guarantee(mut self, bytes: u64) -> Self {
         self.guarantee = bytes;
         self
@@ -69,9 +69,9 @@ impl<'a> TenantBuilder<'a> {
     /// tenant would be refused. The function gives memory back by dropping or shrinking blocks.
     ///
     /// The hook is called when it can help: if this tenant holds memory above its guarantee that
-    /// cannot be reclaimed without it; if the other tenant's own limit is not what is short; and,
-    /// unless the other tenant waits, if the hooks of all tenants together could give what is
-    /// missing. [`Pressure`] has the amounts. Each request calls a hook at most once.
+    /// cannot be reclaimed without the hook; if the other tenant's own limit is not the cause; and,
+    /// unless the other tenant waits, if the hooks of all tenants together could give the missing
+    /// memory. [`Pressure`] has the amounts. Each request calls a hook at most once.
     ///
     /// # What a hook may do
     /// - **It may call** every function of this library, for any pool: drop, shrink, allocate and
@@ -84,11 +84,13 @@ impl<'a> TenantBuilder<'a> {
     ///   the request.
     /// - **It must not wait** for the request that it serves: for a future that was polled before,
     ///   for `sleep_async` or `wake_async`, for a thread that waits for this request, or for a lock
-    ///   that the requesting thread may hold while it allocates. The library cannot detect these.
+    ///   that the requesting thread may hold while it allocates. The library cannot detect these
+    ///   waits.
     /// - **It runs** on the thread that makes the request, or on the mapper's thread for a
-    ///   [future](super::futures), with no lock of the pool held. A panic in it unwinds through the
-    ///   call that made the request; on the mapper's thread it is logged, and the mapper goes on.
-    ///   The hook may own blocks and tenants of the pool, and is dropped without a lock, too.
+    ///   [future](super::futures), with no lock of the pool held. A panic in the hook unwinds
+    ///   through the call that made the request; on the mapper's thread it is logged, and the
+    ///   mapper goes on. The hook may own blocks and tenants of the pool, and is dropped without a
+    ///   lock, too.
     pub fn on_pressure(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
         self.hook = Some(Arc::new(hook));
         self
@@ -98,7 +100,7 @@ impl<'a> TenantBuilder<'a> {
     /// own request would be refused, before the hooks of other tenants. An example is a prefix
     /// cache that evicts entries for its own model.
     ///
-    /// It is called if the tenant uses memory, also when the tenant's own limit is what is short.
+    /// The hook is called if the tenant uses memory, even when the tenant's own limit is the cause.
     /// [`on_pressure`](Self::on_pressure) says how hooks run and what a hook may call.
     #[doc(alias = "evict")]
     pub fn on_shortage(mut self, hook: impl Fn(&Pressure) + Send + Sync + 'static) -> Self {
@@ -110,8 +112,7 @@ impl<'a> TenantBuilder<'a> {
     ///
     /// # Errors
     /// [`PoolError`] when the name is empty or taken, when the guarantee is above the tenant's own
-    /// limit, or when other guarantees and memory in use leave too little of the pool's limit for
-    /// it.
+    /// limit, or when other guarantees and memory in use leave too little of the pool's limit.
     pub fn register(self) -> Result<Tenant, PoolError> {
         let Self {
             core,
@@ -144,7 +145,7 @@ impl<'a> TenantBuilder<'a> {
         let mut tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
         tenancy.shortage_hook = shortage_hook;
         if state.hardening.is_some() {
-            // A hardened pool reuses no freed block as it is, so no block goes to a stream cache.
+            // A hardened pool reuses no freed block, so no block goes to a stream cache.
             drop(tenancy.unswept.close());
         }
         let id = state.register(tenancy, guarantee, limit);
@@ -231,7 +232,6 @@ impl Tenant {
         self.shared.owner.core.lock().tick()
     }
 
-    /// Returns the access that the pool gives to other devices.
     pub(crate) fn guests(&self) -> &[AccessGrant] {
         &self.core().guests
     }
@@ -278,9 +278,9 @@ impl Tenant {
 
     /// Changes the bytes that the tenant can always have.
     ///
-    /// A guarantee that is not larger than before is always accepted. A larger one follows the rule
-    /// of [registering](TenantBuilder::guarantee): idle memory that other tenants hold beyond their
-    /// guarantees is reclaimed when this tenant needs it, memory that they use is not.
+    /// A guarantee that is not larger than before is always accepted. A larger guarantee follows
+    /// the rule of [registering](TenantBuilder::guarantee): idle memory of other tenants beyond
+    /// their guarantees is reclaimed when this tenant needs it, memory in use is not.
     ///
     /// # Errors
     /// [`PoolError`], with the figures, when the guarantee is more than the tenant's own limit, or
@@ -292,12 +292,12 @@ impl Tenant {
     }
 
     /// Changes the bytes that the tenant is never charged beyond. `u64::MAX` stands for the pool's
-    /// limit, also when that changes.
+    /// limit, even after a change.
     ///
     /// If the tenant holds more, its idle memory is reclaimed (`cuMemUnmap`) as far as its work is
-    /// complete. The result says how much the tenant still holds beyond the limit. It is charged
-    /// nothing more until it holds less than the limit, and memory that it gives up is reclaimed
-    /// once its work is complete.
+    /// complete. The result says how much the tenant still holds beyond the limit. The tenant is
+    /// charged nothing more until it holds less than the limit, and memory that it gives up is
+    /// reclaimed once its work is complete.
     ///
     /// # Errors
     /// [`PoolError`] when the limit is less than the tenant's guarantee, or the tenant has been
@@ -316,30 +316,29 @@ impl Tenant {
         self.core().set_priority(self.id(), priority)
     }
 
-    /// Returns the tenant's current figures. Makes no driver call. In a forked child process they
-    /// are those of a tenant without a name and without memory.
+    /// Returns the tenant's current figures. Makes no driver call. A forked child process sees a
+    /// tenant without a name and without memory.
     #[must_use]
     pub fn stats(&self) -> TenantStats {
         let owner = &self.shared.owner;
         owner.core.look(|state| state.tenant_stats(owner.tenant))
     }
 
-    /// Unregisters the tenant: refuses all further allocation and growth, gives idle memory back to
-    /// the pool once its work is complete (`cuMemUnmap`), and leaves memory in use charged until
-    /// its use ends. Other clones are unregistered with it.
+    /// Unregisters the tenant and all its clones: refuses all further allocation and growth, gives
+    /// idle memory back to the pool once its work is complete (`cuMemUnmap`), and leaves memory in
+    /// use charged until its use ends.
     pub fn unregister(self) {
         self.shared.unregister();
     }
 }
 
 impl Core {
-    /// Returns the registered tenants, in the order of their registration.
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         let state = self.lock();
         let registered = state.tenants.values().filter(|tenancy| tenancy.registered);
         let handles: Vec<Weak<_>> = registered.filter_map(|it| it.handle.clone()).collect();
         drop(state);
-        // Without the lock, since a handle here may be the last clone of its tenant.
+        // Without the lock, since a handle may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);
         alive
             .filter_map(|handle| handle.downcast().ok())
@@ -357,14 +356,12 @@ impl Tenant {
         self.owner().tenant
     }
 
-    /// Returns `true` if the block belongs to this tenant.
     pub(super) fn has(&self, block: &Block) -> bool {
         block.place().slot.tenant == self.id() && block.is_of(self.core())
     }
 
-    /// Returns the bytes of the tenant's memory that no block uses and that are not precommitted:
-    /// those that [`stats`](Self::stats) shows as cached, pending free and leased. The lock is
-    /// released between parts.
+    /// Returns the bytes that [`stats`](Self::stats) shows as cached, pending free and leased.
+    /// Releases the lock between parts.
     pub(crate) fn idle(&self) -> u64 {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();

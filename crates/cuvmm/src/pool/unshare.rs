@@ -4,10 +4,10 @@
 //! made writable if no other slot maps it any more.
 //!
 //! Addresses stay, so the work that may use them must be complete when the extent is unmapped. Each
-//! attempt proves that anew: memory is found and the slot to copy from is out, and then the fence is
+//! attempt proves that anew: when memory is found and the slot to copy from is out, the fence is
 //! extended to the work queued by now and polled, and the lock is not released before the extent is
-//! unmapped. If the fence is incomplete, everything goes back. The copy is made from another block
-//! that maps the extent, behind the work queued on the home stream.
+//! unmapped. If the fence is incomplete, the memory and the slot go back. The copy is made from
+//! another block that maps the extent, behind the work queued on the home stream.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -27,14 +27,14 @@ use crate::extents::{Extent, Fence, LastWriter, Poll, TakenOut};
 use crate::ledger::Purpose;
 use crate::own::Access;
 
-/// How long an attempt waits for its own copies at most: several times as long as a copy of the
-/// largest extent takes.
+/// The longest time that an attempt waits for its own copies: several times as long as a copy of
+/// the largest extent takes.
 const COPY_WAIT: Duration = Duration::from_millis(20);
 
-/// How often it polls them.
+/// How often an attempt polls its copies.
 const COPY_PAUSE: Duration = Duration::from_micros(20);
 
-/// A block's slot, and the offset from which on its memory must be its own.
+/// A block's slot, and the offset from which its memory must be its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) slot: SlotId,
@@ -58,7 +58,7 @@ impl Refused {
     }
 }
 
-/// Memory that was gathered for a slot to have instead of shared memory.
+/// Memory gathered for a slot to have instead of shared memory.
 #[must_use = "it is placed or put back"]
 struct Own {
     bytes: u64,
@@ -66,7 +66,6 @@ struct Own {
     gathered: Gathered,
 }
 
-/// The outcome for one block.
 enum Made {
     /// The memory is the block's own.
     Own,
@@ -133,11 +132,11 @@ impl Core {
         waits: bool,
         refused: &Cell<usize>,
     ) -> Attempt<'a, ()> {
-        // A slot that is the last to map its memory by now needs nothing.
+        // A slot that by now is the last to map its memory needs nothing.
         state.part_all();
         // The mapper may be placing memory behind the memory that has to go.
         state = self.await_slots(state, steps.iter().map(|step| (step.slot, u64::MAX)));
-        // If one of them is in use now, nothing is begun.
+        // If a block is in use now, nothing is begun.
         let mut steps_and_indices = steps.iter().enumerate();
         let mut outcome = steps_and_indices.try_for_each(|(index, step)| {
             refused.set(index);
@@ -195,9 +194,9 @@ fn await_copies(copies: &mut Fence) -> Result<(), CallError> {
 }
 
 impl State {
-    /// Returns the offset from which on a block needs memory of its own before it can grow to
-    /// `size` bytes. A block that is falling asleep does not grow: it may stay awake, and show the
-    /// same memory as before.
+    /// Returns the offset from which a block needs memory of its own before it can grow to `size`
+    /// bytes. A block that is falling asleep does not grow: it may stay awake, and show the same
+    /// memory as before.
     fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
         let slot = self.slot(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
@@ -212,7 +211,7 @@ impl State {
         Ok(Some(Step { slot, from }))
     }
 
-    /// Returns how many bytes of its own a block gets instead of shared memory.
+    /// Returns the bytes of its own that a block gets instead of shared memory.
     fn replaced(&self, step: &Step) -> u64 {
         let slot = self.slot(step.slot).filter(|slot| slot.shared > step.from);
         let replaced = slot.and_then(|slot| {
@@ -222,9 +221,9 @@ impl State {
         replaced.unwrap_or(0)
     }
 
-    /// Checks that the work queued on a block by now is complete, and that no lease keeps the memory
-    /// in place. With `waits`, work that only a synchronization proves complete passes: it is waited
-    /// for later.
+    /// Checks that the work queued on a block by now is complete, and that no lease keeps the
+    /// memory in place. With `waits`, work that only a synchronization proves complete passes: it
+    /// is waited for later.
     fn check_unused(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
         let Some((slot, polls)) = self.slot_and_polls(step.slot) else {
             return Ok(());
@@ -240,7 +239,6 @@ impl State {
         }
     }
 
-    /// Returns the error for memory from an offset on that cannot be unshared yet.
     fn shared_in_use(&self, slot: &Slot, from: u64) -> BlockError {
         let bytes = slot.bound() - from;
         if self.is_capturing() {
@@ -255,7 +253,6 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Unshares memory of a slot that is in its place.
     fn unshare_slot(&mut self, step: &Step, waits: bool) -> Result<Made, BlockError> {
         self.check_usable(step.slot.tenant)?;
         let made = self.with_slot_out(step.slot, |state, slot| {
@@ -272,7 +269,7 @@ impl Locked<'_> {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {
                 Ok(()) => {
-                    // Work that was launched meanwhile is seen on the streams that are known.
+                    // Work launched meanwhile is seen on the known streams.
                     if let Some(block) = &slot.block {
                         slot.fence.merge(block.fence_of_known());
                     }
@@ -334,8 +331,8 @@ impl Locked<'_> {
         self.exchange_with(slot, (extent, from), own, waits)
     }
 
-    /// Replaces a shared extent of a slot by gathered memory, with bytes of another slot that maps
-    /// the extent.
+    /// Replaces a slot's shared extent by gathered memory, with bytes of another slot that maps the
+    /// extent.
     fn exchange_with(
         &mut self,
         slot: &mut Slot,
@@ -365,7 +362,6 @@ impl Locked<'_> {
         owned.map(|()| Made::Copied)
     }
 
-    /// Gives up memory that was gathered for a slot and is not needed.
     fn put_own_back(&mut self, slot: &Slot, own: Own) {
         self.put_gathered_back(own.gathered);
         self.refund_for(slot.id, own.bytes, own.charge);
@@ -380,7 +376,7 @@ impl Locked<'_> {
         self.open(slot, extent)
     }
 
-    /// Returns the other slots that map an extent that a slot maps.
+    /// Returns the other slots that map a slot's extent.
     fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
         let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
@@ -391,8 +387,8 @@ impl Locked<'_> {
         others.map(|index| SlotId { tenant, index }).collect()
     }
 
-    /// Replaces a shared extent of a slot, whose fence is complete, by memory of its own with the
-    /// same bytes.
+    /// Replaces a shared extent of a slot, whose fence is complete, by memory of the slot's own
+    /// with the same bytes.
     fn exchange_for_own(
         &mut self,
         slot: &mut Slot,
@@ -413,7 +409,7 @@ impl Locked<'_> {
             Ok(()) => Ok(()),
             Err(Unfinished { error, running }) if !running.is_complete() => {
                 // The memory may not be written before the copy is complete, which is checked when
-                // it is next needed.
+                // the memory is next needed.
                 slot.fence.merge(running);
                 Err(error)
             }
@@ -436,7 +432,7 @@ impl Locked<'_> {
         outcome
     }
 
-    /// Puts a shared extent back. If even that fails, the block has lost it.
+    /// Puts a shared extent back. If that fails too, the block has lost the extent.
     fn put_shared_back(&mut self, slot: &mut Slot, old: TakenOut) -> Result<(), BlockError> {
         let bytes = old.bytes();
         let Err(lost) = self.unlocked(|| slot.space.put_back(old)) else {
@@ -461,7 +457,8 @@ impl Locked<'_> {
         Ok(Made::Own)
     }
 
-    /// Places memory of a slot's own where a shared extent was, and copies its first bytes there.
+    /// Places memory of a slot's own where a shared extent was, and copies the extent's first bytes
+    /// there.
     fn copy_to_own(
         &mut self,
         slot: &mut Slot,
@@ -470,7 +467,7 @@ impl Locked<'_> {
         source: &mut Slot,
     ) -> Result<(), Unfinished> {
         let bytes = own.bytes;
-        // The copy overwrites all of it: there is nothing to scrub.
+        // The copy overwrites all of the memory: there is nothing to scrub.
         match self.place_gathered(slot, offset, own.gathered) {
             Ok(()) => own.charge.keep(),
             Err(error) => {
@@ -478,8 +475,8 @@ impl Locked<'_> {
                 return Err(error.into());
             }
         }
-        // Another tenant may have written to the memory before, and if the copy fails this tenant
-        // may have too.
+        // Another tenant may have written to the memory before, and this tenant too if the copy
+        // fails.
         let several = LastWriter::SEVERAL;
         slot.space.note_writer(offset, offset + bytes, several);
         let home = slot.home().cloned();

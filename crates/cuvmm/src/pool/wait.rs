@@ -1,5 +1,5 @@
 //! How a request waits for memory: not at all, for pressure hooks, or until a deadline. No module
-//! below this one waits for memory.
+//! below this waits for memory.
 //!
 //! Keeps I-46 and I-47.
 
@@ -16,24 +16,22 @@ use crate::ledger::{Lacking, Waiting};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it polls the fences again: the first pause, and the
-/// longest. The pause doubles each time. Memory that other threads free ends it at once; polling
-/// more often for memory that only the GPU can complete is not worth the pool's time.
+/// longest. The pause doubles each time. Memory that other threads free ends the pause at once;
+/// polling more often for memory that only the GPU can complete is not worth the pool's time.
 const POLL_PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 /// How often an operation that finds too little memory waits for other operations in flight.
 const ATTEMPTS: usize = 32;
 
-/// How a request that finds too little memory proceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It is refused.
+    /// Is refused.
     Never,
-    /// It calls pressure hooks.
+    /// Calls pressure hooks.
     Hooks,
-    /// It calls pressure hooks, and waits until this time.
+    /// Calls pressure hooks, and waits until this time.
     Until(Instant),
-    /// It is a future's request, which waits in the queue. It calls hooks in its first turn
-    /// (`appeals`).
+    /// Waits in the queue as a future's request, and calls hooks in its first turn (`appeals`).
     Turn { appeals: bool },
 }
 
@@ -48,7 +46,6 @@ pub(crate) fn after(wait: Duration) -> Instant {
 pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
-    /// Makes the `Wait` of a block with this timeout, or with none.
     pub(crate) fn of(timeout: Option<Duration>) -> Self {
         timeout.map_or(Self::Hooks, |timeout| Self::Until(after(timeout)))
     }
@@ -58,7 +55,6 @@ impl Wait {
         Self::of(timeouts.flatten().max())
     }
 
-    /// Makes the `Wait` of a future's request.
     pub(super) const fn turn(appeals: bool) -> Self {
         Self::Turn { appeals }
     }
@@ -80,7 +76,7 @@ impl Wait {
 }
 
 impl Core {
-    /// Attempts a tenant's request. If too little memory is found and another attempt may help,
+    /// Attempts a tenant's request. If it finds too little memory and another attempt may help,
     /// tries again: when another operation has ended, after a pressure hook, and when memory may
     /// have become free.
     pub(super) fn request<'a, 'd, T>(
@@ -137,7 +133,7 @@ impl Core {
         outcome
     }
 
-    /// Attempts something until the deadline, as long as `again` returns `true` for the error. Does
+    /// Repeats an attempt until the deadline, as long as `again` returns `true` for the error. Does
     /// not wait in a hook.
     pub(super) fn until<'a, T, E: From<CallError>>(
         &'a self,
@@ -156,8 +152,8 @@ impl Core {
         outcome
     }
 
-    /// Attempts something. If it finds too little memory while other operations are in flight,
-    /// which may give memory back, tries again when one of them has ended.
+    /// Makes an attempt. If it finds too little memory while other operations are in flight, which
+    /// may give memory back, tries again when one has ended.
     fn beside_others<'a, T>(
         &'a self,
         state: Locked<'a>,
@@ -166,7 +162,7 @@ impl Core {
         let mut ended = state.flights.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
-            // An operation that ended meanwhile may have given back what was missing.
+            // An operation that ended meanwhile may have given back the missing memory.
             let missed = state.flights.ended() > ended;
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
@@ -180,8 +176,8 @@ impl Core {
         (state, outcome)
     }
 
-    /// Calls hooks to give memory back, the tenant's own first and then those of other tenants, one
-    /// after the other, as long as they can help. The lock is released for each hook.
+    /// Calls hooks to give memory back, first the tenant's own and then those of other tenants, one
+    /// after the other, as long as they can help. Releases the lock for each hook.
     pub(super) fn call_hooks<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
@@ -202,15 +198,15 @@ impl Core {
             };
             asked.push(to);
             Self::unlock(state);
-            // This may be the hook's last owner by now.
+            // The thread may be the hook's last owner by now.
             deferred::call_hook(move || hook(&pressure));
             (state, outcome) = self.beside_others(self.lock(), attempt);
         }
         (state, outcome)
     }
 
-    /// Repeats a failed attempt each time memory may have become free. `lacks` returns what it
-    /// lacks of a ledger, if that is what it waits for.
+    /// Repeats a failed attempt each time memory may have become free. `lacks` returns the memory
+    /// that it lacks of a ledger, if it waits for that.
     fn repeat<'a, T, E: From<CallError>>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
@@ -265,8 +261,7 @@ impl Core {
         Ok((state, told))
     }
 
-    /// Waits for the device if a fence was polled that only a synchronization can complete. Returns
-    /// `true` if the device was waited for.
+    /// Waits for the device if a polled fence needs a synchronization. Returns `true` if it waited.
     pub(super) fn settle_device<'a>(
         &'a self,
         mut state: Locked<'a>,
@@ -296,7 +291,6 @@ impl Core {
     }
 }
 
-/// Returns the error of an attempt that failed because something was short.
 fn shortage_in<T>(outcome: &Result<T, BlockError>) -> Option<&BlockError> {
     outcome.as_ref().err().filter(|error| error.is_shortage())
 }

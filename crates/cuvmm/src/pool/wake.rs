@@ -1,7 +1,7 @@
 //! Waking blocks: they are charged for and marked, then given their memory extent by extent, and
 //! awake when all of them have it.
 //!
-//! Memory is obtained as for an allocation: idle memory is reclaimed, hooks are called, and if it
+//! Memory is obtained as for an allocation: idle memory is reclaimed, hooks are called, and if that
 //! is not enough nothing has changed. A failure takes all memory out again.
 //!
 //! No byte is copied here.
@@ -27,28 +27,25 @@ use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::store::{HostStore, Saved};
 
-/// A block that is being woken. If this is dropped before it is done, the block sleeps on, with the
-/// contents that were kept.
+/// A block that wakes. If this value is dropped before that, the block sleeps on, with the contents
+/// that were kept.
 #[derive(Debug)]
 pub(crate) struct ToWake {
     moving: Option<TransitioningBlock>,
-    /// The contents that were kept.
     saved: Option<Box<Saved>>,
-    /// `true` if the memory must read as zero.
     zeroed: bool,
     home: Option<Stream>,
-    /// `true` if work is queued on the home stream that zeroes some of the memory.
+    /// `true` if work on the home stream is queued that zeroes some of the memory.
     filled: bool,
 }
 
 impl Tenant {
-    /// Returns the room of an operation that is to create up to `bytes`.
     pub(crate) fn room(&self, bytes: u64) -> Room<'_> {
         self.owner().core.room(bytes)
     }
 
-    /// Chooses the blocks that are to wake, charges for them and marks them. Waits for memory until
-    /// `until`, and only while `wanted` returns `true`.
+    /// Chooses blocks to wake, charges for them and marks them. Waits for memory until `until`, and
+    /// while `wanted` returns `true`.
     pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
@@ -77,33 +74,28 @@ impl Tenant {
 }
 
 impl ToWake {
-    /// Returns the block's size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.bytes)
     }
 
-    /// Returns the block's size in whole granules.
     pub(crate) fn used(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.used)
     }
 
-    /// Returns the store that has the block's contents, if they were kept.
     pub(crate) fn kept_in(&self) -> Option<HostStore> {
         self.saved.as_deref().map(Saved::store)
     }
 
-    /// Returns how many bytes of contents were kept.
     pub(crate) fn kept(&self) -> u64 {
         self.saved.as_deref().map_or(0, Saved::bytes)
     }
 
-    /// Returns the block and its contents, for copying.
     pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
-    /// Places all memory that the block lacks, for a block without contents. Takes `room` for it,
-    /// which is the waking's.
+    /// Places all memory that the block lacks, for a block without contents. Uses the waking's
+    /// `room`.
     pub(crate) fn place_memory(&mut self, room: &mut Room<'_>) -> Result<(), BlockError> {
         let (zeroed, home) = (self.zeroed, self.home.clone());
         let Some(moving) = &self.moving else {
@@ -128,8 +120,8 @@ impl ToWake {
 }
 
 impl TransitioningBlock {
-    /// Places the next extent of a block that wakes, to be copied to at once; returns the offset up
-    /// to which there is memory.
+    /// Places the next extent, to be copied to at once; returns the offset up to which there is
+    /// memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
         let mut state = self.lock();
         let largest = state.largest_under(self.place().slot);
@@ -157,7 +149,6 @@ impl Drop for ToWake {
 }
 
 impl State {
-    /// Returns the bytes that waking the chosen blocks takes.
     fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
@@ -168,7 +159,6 @@ impl State {
             .sum()
     }
 
-    /// Returns the largest extent under a block.
     fn largest_under(&self, id: SlotId) -> u64 {
         let slot = self.slot(id);
         slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
@@ -182,7 +172,7 @@ impl Locked<'_> {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
-        // The lock may be released while room is made: then everything is checked again.
+        // The lock may be released while room is made: then all is checked again.
         let mut total = None;
         loop {
             if self.is_capturing() {
@@ -206,7 +196,7 @@ impl Locked<'_> {
                 self.leave_to_others(id, asleep)?;
             }
             if asleep == 0 || fits_now {
-                // Each block owes its part of it.
+                // Each block owes its part of the charge.
                 self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
                 break;
             }
@@ -222,7 +212,6 @@ impl Locked<'_> {
         Ok(Ok(marked.collect()))
     }
 
-    /// Marks a sleeping block that was charged for as moving.
     fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
         let slot = self.slot_mut(id)?;
         let block = slot.block.as_ref()?;
@@ -243,7 +232,7 @@ impl Locked<'_> {
     }
 
     /// Places memory that a moving block of `used` bytes lacks: one extent of at most `most` bytes,
-    /// or all. Returns the offset up to which there is memory, and whether the home stream zeroes
+    /// or all. Returns the offset up to which there is memory, and `true` if the home stream zeroes
     /// some of it.
     fn furnish_next(
         &mut self,
@@ -290,12 +279,12 @@ impl Locked<'_> {
         // The kept contents are copied there next, and must not reach another tenant.
         let by = match scrubbed_stale {
             Ok(_) => slot.id.tenant.0,
-            // It still holds data that another tenant wrote.
+            // The memory still holds data that another tenant wrote.
             Err(_) => LastWriter::SEVERAL,
         };
         slot.space.note_writer(begun, begun + bytes, by);
         scrubbed_stale.map_err(|unfinished| {
-            // The roll-back takes out what it can.
+            // The roll-back takes out the memory that it can.
             if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {
                 filling.merge(unfinished.running);
             }
@@ -303,7 +292,6 @@ impl Locked<'_> {
         })
     }
 
-    /// Marks a moving block as awake. It has all its memory.
     fn settle_awake(&mut self, id: SlotId, restored: bool) {
         self.with_slot(id, |state, slot| {
             slot.sleep_state = SleepState::Awake;
@@ -323,7 +311,7 @@ impl Locked<'_> {
     }
 
     /// Lets a moving block sleep on: its memory and its charge go back. Memory that a stream may
-    /// still be filling or copying to stays where it is, and is quarantined.
+    /// still be filling or copying to stays in place, and is quarantined.
     fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
         self.with_slot_out(id, |state, slot| {
             if let SleepState::Moving { filling, .. } = &slot.sleep_state {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::growth::Growth;
 use crate::own::Stream;
 
-/// The options of a block. Sizes in bytes.
+/// The options of a block to be allocated, in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) size: u64,
@@ -16,15 +16,15 @@ pub(crate) struct Wanted<'a> {
     pub(crate) grain: ExtentOptions,
     /// `true` if idle memory is used only if nothing of an extent is left over behind the block.
     pub(crate) exact_extents: bool,
-    /// The distance of blocks side by side is a multiple of this, in bytes.
+    /// The distance of blocks side by side is a multiple of this number of bytes.
     pub(crate) stride: u64,
 }
 
-/// The growth and extents of a block's memory, where they differ from the pool's settings.
+/// The growth and largest extent of a block, where they differ from the pool's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExtentOptions {
     pub(crate) growth: Option<Growth>,
-    /// The largest extent in bytes.
+    /// In bytes.
     pub(crate) largest: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Giving memory up: shrinking, freeing, unregistering, and ending leases. None of this waits for
+//! Giving memory up: shrinking, freeing, unregistering, and ending leases. Nothing here waits for
 //! the GPU. The driver is called only for memory that is [not kept cached](super::purge).
 
 use super::budget::TenantId;
@@ -67,7 +67,7 @@ impl Core {
         let given = state.end_lease_at(place.slot);
         state.purge_some();
         Self::unlock(state);
-        // Most leases end on blocks that live on: waiting requests are not woken for nothing.
+        // Most leases end on blocks that live on: then waiting requests are not woken.
         if given {
             self.announce();
         }
@@ -80,7 +80,6 @@ impl Core {
         self.announce();
     }
 
-    /// Shrinks blocks to the sizes given with them: all of them or none.
     pub(crate) fn shrink(&self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
         self.device.own_process()?;
         let wanted = steps.iter().map(|(place, _)| (place.slot, 0));

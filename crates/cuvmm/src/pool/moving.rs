@@ -30,7 +30,7 @@ use crate::own::{Physical, Span};
 #[derive(Debug)]
 pub(crate) struct TransitioningBlock {
     pub(super) lease: Lease,
-    /// As requested.
+    /// The requested size in bytes.
     pub(super) bytes: u64,
     /// In whole granules.
     pub(super) used: u64,

@@ -89,7 +89,7 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 pub(crate) struct Occupant {
-    /// As requested, in bytes.
+    /// The requested size in bytes.
     pub(crate) requested: u64,
     /// The largest `requested` so far.
     pub(crate) ever: u64,

@@ -1,8 +1,8 @@
 //! `cuvmm fake`: runs a program on fakecuda, a driver library over host memory.
 //!
 //! The command sets variables and replaces itself by the program, so signals, the terminal and the
-//! exit status are the program's own. It checks only what it has to understand; the library checks
-//! the settings, as it does without this command.
+//! exit status are the program's own. The library checks the settings; the command checks only the
+//! settings that it has to understand.
 
 mod library;
 
@@ -17,7 +17,7 @@ use cuvmm_command::command::usage;
 use cuvmm_command::size::size;
 use cuvmm_command::terminal::tell;
 
-/// The status of shells for a program that cannot be run, and for one that is not there.
+/// Exit statuses of shells: the program cannot be run; the program is not there.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -126,7 +126,7 @@ impl Args {
     /// Replaces this process by the program.
     ///
     /// # Errors
-    /// A library that is not there or is another one, and a report that cannot be written.
+    /// The library is missing or is not fakecuda, or the report cannot be written.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let folder = library::folder(self.library.as_deref())?;
         let (program, words) = self
@@ -142,7 +142,7 @@ impl Args {
         Ok(ExitCode::from(if missing { NOT_FOUND } else { CANNOT_RUN }))
     }
 
-    /// Returns the variables that the library reads.
+    /// Returns the environment variables that the library reads.
     fn settings(&self) -> anyhow::Result<Vec<(&'static str, OsString)>> {
         let mut settings: Vec<(&'static str, OsString)> = Vec::new();
         let mut set = |name, value: Option<OsString>| {
@@ -170,7 +170,7 @@ impl Args {
         Ok(settings)
     }
 
-    /// Returns where the report goes, and empties the file.
+    /// Returns the destination of the report, and empties its file.
     fn report(&self) -> anyhow::Result<Option<OsString>> {
         let Some(path) = &self.report else {
             return Ok(None);
@@ -187,7 +187,6 @@ impl Args {
     }
 }
 
-/// Returns the word for a choice.
 fn word<T: ValueEnum>(choice: T) -> OsString {
     let value = choice.to_possible_value();
     value.map_or_else(OsString::new, |value| OsStr::new(value.get_name()).into())

@@ -1,4 +1,4 @@
-//! Files that are made from the command line's definition: completions for shells, and man pages.
+//! Files made from the definition of the command line: shell completions and man pages.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,20 +22,18 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    /// Prints the completions.
-    ///
     /// # Errors
     /// Standard output cannot be written.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut shown_commands(), "cuvmm", &mut text);
-        // Tabs would be escaped.
+        // The terminal's `print` would escape tabs.
         print(&String::from_utf8(text)?.replace('\t', "        "))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Returns the command line without its hidden commands, which completions would offer.
+/// Returns the command line without hidden commands, which completions would offer.
 fn shown_commands() -> clap::Command {
     let all = Cli::command();
     let shown = all.get_subcommands().filter(|it| !it.is_hide_set());

@@ -1,4 +1,4 @@
-//! `cuvmm info`: which drivers there are, what devices they have, and what can be done with them.
+//! `cuvmm info`: the drivers, their devices, and the capabilities of the devices.
 
 mod probe;
 mod text;
@@ -44,7 +44,6 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-/// Everything that is shown.
 #[derive(Debug, Serialize)]
 struct Info {
     drivers: Vec<Found>,
@@ -56,7 +55,6 @@ struct Info {
     topology: Vec<Reaches>,
 }
 
-/// A driver that there is or is not.
 #[derive(Debug, Serialize)]
 struct Found {
     driver: &'static str,
@@ -64,7 +62,7 @@ struct Found {
     reason: String,
 }
 
-/// One device. Sizes are in bytes.
+/// Sizes are in bytes.
 #[derive(Debug, Serialize)]
 struct Device {
     ordinal: i32,
@@ -76,21 +74,19 @@ struct Device {
     capabilities: Vec<Capability>,
 }
 
-/// The numbers that sizes of a kind of memory must be multiples of.
+/// The sizes that allocations of one kind of memory must be multiples of.
 #[derive(Debug, Serialize)]
 struct Granularity {
     memory: String,
     minimum: Option<u64>,
     recommended: Option<u64>,
-    /// The driver's error where it has none.
+    /// The driver's error, if there are no sizes.
     refused: Option<String>,
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// When the driver that was requested cannot be opened or does not count its devices.
+    /// The requested driver cannot be opened or does not count its devices.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let like = StandIn {
             devices: self.devices,
@@ -121,8 +117,8 @@ impl Args {
     }
 }
 
-/// Opens a driver and returns whether that succeeds, with the reason. In full, it has the dynamic
-/// linker's messages.
+/// Opens a driver and returns whether that succeeds, with the reason. With `full` the reason has
+/// the dynamic linker's messages.
 fn found(choice: Choice, like: &StandIn, full: bool) -> Found {
     let opened = choice
         .open_as(like)
@@ -180,7 +176,7 @@ fn granularity(driver: &dyn Driver, location: Location) -> Granularity {
     }
 }
 
-/// Formats an identity as NVIDIA's tools print it.
+/// Formats a UUID as NVIDIA's tools print it.
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (index, byte) in bytes.iter().enumerate() {

@@ -1,10 +1,5 @@
-//! The command `cuvmm`: shows drivers and devices, replays request traces against an elastic pool,
-//! tries plans of operations without a GPU, runs traces of allocations on a heap, shares memory between
-//! processes, runs programs on a driver without a GPU, and shows and changes what processes have of a
-//! GPU.
-//!
-//! Each command is a module. `replay` and `heap` are the crate `cuvmm-lab`, and what the commands have in
-//! common with `cuvmm-bench` is the crate `cuvmm-command`.
+//! The command `cuvmm`. Each command is a module. `replay` and `heap` are the crate `cuvmm-lab`;
+//! the crate `cuvmm-command` is shared with `cuvmm-bench`.
 
 mod fake;
 mod generated;

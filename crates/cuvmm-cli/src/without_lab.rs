@@ -14,8 +14,6 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Refuses the command.
-    ///
     /// # Errors
     /// Always.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {

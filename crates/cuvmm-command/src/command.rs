@@ -1,7 +1,7 @@
 //! Start and end of a command: arguments, one line for an error, and the exit code.
 //!
-//! The exit code is 2 for wrong usage and 1 for failure. A file that is named on the command line and
-//! cannot be read, cannot be written or holds something else is wrong usage.
+//! The exit code is 2 for wrong usage and 1 for failure. An unusable file that the command line
+//! names is wrong usage: it cannot be read or written, or holds something else.
 
 use std::error::Error as _;
 use std::fmt;
@@ -124,7 +124,7 @@ fn no_number(error: &clap::Error) -> Option<String> {
     ))
 }
 
-/// Returns the message of an error of clap and its tips, without the usage that clap prints after them.
+/// Returns the message of an error of clap and its tips, without clap's usage text.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let mut parts = text.split("\n\n");

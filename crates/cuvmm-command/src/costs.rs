@@ -10,16 +10,16 @@ use crate::files;
 /// Reads a cost table that `cuvmm-bench run --save-costs` wrote.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read or is not a cost table, with its path.
+/// Wrong usage: the file cannot be read or is not a cost table; the error names its path.
 pub fn read(file: &Path) -> anyhow::Result<Costs> {
     let table = files::text(file)?.parse();
     table.map_err(|error| files::wrong(file, error))
 }
 
-/// Returns the cost table in `file`, or else the table of `gpu`, or else the default table.
+/// Returns the cost table in `file`, else of `gpu`, else the default table.
 ///
 /// # Errors
-/// Wrong usage: the errors of [`read`], and a GPU without a table.
+/// Wrong usage: the errors of [`read`], or a GPU without a table.
 pub fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<Costs> {
     match (file, gpu) {
         (Some(file), _) => read(file),
@@ -34,10 +34,10 @@ pub fn chosen(file: Option<&Path>, gpu: Option<&str>) -> anyhow::Result<Costs> {
     }
 }
 
-/// Returns the memory in bytes of the GPU that a table was measured on. `None` if it does not say.
+/// Returns the memory in bytes of the measured GPU, or `None` if the table does not say.
 ///
 /// # Errors
-/// Wrong usage: a table with more than 64 bits of it.
+/// Wrong usage: the memory exceeds 64 bits.
 pub fn memory(costs: &Costs) -> anyhow::Result<Option<u64>> {
     if costs.memory_mib < 1.0 {
         return Ok(None);
@@ -52,7 +52,7 @@ pub fn memory(costs: &Costs) -> anyhow::Result<Option<u64>> {
     bytes.map(Some).ok_or_else(too_much)
 }
 
-/// Returns a description of where a table was measured, for people.
+/// Describes where a table was measured, for people.
 pub fn about(costs: &Costs) -> &str {
     match costs.about.as_str() {
         "" => "a table that does not say where it was measured",

@@ -1,4 +1,4 @@
-//! Which driver a command looks at, opened with its concrete type at hand where that is needed.
+//! The choice of a driver, opened with its concrete type where that is needed.
 
 use std::sync::Arc;
 
@@ -27,24 +27,24 @@ pub enum Choice {
 /// The properties of a driver without a GPU. `None` stands for the default.
 #[derive(Clone, Debug, Default)]
 pub struct StandIn {
-    /// Memory of each device in bytes, whatever the system has: only what is written is taken.
+    /// Memory of each device in bytes, which may exceed the system's: only written memory is taken.
     pub capacity: Option<u64>,
-    /// The cost of calls on the model: by default that on an H200.
+    /// The cost of calls on the model, by default an H200's.
     pub costs: Option<Costs>,
-    /// How many devices there are.
+    /// The number of devices.
     pub devices: Option<u16>,
     /// The granule in bytes, on the model.
     pub granularity: Option<u64>,
 }
 
-/// A driver, and why it is this one.
+/// A driver, and the reason for its choice.
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// The driver.
     pub driver: Arc<dyn Driver>,
     /// The driver by its own type.
     pub concrete: Concrete,
-    /// For people: why it is this one.
+    /// The reason for the choice, for people.
     pub reason: String,
 }
 
@@ -60,7 +60,7 @@ pub enum Concrete {
 }
 
 impl Choice {
-    /// The word that chooses it.
+    /// Returns the word of the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -70,7 +70,7 @@ impl Choice {
         }
     }
 
-    /// The choice that opens a driver of this kind again.
+    /// Returns the choice that opens a driver of this kind again.
     pub const fn of(kind: DriverKind) -> Self {
         match kind {
             DriverKind::Cuda => Self::Cuda,
@@ -79,18 +79,18 @@ impl Choice {
         }
     }
 
-    /// Opens the driver, as usual where there is no GPU.
+    /// Opens the driver with the default properties.
     ///
     /// # Errors
-    /// Why the real driver cannot be had, if it was requested. The others can always be.
+    /// The real driver was requested and cannot be opened. The others always can.
     pub fn open(self) -> anyhow::Result<Opened> {
         self.open_as(&StandIn::default())
     }
 
-    /// Opens the driver; one without a GPU is as it is told.
+    /// Opens the driver. A driver without a GPU gets the properties `like`.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Those of [`open`](Self::open).
     pub fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
         match self {
             Self::Auto => {
@@ -140,7 +140,7 @@ impl Choice {
 }
 
 impl StandIn {
-    /// The model of it.
+    /// Makes a model with these properties.
     pub fn model(&self) -> ModelDriver {
         let costs = self.costs.clone().unwrap_or_default();
         let mut options = ModelOptions::new().costs(costs);
@@ -158,7 +158,7 @@ impl StandIn {
 }
 
 impl Opened {
-    /// The model, where it is that.
+    /// Returns the model, if this is one.
     pub fn model(&self) -> Option<Arc<ModelDriver>> {
         match &self.concrete {
             Concrete::Model(model) => Some(Arc::clone(model)),
@@ -166,7 +166,7 @@ impl Opened {
         }
     }
 
-    /// For people: which driver, and why this one.
+    /// Describes the driver and the reason for its choice, for people.
     pub fn said(&self) -> String {
         format!("the {} driver ({})", self.driver.kind().name(), self.reason)
     }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-/// The longest duration that an option takes, about a year. A time so far from now is always representable.
+/// The longest duration of an option, about a year. A time so far from now is always representable.
 const LONGEST: Duration = Duration::from_secs(10_000 * 3_600);
 
-/// Parses an option's duration, which is not zero: seconds, or a number and a unit, such as `500ms`.
+/// Parses an option's duration, which is not zero: seconds, or a number and a unit, such as
+/// `500ms`.
 ///
 /// # Errors
-/// A message that says how a duration is written.
+/// The message says how a duration is written.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let seconds = || parse(&format!("{text} s"));
     match parse(text).or_else(seconds) {
@@ -22,8 +23,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// Nanoseconds in a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// Parses a decimal number and a unit: `ns`, `us`, `ms`, `s`, `min` or `h`. Parts of a nanosecond
-/// are cut off.
+/// Parses a decimal number and a unit: `ns`, `us`, `ms`, `s`, `min` or `h`. Fractions of a
+/// nanosecond are cut off.
 ///
 /// Returns `None` if the text is no time, or a time that `Duration` cannot hold.
 pub fn parse(text: &str) -> Option<Duration> {
@@ -39,7 +40,7 @@ pub fn parse(text: &str) -> Option<Duration> {
         "h" => 3_600 * SECOND,
         _ => return None,
     };
-    // No digits are no number, and neither is a second point.
+    // A number needs digits, and has at most one point.
     let (whole, part) = match number.split_once('.') {
         Some((whole, digits)) => {
             let scale = 10_u128.checked_pow(u32::try_from(digits.len()).ok()?)?;

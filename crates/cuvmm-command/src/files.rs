@@ -15,11 +15,9 @@ use rustix::fs::OFlags;
 use crate::command::usage;
 use crate::terminal::shown;
 
-/// The size limit in bytes of a text file that is read whole: a plan, a cost table, recorded
-/// answers.
+/// The most bytes of a text file that is read whole: a plan, a cost table, recorded answers.
 const MOST_TEXT: u64 = 64 << 20;
 
-/// Returns a name for a type of file, for error messages.
 fn kind(found: FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a folder",
@@ -39,7 +37,7 @@ pub fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
 /// writer.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be opened or is not a regular file.
+/// Wrong usage: the file cannot be opened or is not a regular file.
 pub fn regular(path: &Path) -> anyhow::Result<File> {
     let file = without_waiting(OpenOptions::new().read(true), path);
     let file = file.map_err(|error| wrong(path, error))?;
@@ -59,7 +57,7 @@ pub fn regular(path: &Path) -> anyhow::Result<File> {
 /// Reads a text file or a pipe to its end.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read, is too large, or is not text in UTF-8.
+/// Wrong usage: the file cannot be read, is too large, or is not text in UTF-8.
 pub fn text(path: &Path) -> anyhow::Result<String> {
     let bytes = bytes(path, MOST_TEXT)?;
     String::from_utf8(bytes).map_err(|_| wrong(path, "this is no text in UTF-8"))
@@ -68,7 +66,7 @@ pub fn text(path: &Path) -> anyhow::Result<String> {
 /// Reads a file or a pipe of at most `most` bytes to its end.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read, is too large, or is not a file, a pipe or a terminal.
+/// Wrong usage: the file cannot be read, is too large, or is not a file, a pipe or a terminal.
 pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let read = || -> io::Result<Result<Vec<u8>, String>> {
         // The type is checked before opening too, because opening a device may have side effects.
@@ -101,11 +99,11 @@ pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// Checks that a file can be written, before work that takes minutes. Creates the file if it is
-/// missing, and keeps its content otherwise.
+/// Checks that a file can be written, before work that takes minutes. Creates a missing file, and
+/// keeps the content of others.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be opened for writing.
+/// Wrong usage: the file cannot be opened for writing.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
     let opened = without_waiting(OpenOptions::new().append(true).create(true), path);
     opened.map(drop).map_err(|error| wrong(path, error))
@@ -114,7 +112,7 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
 /// Writes `text` as the whole content of a file.
 ///
 /// # Errors
-/// The error of writing, with the path.
+/// The file cannot be written; the error names its path.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| shown(path))
 }

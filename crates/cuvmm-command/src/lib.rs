@@ -1,9 +1,9 @@
-//! Code that the commands `cuvmm` and `cuvmm-bench` share: starting a command and ending it with an
-//! exit code, processes of its own, output to a terminal, files, sizes and durations of the command
-//! line, the choice of a driver, tables of costs, and clocks.
+//! Code that the commands `cuvmm` and `cuvmm-bench` share: a command's start and exit code, its own
+//! processes, terminal output, files, sizes and durations, the choice of a driver, cost tables, and
+//! clocks.
 //!
-//! This is not an interface for other programs. It may change in any release; programs use the crate
-//! `cuvmm`.
+//! This is not an interface for other programs, which use the crate `cuvmm`. It may change in any
+//! release.
 
 pub mod command;
 pub mod costs;

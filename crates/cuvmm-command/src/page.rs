@@ -1,5 +1,5 @@
-//! Text for people: tables and lines of at most [`WIDTH`] columns, or as many as the terminal has, and
-//! units for columns of figures.
+//! Text for people: tables and lines of at most [`WIDTH`] columns, or the terminal's, and units for
+//! columns of figures.
 
 use std::io::{IsTerminal as _, stdout};
 
@@ -22,7 +22,7 @@ pub enum Page {
 }
 
 impl Page {
-    /// Returns the form that the option `--verbose` asks for.
+    /// Returns the form for the option `--verbose`.
     pub const fn verbose(verbose: bool) -> Self {
         if verbose { Self::Verbose } else { Self::Narrow }
     }
@@ -60,8 +60,8 @@ impl Page {
         table
     }
 
-    /// Returns the text with lines that are too long folded at spaces. A table that is too wide for the
-    /// terminal loses columns at its right, which are named below it.
+    /// Folds long lines at spaces. A table that is too wide for the terminal loses columns at its
+    /// right, which are named below it.
     pub fn fold(self, text: &str) -> String {
         match self {
             Self::Verbose => text.to_owned(),
@@ -70,7 +70,7 @@ impl Page {
     }
 }
 
-/// Returns the columns of the terminal, or as many as default output has elsewhere.
+/// Returns the columns of the terminal, or [`WIDTH`] elsewhere.
 fn columns() -> usize {
     let terminal = stdout().is_terminal().then(size);
     let columns = terminal.and_then(Result::ok).map(|(columns, _)| columns);
@@ -100,7 +100,7 @@ fn is_row(line: &str) -> bool {
 
 /// Adds a table without the columns that do not fit, and a line that names these.
 fn narrow(folded: &mut String, rows: &[&str], width: usize) {
-    // Rows have their bars where the line below the head has them.
+    // The line below the head shows where rows have their bars.
     let line = rows.iter().find(|row| row.starts_with("|-"));
     let bars = line.map_or("", |line| line).chars().enumerate();
     let bars: Vec<usize> = bars
@@ -133,7 +133,7 @@ fn narrow(folded: &mut String, rows: &[&str], width: usize) {
     }
 }
 
-/// Adds a line, with a line break and an indentation for each part that does not fit.
+/// Adds a line, with a break and an indentation for each part that does not fit.
 fn fold(folded: &mut String, line: &str, width: usize) {
     let indent = line.len() - line.trim_start().len() + 2;
     let mut rest = line;
@@ -188,13 +188,13 @@ const fn unit(name: &'static str, factor: f64) -> Unit {
 }
 
 impl Unit {
-    /// Returns the largest binary unit of which the largest of these numbers of bytes has one.
+    /// Returns the largest binary unit that the largest of these sizes reaches.
     pub fn of_bytes(bytes: impl IntoIterator<Item = u64>) -> Self {
         let largest = bytes.into_iter().max().unwrap_or_default();
         largest_in(SIZES, largest as f64, 1.0)
     }
 
-    /// Returns the largest unit of which the median of these numbers of nanoseconds has ten.
+    /// Returns the largest unit of which the median of these times has ten.
     pub fn of_nanos(nanos: impl IntoIterator<Item = f64>) -> Self {
         let mut nanos: Vec<f64> = nanos.into_iter().filter(|&ns| ns > 0.0).collect();
         nanos.sort_unstable_by(f64::total_cmp);
@@ -202,7 +202,7 @@ impl Unit {
         largest_in(TIMES, median, 10.0)
     }
 
-    /// Returns bytes or nanoseconds as a figure in this unit, without the unit's name.
+    /// Formats bytes or nanoseconds as a figure in this unit, without the unit's name.
     pub fn figure(self, value: f64) -> String {
         let value = value / self.factor;
         match value {

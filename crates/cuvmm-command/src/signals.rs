@@ -1,7 +1,7 @@
 //! Signals that ask a process to end.
 //!
-//! The first signal is given to a function. A second signal has its default action, so that a
-//! process that is stuck can always be ended.
+//! The first signal is passed to a function. A second signal has its default action, so that a
+//! stuck process can always be ended.
 
 use std::io;
 use std::sync::Arc;
@@ -12,13 +12,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-/// The signals that ask a process to end.
 const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Installs handlers for the signals and calls a function with each, on a thread of its own.
+/// Installs handlers for the signals and calls a function with each, on its own thread.
 ///
 /// # Errors
-/// The error of installing a handler or of starting the thread.
+/// A handler cannot be installed or the thread not started.
 pub fn forward(mut to: impl FnMut(i32) + Send + 'static) -> io::Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
     for signal in SIGNALS {

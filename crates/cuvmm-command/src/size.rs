@@ -6,7 +6,7 @@ const UNITS: &str = "kmgtpe";
 /// Parses a size of at least one byte.
 ///
 /// # Errors
-/// A message that says what is wrong and how a size is written.
+/// The message says what is wrong and how a size is written.
 pub fn size(text: &str) -> Result<u64, String> {
     match bytes(text)? {
         0 => Err("a size is at least one byte".to_owned()),
@@ -18,7 +18,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 /// byte are truncated.
 ///
 /// # Errors
-/// A message that says what is wrong and how a size is written.
+/// The message says what is wrong and how a size is written.
 pub fn bytes(text: &str) -> Result<u64, String> {
     read(text)
         .ok_or_else(|| "a size is a number of bytes, or like 512MiB or 8GiB".to_owned())?
@@ -52,8 +52,8 @@ fn read(text: &str) -> Option<Option<u64>> {
     Some(bytes())
 }
 
-/// Returns the bytes of a unit: 1 for `B` or no unit, a power of 1,000 for `MB` or `M`, and a power
-/// of 1,024 for `MiB` or `Mi`. Returns `None` for an unknown unit.
+/// Returns the bytes of a unit: 1 for `B` or no unit, a power of 1,000 for `MB` or `M`, and of
+/// 1,024 for `MiB` or `Mi`. Returns `None` for an unknown unit.
 fn factor(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_lowercase();
     let unit = unit.strip_suffix('b').unwrap_or(&unit);

@@ -1,5 +1,5 @@
-//! Requests to end as an event to wait for, so that destructors run before the process ends: termination
-//! signals, or the end of standard input.
+//! Requests to end as an event to wait for (termination signals, or the end of standard input), so
+//! that destructors run before the process ends.
 
 use std::fmt;
 use std::io::{self, Read as _};
@@ -17,7 +17,7 @@ impl Stop {
     /// Installs handlers for the signals.
     ///
     /// # Errors
-    /// The error of installing a handler or of starting the thread.
+    /// A handler cannot be installed or the thread not started.
     pub fn on_signals() -> anyhow::Result<Self> {
         let (sender, receiver) = channel();
         signals::forward(move |_| {
@@ -27,10 +27,10 @@ impl Stop {
         Ok(Self(receiver))
     }
 
-    /// Reads standard input on a thread from now on. Its end asks the process to end.
+    /// Reads standard input on a thread. Its end asks the process to end.
     ///
     /// # Errors
-    /// The error of starting the thread.
+    /// The thread cannot be started.
     pub fn on_input_end() -> io::Result<Self> {
         let (sender, receiver) = channel();
         thread::Builder::new().spawn(move || {
@@ -54,7 +54,7 @@ impl Stop {
     /// Checks that the process was not asked to end.
     ///
     /// # Errors
-    /// [`Stopped`] if it was.
+    /// [`Stopped`] if the process was asked to end.
     pub fn check(&self) -> Result<(), Stopped> {
         match self.within(Duration::ZERO) {
             true => Err(Stopped),

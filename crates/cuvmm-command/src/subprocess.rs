@@ -1,8 +1,8 @@
 //! Processes in which this command runs itself again, and the private directory of their ledger.
 //!
-//! Such a process ends when its standard input ends ([`Stop::on_input_end`]), which happens when the
-//! process that started it ends in any way, SIGKILL included. So no process outlives the command, and
-//! the last one removes the directory if the command could not.
+//! Such a process ends when its standard input ends ([`Stop::on_input_end`]), so also when its
+//! starter ends in any way, SIGKILL included. No process outlives the command, and the last process
+//! removes the directory if the command could not.
 //!
 //! [`Stop::on_input_end`]: crate::stop::Stop::on_input_end
 
@@ -19,10 +19,10 @@ use cuvmm::LedgerView;
 use cuvmm::ledger::FILE_ENDING;
 use tempfile::TempDir;
 
-/// How long a process has to end once its input has ended.
+/// The time in which a process has to end after its input.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How often a process that is to end is looked at.
+/// The interval of looks at a process that should end.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Makes a directory that only this user can open, in memory if possible.
@@ -46,11 +46,11 @@ fn only_this_user() -> Permissions {
 }
 
 /// Removes a private directory when no process is left in its ledger, even if the command that made
-/// it was killed. What is not removed here is removed by the process that ends after this one. A
-/// directory with other files than those of ledgers stays.
+/// it was killed. Otherwise the next process that ends removes it. A directory with other files
+/// than ledgers' stays.
 pub fn remove_left(directory: &Path) {
     let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    // The name alone: that of a directory above it says nothing about a file.
+    // Only the name counts: a directory's name above says nothing about a file.
     let is_ledgers = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default();
         name.to_string_lossy().contains(FILE_ENDING)
@@ -63,19 +63,19 @@ pub fn remove_left(directory: &Path) {
     };
     if others.is_empty() && !ledgers.iter().any(used) {
         ledgers.iter().for_each(|path| {
-            // Another process that ends may have removed it.
+            // Another process that ends may have removed the file.
             let _ = std::fs::remove_file(path);
         });
         let _ = std::fs::remove_dir(directory);
     }
 }
 
-/// Returns the instant until which processes whose input ends now may take to end.
+/// Returns the instant by which processes whose input ends now should have ended.
 pub fn grace() -> Instant {
     Instant::now() + GRACE
 }
 
-/// Returns how a process ended, if it does until then.
+/// Returns how a process ended, if it ends by `until`.
 pub fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
     loop {
         match process.try_wait() {
@@ -85,8 +85,8 @@ pub fn ended(process: &mut Child, until: Instant) -> Option<ExitStatus> {
     }
 }
 
-/// Waits for a process whose input has ended, and kills it if it does not end until then. Returns how
-/// it ended.
+/// Waits for a process whose input has ended, and kills it if it has not ended by `until`. Returns
+/// how it ended.
 ///
 /// # Errors
 /// The process cannot be waited for.

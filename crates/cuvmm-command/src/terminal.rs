@@ -1,11 +1,10 @@
 //! Output to standard output and standard error, safe for terminals.
 //!
 //! Names come from files, from other processes and from the command line. A name must not control
-//! the terminal that shows it: it must not move the cursor, change colors or titles, begin a line,
-//! or reorder the text around it. Characters with such effects are written as escapes. All output
-//! passes through this module. A name within a line of text must pass through [`safe`] first,
-//! because a line break in the name cannot be distinguished from the command's own line breaks
-//! later.
+//! the terminal that shows it: move the cursor, change colors or titles, begin a line, or reorder
+//! the text around it. Characters with such effects are written as escapes. All output passes
+//! through this module. A name within a line must pass through [`safe`] first, because a line break
+//! in the name cannot later be distinguished from the command's own line breaks.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -44,7 +43,7 @@ pub fn shown(path: &Path) -> String {
 }
 
 /// Returns the messages of an error and its causes as one text. A cause is omitted if the text
-/// before it already ends with it, because some messages of the library include their cause.
+/// before already ends with it: some messages of the library include their cause.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let mut text = causes.next().unwrap_or_default();
@@ -82,7 +81,7 @@ fn escaped(
     Cow::Owned(line)
 }
 
-/// Prints lines to standard output. A closed pipe is not an error, so that `head` works.
+/// Prints lines to standard output. A closed pipe is no error, so that `head` works.
 ///
 /// # Errors
 /// Any other error of writing.
@@ -113,7 +112,7 @@ pub fn tell(line: &str) {
 /// Returns a value as one line of JSON, with characters that control a terminal as JSON escapes.
 ///
 /// # Errors
-/// A value that cannot be serialized.
+/// The value cannot be serialized.
 pub fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string(value)?) + "\n")
 }
@@ -121,14 +120,14 @@ pub fn json_line(value: &impl Serialize) -> serde_json::Result<String> {
 /// Returns a value as indented JSON, with characters that control a terminal as JSON escapes.
 ///
 /// # Errors
-/// A value that cannot be serialized.
+/// The value cannot be serialized.
 pub fn json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(only_shown(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
 /// Escapes characters in JSON text that control a terminal. JSON itself escapes only C0 controls;
 /// all others can occur only in strings, where an escape is equivalent. The remaining line breaks
-/// are those of the formatting.
+/// are the formatting's.
 fn only_shown(json: &str) -> String {
     escaped(
         json,

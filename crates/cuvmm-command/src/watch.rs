@@ -16,17 +16,17 @@ pub enum Watch {
     Virtual(Arc<ModelDriver>),
 }
 
-/// The time after a release until a create is cold: by then the driver has cleared the released
+/// The time after a release until a create is cold: the driver has then cleared the released
 /// memory.
 pub const A_WHILE: Duration = Duration::from_millis(500);
 
 /// The last part of a wait, during which the thread spins.
 const AWAKE: Duration = Duration::from_millis(20);
 
-/// The note of rows whose figures are all in virtual time.
+/// The note of rows in virtual time.
 const VIRTUAL: &str = "virtual time, by the cost table";
 
-/// The note of rows of which only the baseline is in virtual time.
+/// The note of rows whose baseline alone is in virtual time.
 const VIRTUAL_BASELINE: &str =
     "the baseline is virtual time, by the cost table; the library's is real";
 
@@ -39,10 +39,10 @@ impl Watch {
         }
     }
 
-    /// Runs `act` and returns how many nanoseconds it took by this clock.
+    /// Runs `act` and returns the nanoseconds that it took by this clock.
     ///
     /// # Errors
-    /// The error of `act`.
+    /// Those of `act`.
     pub fn time<T, E>(&self, act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
         let begun = self.now();
         let outcome = act()?;
@@ -50,12 +50,12 @@ impl Watch {
         Ok((nanos(took), outcome))
     }
 
-    /// Returns the note of a row that is measured by this clock, if time is virtual.
+    /// Returns the note of a row measured by this clock, if time is virtual.
     pub const fn note(&self) -> Option<&'static str> {
         self.virtually(VIRTUAL)
     }
 
-    /// Returns the note of a row of which only the baseline is measured by this clock, if time is
+    /// Returns the note of a row whose baseline alone is measured by this clock, if time is
     /// virtual.
     pub const fn note_on_baseline(&self) -> Option<&'static str> {
         self.virtually(VIRTUAL_BASELINE)
@@ -92,10 +92,10 @@ impl Watch {
     }
 }
 
-/// Runs `act` and returns how many nanoseconds of real time it took, on any driver.
+/// Runs `act` and returns the nanoseconds of real time that it took, on any driver.
 ///
 /// # Errors
-/// The error of `act`.
+/// Those of `act`.
 pub fn wall<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     let begun = Instant::now();
     let outcome = act()?;
@@ -107,7 +107,7 @@ pub fn nanos(time: Duration) -> f64 {
     time.as_nanos() as f64
 }
 
-/// Returns a number of nanoseconds as text with a unit from ns to s.
+/// Formats nanoseconds with a unit from ns to s.
 pub fn in_words(nanos: f64) -> String {
     match nanos {
         ns if ns < 1e3 => format!("{ns} ns"),

@@ -1,8 +1,10 @@
 //! The functions of C beyond those that allocate: settings, figures, limits, pools of graphs.
 //!
 //! Functions that return an `int` return 0, or a negative number and keep the error for
-//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that write a text terminate it by a zero byte, write it only if it
-//! fits in `length` bytes, and return the bytes needed, the zero byte included.
+//! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that
+//! write a text end it with a zero byte, write it only if it fits in `length` bytes, and return the
+//! bytes needed, the zero byte included. Functions that write a device's figures return 0 if the
+//! device has no heap yet, and in a forked child.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]
@@ -20,11 +22,11 @@ use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
 use crate::{entered, fork, heaps, limits, live, stats, tags};
 
-/// The function that throws if a pool is open already.
+/// The function that throws if the pool is open already.
 const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
 
-/// Sets how the heaps are made, before the first allocation on any device. The README names the keys
-/// of the JSON object. An unknown one is an error.
+/// Sets how the heaps are made, before the first allocation on any device. The README names the
+/// keys of the JSON object. An unknown key is an error.
 ///
 /// # Safety
 /// `json` is null or ends with a zero byte.
@@ -37,7 +39,7 @@ pub unsafe extern "C" fn cuvmm_configure(json: *const c_char) -> c_int {
     })
 }
 
-/// Writes the text of the calling thread's last error; an empty text if there was none.
+/// Writes the text of the calling thread's last error, or an empty text.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -47,21 +49,21 @@ pub unsafe extern "C" fn cuvmm_last_error(buffer: *mut c_char, length: usize) ->
     unsafe { text(Some(edge::last().0.into_bytes()), buffer, length) }
 }
 
-/// Returns why the calling thread's last error happened: -3 if memory was short, -4 if a name is not
-/// published, -1 for another reason, and 0 if there was none.
+/// Returns the status of the calling thread's last error: -3 if memory was short, -4 if a name is
+/// not published, -1 for another reason, and 0 if there was no error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_last_status() -> c_int {
     edge::last().1
 }
 
-/// Returns the library's version, a text that lives for ever.
+/// Returns the library's version, a static text.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Sets the limit of a device to a fraction of its memory (`set_memory_fraction_fn`). Prints one line
-/// on standard error if that fails.
+/// Sets the limit of a device to a fraction of its memory (`set_memory_fraction_fn`). Prints one
+/// line on standard error if that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_memory_fraction(fraction: c_double, device: c_int) {
     guard((), || {
@@ -108,7 +110,8 @@ pub unsafe extern "C" fn cuvmm_mem_get_info(
 }
 
 /// Returns the first address of the allocation that contains an address, and writes its bytes
-/// (`set_base_alloc_fn`). Returns the address as it is if it is not allocated here, with 0 bytes.
+/// (`set_base_alloc_fn`). An address outside this library's allocations is returned as it is, with
+/// 0 bytes.
 ///
 /// # Safety
 /// `size` is null or valid for writing.
@@ -127,8 +130,8 @@ pub unsafe extern "C" fn cuvmm_base_alloc(address: *mut c_void, size: *mut usize
     })
 }
 
-/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing. A
-/// negative number where nothing is mapped, or what `cudaMalloc` allocated.
+/// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing.
+/// Negative where nothing is mapped, and in memory of `cudaMalloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
     guard(-2, || {
@@ -143,18 +146,18 @@ pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
     })
 }
 
-/// Serves allocations for the streams that a function accepts from a heap of the pool's own
-/// (`set_begin_allocate_to_pool`). The pool gets one more user. Waits until no thread of this library
-/// waits for a device: that would break the capture that follows.
+/// Opens a pool (`set_begin_allocate_to_pool`): allocations for the streams that `filter` accepts
+/// come from the pool's own heap. The pool gets one more user. Waits until no thread of this
+/// library waits for a device, which would break the capture that follows.
 ///
-/// While the pool is open already, throws PyTorch's `c10::Error` as PyTorch's own allocator does, and
-/// changes nothing: two captures into one pool would take each other's memory. Without PyTorch in the
-/// process, prints one line on standard error and keeps the error for [`cuvmm_last_error`]. A pool
-/// whose capture has failed does not count as open.
+/// If the pool is open already, changes nothing and throws PyTorch's `c10::Error`, as PyTorch's own
+/// allocator does: two captures into one pool would take each other's memory. Without PyTorch in
+/// the process, prints one line on standard error and keeps the error for [`cuvmm_last_error`]. A
+/// pool whose capture has failed does not count as open.
 ///
 /// # Safety
-/// `filter` is null or a `std::function<bool(cudaStream_t)>`, as C++ passes it by value. It is
-/// copied.
+/// `filter` is null or a `std::function<bool(cudaStream_t)>`, as C++ passes it by value; the
+/// function copies it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuvmm_begin_allocate_to_pool(
     device: c_int,
@@ -175,20 +178,20 @@ pub unsafe extern "C-unwind" fn cuvmm_begin_allocate_to_pool(
         None
     });
     if let Some(exception) = exception {
-        // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
+        // SAFETY: the exception is fresh. This frame has nothing to drop, and the callers are C++.
         unsafe { exception.throw() }
     }
 }
 
-/// Ends what the last [`cuvmm_begin_allocate_to_pool`] of a pool began, on this thread if it began one
-/// (`set_end_allocate_to_pool_fn`).
+/// Closes the pool that the last [`cuvmm_begin_allocate_to_pool`] opened, on this thread if this
+/// thread opened it (`set_end_allocate_to_pool_fn`).
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_end_allocate_to_pool(device: c_int, pool: PoolId) {
     guard((), || report(device, pool, graphs::end(device, pool)));
 }
 
-/// Takes a user from a pool (`set_release_pool`). With the last one its memory becomes free, when the
-/// work of the device is complete, which is waited for.
+/// Takes a user from a pool (`set_release_pool`). When the last user goes, waits for the work of
+/// the device and frees the pool's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
     guard((), || report(device, pool, graphs::release(device, pool)));
@@ -204,26 +207,25 @@ fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
     }
 }
 
-/// Sets a function that [`cuvmm_malloc`](crate::cuvmm_malloc) calls once for each request that lacks
-/// memory, before it fails: one that frees memory which its program does not reach any more, such as
-/// Python's garbage collector. Null sets none, and no function that is passed to
-/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) is called either until one is set. It waits
-/// until no other thread is within one.
+/// Sets the collector: a function that frees memory which its program does not reach any more, such
+/// as Python's garbage collector. [`cuvmm_malloc`](crate::cuvmm_malloc) calls the collector once
+/// for each request that lacks memory, before the request fails. Null removes the collector and
+/// waits until no other thread is within one; until a collector is set again, functions passed to
+/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) are not called either.
 ///
-/// The function is called on the thread that allocates, with no lock of this library held. It is not
+/// The collector runs on the thread that allocates, with no lock of this library held. It is not
 /// called from within itself, for memory of pools and tags, while a graph may be captured, nor by
 /// `cuvmm_try_malloc` and `cuvmm_tag_malloc`.
 ///
 /// # Safety
-/// The function may be called from any thread until another one is set, and unwinds into no caller. A thread
-/// that has a lock for which the function waits must not call this with null.
+/// The collector may be called from any thread until it is replaced, and unwinds into no caller. A
+/// thread that holds a lock for which the collector waits must not pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_set_collector(collector: Option<Collector>) {
     guard((), || collecting::set(collector));
 }
 
-/// Writes a device's figures as one JSON object. Returns 0 if the device has no heap yet, and in a
-/// forked child. Makes no driver call.
+/// Writes a device's figures as one JSON object. Makes no driver call.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -233,8 +235,8 @@ pub unsafe extern "C" fn cuvmm_stats(device: c_int, buffer: *mut c_char, length:
     unsafe { text(guard(None, || stats::json(device)), buffer, length) }
 }
 
-/// Writes a device's figures under the names of `torch.cuda.memory_stats_as_nested_dict`, as one JSON
-/// object. Returns 0 if the device has no heap yet, and in a forked child.
+/// Writes a device's figures under the names of `torch.cuda.memory_stats_as_nested_dict`, as one
+/// JSON object.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -260,8 +262,7 @@ pub extern "C" fn cuvmm_reset_accumulated_stats(device: c_int) {
     guard((), || stats::reset_accumulated(device));
 }
 
-/// Writes all live allocations of a device and the bytes that it holds as one JSON object. Returns 0
-/// if the device has no heap yet, and in a forked child.
+/// Writes a device's live allocations and the bytes that it holds as one JSON object.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -275,8 +276,7 @@ pub unsafe extern "C" fn cuvmm_snapshot(
     unsafe { text(guard(None, || stats::snapshot(device)), buffer, length) }
 }
 
-/// Writes a device's figures as a table for people. Returns 0 if the device has no heap yet, and in a
-/// forked child.
+/// Writes a device's figures as a table for people.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -287,9 +287,8 @@ pub unsafe extern "C" fn cuvmm_table(device: c_int, buffer: *mut c_char, length:
     unsafe { text(table, buffer, length) }
 }
 
-/// Makes a tag the calling thread's, until [`cuvmm_tag_leave`].
-///
-/// Blocks of code that do not end in the reverse order of their beginning take [`cuvmm_tag_begin`].
+/// Enters a tag on the calling thread, until [`cuvmm_tag_leave`]. Blocks of code that may end out
+/// of order use [`cuvmm_tag_begin`].
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte.
@@ -303,7 +302,7 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     })
 }
 
-/// Makes a tag the calling thread's, until [`cuvmm_tag_end`], and writes a token for that.
+/// Enters a tag on the calling thread, until [`cuvmm_tag_end`], and writes a token for that call.
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte. `token` is null or valid for writing.
@@ -322,22 +321,22 @@ pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -
     })
 }
 
-/// Ends what [`cuvmm_tag_begin`] began, in any order and on any thread. The thread that began it has the
-/// innermost tag of those that have not ended. Does nothing for a token that has ended.
+/// Ends the tag of a token, in any order and on any thread. The thread that entered the tag keeps
+/// its other tags. Does nothing for a token that has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_end(token: u64) {
     guard((), || entered::end(token));
 }
 
-/// Ends the tag that the calling thread has entered last. Does nothing if it has none.
+/// Ends the calling thread's innermost tag, if any.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_leave() {
     guard((), entered::leave);
 }
 
-/// Allocates a block of the tenant that is named after the calling thread's tag, for
-/// `torch.cuda.MemPool`. The tag is `default` on a thread that has entered none. Returns null for a
-/// size of 0. Prints one line on standard error and returns null if the allocation fails.
+/// Allocates a block of the tenant named after the calling thread's innermost tag, or `default`,
+/// for `torch.cuda.MemPool`. Returns null for a size of 0. On failure, prints one line on standard
+/// error and returns null.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_malloc(
     size: isize,
@@ -362,12 +361,12 @@ pub extern "C" fn cuvmm_tag_malloc(
     })
 }
 
-/// Frees what [`cuvmm_tag_malloc`] has allocated, awake or asleep. The memory is reused when all work
-/// of the device is complete that is queued now. Prints one line on standard error for an address
-/// that is not allocated.
+/// Frees memory of [`cuvmm_tag_malloc`], awake or asleep. The memory is reused when all work now
+/// queued on the device is complete. Prints one line on standard error for an address that is not
+/// allocated.
 ///
 /// # Safety
-/// Work that is queued later does not use the memory.
+/// Work queued later does not use the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_tag_free(
     address: *mut c_void,
@@ -382,17 +381,17 @@ pub unsafe extern "C" fn cuvmm_tag_free(
     });
 }
 
-/// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake: their memory
-/// goes back to the driver, and their addresses stay. Waits for all work of the device, and is refused
-/// while a graph is captured, also if the capture begins while work is waited for. With `keep`
-/// other than 0 the contents are copied to host memory, else they are lost.
+/// Puts tags to sleep, given by a JSON list of names, or `null` for all awake tags: their memory
+/// goes back to the driver, and their addresses stay. Waits for all work of the device. Refused
+/// while a graph is captured, also if the capture begins during the wait. With `keep` other than 0
+/// the contents are copied to host memory, else they are lost.
 ///
-/// After an error nothing has changed, whichever tag it was: a tag that is asleep or unknown, work that
-/// does not end, too little host memory, a refusal of the driver. If the driver then also refuses to
-/// map memory again, that tag sleeps.
+/// An error (a tag that is asleep or unknown, work that does not end, too little host memory, a
+/// refusal of the driver) changes nothing for any tag. If the driver then also refuses to map a
+/// tag's memory again, that tag sleeps.
 ///
 /// # Safety
-/// `tags` is null or ends with a zero byte. No work that is queued later uses the memory before it is
+/// `tags` is null or ends with a zero byte. No work queued later uses the memory before its tag is
 /// woken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int {
@@ -403,12 +402,12 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
     })
 }
 
-/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep. They have memory at
-/// their addresses again, with the contents if these were kept. Refused while a graph is captured, also
-/// if the capture begins while memory is waited for.
+/// Wakes tags, given by a JSON list of names, or `null` for all sleeping tags. They get memory at
+/// their addresses again, with the contents if these were kept. Refused while a graph is captured,
+/// also if the capture begins during a wait for memory.
 ///
-/// After an error nothing has changed, whichever tag it was: a tag that is awake or unknown, too little
-/// memory (-3), a refusal of the driver.
+/// An error (a tag that is awake or unknown, too little memory (-3), a refusal of the driver)
+/// changes nothing for any tag.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte.
@@ -421,7 +420,7 @@ pub unsafe extern "C" fn cuvmm_wake(tags: *const c_char) -> c_int {
     })
 }
 
-/// Writes the names of the tags that are asleep as a JSON list. Makes no driver call.
+/// Writes the names of sleeping tags as a JSON list. Makes no driver call.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -432,8 +431,8 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
     unsafe { text(names, buffer, length) }
 }
 
-/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`). Refused while
-/// a graph is captured.
+/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`). Refused
+/// while a graph is captured.
 ///
 /// # Safety
 /// `stream` is such a stream, and stays one until [`cuvmm_stream_end`].
@@ -449,15 +448,16 @@ pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -
     })
 }
 
-/// Says that a stream is about to be destroyed (`cuStreamDestroy`). With `wait` other than 0 waits for its
-/// work. Memory that was used on it stays usable, and the next stream with its handle is another one.
+/// Announces that the program is about to destroy a stream (`cuStreamDestroy`). With `wait` other
+/// than 0 waits for the stream's work. Memory used on the stream stays usable, and a later stream
+/// with the same handle is another stream.
 ///
-/// Returns 0 if it has ended here, 1 without `wait` if its work is not complete, and a negative number if it
-/// captures or its work has failed. Nothing has changed then.
+/// Returns 0 if the stream has ended for this library, 1 without `wait` if its work is not
+/// complete, and a negative number if it captures or its work has failed. Only 0 changes anything.
 ///
 /// # Safety
-/// `stream` is a stream. From now on the functions of this library get it no more, except the one that frees
-/// memory that was allocated for it.
+/// `stream` is a stream. From now on no function of this library gets it, except the function that
+/// frees memory that was allocated for the stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c_int {
     let mut is_busy = false;

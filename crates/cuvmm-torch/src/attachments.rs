@@ -1,9 +1,9 @@
 //! Publications of other processes, attached for reading.
 //!
-//! Each request has a connection of its own: publishers close those that are idle.
+//! Each request has a connection of its own: publishers close idle connections.
 //!
-//! Detaching waits for devices. What cannot be detached now stays attached under its number, and is
-//! detached when devices can be waited for: Python detaches when the last tensor is gone, and asks once.
+//! Detaching waits for devices. An attachment that cannot be detached now keeps its number until
+//! devices can be waited for: Python asks only once, when the last tensor is gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -22,20 +22,18 @@ use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
 use crate::{folder, fork};
 
-/// The JSON that `cuvmm_attach` takes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Request {
     name: String,
-    /// Where the publisher listens. `None` to search the usual folder.
+    /// The publisher's socket. `None` to search the usual folder.
     path: Option<PathBuf>,
-    /// Other users that the publisher may be of, by their numbers.
+    /// User ids, besides this user's, that the publisher may have.
     #[serde(default)]
     users: Vec<u32>,
     device: i32,
 }
 
-/// A publication that is attached.
 struct Attached {
     publication: Publication,
     device: i32,
@@ -45,9 +43,8 @@ struct Attached {
 
 struct State {
     attached: Option<HashMap<u64, Arc<Attached>>>,
-    /// The numbers of those that are to be detached.
+    /// The numbers of attachments to detach.
     leaving: BTreeSet<u64>,
-    /// How many were ever attached.
     count: u64,
 }
 
@@ -61,10 +58,10 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Attaches the newest version of a name. Returns a number for it.
+/// Attaches the newest version of a name. Returns the attachment's number.
 ///
 /// # Errors
-/// Nothing stays attached then.
+/// On any error nothing stays attached.
 pub(crate) fn attach(json: &str) -> Result<u64, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -114,7 +111,7 @@ fn connect(path: &Path, users: &[u32]) -> Result<Subscriber, Error> {
     Subscriber::connect_to(path, &admitted).map_err(|error| Error::at(path, error))
 }
 
-/// Returns the error for memory that is on another device than is named.
+/// Returns the error for memory on another device than the named one.
 fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
     let driver = of.device.driver();
     let count = driver.device_count().unwrap_or(0);
@@ -140,7 +137,7 @@ fn attached(number: u64) -> Result<Arc<Attached>, Error> {
     found.ok_or(Error::NotAttached(number))
 }
 
-/// Returns the address, the bytes and the device of all memory that is attached.
+/// Returns the address, the bytes and the device of all attached memory.
 pub(crate) fn memory() -> Vec<(u64, u64, i32)> {
     let state = lock();
     let attached = state.attached.iter().flatten();
@@ -152,7 +149,6 @@ pub(crate) fn memory() -> Vec<(u64, u64, i32)> {
     each.collect()
 }
 
-/// Describes what is attached under a number as JSON.
 pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
     let attached = attached(number)?;
     let Attached {
@@ -174,7 +170,7 @@ pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
     Ok(serde_json::to_vec(&description)?)
 }
 
-/// Waits up to `wait` for another version than is attached under a number. Returns its version.
+/// Waits up to `wait` for another version than the attached one. Returns its number.
 ///
 /// # Errors
 /// The name is not published any more, or the publisher has ended.
@@ -184,15 +180,15 @@ pub(crate) fn newer(number: u64, wait: Duration) -> Result<Option<u64>, Error> {
     let newer = subscriber.wait_for_newer(&attached.publication, wait);
     let newer = newer.map_err(|error| Error::at(&attached.path, error));
     drop(attached);
-    // It may have been detached meanwhile.
+    // Another thread may have detached the attachment meanwhile.
     graphs::collect();
     newer
 }
 
-/// Detaches what is attached under a number. Waits for the work of all devices that have access.
+/// Detaches a publication. Waits for the work of all devices that have access.
 ///
 /// # Errors
-/// A graph is captured, or a device cannot be waited for. What was attached stays so, until
+/// A graph is captured, or a device cannot be waited for. The attachment then stays until
 /// [`graphs::collect`] detaches it.
 pub(crate) fn detach(number: u64) -> Result<(), Error> {
     if fork::is_child() {
@@ -203,7 +199,7 @@ pub(crate) fn detach(number: u64) -> Result<(), Error> {
     detach_one(number, &leave)
 }
 
-/// Has [`graphs::collect`] detach what is attached under a number.
+/// Has [`graphs::collect`] detach a publication.
 pub(crate) fn detach_later(number: u64) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());
@@ -218,17 +214,17 @@ pub(crate) fn detach_later(number: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Detaches all that could not be detached before.
+/// Detaches everything that could not be detached before.
 fn detach_all(leave: &Waiting) {
     let leaving = lock().leaving.clone();
     for number in leaving {
-        // What fails is put off again. The caller of `detach` was told.
+        // A failure puts the attachment off again. The caller of `detach` got its error.
         let _ = detach_one(number, leave);
     }
 }
 
-/// Detaches what is to be detached under a number. Puts it off if that fails, and while another
-/// thread waits for a newer version.
+/// Detaches one publication. Puts it off on failure, and while another thread waits for a newer
+/// version.
 fn detach_one(number: u64, _leave: &Waiting) -> Result<(), Error> {
     let mut state = lock();
     let removed = state.attached.get_or_insert_default().remove(&number);
@@ -239,7 +235,7 @@ fn detach_one(number: u64, _leave: &Waiting) -> Result<(), Error> {
     let (left, outcome) = match Arc::try_unwrap(removed) {
         Err(used) => (Some(used), Ok(())),
         Ok(attached) => {
-            // Not under the lock: devices are waited for.
+            // The lock is not held while devices are waited for.
             drop(state);
             let closed = attached.close();
             state = lock();
@@ -263,7 +259,7 @@ fn detach_one(number: u64, _leave: &Waiting) -> Result<(), Error> {
 }
 
 impl Attached {
-    /// Unmaps it. On failure it is handed back.
+    /// Unmaps the attachment. Hands it back on failure.
     #[expect(
         clippy::result_large_err,
         reason = "the attachment itself is handed back"

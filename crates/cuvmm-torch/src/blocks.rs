@@ -1,9 +1,8 @@
-//! The blocks of tags by address. Small allocations share blocks.
+//! The blocks of tags by address.
 //!
-//! A block has whole granules, so a small allocation is part of a block that it shares with others of
-//! its tag. Parts are made one behind the other. What is freed is not used again before all parts of
-//! its block are freed, and the block with them: that waits for the work of the device, as each free
-//! under a tag does.
+//! A block has whole granules, so small allocations of a tag share blocks, one behind the other. A
+//! freed part is not used again before its block is: a block is freed with its last part, and then
+//! waits for the work of the device, as each free under a tag does.
 
 use std::collections::HashMap;
 
@@ -13,19 +12,19 @@ use cuvmm::heap::ALIGNMENT;
 /// The largest allocation that shares a block, in bytes.
 const SMALL: u64 = 1 << 20;
 
-/// The bytes of a block that small allocations share.
+/// The bytes of a shared block.
 const SHARED: u64 = 2 << 20;
 
-/// The blocks of all tags, which have numbers.
+/// The blocks of all tags. Tags are numbers here.
 #[derive(Default)]
 pub(crate) struct Blocks {
-    /// Blocks of one allocation, by their addresses, with their tags.
+    /// Blocks of one allocation with their tags, by address.
     whole: HashMap<usize, (Block, usize)>,
-    /// Blocks that allocations share, by their addresses.
+    /// Shared blocks, by address.
     shared: HashMap<usize, Shared>,
-    /// The allocations in them by their addresses: the size and the address of the block.
+    /// Allocations in shared blocks, by address: the size and the block's address.
     parts: HashMap<usize, (u64, usize)>,
-    /// The address of the block that gets the next small allocation of a tag.
+    /// For each tag the address of the block that gets the next small allocation.
     open: HashMap<usize, usize>,
 }
 
@@ -34,11 +33,10 @@ struct Shared {
     tag: usize,
     /// The offset behind the last part.
     end: u64,
-    /// The parts that are not freed.
+    /// The number of parts that are not freed.
     parts: usize,
 }
 
-/// An allocation that was removed.
 pub(crate) struct Removed {
     pub(crate) size: u64,
     pub(crate) tag: usize,
@@ -46,14 +44,14 @@ pub(crate) struct Removed {
     pub(crate) block: Option<Block>,
 }
 
-/// Returns the bytes of the block that an allocation needs if no block has room for it.
+/// Returns the size of a new block for an allocation.
 pub(crate) const fn block_for(size: u64) -> u64 {
     if size <= SMALL { SHARED } else { size }
 }
 
 impl Blocks {
-    /// Makes a small allocation in a block of the tag. Returns its address, or `None` if it is not
-    /// small or no block has room.
+    /// Makes a small allocation in the tag's open block. Returns its address, or `None` if the size
+    /// is not small or the block is full.
     pub(crate) fn share(&mut self, tag: usize, size: u64) -> Option<usize> {
         if size > SMALL {
             return None;
@@ -91,7 +89,6 @@ impl Blocks {
         place
     }
 
-    /// Removes the allocation at an address.
     pub(crate) fn remove(&mut self, address: usize) -> Option<Removed> {
         if let Some((block, tag)) = self.whole.remove(&address) {
             return Some(Removed {
@@ -114,7 +111,6 @@ impl Blocks {
         Some(Removed { size, tag, block })
     }
 
-    /// Returns the sizes of all blocks of a tag.
     pub(crate) fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
         let whole = self.whole.values().map(|(block, tag)| (block, *tag));
         let shared = self.shared.values();

@@ -1,12 +1,12 @@
 //! The ends of Python's DLPack capsules and tensors.
 //!
-//! A library may end a tensor in any thread, and a capsule while an exception is on its way, as NumPy does
-//! with one of a device. Python code cannot run then, so these functions set the exception aside while
-//! they release what the tensor keeps.
+//! A library may end a tensor on any thread, and a capsule while an exception is raised, as NumPy
+//! does with a device's capsule. Python code cannot run then, so these functions set the exception
+//! aside while they release the tensor's owner.
 //!
-//! This library is not linked with Python. It finds Python's functions in the process.
+//! This library is not linked with Python: it looks Python's functions up in the process.
 //!
-//! `unsafe` is used to call them, and to read DLPack's structures.
+//! `unsafe` is used to call these functions, and to read DLPack's structures.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use crate::cxx;
 
-/// `DLTensor`, of which nothing is read.
+/// `DLTensor`. Nothing reads it.
 type Tensor = [u64; 6];
 
 /// `DLManagedTensor`.
@@ -36,7 +36,6 @@ pub struct ManagedVersioned {
     deleter: Option<unsafe extern "C-unwind" fn(*mut ManagedVersioned)>,
 }
 
-/// An object of Python.
 type Object = *mut c_void;
 
 /// Python's functions. They unwind a thread that calls them while the interpreter ends.
@@ -77,7 +76,7 @@ impl Python {
         let (mut kind, mut value, mut trace) = (null_mut(), null_mut(), null_mut());
         // SAFETY: the functions are Python's, and the results are written to locals.
         unsafe {
-            // An interpreter that has ended has no objects any more.
+            // A finalized interpreter has no objects any more.
             if (self.is_initialized)() == 0 {
                 return;
             }
@@ -89,7 +88,7 @@ impl Python {
         }
     }
 
-    /// Takes the tensor out of a capsule of this name.
+    /// Returns the tensor in a capsule of this name, or null.
     unsafe fn taken<T>(self, capsule: Object, name: &CStr) -> *mut T {
         // SAFETY: the caller passes a capsule, whose pointer has this type under this name.
         unsafe {
@@ -101,7 +100,7 @@ impl Python {
     }
 }
 
-/// Ends a `DLManagedTensor` (`deleter`): gives up a reference to the object in its `manager_ctx`.
+/// Ends a `DLManagedTensor` (`deleter`): gives up the reference to the object in its `manager_ctx`.
 ///
 /// # Safety
 /// `tensor` is null or such a tensor, which owns the reference.
@@ -113,7 +112,7 @@ pub unsafe extern "C-unwind" fn cuvmm_dlpack_delete(tensor: *mut Managed) {
     }
 }
 
-/// Ends a `DLManagedTensorVersioned` as [`cuvmm_dlpack_delete`] ends the older structure.
+/// Ends a `DLManagedTensorVersioned`, like [`cuvmm_dlpack_delete`].
 ///
 /// # Safety
 /// `tensor` is null or such a tensor, which owns the reference.
@@ -125,17 +124,17 @@ pub unsafe extern "C-unwind" fn cuvmm_dlpack_delete_versioned(tensor: *mut Manag
     }
 }
 
-/// Ends a capsule of Python (`PyCapsule_Destructor`), and the tensor in it if no library has taken it: such
-/// a library has renamed the capsule.
+/// Ends a capsule of Python (`PyCapsule_Destructor`), and the tensor in it unless a library has
+/// taken the tensor and so renamed the capsule.
 ///
 /// # Safety
-/// `capsule` is a capsule of Python, whose lock is held.
+/// `capsule` is a capsule of Python, and the thread holds Python's lock.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuvmm_dlpack_destroy(capsule: Object) {
     let Some(python) = Python::get() else {
         return;
     };
-    // SAFETY: the names are those of DLPack, and say which structure is in the capsule.
+    // SAFETY: the names are DLPack's, and each stands for one structure.
     unsafe {
         let older: *mut Managed = python.taken(capsule, c"dltensor");
         let newer: *mut ManagedVersioned = python.taken(capsule, c"dltensor_versioned");

@@ -1,7 +1,7 @@
-//! Pools of graphs that are open, and whether the captures run that they were opened for.
+//! Open pools of graphs, and the state of the captures that they were opened for.
 //!
-//! PyTorch closes no pool whose capture has failed, and the filter of that pool refers to a graph that
-//! may be gone. So the streams that a filter accepted tell whether the capture runs.
+//! PyTorch does not close a pool whose capture has failed, and the pool's filter refers to a graph
+//! that may be gone. So the streams that the filter accepted tell whether the capture runs.
 //!
 //! `unsafe` is used to ask the driver about these streams, for which PyTorch vouches.
 #![allow(unsafe_code)]
@@ -14,46 +14,42 @@ use cuvmm::driver::{CaptureStatus, Driver as _, StreamHandle};
 use crate::cxx::Filter;
 use crate::heaps;
 
-/// The state of the capture for which a pool was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
-    /// A stream captures that did so when the filter accepted it, or the capture may be about to begin.
+    /// A stream that captured when the filter accepted it still does, or the capture may be about
+    /// to begin.
     MayRun,
-    /// No stream has captured when the filter accepted it.
+    /// No accepted stream has captured.
     None,
-    /// No stream captures any more, and one did when it was accepted. The filter must not be called
-    /// again.
+    /// All captures of accepted streams have ended. The filter must not be called again.
     Over,
 }
 
 thread_local! {
-    /// Ends with the thread.
+    /// A token of the thread. The thread's end drops it.
     static THREAD: Arc<()> = Arc::default();
 }
 
-/// The driver's number of a capture. A later capture on the same stream has another one.
-///
-/// It is 0 if the driver does not say it, as of a capture that is broken and has not ended.
+/// The driver's number of a capture; each capture on a stream has its own. 0 if the driver gives
+/// none, as for a capture that is broken and has not ended.
 type CaptureId = u64;
 
-/// A pool that a thread has opened.
 pub(crate) struct Open {
     filter: Filter,
     thread: Weak<()>,
     has_accepted: bool,
-    /// The streams that captured when the filter accepted them and that have not ended, each with its capture.
-    /// Others are not asked about: they may be destroyed.
+    /// Streams that captured when the filter accepted them, each with its capture, without those
+    /// that have ended. The driver is asked about no other stream: it may be destroyed.
     captured: Vec<(StreamHandle, CaptureId)>,
-    /// `true` once there was such a stream.
     has_captured: bool,
-    /// `true` once the thread has opened another pool: a capture of this one is not awaited any more.
+    /// `true` once the thread has opened another pool: a capture of this pool is not awaited any
+    /// more.
     is_superseded: bool,
-    /// The answer of the last look.
     capture: Capture,
 }
 
 impl Open {
-    /// Notes that the calling thread opens a pool.
+    /// Opens a pool for the calling thread.
     pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
@@ -66,18 +62,16 @@ impl Open {
         }
     }
 
-    /// Returns `true` if the calling thread has opened it.
+    /// Returns `true` if the calling thread has opened the pool.
     pub(crate) fn is_mine(&self) -> bool {
         let is_it = |thread: &Arc<()>| self.thread.as_ptr() == Arc::as_ptr(thread);
         THREAD.try_with(is_it).unwrap_or(false)
     }
 
-    /// Notes that its thread has opened another pool.
     pub(crate) const fn supersede(&mut self) {
         self.is_superseded = true;
     }
 
-    /// Returns the answer of the last look.
     pub(crate) const fn capture(&self) -> Capture {
         self.capture
     }
@@ -102,8 +96,8 @@ impl Open {
         self.capture
     }
 
-    /// Returns `true` if the filter accepts a stream, which is noted if it captures. The filter may throw,
-    /// and nothing is lost if it does. It is not called once the capture is over.
+    /// Returns `true` if the filter accepts a stream, and notes a stream that captures. The filter
+    /// may throw without any loss. It is not called once the capture is over.
     pub(crate) fn accepts(&mut self, device: i32, stream: *mut c_void) -> bool {
         if self.look(device) == Capture::Over || !self.filter.accepts(stream) {
             return false;
@@ -119,20 +113,21 @@ impl Open {
         true
     }
 
-    /// Asks the driver no more about a stream that is about to be destroyed, unless it captures.
+    /// Forgets a stream that is about to be destroyed, unless it captures.
     pub(crate) fn end_stream(&mut self, device: i32, stream: StreamHandle) {
         self.captured
             .retain(|&(other, _)| other != stream || capture_on(device, stream).is_some());
     }
 }
 
-/// Returns the capture in which a stream takes part. A device without a heap has no such stream, a lost
-/// context captures nothing, and the legacy stream, for which the driver may refuse an answer, never does.
+/// Returns the capture that a stream takes part in. A device without a heap has no such stream, a
+/// lost context captures nothing, and the legacy stream, about which the driver may refuse an
+/// answer, never captures.
 fn capture_on(device: i32, stream: StreamHandle) -> Option<CaptureId> {
     let of = heaps::known(device)?;
     let (driver, ordinal) = (of.driver(), of.device.ordinal());
-    // SAFETY: PyTorch has allocated for the stream while its capture ran, and keeps its streams. Programs say
-    // when others end.
+    // SAFETY: PyTorch has allocated for the stream while its capture ran, and keeps its streams.
+    // Programs announce the end of other streams.
     let (status, id) = unsafe {
         (
             driver.capture_status(ordinal, stream),

@@ -1,10 +1,12 @@
-//! A function that frees unreachable tensors when memory is short: Python's garbage collector.
+//! The collector: a function that frees unreachable tensors when memory is short, such as Python's
+//! garbage collector.
 //!
-//! It takes the interpreter's lock, so no lock of this library is held when it is called. PyTorch holds
-//! none that guards its pluggable allocator then; the package's README says which others may be held.
-//! It is never called for `torch.cuda.MemPool`, whose lock PyTorch holds.
+//! The collector takes the interpreter's lock, so it is called with no lock of this library held.
+//! PyTorch then holds no lock that guards its pluggable allocator; the package's README says which
+//! other locks may be held. The collector is never called for `torch.cuda.MemPool`, whose lock
+//! PyTorch holds.
 //!
-//! `unsafe` is used to call the function.
+//! `unsafe` is used to call the collector.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,18 +15,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use crate::error::Error;
 use crate::{entered, fork, graphs};
 
-/// Advice in errors for a lack of memory where no garbage was collected.
+/// Advice in errors for a lack of memory without a collection.
 pub(crate) const ADVICE: &str =
     ". Tensors in reference cycles keep their memory until gc.collect()";
 
-/// A function of C that collects garbage.
 pub(crate) type Collector = unsafe extern "C" fn();
 
 struct State {
     collector: Option<Collector>,
-    /// `true` from the time when none was set until one is set: no other function is called either.
+    /// `true` from `set(None)` until a collector is set: no other collector is called either.
     has_ended: bool,
-    /// The number of threads that are within it.
     running: usize,
 }
 
@@ -34,11 +34,11 @@ static STATE: Mutex<State> = Mutex::new(State {
     running: 0,
 });
 
-/// Notified when a thread has left the function.
+/// Notified when a thread has left a collector.
 static LEFT: Condvar = Condvar::new();
 
 thread_local! {
-    /// `true` while this thread is within the function.
+    /// `true` while this thread is within a collector.
     static COLLECTS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -46,8 +46,8 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the function. Or ends all collections, also those with another function, and waits until no other
-/// thread is within one, so that an interpreter can end.
+/// Sets the collector. `None` ends all collections, also with another collector, and waits until no
+/// other thread is within one, so that an interpreter can end.
 pub(crate) fn set(collector: Option<Collector>) {
     // A forked child has none of the threads, and may find the lock held.
     if fork::is_child() {
@@ -62,12 +62,12 @@ pub(crate) fn set(collector: Option<Collector>) {
     }
 }
 
-/// A thread that is within the function.
+/// The calling thread is within a collector.
 struct Within;
 
 impl Within {
-    /// Enters a function, or the one that was set, unless this thread is within one already, as a
-    /// finalizer is that allocates.
+    /// Enters `collector`, or the one that was set. Returns `None` if this thread is within one
+    /// already, as a finalizer that allocates is.
     fn enter(collector: Option<Collector>) -> Option<(Self, Collector)> {
         if COLLECTS.with(Cell::get) {
             return None;
@@ -95,17 +95,18 @@ impl Drop for Within {
     }
 }
 
-/// Collects garbage for a request of PyTorch outside of pools that has failed, with the function that was
-/// set. Returns `true` if the request is to be tried again.
+/// Collects garbage, with the collector that was set, for a failed request of PyTorch outside of
+/// pools. Returns `true` if the request should be tried again.
 #[cold]
 pub(crate) fn helps(error: &Error) -> bool {
     !entered::is_entered() && collects(error, None)
 }
 
-/// Collects garbage for a request that has failed, with a function or the one that was set. Returns `true`
-/// if the request is to be tried again.
+/// Collects garbage for a failed request, with `collector` or the one that was set. Returns `true`
+/// if the request should be tried again.
 ///
-/// A collection may destroy streams, events and graphs, so there is none while a graph may be captured.
+/// A collection may destroy streams, events and graphs, so none begins while a graph may be
+/// captured.
 #[cold]
 pub(crate) fn collects(error: &Error, collector: Option<Collector>) -> bool {
     if !error.is_out_of_memory() || fork::is_child() {
@@ -117,7 +118,8 @@ pub(crate) fn collects(error: &Error, collector: Option<Collector>) -> bool {
     if graphs::waiting().is_none() {
         return false;
     }
-    // SAFETY: who set it has promised that it may be called from any thread until it is set anew.
+    // SAFETY: the setter promised that the collector may be called from any thread until it is
+    // replaced.
     unsafe { collector() };
     true
 }

@@ -1,4 +1,4 @@
-//! Copies between the device and host memory, for programs that have no other library that copies.
+//! Copies between device and host memory, for programs without another library that copies.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the driver's copies.
 #![allow(unsafe_code)]
@@ -12,9 +12,9 @@ use crate::edge::status;
 use crate::error::Error;
 use crate::{fork, graphs, heaps};
 
-/// Copies `size` bytes of host memory to a device, behind the work of a stream, and waits for the copy
-/// (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph may be captured, and on a stream that
-/// captures.
+/// Copies `size` bytes of host memory to a device, behind the work of a stream, and waits for the
+/// copy (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph may be captured, and on
+/// a stream that captures.
 ///
 /// # Safety
 /// Both ranges have `size` bytes, and nothing else uses them until the call returns, except work of the
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn cuvmm_write(
     })
 }
 
-/// Copies `size` bytes of a device to host memory, as [`cuvmm_write`] does the other way.
+/// Copies `size` bytes of a device to host memory, like [`cuvmm_write`] in the other direction.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_write`].
@@ -70,8 +70,8 @@ fn copied(
         }
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| {
-            // A capture that no pool was opened for is not known. It would have the copy, and the wait would
-            // break it.
+            // A capture without an open pool is not known here. It would record the copy, and the
+            // wait would break it.
             if stream.is_capturing()? {
                 return Err(Error::Capturing);
             }

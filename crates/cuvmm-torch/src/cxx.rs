@@ -1,12 +1,12 @@
-//! C++: PyTorch's exception for a lack of memory, and the functions that PyTorch passes.
+//! C++: PyTorch's exceptions, and functions that PyTorch passes.
 //!
-//! This library is not linked with PyTorch. It looks the parts of `c10::OutOfMemoryError` up in the
-//! process, under the names that the Itanium C++ ABI gives them, when memory is short. The name of a
-//! constructor contains the types of its parameters, so one that is found has the parameters that
-//! are passed here. The exception's size is not in its name; more space is given than any version
+//! This library is not linked with PyTorch. When memory is short, it looks the parts of
+//! `c10::OutOfMemoryError` up in the process, under their names in the Itanium C++ ABI. The name of
+//! a constructor contains its parameters' types, so a constructor that is found takes the arguments
+//! passed here. The exception's size is not in its name; more space is given than any version
 //! needs.
 //!
-//! `std::string` and `std::function` are laid out as libstdc++ does since GCC 5.
+//! `std::string` and `std::function` are laid out as in libstdc++ since GCC 5.
 //!
 //! `unsafe` is used to find these functions, to call them, and to build their arguments.
 #![allow(unsafe_code)]
@@ -15,7 +15,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::{offset_of, transmute_copy};
 use std::ptr;
 
-/// The bytes for an exception. In PyTorch 2.11 it has fewer than 200.
+/// The bytes for an exception. PyTorch 2.11 needs fewer than 200.
 const SIZE: usize = 1024;
 
 /// The libraries that have the parts, or whose dependencies have them.
@@ -36,7 +36,7 @@ type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Dest
 type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
 type Construct = unsafe extern "C" fn(*mut c_void, SourceLocation, *mut CxxString);
 
-/// An exception that is ready to be thrown. It is lost if it is not.
+/// An exception that is ready to be thrown. If it is not thrown, its memory leaks.
 #[derive(Clone, Copy)]
 pub(crate) enum Exception {
     /// `c10::OutOfMemoryError`, which Python gets as `torch.cuda.OutOfMemoryError`.
@@ -63,7 +63,7 @@ impl Exception {
         }
     }
 
-    /// Makes an exception for another failure of a function of C. Returns `None` without PyTorch.
+    /// Makes an exception for another failure. Returns `None` without PyTorch.
     pub(crate) fn error(function: &'static CStr, text: &str) -> Option<Self> {
         let fail: CheckFail = self::function(CHECK_FAIL)?;
         let text = CString::new(text.replace('\0', " ")).ok()?.into_raw();
@@ -77,7 +77,7 @@ impl Exception {
     /// Throws the exception.
     ///
     /// # Safety
-    /// It was not thrown before. All callers up to C++ may be unwound.
+    /// The exception was not thrown before. All callers up to C++ may be unwound.
     pub(crate) unsafe fn throw(self) -> ! {
         match self {
             Self::OutOfMemory {
@@ -94,14 +94,14 @@ impl Exception {
                 function,
                 text,
             } => {
-                // SAFETY: all texts end with a zero byte and live on.
+                // SAFETY: all texts end with a zero byte and are never freed.
                 unsafe { fail(function.as_ptr(), FILE.as_ptr(), 0, text) }
             }
         }
     }
 }
 
-/// The functions and objects of which the exception is made.
+/// The functions and objects that make up an exception.
 struct Parts {
     typeinfo: *const c_void,
     vtable: *const c_void,
@@ -132,8 +132,8 @@ impl Parts {
             line: 0,
         };
         // SAFETY: the functions are what their names say. The space is zeroed, and large enough for
-        // the base, whose constructor takes these arguments. The class adds nothing to its base but
-        // a vtable: after two words come its functions, the destructor first.
+        // the base, whose constructor takes these arguments. The class adds only a vtable to its
+        // base: after two words come its functions, the destructor first.
         unsafe {
             let object = (self.allocate)(SIZE);
             ptr::write_bytes(object.cast::<u8>(), 0, SIZE);
@@ -153,7 +153,6 @@ impl Parts {
     }
 }
 
-/// `c10::SourceLocation`.
 #[repr(C)]
 struct SourceLocation {
     function: *const c_char,
@@ -161,18 +160,17 @@ struct SourceLocation {
     line: u32,
 }
 
-/// `std::string`. A short one is in itself; one that is made here never is, so it can be moved until
-/// it was passed.
+/// `std::string`. A short string holds its bytes inside. A string made here never is short, so it
+/// can be moved until it is passed.
 #[repr(C)]
 struct CxxString {
     bytes: *mut u8,
     length: usize,
-    /// The bytes of a short string; else first the capacity.
+    /// The bytes of a short string, else the capacity and unused space.
     local: [usize; 2],
 }
 
 impl CxxString {
-    /// The most bytes of a string that is in itself.
     const SHORT: usize = 15;
 
     unsafe fn new(new: unsafe extern "C" fn(usize) -> *mut c_void, text: &str) -> Self {
@@ -191,18 +189,19 @@ impl CxxString {
         }
     }
 
-    /// Frees what a function that it was passed to has left. It must not have been moved since.
+    /// Frees the bytes that remain after a call with the string. The string must not have been
+    /// moved since the call.
     unsafe fn end(&mut self, delete: unsafe extern "C" fn(*mut c_void)) {
         let local = ptr::from_mut(self).cast::<u8>();
-        // A string that was moved from is short.
+        // A string that C++ has moved from is short.
         if self.bytes != local.wrapping_add(offset_of!(Self, local)) {
-            // SAFETY: it was allocated by `operator new`, and nothing else has it.
+            // SAFETY: `operator new` allocated the bytes, and nothing else has them.
             unsafe { delete(self.bytes.cast()) };
         }
     }
 }
 
-/// `std::function<bool(cudaStream_t)>`, as it is passed.
+/// `std::function<bool(cudaStream_t)>`, as C++ passes it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct StreamFilter {
@@ -214,7 +213,7 @@ pub struct StreamFilter {
 type Manage = unsafe extern "C-unwind" fn(*mut [usize; 2], *const [usize; 2], c_int) -> bool;
 type Invoke = unsafe extern "C-unwind" fn(*const [usize; 2], *const *mut c_void) -> bool;
 
-/// Operations of a function's manager.
+/// Operations of a `std::function`'s manager.
 const CLONE: c_int = 2;
 const DESTROY: c_int = 3;
 
@@ -225,8 +224,6 @@ pub(crate) struct Filter(StreamFilter);
 unsafe impl Send for Filter {}
 
 impl Filter {
-    /// Copies a function.
-    ///
     /// # Safety
     /// `filter` is null or such a function.
     pub(crate) unsafe fn of(filter: *const StreamFilter) -> Self {
@@ -250,8 +247,8 @@ impl Filter {
         })
     }
 
-    /// Returns `true` if it accepts a stream. An empty one accepts all. It may throw, and nothing
-    /// is lost if it does.
+    /// Returns `true` if the function accepts a stream. An empty function accepts all. The function
+    /// may throw without any loss.
     pub(crate) fn accepts(&self, stream: *mut c_void) -> bool {
         match (self.0.manage, self.0.invoke) {
             // SAFETY: the function is alive, and takes its argument by reference.
@@ -270,7 +267,7 @@ impl Drop for Filter {
     }
 }
 
-/// Finds a function.
+/// Finds a function of a type that the caller names.
 pub(crate) fn function<F: Copy>(name: &CStr) -> Option<F> {
     let found = symbol(name)?;
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
@@ -278,11 +275,10 @@ pub(crate) fn function<F: Copy>(name: &CStr) -> Option<F> {
     Some(unsafe { transmute_copy(&found) })
 }
 
-/// Finds a symbol in PyTorch's libraries and what they are linked with, else in the whole process.
+/// Finds a symbol in PyTorch's libraries and their dependencies, else in the whole process.
 fn symbol(name: &CStr) -> Option<*const c_void> {
     let loaded = |library: &&CStr| {
-        // SAFETY: nothing is loaded that is not loaded already. The handle is kept for ever, as are
-        // the libraries.
+        // SAFETY: nothing new is loaded. The handle is kept for ever, as are the libraries.
         let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         (!handle.is_null()).then_some(handle)
     };

@@ -1,5 +1,5 @@
-//! The boundary between C and Rust: panics end here, messages go to standard error, the last error of
-//! each thread is kept, and texts are written into the buffers of C.
+//! The boundary between C and Rust: panics end here, messages go to standard error, each thread's
+//! last error is kept, and texts are written into the buffers of C.
 //!
 //! `unsafe` is used to read and write the texts of C.
 #![allow(unsafe_code)]
@@ -15,12 +15,11 @@ use crate::error::Error;
 static HOOK: Once = Once::new();
 
 thread_local! {
-    /// The text of this thread's last error, and the [status](status_of) of a function that has failed
-    /// with it.
+    /// The text of this thread's last error, and its [status](status_of).
     static LAST: RefCell<(String, i32)> = const { RefCell::new((String::new(), 0)) };
 }
 
-/// Runs the body of a C function. A panic in it is reported in one line, and the function returns
+/// Runs the body of a C function. A panic is reported in one line, and the function returns
 /// `otherwise`.
 pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     // The shared library has a standard library of its own, so the hook sees no panic of others.
@@ -32,8 +31,8 @@ pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
-/// Runs the body of a C function that returns 0, or a negative number and keeps the error for
-/// [`last`]: -3 if memory was short, -4 if a name is not published, -2 after a panic, and else -1.
+/// Runs the body of a C function and returns 0, or keeps the error for [`last`] and returns -3 if
+/// memory was short, -4 if a name is not published, -2 after a panic, and else -1.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Error>) -> i32 {
     guard(-2, || match body() {
         Ok(()) => 0,
@@ -52,13 +51,12 @@ fn status_of(error: &Error) -> i32 {
     }
 }
 
-/// Prints one line about an error on standard error, and keeps it as the thread's last error.
+/// Prints a line on standard error, and keeps it as the thread's last error.
 pub(crate) fn complain(error: &Error, text: &str) {
     set(text, status_of(error));
     message(text);
 }
 
-/// Keeps an error as the thread's last one.
 pub(crate) fn keep(error: &Error) {
     set(&error.to_string(), status_of(error));
 }
@@ -73,7 +71,7 @@ fn set(text: &str, status: i32) {
     });
 }
 
-/// Returns the text of the thread's last error and its status; an empty text and 0 if there was none.
+/// Returns the text and the status of the thread's last error, or an empty text and 0.
 pub(crate) fn last() -> (String, i32) {
     LAST.try_with(|last| {
         last.try_borrow()
@@ -83,16 +81,14 @@ pub(crate) fn last() -> (String, i32) {
     .unwrap_or_default()
 }
 
-/// Prints one line on standard error.
-///
-/// `eprintln!` panics if standard error is closed, and takes a lock that a thread may have held when
-/// this process was forked.
+/// Prints one line on standard error. `eprintln!` would panic if standard error is closed, and
+/// would take a lock that a thread may have held at a fork.
 pub(crate) fn message(text: &str) {
     let line = format!("cuvmm: {}\n", text.replace('\n', " "));
     let _ = rustix::io::write(std::io::stderr().as_fd(), line.as_bytes());
 }
 
-/// Writes a text and a zero byte into a buffer if it has the space. Returns the bytes needed.
+/// Writes a text and a zero byte into a buffer if they fit. Returns the bytes needed.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -105,10 +101,10 @@ pub(crate) unsafe fn write(mut text: Vec<u8>, buffer: *mut c_char, length: usize
     text.len()
 }
 
-/// Reads a text of C; `None` for null.
+/// Reads a text of C, `None` for null.
 ///
 /// # Errors
-/// A text that is not UTF-8.
+/// The text is not UTF-8.
 ///
 /// # Safety
 /// `text` is null or ends with a zero byte, and is not changed while the result is used.

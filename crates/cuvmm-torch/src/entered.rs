@@ -1,7 +1,7 @@
-//! The tags that each thread has entered, in the order in which it entered them.
+//! The tags that each thread has entered, in order.
 //!
-//! Blocks of code of one thread may end in any order, as generators and tasks do, and a garbage collector may
-//! end one on another thread. So each has a token.
+//! A thread's blocks of code may end in any order, as generators and tasks do, and a garbage
+//! collector may end one on another thread. So each entered tag has a token.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -14,30 +14,28 @@ use crate::fork;
 thread_local! {
     /// The tags that this thread has entered, the innermost last.
     static ENTERED: RefCell<Vec<Entered>> = const { RefCell::new(Vec::new()) };
-    /// Their number, which is read at each allocation.
+    /// The length of `ENTERED`, for a quick look at each allocation.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A tag that a thread has entered.
 struct Entered {
     token: u64,
     name: String,
 }
 
-/// The tokens of all tags that threads have entered. Any thread may end one.
+/// The tokens of all entered tags. Any thread may end one.
 static OPEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// The next token.
 static TOKEN: AtomicU64 = AtomicU64::new(1);
 
 fn open() -> MutexGuard<'static, BTreeSet<u64>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a tag this thread's. Returns a token, by which [`end`] ends it.
+/// Enters a tag on this thread. Returns the token for [`end`].
 ///
 /// # Errors
-/// The process was forked from one that uses the library.
+/// The process is a forked child.
 pub(crate) fn enter(name: &str) -> Result<u64, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -51,8 +49,8 @@ pub(crate) fn enter(name: &str) -> Result<u64, Error> {
     Ok(token)
 }
 
-/// Ends what a thread has entered, which need not be the innermost, nor of this thread. Does nothing if it
-/// has ended, and in a forked child, which allocates nothing.
+/// Ends an entered tag, which need not be the innermost, nor of this thread. Does nothing if the
+/// tag has ended, and in a forked child, which allocates nothing.
 pub(crate) fn end(token: u64) {
     if fork::is_child() {
         return;
@@ -61,7 +59,6 @@ pub(crate) fn end(token: u64) {
     entered(|_| {});
 }
 
-/// Ends the tag that this thread has entered last.
 pub(crate) fn leave() {
     entered(|entered| {
         if let Some(last) = entered.pop() {
@@ -70,8 +67,8 @@ pub(crate) fn leave() {
     });
 }
 
-/// Calls a function with the tags that this thread has entered and none has ended. Returns `None` for a
-/// thread that is ending, and in a forked child: a thread that it lacks may have held the lock.
+/// Calls a function with this thread's tags that have not ended. Returns `None` on a thread that is
+/// ending, and in a forked child, where a lost thread may have held the lock.
 fn entered<T>(act: impl FnOnce(&mut Vec<Entered>) -> T) -> Option<T> {
     if fork::is_child() {
         return None;
@@ -88,13 +85,13 @@ fn entered<T>(act: impl FnOnce(&mut Vec<Entered>) -> T) -> Option<T> {
     acted.ok()
 }
 
-/// Returns `true` if this thread has entered a tag that has not ended.
+/// Returns `true` if this thread is under a tag that has not ended.
 #[inline]
 pub(crate) fn is_entered() -> bool {
     DEPTH.get() > 0 && entered(|all| !all.is_empty()).unwrap_or(false)
 }
 
-/// Returns the tag that this thread has entered last, of those that have not ended.
+/// Returns this thread's innermost tag that has not ended.
 pub(crate) fn innermost() -> Option<String> {
     entered(|all| all.last().map(|it| it.name.clone())).flatten()
 }

@@ -1,4 +1,4 @@
-//! The reasons why a function of this library fails.
+//! The errors of this library's functions.
 
 use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
@@ -138,7 +138,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Names the pool of graphs whose heap has no addresses left.
+    /// Adds the pool of graphs to the error that its heap has no addresses left.
     pub(crate) fn in_pool(self, first: u64, second: u64) -> Self {
         match self {
             Self::Block(cause @ BlockError::HeapOutOfAddresses { .. }) => Self::InPool {
@@ -162,7 +162,6 @@ impl Error {
         }
     }
 
-    /// Returns `true` if memory was short.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Block(cause) | Self::InPool { cause, .. } => cause.is_out_of_memory(),
@@ -192,7 +191,7 @@ impl Error {
     }
 }
 
-/// Returns `true` if there is no process at the other end, or none any more.
+/// Returns `true` if no process listens at the other end, or it has closed the channel.
 const fn is_gone(error: &ChannelError) -> bool {
     matches!(
         error,
@@ -200,12 +199,11 @@ const fn is_gone(error: &ChannelError) -> bool {
     )
 }
 
-/// Shows a number of bytes.
 pub(crate) fn size(bytes: u64) -> impl std::fmt::Display {
     ByteSize::b(bytes).display().iec()
 }
 
-/// Shows a number of bytes as PyTorch does, with two digits after the point: programs read it.
+/// Formats bytes as PyTorch does, with two digits after the point: programs parse the text.
 pub(crate) fn as_pytorch(bytes: u64) -> String {
     for (unit, name) in [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
         if bytes > unit {

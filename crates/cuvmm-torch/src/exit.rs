@@ -1,10 +1,10 @@
-//! The end of the process: the threads of mappers and publishers stop before the driver goes.
+//! The end of the process: threads of mappers and publishers stop before the driver shuts down.
 //!
-//! The driver tears itself down in a function that the C library calls at the exit, and a thread that
-//! is then within the driver may crash or hang. Functions registered later are called earlier, so the
-//! one here is registered after the driver was opened.
+//! The driver shuts down in a function that the C library calls at the exit, and a thread within
+//! the driver may then crash or hang. Functions registered later are called earlier, so the
+//! function here is registered after the driver was opened.
 //!
-//! `unsafe` is used to register that function.
+//! `unsafe` is used to register the function.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,24 +14,25 @@ use std::time::Duration;
 
 use crate::fork;
 
-/// How long the exit waits for the threads. One may be within a call that the driver does not end.
+/// The most time that the exit waits for threads: one may be within a call that the driver does not
+/// end.
 const LONGEST: Duration = Duration::from_secs(2);
 
 type End = Box<dyn FnOnce() + Send>;
 
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// Functions that are called at the exit: they stop threads and wait for them.
+/// Functions that stop threads at the exit and wait for them.
 static ENDS: Mutex<Vec<End>> = Mutex::new(Vec::new());
 
-/// Calls a function when the process exits, in a thread, if [`watch`] returned `true`.
+/// Adds a function to call at the exit, on its own thread, if [`watch`] returned `true`.
 pub(crate) fn at_end(end: impl FnOnce() + Send + 'static) {
     let mut ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
     ends.push(Box::new(end));
 }
 
-/// Registers the function that is called at the exit. Returns `false` if that fails: no thread that
-/// calls the driver may be started then.
+/// Registers the exit function. If that fails returns `false`, and no thread that calls the driver
+/// may be started.
 pub(crate) fn watch() -> bool {
     if REGISTERED.swap(true, Ordering::Relaxed) {
         return true;
@@ -49,7 +50,7 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Stops all threads. Waits for them for a bounded time.
+/// Stops all threads. Waits for them for at most [`LONGEST`].
 fn stop() {
     let ends = std::mem::take(&mut *ENDS.lock().unwrap_or_else(PoisonError::into_inner));
     if ends.is_empty() {
@@ -60,7 +61,7 @@ fn stop() {
         ends.into_iter().for_each(|end| end());
         let _ = done.send(());
     };
-    // Without a thread, dropping the closure leaves the others as they are.
+    // If no thread can be spawned, the other threads are left running.
     if thread::Builder::new().spawn(stop).is_ok() {
         let _ = stopped.recv_timeout(LONGEST);
     }

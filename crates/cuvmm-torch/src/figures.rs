@@ -1,13 +1,11 @@
-//! Counters of a device's allocations, as PyTorch names them.
-//!
-//! An allocation and its end add to a few numbers under one lock, which is held for nothing else.
+//! Counters of a device's allocations, as PyTorch names them. One lock guards them, and is held for
+//! nothing else.
 
 use serde::Serialize;
 
 /// The largest small allocation, in bytes.
 const SMALL: u64 = 1 << 20;
 
-/// The multiple to which sizes are rounded up.
 const ALIGNMENT: u64 = cuvmm::heap::ALIGNMENT;
 
 /// A figure that rises and falls.
@@ -22,7 +20,6 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// Returns a figure that is known by its rises and falls.
     pub(crate) const fn of(allocated: u64, freed: u64) -> Self {
         let current = allocated.saturating_sub(freed);
         Self {
@@ -60,14 +57,13 @@ impl Figure {
     }
 }
 
-/// The figures of the allocations of some sizes.
+/// The figures of one class of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Class {
-    /// The number of allocations.
     pub(crate) count: Figure,
-    /// Their bytes, rounded up.
+    /// Bytes, rounded up.
     pub(crate) bytes: Figure,
-    /// Their bytes, as requested.
+    /// Bytes as requested.
     pub(crate) requested: Figure,
 }
 
@@ -79,31 +75,27 @@ impl Class {
     }
 }
 
-/// All figures of a device's allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) all: Class,
     pub(crate) small: Class,
     pub(crate) large: Class,
-    /// Allocations that were tried again after free memory had gone back to the driver.
+    /// Allocations retried after free memory had gone back to the driver.
     pub(crate) retries: u64,
-    /// Allocations that failed for lack of memory.
     pub(crate) ooms: u64,
     /// Allocations that waited for all work of the device.
     pub(crate) syncs: u64,
-    /// The bytes of allocations that sleep, rounded up. No other figure has them.
+    /// The rounded-up bytes of sleeping allocations. No other figure includes them.
     pub(crate) sleeping: u64,
-    /// The most bytes that were held, where that was looked at: see [`Self::look`].
+    /// The most bytes held at any [`Self::look`].
     peak_held: u64,
 }
 
 impl Figures {
-    /// Counts an allocation.
     pub(crate) fn made(&mut self, size: u64) {
         self.change(size, Figure::rise);
     }
 
-    /// Counts the end of an allocation.
     pub(crate) fn ended(&mut self, size: u64) {
         self.change(size, Figure::fall);
     }
@@ -116,13 +108,11 @@ impl Figures {
         });
     }
 
-    /// Counts an allocation that was asleep as awake.
     pub(crate) fn woke(&mut self, size: u64) {
         self.sleeping -= size.next_multiple_of(ALIGNMENT);
         self.change(size, |figure, by| figure.set(figure.current + by));
     }
 
-    /// Counts the end of an allocation that is asleep.
     pub(crate) fn ended_asleep(&mut self, size: u64) {
         self.sleeping -= size.next_multiple_of(ALIGNMENT);
         self.change(size, |figure, by| figure.freed += by);
@@ -141,18 +131,18 @@ impl Figures {
         }
     }
 
-    /// Notes the bytes that are held, and returns the most that were held when they were noted.
+    /// Notes the held bytes, and returns the most bytes noted so far.
     ///
-    /// What is held falls only where memory goes back, so it is noted before that, and whenever it
-    /// is asked for.
+    /// Held bytes fall only when memory goes back to the driver, so they are noted before that, and
+    /// whenever the peak is read.
     pub(crate) fn look(&mut self, held: u64) -> u64 {
-        // What was allocated was held, if nothing has looked since.
+        // Allocated bytes were held, also between two looks.
         let least = held.max(self.all.bytes.peak);
         self.peak_held = self.peak_held.max(least);
         self.peak_held
     }
 
-    /// Begins the peaks anew, with the bytes that are held now.
+    /// Resets the peaks to the current figures; `held` is the bytes held now.
     pub(crate) fn reset_peaks(&mut self, held: u64) {
         for class in [&mut self.all, &mut self.small, &mut self.large] {
             class.each(Figure::reset_peak);
@@ -160,7 +150,6 @@ impl Figures {
         self.peak_held = held;
     }
 
-    /// Begins the sums and the counts anew.
     pub(crate) fn reset_accumulated(&mut self) {
         for class in [&mut self.all, &mut self.small, &mut self.large] {
             class.each(Figure::reset_accumulated);

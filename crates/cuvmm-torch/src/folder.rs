@@ -1,4 +1,4 @@
-//! The publishers of this user, found by the names that they publish.
+//! Finds the publishers of this user by the names that they publish.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,28 +10,26 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// How long one publisher may take to answer when all are asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most names that an error lists.
 const MOST_NAMED: usize = 20;
 
 fn path() -> PathBuf {
     UserFolder::path_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref())
 }
 
-/// Returns the path of this process's socket. Makes its folder if it is missing.
+/// Returns the path of this process's socket. Makes its folder if needed.
 ///
 /// # Errors
-/// A folder that cannot be made, belongs to another user, or is open to other users.
+/// The folder cannot be made, belongs to another user, or is open to other users.
 pub(crate) fn own_socket() -> Result<PathBuf, Error> {
     Ok(UserFolder::create(path())?.own_socket())
 }
 
-/// Returns the socket of the publisher that publishes a name. Removes what dead publishers left.
+/// Returns the socket of the publisher of a name. Removes the sockets of dead publishers.
 ///
 /// # Errors
-/// No publisher, with the names that are published, or several.
+/// No publisher (with the names that are published), or several.
 pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     let (mut those, mut others) = (Vec::new(), BTreeSet::new());
     let mut silent = String::new();
@@ -70,7 +68,6 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     Err(ambiguous(name))
 }
 
-/// Returns the error that lists all publishers of a name.
 fn ambiguous(name: &str) -> Error {
     let has = |socket: &PathBuf| {
         published_at(socket).is_ok_and(|names| names.iter().any(|one| one == name))
@@ -87,7 +84,7 @@ fn ambiguous(name: &str) -> Error {
     }
 }
 
-/// Returns the names that are published at a socket, or none if a dead publisher had left it.
+/// Returns the names published at a socket, or none if a dead publisher had left it.
 fn published_at(socket: &Path) -> Result<Vec<String>, Error> {
     if share::sweep(socket)? {
         return Ok(Vec::new());
@@ -98,7 +95,8 @@ fn published_at(socket: &Path) -> Result<Vec<String>, Error> {
     Ok(listed.into_iter().map(|one| one.name).collect())
 }
 
-/// Returns `true` if a publisher could not be asked because this process may open no more descriptors.
+/// Returns `true` if a publisher could not be asked because this process has too many open
+/// descriptors.
 fn lacks_descriptors(error: &Error) -> bool {
     let (Error::Channel(error) | Error::Share(ShareError::Channel(error))) = error else {
         return false;
@@ -109,7 +107,7 @@ fn lacks_descriptors(error: &Error) -> bool {
     }
 }
 
-/// Returns the paths of all sockets in the folder, or none if there is no folder.
+/// Returns the paths of all sockets in the folder, or none without a folder.
 fn sockets() -> Result<BTreeSet<PathBuf>, Error> {
     Ok(match UserFolder::open(path())? {
         Some(folder) => folder.sockets()?,

@@ -1,8 +1,8 @@
 //! Detection of forked children of a process that has used this library.
 //!
-//! A child has the parent's heaps in its memory, but neither its driver nor its threads: a lock that
-//! another thread held at the fork stays locked for ever. So every function asks here before it takes
-//! a lock. A child of a process that had not used the library yet can use it.
+//! A child has the parent's heaps in its memory, but neither its driver nor its threads: a lock
+//! that another thread held at the fork stays locked for ever. So every function checks before it
+//! takes a lock. A child forked before the first use of the library can use it.
 //!
 //! `unsafe` is used to register the function that the C library calls in a child.
 #![allow(unsafe_code)]
@@ -21,10 +21,8 @@ pub(crate) fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
-/// Makes children that are forked from now on known.
-///
-/// The heaps also refuse to work in a child, so if the registration fails only a lock that was held
-/// at the fork is not noticed.
+/// Makes children forked from now on known. The heaps also refuse to work in a child, so a failed
+/// registration only leaves locks held at the fork unnoticed.
 pub(crate) fn watch() {
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;

@@ -1,11 +1,11 @@
-//! Pools of graphs: while one is open for a stream, allocations for the stream come from a heap of
-//! its own, which keeps its memory as long as the pool has users.
+//! Pools of graphs: while a pool is open for a stream, the stream's allocations come from the
+//! pool's heap, which keeps its memory as long as the pool has users.
 //!
-//! While a graph may be captured, nothing in this library waits for a device: [`waiting`] gives leave
-//! to, and [`begin`] waits for leaves that were given before. What needs one meanwhile is refused, or
-//! put off until [`collect`] gets one.
+//! While a graph may be captured, no thread of this library waits for a device. A wait needs leave
+//! from [`waiting`], and [`begin`] waits until earlier leaves end. Meanwhile an operation that
+//! needs leave is refused, or put off until [`collect`] gets leave.
 //!
-//! No operation outside of an open pool takes the lock here.
+//! Operations outside of open pools do not take the lock here.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -30,22 +30,21 @@ pub struct PoolId(pub u64, pub u64);
 struct GraphPool {
     device: i32,
     id: PoolId,
-    /// `None` until it could be built.
+    /// `None` until the heap could be built.
     heap: Option<Heap>,
-    /// How often it was opened, less how often it was released.
+    /// Number of times opened, less number of times released.
     users: u64,
-    /// The captures that it is open for.
+    /// The captures that the pool is open for.
     open: Vec<Open>,
 }
 
 struct State {
     pools: Vec<GraphPool>,
-    /// Heaps of pools without users. They end when the work of the device has been waited for, since
-    /// a graph may be running. With allocations that outlive their pool they are ordinary heaps then.
+    /// Heaps of pools without users. They end after a wait for the device's work, since a graph may
+    /// be running. A heap whose allocations outlive its pool is an ordinary heap then.
     released: Vec<(&'static DeviceHeap, Heap)>,
-    /// Functions that [`collect`] calls once.
     put_off: Vec<fn(&Waiting)>,
-    /// The leaves to wait for devices.
+    /// The number of leaves to wait for devices.
     waiting: usize,
 }
 
@@ -66,11 +65,11 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leave to wait for devices and to unmap what they have used. No capture begins while it lives, so it
-/// must be dropped before the calling thread opens a pool.
+/// Leave to wait for devices and to unmap what they have used. No capture begins while the leave
+/// lives: drop it before the calling thread opens a pool.
 pub(crate) struct Waiting(());
 
-/// Returns the leave to wait for devices, unless a graph may be captured now.
+/// Returns leave to wait for devices, unless a graph may be captured now.
 pub(crate) fn waiting() -> Option<Waiting> {
     let mut state = lock();
     state.look();
@@ -95,7 +94,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Has a function called once by [`collect`], when it gets leave.
+/// Has [`collect`] call a function once.
 pub(crate) fn put_off(act: fn(&Waiting)) {
     let put_off = &mut lock().put_off;
     if !put_off.iter().any(|&other| ptr::fn_addr_eq(other, act)) {
@@ -103,9 +102,9 @@ pub(crate) fn put_off(act: fn(&Waiting)) {
     }
 }
 
-/// Returns the pool that was opened last of those that are open for a stream of a device.
+/// Returns the most recently opened pool that accepts a stream of a device.
 ///
-/// It calls functions of C++, which may throw: nothing in the callers must catch that.
+/// Calls functions of C++, which may throw: no caller may catch the exception.
 #[inline]
 pub(crate) fn route(device: i32, stream: *mut c_void) -> Option<PoolId> {
     match OPEN.load(Ordering::Relaxed) {
@@ -128,12 +127,12 @@ fn asked(device: i32, stream: *mut c_void) -> Option<PoolId> {
     found
 }
 
-/// Opens a pool for the streams that a function accepts, and waits until no thread waits for a device.
-/// The pool is made if there is none.
+/// Opens a pool for the streams that a filter accepts, and waits until no thread waits for a
+/// device. Makes the pool if needed.
 ///
 /// # Errors
-/// [`Error::Recording`] if a capture into the pool may run, with nothing changed. The heap cannot be
-/// built: the pool is open nevertheless, so that allocations for it fail.
+/// [`Error::Recording`], with nothing changed, if a capture into the pool may run. If the heap
+/// cannot be built the pool is open nevertheless, so that its allocations fail.
 pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -141,7 +140,7 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
     collect();
     let mut state = lock();
     state.look();
-    // The pool that was opened last is the last.
+    // Pools are kept in the order of their last opening.
     let known = state.pools.iter().position(|pool| pool.is(device, id));
     if known.is_some_and(|at| state.pools[at].is_open()) {
         return Err(Error::Recording(id.0, id.1));
@@ -176,8 +175,8 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
     heap(device, id).map(drop)
 }
 
-/// Closes the pools that the calling thread opened for captures that are over: PyTorch closes none
-/// whose capture has failed. Each loses the user that it got when it was opened.
+/// Closes pools that the calling thread opened for captures that are over: PyTorch does not close a
+/// pool whose capture has failed. Each loses the user that it got when opened.
 pub(crate) fn close() {
     let mut state = lock();
     state.look();
@@ -186,7 +185,7 @@ pub(crate) fn close() {
     drop(closed);
 }
 
-/// Says that a stream is about to be destroyed, which does not capture.
+/// Announces the end of a stream that does not capture.
 pub(crate) fn end_stream(stream: StreamHandle) {
     let mut state = lock();
     for pool in &mut state.pools {
@@ -198,7 +197,6 @@ pub(crate) fn end_stream(stream: StreamHandle) {
     settle(state);
 }
 
-/// Closes a pool, which must be open.
 pub(crate) fn end(device: i32, id: PoolId) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());
@@ -212,7 +210,8 @@ pub(crate) fn end(device: i32, id: PoolId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes a user from a pool. Without users, its heap ends when the device's work is complete.
+/// Takes a user from a pool. The heap of a pool without users ends when the device's work is
+/// complete.
 pub(crate) fn release(device: i32, id: PoolId) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());
@@ -228,7 +227,7 @@ pub(crate) fn release(device: i32, id: PoolId) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends the heaps of released pools and does what was put off, if devices can be waited for now.
+/// Ends heaps of released pools and calls what was put off, if devices can be waited for now.
 pub(crate) fn collect() {
     let Some(leave) = waiting() else {
         return;
@@ -240,13 +239,13 @@ pub(crate) fn collect() {
     let (ended, kept): (Vec<_>, Vec<_>) = released
         .into_iter()
         .partition(|(of, _)| of.device.lost().is_some() || of.synchronize().is_ok());
-    // Allocations may outlive them.
+    // Allocations may outlive the heaps.
     ended.iter().for_each(|(_, heap)| heap.end_graphs());
     lock().released.extend(kept);
     put_off.into_iter().for_each(|act| act(&leave));
 }
 
-/// Returns the heaps of all pools of a device, also of those that were released and have not ended.
+/// Returns the heaps of a device's pools, and of released pools that have not ended.
 pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
     let state = lock();
     let device = of.device.ordinal().0;
@@ -258,7 +257,7 @@ pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
     all.cloned().collect()
 }
 
-/// Returns the heap of a pool, which is built now if there is none.
+/// Returns the heap of a pool, and builds it if needed.
 pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
     let of = heaps::of(device)?;
     let mut state = lock();
@@ -276,13 +275,13 @@ impl GraphPool {
         self.device == device && self.id == id
     }
 
-    /// Returns `true` if a capture into the pool may run, or a part of the program allocates from it.
+    /// Returns `true` if a capture into the pool may run, or other code allocates from it.
     fn is_open(&self) -> bool {
         let mut open = self.open.iter();
         open.any(|open| open.capture() != Capture::Over)
     }
 
-    /// Removes what the calling thread has opened, or else what is over, or else what was opened last.
+    /// Removes the last opening by the calling thread, else the last that is over, else the last.
     fn end(&mut self) -> Option<Open> {
         let last = |is: fn(&Open) -> bool| self.open.iter().rposition(is);
         let at = last(Open::is_mine)
@@ -297,7 +296,6 @@ impl State {
         self.pools.iter_mut().flat_map(|pool| &mut pool.open)
     }
 
-    /// Asks the driver which captures run.
     fn look(&mut self) {
         for pool in &mut self.pools {
             let device = pool.device;
@@ -307,12 +305,12 @@ impl State {
         }
     }
 
-    /// Returns `true` if a graph may be captured, by the answers of the last look.
+    /// Returns `true` if a graph may be captured, by the last look.
     fn may_capture(&mut self) -> bool {
         self.open().any(|open| open.capture() == Capture::MayRun)
     }
 
-    /// Removes what the calling thread has opened for captures that are over, with a user for each.
+    /// Removes the calling thread's openings for captures that are over, with a user for each.
     /// Returns what must be dropped without the lock.
     fn close(&mut self) -> (Vec<Open>, Vec<GraphPool>) {
         let is_over = |open: &mut Open| open.capture() == Capture::Over && open.is_mine();
@@ -339,7 +337,7 @@ impl State {
 }
 
 /// Counts the filters that may be called, and guards the pools of all devices while a graph may be
-/// captured. Ends the locked section, because guards wait for operations of the pools.
+/// captured. Unlocks first, because guards wait for operations of the pools.
 fn settle(mut state: MutexGuard<'_, State>) {
     let callable = state.open().filter(|open| open.capture() != Capture::Over);
     OPEN.store(callable.count(), Ordering::Relaxed);

@@ -1,6 +1,4 @@
-//! Guards over the pools of all devices while a graph may be captured.
-//!
-//! A pool under a guard makes no driver call that could break a capture: see
+//! Guards over the pools of all devices while a graph may be captured: see
 //! [`cuvmm::pool::CaptureGuard`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +11,7 @@ use cuvmm::pool::CaptureGuard;
 static WANTED: AtomicBool = AtomicBool::new(false);
 
 struct State {
-    /// The pools of all devices. They are never dropped.
+    /// The pools of all devices, which are never dropped.
     pools: Vec<Pool>,
     /// The guards of the first pools: of all or of none, unless a thread is taking them.
     guards: Vec<CaptureGuard>,
@@ -28,20 +26,21 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds a pool, before memory is taken from it. It gets a guard at once if a graph may be captured.
+/// Adds a pool, before memory is taken from it. The pool gets a guard at once if a graph may be
+/// captured.
 pub(crate) fn add(pool: &Pool) {
     lock().pools.push(pool.clone());
     apply();
 }
 
-/// Says whether a graph may be captured. Returns `true` if [`apply`] must be called, once the caller
+/// Sets whether a graph may be captured. Returns `true` if the caller must call [`apply`] once it
 /// holds no lock that an operation of a pool could need.
 pub(crate) fn want(wanted: bool) -> bool {
     WANTED.swap(wanted, Ordering::SeqCst) != wanted
 }
 
-/// Takes the guards of all pools, or drops them, as was said last. Waits for operations of the pools
-/// that began without a guard, and for threads that do the same.
+/// Takes or drops the guards of all pools, as [`want`] has set. Waits for pool operations that
+/// began without a guard, and for threads in this function.
 pub(crate) fn apply() {
     let mut state = lock();
     if WANTED.load(Ordering::SeqCst) {

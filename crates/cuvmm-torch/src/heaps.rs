@@ -1,7 +1,7 @@
 //! The heap of each device, and the streams that PyTorch names.
 //!
-//! `unsafe` is used to wrap the streams, for which the caller of the library's functions vouches, and
-//! to ask the driver for their contexts.
+//! `unsafe` is used to wrap the streams, for which the caller of the library's functions vouches,
+//! and to ask the driver for their contexts.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -24,18 +24,18 @@ use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
 use crate::{exit, fork, guards};
 
-/// The tenant of memory that other processes may attach.
+/// The tenant of publications.
 const PUBLISHED: &str = "published";
 
-/// The largest extent of such memory. It is given up as a whole, and each process that attaches it
-/// maps each extent.
+/// The largest extent of publications. Each is released as a whole, and each process that attaches
+/// it maps each extent.
 const PUBLISHED_EXTENT: u64 = 64 << 30;
 
-/// The heaps, by the device's number. They are never dropped: when the process exits, the driver may
-/// be gone before the statics of this library would be, and the driver gives all memory back then.
+/// The heaps by device number. They are never dropped: at the exit the driver may be gone before
+/// the statics of this library, and it releases all memory then.
 static HEAPS: [OnceLock<DeviceHeap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
-/// The parts that all heaps share. Held while a heap is made.
+/// Parts that all heaps share. Locked while a heap is made.
 static COMMON: Mutex<Common> = Mutex::new(Common {
     driver: None,
     configuration: None,
@@ -48,15 +48,13 @@ struct Common {
     configuration: Option<Configuration>,
 }
 
-/// How many streams have ended. What a thread or an allocation has noted of a handle holds as long as this
-/// stays as it is.
+/// The number of streams that have ended. Notes about a handle hold as long as this number stays.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-/// The number of streams that are kept before those are dropped that nothing uses.
+/// The number of kept streams at which unused streams are dropped.
 const KEPT: usize = 64;
 
 thread_local! {
-    /// The stream of this thread's last operation.
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
@@ -64,50 +62,47 @@ struct Last {
     of: &'static DeviceHeap,
     handle: u64,
     stream: Stream,
-    /// How many streams had ended.
+    /// The value of `ENDED` at the operation.
     ended: u64,
 }
 
-/// The limit of a device, which its heap shares with what is published.
+/// The limit of a device, which its heap shares with publications.
 pub(crate) struct SharedLimit {
-    /// The most bytes that the device's pools may hold together. `None` for the default, with which
-    /// the driver is asked for what is left.
+    /// The most bytes of the device's pools together. `None` for the default: the driver is asked
+    /// for the memory left.
     pub(crate) set: Option<u64>,
-    /// The bytes that publications hold once the one that is being made does. 0 while none is made.
+    /// The bytes of publications including the one being made; 0 while none is made.
     pub(crate) promised: u64,
 }
 
-/// A device's heap.
 pub(crate) struct DeviceHeap {
     driver: Arc<CudaDriver>,
     pub(crate) device: Device,
     pub(crate) heap: Heap,
     pub(crate) pool: Pool,
     tenant: Tenant,
-    /// The other devices that have access to the memory of the pool, which heaps and tags share.
+    /// Other devices with access to the pool's memory, which heaps and tags share.
     peers: Vec<Device>,
     ledger: Option<Ledger>,
     settings: Settings,
-    /// The limit that the device's pools share.
     pub(crate) limit: Mutex<SharedLimit>,
-    /// The pool of memory that other processes may attach, and its tenant. Memory is made for that or
-    /// not, so it is not the heap's pool. It is made for the first publication.
+    /// The pool and the tenant of publications, made for the first one. Memory is created either
+    /// shareable or not, so they have a pool of their own.
     published: OnceLock<(Pool, Tenant)>,
-    /// Streams by their handles. One that is used for two allocations has one table of events.
+    /// Streams by their handles. Allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
-    /// Allocations that failed since the heap was made.
     pub(crate) failed: AtomicU64,
 }
 
-/// Returns a device's heap, if there is one already.
+/// Returns a device's heap, if it exists.
 #[inline]
 pub(crate) fn known(device: i32) -> Option<&'static DeviceHeap> {
     HEAPS.get(usize::try_from(device).ok()?)?.get()
 }
 
-/// Returns a device's heap, which is made now if there is none. A failure is not remembered: the
-/// next allocation tries again.
+/// Returns a device's heap, and makes it if needed. A failure is not kept: the next allocation
+/// tries again.
 #[inline]
 pub(crate) fn of(device: i32) -> Result<&'static DeviceHeap, Error> {
     match known(device) {
@@ -136,10 +131,10 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     Ok(place.get_or_init(|| heap))
 }
 
-/// Sets how the heaps are made. What is not named stays as it was set before.
+/// Sets how the heaps are made. Keys that are missing keep their earlier values.
 ///
 /// # Errors
-/// A heap was made already, and something is named. Settings that contradict each other.
+/// A key is set after a heap was made, or settings contradict each other.
 pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -156,7 +151,6 @@ pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns all heaps with their devices' numbers.
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
@@ -165,7 +159,7 @@ pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
 /// Returns the access that a device has at an address: 0 none, 1 reading, 3 reading and writing.
 ///
 /// # Errors
-/// Memory that was not mapped by this process, such as that of `cudaMalloc`.
+/// This process has not mapped the memory, as with `cudaMalloc`.
 pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
     let (_, of) = all().next().ok_or(Error::NotAllocated)?;
     let location = Location::device(Ordinal(device));
@@ -173,17 +167,16 @@ pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
     Ok(found.map_err(CallError::from)?.0)
 }
 
-/// Returns how many streams have ended.
 #[inline]
 pub(crate) fn ended() -> u64 {
     ENDED.load(Ordering::Acquire)
 }
 
-/// Says that a stream ends. Waits for its work if `waits`; else returns `false` if that is not complete, and
-/// nothing has changed.
+/// Ends a stream. Waits for its work if `waits`, else returns `false` and changes nothing if the
+/// work is not complete.
 ///
 /// # Errors
-/// It captures, or its work has failed.
+/// The stream captures, or its work has failed.
 pub(crate) fn end_stream(handle: u64, waits: bool) -> Result<bool, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -209,7 +202,6 @@ pub(crate) fn end_stream(handle: u64, waits: bool) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Counts an allocation that failed.
 pub(crate) fn note_failure(device: i32) {
     if let Some(heap) = known(device) {
         heap.failed.fetch_add(1, Ordering::Relaxed);
@@ -295,14 +287,12 @@ impl DeviceHeap {
         })
     }
 
-    /// Builds a heap for the captures of one pool of graphs.
     pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
         let builder = self.settings.apply(Heap::builder(&self.tenant));
         Ok(builder.for_graphs(true).build()?)
     }
 
-    /// Returns the tenant of memory that other processes may attach. Its pool is made now if there is
-    /// none.
+    /// Returns the tenant of publications, and makes its pool if needed.
     pub(crate) fn publishing(&self) -> Result<&Tenant, Error> {
         let _common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, tenant)) = self.published.get() {
@@ -316,7 +306,7 @@ impl DeviceHeap {
             builder = builder.ledger(ledger);
         }
         if self.settings.limit.is_some() {
-            // The heap's pool leaves what this one holds.
+            // The heap's pool leaves room for this pool.
             builder = builder.limit(Limit::Bytes(self.device.total_memory()));
         }
         let pool = builder.build()?;
@@ -325,27 +315,23 @@ impl DeviceHeap {
         Ok(&self.published.get_or_init(|| (pool, tenant)).1)
     }
 
-    /// Returns the pool of memory that other processes may attach, if there is one.
     pub(crate) fn published(&self) -> Option<&Pool> {
         self.published.get().map(|(pool, _)| pool)
     }
 
-    /// Returns the driver.
     pub(crate) const fn driver(&self) -> &Arc<CudaDriver> {
         &self.driver
     }
 
-    /// Returns the ledger that the process has joined for this device.
     pub(crate) const fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()
     }
 
-    /// Returns the other devices that have access to the pool's memory.
     pub(crate) fn peers(&self) -> &[Device] {
         &self.peers
     }
 
-    /// Waits for all work of the devices that have access to the pool's memory.
+    /// Waits for all work of the devices with access to the pool's memory.
     pub(crate) fn synchronize(&self) -> Result<(), CallError> {
         let mut devices = std::iter::once(&self.device).chain(&self.peers);
         devices.try_for_each(Device::synchronize)
@@ -361,33 +347,32 @@ impl DeviceHeap {
         self.settings.waits
     }
 
-    /// Returns the counters of the device's allocations.
     #[inline]
     pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the bytes that the device's pool has from the driver.
     pub(crate) fn held(&self) -> u64 {
         held(&self.pool)
     }
 
-    /// Gives free memory back to the driver, where its work is complete.
+    /// Gives free memory whose work is complete back to the driver.
     pub(crate) fn trim(&self) -> Result<(), CallError> {
         let held = self.held();
         self.figures().look(held);
-        // The first gives extents to the pool, the second what the pool has to the driver.
+        // The heap gives extents to the pool, and the pool its free memory to the driver.
         self.heap.trim()?;
         self.pool.trim(0)?;
         Ok(())
     }
 
-    /// Calls a function with the stream of a handle. That of a default stream is the stream of the heap's
+    /// Calls a function with the stream of a handle. A default stream is the stream of the heap's
     /// device.
     ///
     /// # Errors
-    /// The per-thread default stream: another thread could not wait for its work. A stream of another
-    /// context than those of the heap's device and its peers, whose work the heap cannot wait for.
+    /// The per-thread default stream, for whose work another thread could not wait; or a stream
+    /// outside the contexts of the heap's device and its peers, for whose work the heap cannot
+    /// wait.
     #[inline]
     pub(crate) fn with_stream<T>(
         &'static self,
@@ -419,7 +404,7 @@ impl DeviceHeap {
             stream: stream.clone(),
             ended,
         };
-        // A thread that ends notes nothing, and neither does one that is using the last.
+        // A thread that ends or is using its last stream notes nothing.
         let before = LAST.try_with(|place| Some(place.try_borrow_mut().ok()?.replace(last)));
         drop(before);
         Ok(stream)
@@ -448,7 +433,7 @@ impl DeviceHeap {
                 .unwrap_or_else(PoisonError::into_inner)
                 .len(),
         ) {
-            // Without the lock, as all that asks the driver.
+            // The driver is asked without the lock.
             self.heap.refresh();
         }
         let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
@@ -464,8 +449,8 @@ impl DeviceHeap {
     }
 
     /// Returns the device in whose context a stream is: the heap's own or one with access to its
-    /// memory. A default stream belongs to each context, and a driver older than CUDA 9.2 does not
-    /// say.
+    /// memory. Default streams belong to each context, and a driver older than CUDA 9.2 does not
+    /// name the context.
     fn device_of(&self, handle: u64) -> Option<&Device> {
         let Ok(ask) = self.driver.api().cuStreamGetCtx.get() else {
             return Some(&self.device);
@@ -502,7 +487,7 @@ pub(crate) fn held(pool: &Pool) -> u64 {
     held_of(&pool.stats())
 }
 
-/// Returns the bytes from the driver of a pool with these figures.
+/// Returns the bytes from the driver, by a pool's figures.
 pub(crate) const fn held_of(stats: &PoolStats) -> u64 {
     stats.committed + stats.free + stats.quarantined
 }

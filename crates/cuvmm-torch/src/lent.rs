@@ -1,7 +1,8 @@
-//! The memory that the program has, for reports of the stand-in for libcuda, `fakecuda`: what this library
-//! keeps until the process ends is no leak.
+//! Memory that the program has, for reports of `fakecuda`, the stand-in for libcuda: memory that
+//! this library keeps until the process ends is no leak.
 //!
-//! `unsafe` is used to export the function by which `fakecuda` asks. A real driver has none that does.
+//! `unsafe` is used to export the function that `fakecuda` calls. A real driver calls no such
+//! function.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -9,8 +10,8 @@ use std::ffi::{c_int, c_void};
 use crate::edge::guard;
 use crate::{attachments, fork, heaps, live, tags};
 
-/// Calls a function for all allocations that are alive and for all memory that is attached, with the
-/// address, the bytes and the device of each, and with the argument that is passed for it.
+/// Calls `visit` with `visitor` and the address, the bytes and the device of each live allocation
+/// and each attachment.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_lent(
     visit: extern "C" fn(*mut c_void, u64, u64, c_int),

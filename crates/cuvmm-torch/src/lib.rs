@@ -1,23 +1,23 @@
 //! PyTorch's memory from a heap of cuvmm.
 //!
-//! The library `libcuvmm_torch.so` has the C functions that
-//! `torch.cuda.memory.CUDAPluggableAllocator` takes. It is not linked with PyTorch and needs none to
-//! build. The package's README says how it is used and which environment variables set it up.
+//! `libcuvmm_torch.so` has the C functions that `torch.cuda.memory.CUDAPluggableAllocator` takes.
+//! It is not linked with PyTorch and does not need it to build. The package's README describes its
+//! use and its environment variables.
 //!
-//! There is one [heap](cuvmm::Heap) for each device, in the device's primary context, which is
-//! PyTorch's too. It is made by the first allocation on the device and is never dropped.
+//! Each device has one [heap](cuvmm::Heap), in its primary context, which is PyTorch's too. The
+//! first allocation on the device makes the heap, which is never dropped.
 //!
-//! Modules, from the bottom up: `error` has what can go wrong, `edge` catches panics and exchanges
-//! texts with C, `fork` detects forked children, `exit` stops threads before the driver goes,
-//! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and
-//! calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and knows
-//! their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives
-//! leave to wait for devices, `limits` has each device's limit, `entered` has the tags of threads,
-//! `collecting` has garbage collected, `live` finds allocations by address, `blocks` and `tags`
-//! have memory that can sleep, `stats` has the figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `capsules` ends those of DLPack, `copies` moves bytes
-//! for Python, `lent` lists what the program has for a stand-in for libcuda, `sharing`, `api` and
-//! this file have the functions of C.
+//! Modules, from the bottom up: `error` has the errors, `edge` catches panics and exchanges texts
+//! with C, `fork` detects forked children, `exit` stops threads before the driver shuts down,
+//! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions
+//! and calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and
+//! knows their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and
+//! gives leave to wait for devices, `limits` has each device's limit, `entered` the tags of
+//! threads, `collecting` calls garbage collectors, `live` finds allocations by address, `blocks`
+//! and `tags` have memory that can sleep, `stats` shows figures, `folder` finds publishers,
+//! `publications` and `attachments` share tensors with other processes, `capsules` ends DLPack
+//! tensors, `copies` moves bytes for Python, `lent` lists the program's memory for a stand-in for
+//! libcuda; `sharing`, `api` and this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
@@ -63,10 +63,10 @@ pub use self::copies::*;
 pub use self::lent::*;
 pub use self::sharing::*;
 
-/// The function whose failures PyTorch's exceptions name.
+/// The function that PyTorch's exceptions name.
 const MALLOC: &CStr = c"cuvmm_malloc";
 
-/// The outcome of an allocation. It has nothing to drop, so that an exception can pass.
+/// The outcome of an allocation. It has nothing to drop, so exceptions can pass it.
 #[derive(Clone, Copy)]
 enum Outcome {
     Address(*mut c_void),
@@ -75,15 +75,17 @@ enum Outcome {
 
 /// Allocates `size` bytes on a device for work on a stream (`alloc_fn`).
 ///
-/// The address is a multiple of 512. Returns null for a size of 0. On a thread that has entered a tag
-/// the memory is a block of the tag, which can be put to sleep, unless a pool of graphs takes it.
+/// The address is a multiple of 512. Returns null for a size of 0. On a thread under a tag the
+/// memory is a block of the tag, which can be put to sleep, unless an open pool of graphs takes the
+/// request.
 ///
-/// If memory is short outside of pools and tags, [collects garbage](cuvmm_set_collector) once and tries
-/// again, if that was set up.
+/// If memory is short outside of pools and tags, [collects garbage](cuvmm_set_collector) once and
+/// tries again, if a collector is set.
 ///
-/// If memory is short then, throws PyTorch's `c10::OutOfMemoryError`, and its `c10::Error` if another thing
-/// fails, such as for the per-thread default stream, and after a panic. Without PyTorch in the process, and in a forked
-/// child of a process that has used this library, prints one line on standard error and returns null.
+/// If memory is still short, throws PyTorch's `c10::OutOfMemoryError`. Other failures (such as the
+/// per-thread default stream, or a panic) throw its `c10::Error`. Without PyTorch in the process,
+/// and in a forked child of a process that has used this library, prints one line on standard error
+/// and returns null.
 ///
 /// # Safety
 /// `stream` is a stream of the device's primary context, and stays one until [`cuvmm_stream_end`].
@@ -93,12 +95,12 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    // A function of PyTorch that is called there may throw, so it is not within `guard`.
+    // The filters called there may throw, so the call is not within `guard`.
     let pool = graphs::route(device, stream);
     let outcome = guard(None, || Some(allocated(size, device, stream, pool)));
     match outcome.unwrap_or_else(panicked) {
         Outcome::Address(address) => address,
-        // SAFETY: it was made for this. This frame has nothing to drop, and the callers are C++.
+        // SAFETY: the exception is fresh. This frame has nothing to drop, and the callers are C++.
         Outcome::Throw(exception) => unsafe { exception.throw() },
     }
 }
@@ -116,7 +118,8 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolI
         true => tags::allocate(size, device),
         false => live::allocate(size, device, handle(stream), pool),
     };
-    // No lock is held here: another thread may have to free memory before it lets the collector run.
+    // No lock is held here: another thread may have to free memory before it lets the collector
+    // run.
     let outcome = match attempt() {
         Err(error) if pool.is_none() && collecting::helps(&error) => {
             attempt().map_err(|it| (it, ""))
@@ -129,8 +132,8 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolI
     }
 }
 
-/// Allocates memory as [`cuvmm_malloc`] does outside of pools and tags, and never throws: on every
-/// failure it returns null and keeps the error for [`cuvmm_last_error`]. For callers that are not C++.
+/// Allocates memory like [`cuvmm_malloc`] outside of pools and tags, for callers that are not C++:
+/// never throws, but returns null and keeps the error for [`cuvmm_last_error`].
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`].
@@ -143,12 +146,13 @@ pub unsafe extern "C" fn cuvmm_try_malloc(
     tried(size, device, stream, |_| false)
 }
 
-/// Allocates memory as [`cuvmm_try_malloc`] does. If memory is short, calls a function once and tries again:
-/// one that frees memory which its program does not reach any more. It is called on this thread with no
-/// lock of this library held, but not from within itself, nor while a graph may be captured.
+/// Allocates memory like [`cuvmm_try_malloc`]. If memory is short, calls `collector` once and tries
+/// again. The collector frees memory which its program does not reach any more; it runs on this
+/// thread with no lock of this library held, but not from within itself, nor while a graph may be
+/// captured.
 ///
 /// # Safety
-/// The requirements of [`cuvmm_malloc`]. The function unwinds into no caller.
+/// The requirements of [`cuvmm_malloc`]. The collector unwinds into no caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_collecting_malloc(
     size: isize,
@@ -161,7 +165,7 @@ pub unsafe extern "C" fn cuvmm_collecting_malloc(
     })
 }
 
-/// Allocates memory, a second time if that helps, or keeps the error.
+/// Allocates memory, tries again if `helps`, or keeps the error.
 fn tried(
     size: isize,
     device: c_int,
@@ -185,7 +189,7 @@ fn tried(
     })
 }
 
-/// Reports an allocation that failed, with advice for a lack of memory.
+/// Reports a failed allocation, with advice if memory was short.
 #[cold]
 fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
     heaps::note_failure(device);
@@ -204,7 +208,7 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
         Err(_) => format!("{size} bytes"),
     };
     let text = format!("allocation of {size} on device {device} failed: {error}{advice}");
-    // A forked child does as little as it can.
+    // A forked child does as little as possible.
     let exception = exception.or_else(|| match error {
         Error::Forked => None,
         _ => Exception::error(MALLOC, &text),
@@ -216,15 +220,16 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
     Outcome::Address(ptr::null_mut())
 }
 
-/// Frees an allocation in the order of the stream that it was made for, and of the streams that use
-/// it (`free_fn`). `stream` counts as one of them.
+/// Frees an allocation in the order of its home stream and its recorded streams (`free_fn`).
+/// `stream` counts as a recorded stream.
 ///
-/// Finds the allocation by its address; the size and the device are not read. Prints one line on
-/// standard error for an address that is not allocated. Does nothing for null and in a forked child.
+/// Finds the allocation by its address; the size and the device are ignored. Prints one line on
+/// standard error for an address that is not allocated. Does nothing for null and in a forked
+/// child.
 ///
 /// # Safety
-/// The requirements of [`cuvmm_malloc`]. Nothing uses the memory any more, except work that is
-/// queued on the streams that this library knows for it.
+/// The requirements of [`cuvmm_malloc`]. Only work already queued on these streams still uses the
+/// memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_free(
     address: *mut c_void,
@@ -253,9 +258,9 @@ pub unsafe extern "C" fn cuvmm_free(
 
 /// Records that work of another stream uses an allocation (`set_record_stream_fn`).
 ///
-/// Does nothing for null, in a forked child, and for memory that is not this library's, which
-/// PyTorch passes too. Prints one line on standard error if the use cannot be recorded; the memory
-/// is then never reused.
+/// Does nothing for null, in a forked child, and for memory of other libraries, which PyTorch
+/// passes too. If the use cannot be recorded, prints one line on standard error, and the memory is
+/// never reused.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`].
@@ -274,8 +279,8 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     });
 }
 
-/// Records that work of another stream uses an allocation, as [`cuvmm_record_stream`] does. Returns a negative
-/// number if that fails; nothing has changed then, and the stream must not use the memory.
+/// Records that work of another stream uses an allocation, like [`cuvmm_record_stream`]. On failure
+/// returns a negative number and changes nothing; the stream must not use the memory then.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`].
@@ -287,11 +292,10 @@ pub unsafe extern "C" fn cuvmm_try_record_stream(
     edge::status(|| live::try_record(address.addr(), handle(stream)))
 }
 
-/// Gives the free memory of all heaps back to the driver, where its work is complete
-/// (`set_reset_fn`; PyTorch's `empty_cache`). Closes pools that this thread opened for captures that
-/// have failed. Waits for the GPU only for what was put off during a capture: the end of pools that
-/// were released, of versions that were withdrawn, and of attachments. During a capture all memory
-/// whose work must be asked for stays.
+/// Gives free memory of all heaps whose work is complete back to the driver (`set_reset_fn`;
+/// PyTorch's `empty_cache`). Closes pools that this thread opened for captures that have failed.
+/// Waits for the GPU only to end what was put off during a capture: released pools, withdrawn
+/// versions, and attachments. During a capture, memory whose work must be asked for stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_reset() {
     guard((), || {
@@ -308,7 +312,6 @@ pub extern "C" fn cuvmm_reset() {
     });
 }
 
-/// Returns a stream's handle as a number.
 fn handle(stream: *mut c_void) -> u64 {
     stream.addr() as u64
 }

@@ -1,4 +1,4 @@
-//! A device's limit, what can still be allocated, and room for what is published.
+//! A device's limit, its free memory, and room for publications.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -12,7 +12,7 @@ fn lock(of: &DeviceHeap) -> MutexGuard<'_, SharedLimit> {
     of.limit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the limit of a device to a fraction of its memory. The pool may hold at least a granule.
+/// Sets the limit of a device to a fraction of its memory, at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -33,7 +33,6 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the limit of a device as a fraction of its memory.
 pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -45,7 +44,7 @@ pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
 }
 
 /// Returns the bytes that can still be allocated on a device, and its limit. Other processes may
-/// take the first.
+/// take those bytes first.
 pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -64,8 +63,8 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 
-/// Room for a publication under a device's limit: the pool of the heap may hold less by it. Dropped when
-/// the memory of the publication is charged, or was not to be had.
+/// Room for a publication: the heap's pool may hold that much less. Dropped when the publication's
+/// memory is charged or could not be had.
 pub(crate) struct Promise<'a> {
     of: &'a DeviceHeap,
 }
@@ -73,16 +72,16 @@ pub(crate) struct Promise<'a> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         lock(self.of).promised = 0;
-        // A heap that is short of memory asks again.
+        // A heap that is short of memory tries again.
         let _ = settle(self.of);
     }
 }
 
-/// Makes room for a publication under a device's limit: the heap gives free memory back. One thread at
-/// a time may do this.
+/// Makes room for a publication under a device's limit: the heap gives free memory back. Only one
+/// thread at a time may call this.
 ///
 /// # Errors
-/// What is in use leaves too little. The limit of the heap's pool is as before then.
+/// Memory in use leaves too little. The limit of the heap's pool is then unchanged.
 pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Error> {
     of.trim()?;
     let promise = Promise { of };
@@ -109,7 +108,7 @@ pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Erro
     }
 }
 
-/// Lets the pool of a device's heap hold what is left of the limit by publications.
+/// Limits the heap's pool to the memory that publications leave of the device's limit.
 pub(crate) fn settle(of: &DeviceHeap) -> Result<(), Error> {
     if let Some(pool) = of.published() {
         pool.trim(0)?;
@@ -118,8 +117,8 @@ pub(crate) fn settle(of: &DeviceHeap) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets the pool of a device's heap hold what publications, with the one that is being made, leave of a
-/// limit: at least a granule. Returns the bytes that it holds beyond that.
+/// Limits the heap's pool to what publications, including the one being made, leave of the limit,
+/// at least a granule. Returns the bytes that the pool holds beyond that.
 fn apply(of: &DeviceHeap, shared: &SharedLimit) -> Result<u64, PoolError> {
     let Some(limit) = shared.set else {
         return Ok(0);

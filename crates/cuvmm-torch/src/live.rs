@@ -15,45 +15,41 @@ use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
 use crate::limits;
 
-/// Locks that share the table, so that threads seldom wait for each other.
+/// The number of locks over the table, so that threads seldom wait for each other.
 const SHARDS: usize = 64;
 
-/// How long a request waits for other processes of a ledger to give memory back.
+/// The timeout of a request to other processes of a ledger for memory.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
 
 type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
 
-/// The table. An address is removed before its memory is freed, so the next allocation there finds
-/// its place empty.
+/// The table. An address is removed before its memory is freed, so the next allocation at the
+/// address finds its place empty.
 static TABLE: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
 
-/// A live allocation.
 struct Live {
     allocation: Allocation,
     heap: &'static DeviceHeap,
-    /// The handle of the stream that it was made for.
     home: u64,
-    /// How many streams had ended then.
+    /// The number of ended streams at the allocation.
     ended: u64,
-    /// The pool of graphs that it was made for.
+    /// The pool of graphs that the allocation belongs to.
     pool: Option<PoolId>,
     /// `true` if a use could not be recorded: the memory is never reused.
     is_kept: bool,
 }
 
-/// A description of a live allocation.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     pub(crate) address: usize,
-    /// The bytes, rounded up.
     size: u64,
     pub(crate) requested: u64,
     stream: u64,
     pool: Option<PoolId>,
 }
 
-/// Allocates memory and returns its address; 0 for a size of 0.
+/// Allocates memory and returns its address, or 0 for a size of 0.
 pub(crate) fn allocate(
     size: isize,
     device: i32,
@@ -103,8 +99,8 @@ fn from_heap(
     };
     again(of, Some(stream), error, |wait| {
         if let Some(wait) = wait {
-            // A heap does not wait for other processes, and a block does. What it gets stays with the
-            // pool, which can hand it on when the stream's work is complete.
+            // A heap does not wait for other processes, but a block does. The block's memory stays
+            // with the pool, which can hand it on when the stream's work is complete.
             let block = of.tenant().block(size).home_stream(stream);
             drop(block.timeout(wait).allocate()?);
             stream.synchronize()?;
@@ -113,9 +109,9 @@ fn from_heap(
     })
 }
 
-/// Tries an allocation again that failed for lack of memory: after free memory has gone back to the
-/// driver, after the device's work if memory waits for it, and after other processes were asked for
-/// theirs, which `allocate` may wait for.
+/// Retries an allocation that lacked memory: after free memory has gone back to the driver, after
+/// the device's work if memory waits for it, and after other processes were asked for memory, for
+/// which `allocate` may wait.
 #[cold]
 pub(crate) fn again<T>(
     of: &DeviceHeap,
@@ -138,7 +134,7 @@ pub(crate) fn again<T>(
         false => None,
     };
     let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
-    // Memory that was freed under a tag waits for all work of its devices. What a heap has waits for
+    // Memory freed under a tag waits for all work of its devices. Memory of a heap waits for
     // streams, which a stream can do itself unless that was turned off.
     if leave.is_some() && outcome.as_ref().is_err_and(pending) && of.waits() {
         of.figures().syncs += 1;
@@ -155,11 +151,11 @@ pub(crate) fn again<T>(
     Ok(outcome?)
 }
 
-/// Frees the allocation at an address, behind what its streams have queued. `stream` is one of them.
+/// Frees the allocation at an address, behind the queued work of its streams and of `stream`.
 ///
 /// # Errors
-/// An address that is not allocated. A stream whose use cannot be recorded: the memory is then never
-/// reused.
+/// The address is not allocated, or the use of a stream cannot be recorded: the memory is then
+/// never reused.
 pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
@@ -175,10 +171,10 @@ pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
     recorded
 }
 
-/// Records that work of a stream uses the allocation at an address, if there is one.
+/// Records that work of a stream uses the allocation at an address, if any.
 ///
 /// # Errors
-/// A stream whose use cannot be recorded.
+/// The use cannot be recorded.
 pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
@@ -189,10 +185,10 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     }
 }
 
-/// Records a use as [`record`] does, or changes nothing: the caller does not use the memory then.
+/// Records a use like [`record`], or changes nothing: the caller does not use the memory then.
 ///
 /// # Errors
-/// An address that is not allocated. A stream whose use cannot be recorded.
+/// The address is not allocated, or the use cannot be recorded.
 pub(crate) fn try_record(address: usize, stream: u64) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -232,7 +228,7 @@ pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
 }
 
 impl Entry {
-    /// Describes a block of a tag, which is of no stream and no pool.
+    /// Describes a block of a tag, without a stream and a pool.
     pub(crate) const fn block(address: usize, requested: u64) -> Self {
         Self {
             address,
@@ -245,7 +241,7 @@ impl Entry {
 }
 
 impl Live {
-    /// Records a use. If that fails, the memory is never reused.
+    /// Records a use. On failure the memory is never reused.
     #[inline]
     fn record(&mut self, stream: u64) -> Result<(), Error> {
         let recorded = self.try_record(stream);
@@ -287,16 +283,16 @@ const fn one_name(stream: u64) -> u64 {
     }
 }
 
-/// Returns a number whose bits depend on all bits of an address.
+/// Returns a hash whose bits depend on all bits of an address.
 const fn mixed(address: usize) -> u64 {
     // Addresses are multiples of 512, and large ones of 2 MiB.
     let product = (address as u64 >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
 }
 
-/// Returns the number of an address's shard.
+/// Returns the index of an address's shard.
 const fn shard_of(address: usize) -> usize {
-    // Other bits than those by which the shard's map finds a place.
+    // Other bits than the shard's map uses to find a place.
     (mixed(address) >> 8) as usize % SHARDS
 }
 
@@ -307,7 +303,6 @@ fn shard(address: usize) -> MutexGuard<'static, Shard> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A hasher of one address.
 #[derive(Default)]
 struct AddressHasher(u64);
 

@@ -1,8 +1,8 @@
-//! Publications: tensors are copied into memory that other processes may attach, and published under a
+//! Publications: tensors copied into memory that other processes may attach, and published under a
 //! name.
 //!
-//! Memory that PyTorch has allocated was not made for other processes, so a publication has memory of
-//! its own, in a pool beside the heap's. The heap's pool leaves it that much of the device's limit.
+//! PyTorch's own memory cannot be shared with other processes, so publications have a pool beside
+//! the heap's, and the heap's pool leaves room for it under the device's limit.
 //!
 //! `unsafe` is used to copy from the addresses that C passes.
 #![allow(unsafe_code)]
@@ -24,55 +24,51 @@ use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
 use crate::{exit, folder, fork, limits};
 
-/// How long a publication waits for other processes of a ledger to give memory back.
+/// The timeout of a request to other processes of a ledger for memory.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether readers have let go of a version that has ended, and the pause.
+/// The number of looks, and the pause between them, for readers to detach an ended version.
 const LOOKS: u32 = 100;
 const LOOK: Duration = Duration::from_millis(1);
 
-/// The JSON that `cuvmm_publish` takes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Request {
     name: String,
-    /// Where the publisher listens. `None` for the socket of this process in the usual folder.
+    /// The publisher's socket. `None` for this process's socket in the usual folder.
     path: Option<PathBuf>,
-    /// Other users that may attach, by their numbers.
+    /// User ids, besides this user's, that may attach.
     #[serde(default)]
     users: Vec<u32>,
     device: i32,
-    /// The bytes of the publication.
     size: u64,
     manifest: Manifest,
     parts: Vec<Part>,
 }
 
-/// Bytes that are copied into the publication.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Part {
     address: u64,
     offset: u64,
     size: u64,
-    /// `true` if the address is one of host memory.
+    /// `true` for an address of host memory.
     is_host: bool,
 }
 
-/// A publisher and the users that it is open to.
 struct Open {
     publisher: Publisher,
     users: Vec<u32>,
 }
 
-/// The publishers of this process, by the path of the socket. A publisher is kept when all its names
-/// are withdrawn, so that versions go on.
+/// The publishers of this process, by the path of the socket. A publisher stays when all its names
+/// are withdrawn, so that its version numbers go on.
 static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
 
 /// Publishes bytes under a name. Returns the version.
 ///
 /// # Errors
-/// Nothing is published then, as while a graph is captured.
+/// On any error, such as while a graph is captured, nothing is published.
 ///
 /// # Safety
 /// The addresses of the parts are valid for reading their sizes, on the device or the host as they
@@ -110,7 +106,6 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
 }
 
 impl Request {
-    /// Checks that all parts are within the publication.
     fn check(&self) -> Result<(), Error> {
         let problem = |part: &Part| match part.offset.checked_add(part.size) {
             Some(end) if end > self.size => Some("it ends after the publication"),
@@ -126,7 +121,7 @@ impl Request {
     }
 }
 
-/// Makes a publisher at a path if this process has none there.
+/// Makes a publisher at a path unless this process has one there.
 fn listen(
     publishers: &mut BTreeMap<PathBuf, Open>,
     path: &Path,
@@ -143,7 +138,7 @@ fn listen(
     let admitted = users.iter().copied().fold(Users::own(), Users::and);
     let publisher = Publisher::bind_for(path, admitted);
     let publisher = publisher.map_err(|error| Error::at(path, error))?;
-    // Without it the socket's file stays until another process looks for publications.
+    // Otherwise the socket's file stays until another process looks for publications.
     if publishers.is_empty() && exit::watch() {
         exit::at_end(close);
     }
@@ -152,14 +147,14 @@ fn listen(
     Ok(())
 }
 
-/// Allocates `size` bytes for a publication, and copies all parts to them.
+/// Allocates `size` bytes for a publication, and copies all parts into them.
 ///
 /// # Safety
 /// The requirements of [`publish`].
 unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block, Error> {
     let block = of.publishing()?.block(size);
     let block = block.timeout(NEIGHBOURS).allocate()?;
-    // The parts may still be written by work of any stream.
+    // Work of any stream may still be writing the parts.
     of.synchronize()?;
     let (driver, ordinal) = (of.device.driver(), of.device.ordinal());
     for part in request.parts.iter().filter(|part| part.size > 0) {
@@ -174,7 +169,7 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
         let to = DeviceAddress(block.address().0 + part.offset);
         let from = DeviceAddress(part.address);
         // SAFETY: the part lies within the block, which only this function knows, and the caller
-        // says that the bytes are there. Both are until all work is complete, which is waited for.
+        // says that the bytes are there. Both stay until all work is complete, which is waited for.
         unsafe { driver.copy_on_device_async(ordinal, to, from, part.size, StreamHandle::LEGACY) }
             .map_err(CallError::from)?;
     }
@@ -182,10 +177,10 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
     Ok(block)
 }
 
-/// Withdraws a name. Processes that have attached it keep it.
+/// Withdraws a name. Processes that have attached it keep its memory.
 ///
 /// # Errors
-/// A name that this process does not publish at the path.
+/// This process does not publish the name at the path.
 pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -210,17 +205,17 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives the memory of versions that have ended back, when a graph is no longer captured.
+/// Releases the memory of ended versions when a graph is no longer captured.
 fn end_later(leave: &Waiting) {
-    // Not waited for: the thread that holds the lock may wait long for memory.
+    // Does not wait for the lock: its holder may wait long for memory.
     match PUBLISHERS.try_lock().as_deref() {
         Ok(publishers) => publishers.iter().for_each(|it| end(it, leave)),
         Err(_) => graphs::put_off(end_later),
     }
 }
 
-/// Gives the memory of versions that have ended back, and the heaps what they leave. Waits for the
-/// devices, and a moment for readers that were attaching one.
+/// Releases the memory of ended versions, and raises the limits of the heaps by as much. Waits for
+/// the devices, and for a moment for readers that were attaching such a version.
 fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
     let listed = publishers.values().flat_map(|open| open.publisher.list());
     let listed: u64 = listed.map(|one| one.held).sum();
@@ -230,7 +225,7 @@ fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
     for _ in 0..LOOKS {
         let mut held = 0;
         for (device, of) in heaps::all() {
-            // A heap asks again when it is short of memory.
+            // A heap that is short of memory tries again.
             if let Err(error) = limits::settle(of) {
                 complain(&error, &format!("limit of device {device}: {error}"));
             }
@@ -243,7 +238,6 @@ fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
     }
 }
 
-/// Ends all publishers.
 fn close() {
     let publishers = PUBLISHERS
         .lock()

@@ -1,5 +1,5 @@
-//! The settings. The allocator's functions take none, so they come from environment variables, and
-//! from the JSON that `cuvmm_configure` takes, which goes before.
+//! The settings: environment variables, because an allocator's functions take no settings, and the
+//! JSON of `cuvmm_configure`, which has precedence.
 
 use std::env;
 use std::path::PathBuf;
@@ -17,35 +17,33 @@ const ALIASES: &str = "CUVMM_TORCH_ALIASES";
 const STREAM_WAITS: &str = "CUVMM_TORCH_STREAM_WAITS";
 const MAPPER: &str = "CUVMM_TORCH_MAPPER";
 
-/// The default name of the tenant, in messages and figures.
 const TENANT: &str = "torch";
 
-/// How the heaps are built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The most bytes that the heap of a device may hold. `None` for all but what the pool leaves
-    /// free by default.
+    /// The most bytes of a device's heap. `None` for all memory except what the pool leaves free by
+    /// default.
     pub(crate) limit: Option<u64>,
     /// The name of the limit in errors.
     pub(crate) limit_name: &'static str,
     pub(crate) tenant: String,
     /// The directory of the ledger that all processes share.
     pub(crate) ledger: Option<PathBuf>,
-    /// The most bytes that all processes of the ledger may have together. `None` for what the ledger
-    /// has, or the device's memory if it is made now.
+    /// The most bytes of all processes of the ledger together. `None` for the ledger's own limit,
+    /// or the device's memory if the ledger is made now.
     pub(crate) ledger_limit: Option<u64>,
-    /// `true` if a thread for each device unmaps.
+    /// `true` if a mapper thread for each device unmaps memory.
     pub(crate) mapper: bool,
     pub(crate) preset: Preset,
     pub(crate) aliases: bool,
     pub(crate) waits: bool,
-    /// The devices that have access to the memory of every other one.
+    /// The devices that have access to each other's memory.
     pub(crate) peers: Vec<u32>,
 }
 
 impl Settings {
-    /// Reads the environment, and puts what was configured over it. A variable that is empty counts
-    /// as not set.
+    /// Reads the environment, overridden by what was configured. An empty variable counts as not
+    /// set.
     pub(crate) fn read(configured: &Configuration) -> Result<Self, Error> {
         let settings = Self::from(|name| {
             let value = env::var_os(name)?;
@@ -124,7 +122,7 @@ impl Settings {
     }
 }
 
-/// The settings that a program makes. One that is missing is as the environment says.
+/// The settings of a program. The environment decides missing ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Configuration {
@@ -146,10 +144,10 @@ enum Choice {
 }
 
 impl Configuration {
-    /// Puts these settings over earlier ones: each that is named goes before.
+    /// Merges these settings with earlier ones, which they override.
     ///
     /// # Errors
-    /// The limit of a ledger whose directory neither names.
+    /// A ledger's limit is given without the ledger's directory.
     pub(crate) fn over(self, earlier: Self) -> Result<Self, Error> {
         let merged = Self {
             limit: self.limit.or(earlier.limit),
@@ -171,10 +169,10 @@ impl Configuration {
         }
     }
 
-    /// Reads the JSON of a program.
+    /// Parses the JSON of a program.
     ///
     /// # Errors
-    /// JSON that is none, an unknown name, and a value that is not allowed.
+    /// Invalid JSON, an unknown name, or a value that is not allowed.
     pub(crate) fn parse(json: &str) -> Result<Self, Error> {
         let read: Self = serde_json::from_str(json)?;
         let refused = |name, value, expected| {
@@ -201,12 +199,11 @@ impl Configuration {
     }
 }
 
-/// Returns `true` if a device is in a list twice.
 fn repeats(peers: &[u32]) -> bool {
     (1..peers.len()).any(|at| peers[..at].contains(&peers[at]))
 }
 
-/// Reads a limit of at least one byte.
+/// Parses a limit of at least one byte.
 fn limit(value: String) -> Result<u64, Error> {
     match ByteSize::from_str(&value) {
         Ok(ByteSize(bytes @ 1..)) => Ok(bytes),

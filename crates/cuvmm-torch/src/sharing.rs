@@ -1,4 +1,4 @@
-//! The functions of C that publish tensors for other processes and attach those of others.
+//! The functions of C that publish tensors for other processes and attach publications of others.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]
@@ -10,8 +10,8 @@ use crate::edge::{self, guard, status};
 use crate::error::Error;
 use crate::{attachments, folder, publications};
 
-/// Writes the path of the socket at which this process publishes if no other is named. Makes its folder
-/// if it is missing. Returns 0 and keeps the error if that fails.
+/// Writes the path of this process's default socket, and makes its folder if needed. On failure
+/// returns 0 and keeps the error.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -23,21 +23,21 @@ pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usi
     path.map_or(0, |path| unsafe { edge::write(path, buffer, length) })
 }
 
-/// Copies bytes into memory of their own, and publishes it under a name for other processes to
-/// attach. Writes the version, which counts from 1 for each name. Waits for all work of the device, and is
-/// refused while a graph is captured.
+/// Copies bytes into shareable memory, and publishes it under a name. Writes the version, which
+/// counts from 1 for each name. Waits for all work of the device. Refused while a graph is
+/// captured.
 ///
-/// The keys of the JSON object: `name`; `path`, the socket, or null for that of this process in the
-/// usual folder; `users`, a list of other users that may attach; `device`; `size`, the bytes of the
-/// publication; `manifest`, with `tensors` and `metadata` as [`cuvmm::share::Manifest`] has them; and
-/// `parts`, a list of objects with `address`, `offset`, `size` and `is_host`, which are copied.
+/// The keys of the JSON object: `name`; `path`, the socket, or null for the default socket;
+/// `users`, a list of other users that may attach; `device`; `size`, the bytes of the publication;
+/// `manifest`, with `tensors` and `metadata` as in [`cuvmm::share::Manifest`]; and `parts`, the
+/// bytes to copy, a list of objects with `address`, `offset`, `size` and `is_host`.
 ///
 /// Returns -3 if there is too little memory.
 ///
 /// # Safety
-/// `json` is null or ends with a zero byte, and `version` is null or valid for writing. The parts are
-/// readable, on the device or the host as they say, and nothing that is queued after this call writes
-/// them before it returns.
+/// `json` is null or ends with a zero byte, and `version` is null or valid for writing. The parts
+/// are readable, on the device or the host as they say, and nothing that is queued after this call
+/// writes them before it returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -> c_int {
     status(|| {
@@ -51,8 +51,9 @@ pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -
     })
 }
 
-/// Withdraws a name that this process publishes at a path; null is the usual one. Processes that have
-/// attached it keep it. While a graph is captured the memory goes back later. Returns -4 if the name is not published there.
+/// Withdraws a name that this process publishes at a path, or at the default socket for null.
+/// Processes that have attached the name keep its memory. While a graph is captured the memory is
+/// released later. Returns -4 if the name is not published there.
 ///
 /// # Safety
 /// The texts are null or end with a zero byte.
@@ -65,10 +66,11 @@ pub unsafe extern "C" fn cuvmm_withdraw(name: *const c_char, path: *const c_char
     })
 }
 
-/// Attaches the newest version of a name for reading, without a copy, and writes a number for it.
+/// Attaches the newest version of a name for reading, without a copy, and writes the attachment's
+/// number.
 ///
 /// The keys of the JSON object: `name`; `path`, the socket, or null to search the usual folder;
-/// `users`, a list of other users that the publisher may be of; and `device`.
+/// `users`, a list of other users that the publisher may have; and `device`.
 ///
 /// Returns -4 if the name is not published, or the publisher has ended.
 ///
@@ -86,8 +88,8 @@ pub unsafe extern "C" fn cuvmm_attach(json: *const c_char, number: *mut u64) -> 
     })
 }
 
-/// Writes what is attached under a number as one JSON object: name, version, device, path, address,
-/// size and manifest. Returns 0 and keeps the error if nothing is. Makes no driver call.
+/// Describes an attachment as one JSON object: name, version, device, path, address, size and
+/// manifest. Returns 0 and keeps the error for a number without one. Makes no driver call.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -98,7 +100,7 @@ pub unsafe extern "C" fn cuvmm_attached(number: u64, buffer: *mut c_char, length
     description.map_or(0, |text| unsafe { edge::write(text, buffer, length) })
 }
 
-/// Waits up to some milliseconds for another version than is attached under a number, and writes it,
+/// Waits up to some milliseconds for another version than the attached one, and writes its number,
 /// or 0 if there is none. Returns -4 if the name is not published any more, or the publisher has
 /// ended.
 ///
@@ -115,22 +117,22 @@ pub unsafe extern "C" fn cuvmm_newer(number: u64, millis: u64, version: *mut u64
     })
 }
 
-/// Detaches what is attached under a number, when all work of the devices that have access is
-/// complete, which is waited for. The memory stays with the processes that have it.
+/// Waits for all work of the devices with access, and detaches the memory, which stays with other
+/// processes.
 ///
-/// Refused while a graph is captured, and where a device cannot be waited for. What is attached then
-/// stays so under its number, and is detached later by a call that may wait, such as
+/// Refused while a graph is captured, and if a device cannot be waited for. The attachment then
+/// keeps its number until a later call that may wait detaches it, such as
 /// [`cuvmm_reset`](crate::cuvmm_reset), `cuvmm_attach`, or an allocation that is short of memory.
 ///
 /// # Safety
-/// Work that is queued later does not use the memory.
+/// Work queued later does not use the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_detach(number: u64) -> c_int {
     status(|| attachments::detach(number))
 }
 
-/// Detaches what is attached under a number later, as [`cuvmm_detach`] does that was refused. For a
-/// thread that captures a graph of which this library is not told.
+/// Detaches an attachment later, like a refused [`cuvmm_detach`]. For a thread that captures a
+/// graph unknown to this library.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_detach`].
@@ -139,7 +141,6 @@ pub unsafe extern "C" fn cuvmm_detach_later(number: u64) -> c_int {
     status(|| attachments::detach_later(number))
 }
 
-/// Keeps an error as the thread's last one.
 fn kept<T>(outcome: Result<T, Error>) -> Option<T> {
     outcome.inspect_err(edge::keep).ok()
 }

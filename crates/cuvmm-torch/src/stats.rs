@@ -22,35 +22,31 @@ struct All<'a> {
     version: u32,
     device: i32,
     name: &'a str,
-    /// The name of the tenant that the heap and the pools of graphs are charged to.
+    /// The tenant that the heap and the pools of graphs are charged to.
     tenant: &'a str,
     limit: u64,
     /// Allocations that failed since the heap was made.
     failed: u64,
-    /// Memory of publications, in bytes.
+    /// The bytes of publications.
     published: u64,
-    /// Memory of allocations that sleep, in bytes. They have it again when they are awake.
+    /// The bytes that sleeping allocations have when awake.
     sleeping: u64,
-    /// Host memory that is kept for contents, in bytes.
+    /// The bytes of host memory kept for contents.
     host: u64,
-    /// The part of `held` that the driver refused to take back, in bytes. Nothing uses it, and the
+    /// The part of `held` in bytes that the driver refused to take back. Nothing uses it, and the
     /// driver is asked again.
     quarantined: u64,
     /// All allocations: of the heap, under tags, and of graphs.
     total: Total,
-    /// The heap alone.
     heap: HeapStats,
-    /// The memory under tags.
     pools: Vec<TagFigures>,
-    /// The memory of graphs.
     graphs: Graphs,
 }
 
-/// The figures of all allocations that are awake. Sizes in bytes.
+/// Figures of all awake allocations, in bytes.
 #[derive(Debug, Serialize)]
 struct Total {
     allocations: u64,
-    /// Their sizes as requested.
     live: u64,
     peak_live: u64,
     /// Memory that the driver gave.
@@ -63,7 +59,7 @@ struct Total {
     stitches: u64,
 }
 
-/// The figures of pools of graphs. Sizes in bytes.
+/// Figures of pools of graphs, in bytes.
 #[derive(Debug, Serialize)]
 struct Graphs {
     pools: usize,
@@ -84,7 +80,7 @@ impl Graphs {
     }
 }
 
-/// Returns a device that has a heap, in a process that can use it.
+/// Returns a device with a heap, unless in a forked child.
 fn usable(device: i32) -> Option<&'static DeviceHeap> {
     match fork::is_child() {
         true => None,
@@ -92,7 +88,6 @@ fn usable(device: i32) -> Option<&'static DeviceHeap> {
     }
 }
 
-/// Returns the figures of a device that has a heap.
 pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let graphs = graph_heaps(known);
@@ -145,7 +140,7 @@ fn together(of: &DeviceHeap) -> (Figures, HeapStats, PoolStats) {
     (*figures, heap, pool)
 }
 
-/// A figure that is not kept apart for small and large allocations: all of it counts as large.
+/// Formats a figure that is not kept apart by size: all of it counts as large.
 fn as_large(figure: Figure) -> serde_json::Value {
     json!({ "all": figure, "small_pool": Figure::default(), "large_pool": figure })
 }
@@ -204,7 +199,6 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
     serde_json::to_vec(&figures).ok()
 }
 
-/// Begins a device's peaks anew.
 pub(crate) fn reset_peaks(device: i32) {
     if let Some(known) = usable(device) {
         let held = known.held();
@@ -212,20 +206,19 @@ pub(crate) fn reset_peaks(device: i32) {
     }
 }
 
-/// Begins a device's sums anew.
 pub(crate) fn reset_accumulated(device: i32) {
     if let Some(known) = usable(device) {
         known.figures().reset_accumulated();
     }
 }
 
-/// Returns all live allocations of a device, and what it holds.
+/// Returns all live allocations of a device, and the bytes that it holds.
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let snapshot = tags::with_entries(known, |tagged, figures| {
         let mut awake = live::entries(known);
         awake.extend(tagged.awake);
-        // After the allocations: what they have cannot go meanwhile.
+        // Read after the allocations, whose memory cannot go meanwhile.
         let held = known.held();
         figures.look(held);
         json!({
@@ -239,9 +232,9 @@ pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     serde_json::to_vec(&snapshot).ok()
 }
 
-/// Returns how PyTorch begins its message for an allocation that found too little memory: programs read it.
+/// Returns the beginning of PyTorch's message for a lack of memory: programs parse the text.
 pub(crate) fn out_of_memory(device: i32, tried: u64) -> String {
-    /// PyTorch asks for less.
+    /// PyTorch formats sizes below this.
     const EXABYTE: u64 = 1 << 60;
     let begins = "CUDA out of memory. Tried to allocate";
     if tried >= EXABYTE {
@@ -265,7 +258,6 @@ pub(crate) fn out_of_memory(device: i32, tried: u64) -> String {
     )
 }
 
-/// Returns the figures as a table.
 pub(crate) fn table(device: i32) -> Option<String> {
     let known = usable(device)?;
     let (figures, heap, pool) = together(known);

@@ -1,10 +1,9 @@
-//! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in the pool of each device, and
-//! can be put to sleep and woken.
+//! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in the pool of each device,
+//! and can be put to sleep and woken.
 //!
-//! The functions are those of an allocator under PyTorch's own, which asks for whole segments and
-//! expects a free to wait for the work of the device, as `cudaFree` does. So the blocks have no home
-//! stream: what is freed is reused, and what sleeps is unmapped, only when all work of the device is
-//! complete.
+//! The functions serve PyTorch's own allocator, which asks for whole segments and expects a free to
+//! wait for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed
+//! memory is reused, and sleeping memory is unmapped, only when all work of the device is complete.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -22,33 +21,32 @@ use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
 use crate::{fork, graphs};
 
-/// The tag of allocations on threads that have entered none.
+/// The tag of allocations on threads without a tag.
 const NO_TAG: &str = "default";
 
-/// How long sleeping waits for work that may use the memory, and waking for memory.
+/// The timeout of sleeping for work that may use the memory, and of waking for memory.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The parts of a store of contents in bytes.
+/// Stores of contents are multiples of this, in bytes.
 const PART: u64 = 2 << 20;
 
-/// A tag on one device.
 struct Tag {
     device: i32,
     name: String,
     tenant: Tenant,
     of: &'static DeviceHeap,
     is_asleep: bool,
-    /// Held for reading while a block is allocated, and for writing once the tag counts as asleep,
-    /// before it moves: a block that came to it meanwhile would be awake under a tag that is asleep,
-    /// or asleep and not known to be.
+    /// Read-locked while a block is allocated. Write-locked once the tag counts as asleep, before
+    /// its memory moves: a block that came meanwhile would be awake under a sleeping tag, or asleep
+    /// without being known to be.
     still: Arc<RwLock<()>>,
-    /// Host memory for the contents, which is kept for the next time.
+    /// Host memory for the contents, kept for the next sleep.
     store: Option<HostStore>,
 }
 
 struct State {
     tags: Vec<Tag>,
-    /// The blocks with the indices of their tags.
+    /// The blocks, with indices into `tags`.
     blocks: Option<Blocks>,
 }
 
@@ -64,7 +62,7 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Allocates a block under this thread's tag. Returns its address; 0 for a size of 0.
+/// Allocates a block under this thread's tag. Returns its address, or 0 for a size of 0.
 pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -101,8 +99,8 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     Ok(address)
 }
 
-/// Returns the index of a tag, its tenant and what keeps it from moving. The tag is made if there is
-/// none.
+/// Returns the index of a tag, its tenant and the lock that keeps it from moving. Makes the tag if
+/// needed.
 fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Error> {
     let of = heaps::of(device)?;
     let mut state = lock();
@@ -131,7 +129,6 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
     Ok((state.tags.len() - 1, tenant, still))
 }
 
-/// Frees the allocation at an address, awake or asleep.
 pub(crate) fn free(address: usize) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
@@ -141,27 +138,27 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     let removed = removed.ok_or(Error::NotAllocated)?;
     let is_last = removed.block.is_some() && state.sizes(removed.tag).next().is_none();
     let tag = &mut state.tags[removed.tag];
-    // Before the memory goes, so that no more is counted than is held.
+    // Before the memory is freed, so that no more is counted than is held.
     match tag.is_asleep {
         true => tag.of.figures().ended_asleep(removed.size),
         false => tag.of.figures().ended(removed.size),
     }
     let store = tag.store.take_if(|_| is_last);
     drop(state);
-    // Without the lock.
+    // The lock is released by now.
     drop((removed.block, store));
     Ok(())
 }
 
-/// The allocations under the tags of a device, by address.
+/// The allocations under tags of a device, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Entries {
     pub(crate) awake: Vec<Entry>,
     pub(crate) asleep: Vec<Entry>,
 }
 
-/// Calls a function with all allocations under tags of a device. Meanwhile none of them ends or falls
-/// asleep, and neither does one of the device's heaps end.
+/// Calls a function with all allocations under tags of a device. Meanwhile none of them ends or
+/// falls asleep, and no allocation of the device's heaps ends.
 pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut Figures) -> T) -> T {
     let state = lock();
     let mut entries = Entries::default();
@@ -181,14 +178,12 @@ pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut F
     look(entries, &mut of.figures())
 }
 
-/// A tag's figures.
 #[derive(Debug, Serialize)]
 pub(crate) struct TagFigures {
     name: String,
-    /// The bytes of its blocks.
     bytes: u64,
     asleep: bool,
-    /// The bytes of host memory that are kept for its contents.
+    /// The bytes of host memory kept for its contents.
     host: u64,
 }
 
@@ -198,7 +193,7 @@ impl TagFigures {
     }
 }
 
-/// Returns the figures of the tags of a device, in the order of their first allocations.
+/// Returns the figures of a device's tags, in the order of their first allocations.
 pub(crate) fn figures(of: &DeviceHeap) -> Vec<TagFigures> {
     let state = lock();
     let tags = state.tags.iter().enumerate();
@@ -224,12 +219,11 @@ impl Tag {
 }
 
 impl State {
-    /// Returns the bytes of the blocks of a tag.
     fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
         self.blocks.iter().flat_map(move |all| all.sizes(tag))
     }
 
-    /// Makes a tag count as asleep or awake, with its allocations.
+    /// Counts a tag and its allocations as asleep or awake.
     fn set_asleep(&mut self, index: usize, is_asleep: bool) {
         let tag = &mut self.tags[index];
         if tag.is_asleep == is_asleep {
@@ -247,7 +241,6 @@ impl State {
     }
 }
 
-/// Returns the names of tags that are asleep on a device.
 pub(crate) fn asleep() -> BTreeSet<String> {
     if fork::is_child() {
         return BTreeSet::new();
@@ -257,10 +250,10 @@ pub(crate) fn asleep() -> BTreeSet<String> {
     asleep.map(|tag| tag.name.clone()).collect()
 }
 
-/// Returns the indices of tags by name, all if there are no names, that are asleep or not.
+/// Returns the indices of tags by name, or of all sleeping or awake tags without names.
 ///
 /// # Errors
-/// A name that is none, or whose tags are not all as expected.
+/// A name is unknown, or not all its tags are in the expected state.
 fn chosen(names: Option<&[String]>, are_asleep: bool) -> Result<Vec<usize>, Error> {
     let state = lock();
     let tags = || state.tags.iter().enumerate();
@@ -287,24 +280,23 @@ fn chosen(names: Option<&[String]>, are_asleep: bool) -> Result<Vec<usize>, Erro
     Ok(chosen)
 }
 
-/// Reads a JSON list of names, or `null` for all.
 fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
     Ok(serde_json::from_str(json)?)
 }
 
-/// Puts tags to sleep, given by a JSON list of names, or `null` for all that are awake. Waits for all
-/// work of their devices. With `keep` the contents are copied to host memory, else they are lost.
+/// Puts tags to sleep, as `cuvmm_sleep` describes.
 ///
 /// # Errors
-/// JSON that is none, an unknown tag, one that is asleep, work that does not end, too little host
-/// memory, a refusal of the driver. All tags are as before, unless the driver refuses to map the
-/// memory of some again: those sleep.
+/// Invalid JSON, an unknown or sleeping tag, work that does not end, too little host memory, or a
+/// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
+/// map its memory again.
 pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     let names = names(json)?;
-    // Not kept while work is waited for: the guards of the pools end that when a capture begins.
+    // Leave is not kept while work is waited for: the pools' guards end the wait when a capture
+    // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), false)?;
@@ -334,17 +326,18 @@ pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Wakes tags, given by a JSON list of names, or `null` for all that are asleep.
+/// Wakes tags, as `cuvmm_wake` describes.
 ///
 /// # Errors
-/// JSON that is none, an unknown tag, one that is awake, too little memory, a refusal of the driver.
-/// All tags are as before.
+/// Invalid JSON, an unknown or awake tag, too little memory, or a refusal of the driver. All tags
+/// are as before.
 pub(crate) fn wake(json: &str) -> Result<(), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
     }
     let names = names(json)?;
-    // Not kept while memory is waited for: the guards of the pools end that when a capture begins.
+    // Leave is not kept while memory is waited for: the pools' guards end the wait when a capture
+    // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), true)?;
@@ -369,7 +362,7 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
     }
 }
 
-/// Does all that can fail of putting a tag to sleep.
+/// Does every step of putting a tag to sleep that can fail.
 fn prepare_sleep(index: usize, keep: bool) -> Result<PreparedSleep, Error> {
     let store = match keep {
         true => Some(store(index)?),
@@ -393,8 +386,8 @@ fn refused(index: usize, cause: SleepError) -> Error {
     }
 }
 
-/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes them, and leaves
-/// the others as they are.
+/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes these blocks
+/// only.
 const fn stays(error: &Error) -> bool {
     matches!(
         error,
@@ -405,8 +398,8 @@ const fn stays(error: &Error) -> bool {
     )
 }
 
-/// Tags that are put to sleep or woken. They count as asleep, so no allocation under them begins, and
-/// those that had begun have ended.
+/// Tags on their way to sleep or awake. They count as asleep: no allocation under them begins, and
+/// earlier ones have ended.
 struct Moving<'a> {
     chosen: &'a [usize],
 }
@@ -421,14 +414,14 @@ impl<'a> Moving<'a> {
         });
         let still: Vec<_> = still.collect();
         drop(state);
-        // An allocation that begins from here on finds the tag asleep, so none needs to be held up.
+        // An allocation that begins from here on finds the tag asleep, so the lock is not kept.
         for still in &still {
             drop(still.write().unwrap_or_else(PoisonError::into_inner));
         }
         Self { chosen }
     }
 
-    /// Sets which tags are asleep, by their places in the list.
+    /// Sets which tags are asleep, by their index in `chosen`.
     fn end(self, is_asleep: impl Fn(usize) -> bool) {
         let mut state = lock();
         for (at, &index) in self.chosen.iter().enumerate() {
@@ -437,7 +430,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-/// Returns host memory for the contents of a tag, in pinned memory if that can be had.
+/// Returns host memory for the contents of a tag, pinned if possible.
 fn store(index: usize) -> Result<HostStore, Error> {
     let mut state = lock();
     let sizes = state.sizes(index);
@@ -448,11 +441,11 @@ fn store(index: usize) -> Result<HostStore, Error> {
         tag.store = Some(store.clone());
         return Ok(store);
     }
-    // The old one is too small, and may be what leaves too little memory.
+    // The old store is too small, and may cause the lack of memory.
     let old = tag.store.take();
     let device = tag.of.device.clone();
     drop(state);
-    // The driver may wait for devices when it pins memory or lets it go.
+    // The driver may wait for devices when it pins or releases memory.
     let leave = graphs::waiting().ok_or(Error::Capturing)?;
     drop(old);
     let builder = HostStore::builder(&device);

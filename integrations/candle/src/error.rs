@@ -1,21 +1,21 @@
 //! The errors of this crate, one enum for each operation.
 //!
-//! Methods that candle's own types have too return candle's error with one of these in it:
-//! [`shortage`] extracts the figures of a shortage of memory.
+//! Methods that candle's own types have too return candle's error around one of these: [`shortage`]
+//! extracts the figures of a shortage of memory.
 
 use candle_core::{DType, Error as CandleError, Shape};
 use cuvmm::driver::CUresult;
 use cuvmm::error::{BlockError, CudarcError, MemoryError};
 
-/// The reason why a GPU could not be opened or wrapped.
+/// Reason why a GPU could not be opened or wrapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// It is not a CUDA device.
+    /// The device is not a CUDA device.
     #[error("the device is not a CUDA device")]
     NotCuda,
-    /// There is no driver, no such GPU, or it cannot be used; or the stream belongs to another GPU,
-    /// or is the [per-thread one](CudarcError::PerThread) that `Device::new_cuda` works on: use
+    /// No driver, no such GPU, or a GPU that cannot be used; or a stream of another GPU, or the
+    /// [per-thread stream](CudarcError::PerThread) of `Device::new_cuda`: use
     /// `Device::new_cuda_with_stream`.
     #[error(transparent)]
     Cudarc(#[from] CudarcError),
@@ -24,7 +24,7 @@ pub enum OpenError {
     Candle(#[from] CandleError),
 }
 
-/// The reason why no tensor could be made over memory.
+/// Reason why no tensor could be made over memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
@@ -47,19 +47,19 @@ pub enum TensorError {
         /// The shape of the tensor.
         shape: Shape,
     },
-    /// candle has no GPU storage for elements of this type that could use lent memory.
+    /// candle has no GPU storage over lent memory for elements of this type.
     #[error("tensors of {dtype:?} cannot use a block's memory")]
     UnsupportedType {
         /// The type of the elements.
         dtype: DType,
     },
-    /// The block is asleep: a kernel that used it would fault.
+    /// The block is asleep: a kernel would fault on it.
     #[error("the block is asleep")]
     Asleep,
     /// The block's memory does not permit this access, for example because forks share it.
     #[error(transparent)]
     Refused(MemoryError),
-    /// The block's home stream is not that of the GPU, or it has none.
+    /// The block has no home stream, or another than the GPU's.
     #[error("the block's home stream is not the one that candle's device works on")]
     WrongStream,
     /// cudarc could not create the objects that the tensor needs.
@@ -70,29 +70,29 @@ pub enum TensorError {
     Candle(#[from] CandleError),
 }
 
-/// The reason why a cache could not be extended, forked or truncated.
+/// Reason why a cache could not be extended, forked or truncated.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
-    /// The memory for tokens, for a fork, or for a cache that stops sharing could not be allocated.
+    /// Memory for tokens, for a fork, or for a cache that stops sharing could not be allocated.
     #[error(transparent)]
     Block(#[from] BlockError),
     /// The cache was created without [`with_forks`](crate::Cache::with_forks).
     #[error("the cache was created without forks")]
     MayNotFork,
-    /// The rows are not at equal distances, as those of a tensor must be.
+    /// The rows are not at equal distances, as a tensor's rows must be.
     #[error(
         "row {row} is {distance} bytes after the row before it, the second row is {first} bytes after the first"
     )]
     NotSideBySide {
         /// The index of the row.
         row: usize,
-        /// Its distance in bytes from the row before it; 0 if it is not after that row.
+        /// The distance in bytes from the row before; 0 if the row is not after it.
         distance: u64,
         /// The distance in bytes from the first row to the second.
         first: u64,
     },
-    /// The cache would have more tokens than it was created for.
+    /// The cache would exceed its maximum of tokens.
     #[error("cannot append {more} tokens to {held}: the cache holds at most {most}")]
     TooManyTokens {
         /// The number of tokens in the cache.
@@ -134,14 +134,14 @@ pub enum CacheError {
         /// The dimension of tokens.
         dim: usize,
     },
-    /// The cache is asleep: a kernel that used it would fault.
+    /// The cache is asleep: a kernel would fault on it.
     #[error("the cache is asleep")]
     Asleep,
     /// The appended tensor is on another device.
     #[error("the appended tensor is on another device than the cache")]
     WrongDevice,
-    /// The rows span more elements than candle's kernels can count with 32 bits. Use a smaller
-    /// maximum of tokens, a smaller batch, or [`Order::Tokens`](crate::Order::Tokens).
+    /// The rows span more elements than candle's 32-bit kernels can count. Use a smaller maximum of
+    /// tokens, a smaller batch, or [`Order::Tokens`](crate::Order::Tokens).
     #[error("the rows span {elements} elements, more than candle's kernels can count")]
     TooWide {
         /// The number of elements from the first one to the end of the last row.
@@ -155,11 +155,11 @@ pub enum CacheError {
     Candle(#[from] CandleError),
 }
 
-/// The reason why weights could not be placed.
+/// Reason why weights could not be placed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
-    /// There is already a tensor of this name.
+    /// A tensor of this name exists already.
     #[error("there is already a tensor named {name:?}")]
     NameTaken {
         /// The name.
@@ -274,8 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// Figures are found however deeply an error is nested in candle's errors, and only if memory
-    /// was short.
+    /// Figures are found at any depth of candle's errors, and only if memory was short.
     #[test]
     fn shortages_are_found_in_candles_errors() {
         let driver = Arc::new(HostDriver::new(HostOptions::new()));

@@ -1,7 +1,7 @@
 //! One GPU for candle and cuvmm: one context, one stream.
 //!
-//! This module allocates nothing. It keeps the blocks that wait for candle's last tensor over them,
-//! because a [`Gpu`] outlives the objects they came from.
+//! This module allocates nothing. It keeps blocks that wait for their last tensor, because a
+//! [`Gpu`] outlives the objects that made them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,19 +37,19 @@ impl Gpu {
     /// # Errors
     /// [`OpenError`] if there is no driver or no such GPU, or it has no virtual memory management.
     pub fn open(ordinal: u32) -> Result<Self, OpenError> {
-        // Called first, because it returns an error where candle and cudarc panic.
+        // Called first: it returns an error where candle and cudarc panic.
         let context = Context::open(ordinal)?;
         let device = Device::new_cuda_with_stream(ordinal as usize)?;
         Self::over(context, &device)
     }
 
-    /// Wraps a candle device. Wrap one device of each GPU in this way, and further ones with
-    /// [`beside`](Self::beside): two that are wrapped separately are two drivers to cuvmm, and
+    /// Wraps a candle device. Wrap the first device of each GPU in this way, and further ones with
+    /// [`beside`](Self::beside): devices wrapped separately are separate drivers to cuvmm, and
     /// cannot share a pool.
     ///
     /// # Errors
     /// [`OpenError::Cudarc`] for a device of `Device::new_cuda`: its stream differs on each thread,
-    /// so no thread could wait for it. Use `Device::new_cuda_with_stream`, or [`Self::open`].
+    /// so no thread could wait for its work. Use `Device::new_cuda_with_stream`, or [`Self::open`].
     pub fn new(device: &Device) -> Result<Self, OpenError> {
         let cuda = cuda(device)?;
         let context = Context::new(cuda.cuda_stream().context())?;
@@ -81,43 +81,43 @@ impl Gpu {
         })
     }
 
-    /// Returns the candle device, on which models and tensors are created.
+    /// Returns the candle device, for models and tensors.
     #[must_use]
     pub fn candle(&self) -> &Device {
         &self.shared.candle
     }
 
-    /// Returns the cuvmm device, on which pools are created.
+    /// Returns the cuvmm device, for pools.
     #[must_use]
     pub fn device(&self) -> &cuvmm::Device {
         self.shared.context.device()
     }
 
-    /// Returns the stream of both.
+    /// Returns the stream of both devices.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.shared.stream
     }
 
-    /// Frees blocks whose last tensor was dropped, and returns the bytes that only tensors still
-    /// keep: those of caches and weights that were dropped or reset.
+    /// Frees blocks whose last tensor was dropped, and returns the bytes of the other blocks whose
+    /// caches and weights were dropped or reset: only tensors still keep them.
     ///
-    /// Every operation of this crate checks a few of these blocks, and all of them if memory is
-    /// short. This method checks all of them: call it if no operation runs for a long time, and in
-    /// a tenant's pressure hook. It waits for nothing.
+    /// Every operation of this crate checks a few of these blocks, or all if memory is short. This
+    /// method checks all without waiting: call it if no operation runs for a long time, and in a
+    /// tenant's pressure hook.
     pub fn sweep(&self) -> u64 {
         let mut waiting = self.shared.waiting();
         let over = waiting.take_all();
         let bytes = waiting.bytes();
         waiting.iter().for_each(Backing::forget_refusals);
         drop(waiting);
-        // Frees the blocks after this lock is released, because freeing takes the pool's lock.
+        // The blocks are freed without this lock, because freeing takes the pool's lock.
         drop(over);
         bytes
     }
 
-    /// Allocates after checking a few blocks that may be free, and again after checking all of them
-    /// if memory is short.
+    /// Allocates after checking a few waiting blocks, and tries again after checking all of them if
+    /// memory is short.
     pub(crate) fn allocate<T, E>(
         &self,
         is_short: impl Fn(&E) -> bool,
@@ -133,13 +133,13 @@ impl Gpu {
         }
     }
 
-    /// Checks a few blocks, and frees those that have no tensors.
+    /// Checks a few blocks, and frees those without tensors.
     pub(crate) fn sweep_some(&self) {
         let over = self.shared.waiting().take_some();
         drop(over);
     }
 
-    /// Frees blocks now, or when the last tensor over them is dropped.
+    /// Frees blocks now, or after the drop of their last tensor.
     pub(crate) fn keep_until_done(&self, mut backing: Backing) {
         if backing.is_used() {
             backing.forget_refusals();

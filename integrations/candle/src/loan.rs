@@ -1,13 +1,12 @@
 //! Tensors over blocks, and the detection of the drop of the last one.
 //!
-//! candle's storage holds a `CudaSlice` of cudarc. Its drop passes the address to `cuMemFreeAsync`,
-//! which refuses a mapping and changes nothing; cudarc records the refusal in its context object,
-//! whose next user gets it as an error. Therefore each slice gets a context object and a stream
-//! object of its own, over the handles of the device: no other tensor sees the refusal, and when
-//! the loan is the only owner of the stream object, the slice was dropped and its stream has waited
-//! for the uses that cudarc tracked. A copy that candle makes with `Tensor::copy` shares the stream
-//! object and so the refusal, which is [cleared](Backing::forget_refusals) whenever loans are
-//! checked.
+//! The drop of a `CudaSlice` passes its address to `cuMemFreeAsync`, which refuses a mapping and
+//! changes nothing; cudarc records the refusal in its context object, whose next user gets it as an
+//! error. Therefore each slice gets a context object and a stream object of its own, over the
+//! handles of the device: no other tensor sees the refusal, and when the loan is the only owner of
+//! the stream object, the slice was dropped and its stream has waited for the uses that cudarc
+//! tracked. A copy that candle makes with `Tensor::copy` shares the stream object and so the
+//! refusal, which is [cleared](Backing::forget_refusals) whenever loans are checked.
 //!
 //! This module allocates and frees only those two objects.
 //!
@@ -28,7 +27,7 @@ use cuvmm::{Access, Block};
 use crate::error::TensorError;
 use crate::waiting::Wait;
 
-/// Blocks, and the slices that were lent over them.
+/// Blocks, and the slices lent over them.
 pub(crate) struct Backing {
     blocks: Vec<Block>,
     loans: Vec<Loan>,
@@ -58,7 +57,6 @@ impl Backing {
         &mut self.blocks
     }
 
-    /// Returns the bytes of the blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks.iter().map(Block::size).sum()
     }
@@ -77,19 +75,19 @@ impl Backing {
             .saturating_sub(self.begin())
     }
 
-    /// Returns `true` if the blocks are asleep. They share one tag, and sleep together.
+    /// Returns `true` if the blocks are asleep. They share a tag, and so sleep together.
     pub(crate) fn is_asleep(&self) -> bool {
         self.blocks.first().is_some_and(Block::is_asleep)
     }
 
-    /// Clears the refusals that drops of slices left in the loans' context objects: copies that
+    /// Clears the refusals that dropped slices left in the loans' context objects: copies that
     /// candle made of their tensors share those objects, and would get the errors.
     pub(crate) fn forget_refusals(&self) {
         self.loans.iter().for_each(Loan::forget_refusal);
     }
 
-    /// Returns the address of `bytes` bytes at `offset` from the first block's start, for use with
-    /// this access.
+    /// Returns the address of `bytes` bytes at `offset` from the first block's start, for this
+    /// access.
     fn place(&self, offset: u64, bytes: u64, access: Access) -> Result<u64, TensorError> {
         let has = self.span();
         if offset.checked_add(bytes).is_none_or(|end| end > has) {
@@ -97,15 +95,15 @@ impl Backing {
         }
         let mut blocks = self.blocks.iter();
         blocks.try_for_each(|block| block.check_for(access))?;
-        // The drop of an empty slice also passes its address to the driver, and after the last
-        // block other memory may begin.
+        // The drop of an empty slice also passes its address to the driver, and other memory may
+        // begin after the last block.
         let offset = if bytes == 0 { 0 } else { offset };
         Ok(self.begin() + offset)
     }
 
     /// Makes a tensor whose storage is a range of the blocks' addresses. Its shape has no more
     /// elements than the range, rounded up to a multiple of its last dimensions; the caller narrows
-    /// it to the part that has memory.
+    /// the tensor to the part that has memory.
     pub(crate) fn lend(
         &mut self,
         device: &CudaDevice,
@@ -129,8 +127,7 @@ impl Backing {
             slice: loan.slice(address, len, dtype)?,
             device: device.clone(),
         };
-        // Removes loans that have ended, such as one that was returned because it could not be
-        // filled.
+        // Removes ended loans, such as a loan that was returned because it could not be filled.
         self.is_used();
         self.loans.push(loan);
         let storage = Storage::Cuda(storage);
@@ -143,7 +140,6 @@ impl Backing {
     }
 }
 
-/// The description of a tensor to make.
 pub(crate) struct Wanted {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
@@ -155,8 +151,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wait for Backing {
-    /// Returns `true` if a slice over one of the blocks may exist. Ended loans are removed from the
-    /// end, so that each is checked once, plus one that has not ended.
+    /// Returns `true` if a slice over a block may exist. Ended loans are removed from the end, so
+    /// each is checked once, plus one that has not ended.
     fn is_used(&mut self) -> bool {
         while self.loans.pop_if(|last| !last.is_open()).is_some() {}
         !self.loans.is_empty()
@@ -172,8 +168,8 @@ impl Loan {
         let home = device.cuda_stream();
         let context = CudaContext::new(home.context().ordinal());
         let context = context.map_err(|error| TensorError::Cudarc(CUresult(error.0 as i32)))?;
-        // SAFETY: the uses of a tensor are ordered by the single stream that its device works on,
-        // so no events are needed.
+        // SAFETY: the single stream of the tensors' device orders their uses, so no events are
+        // needed.
         unsafe { context.disable_event_tracking() };
         // SAFETY: the stream belongs to the same primary context and stays alive while `home` is
         // kept, and both objects name the same stream, so work through one is work through the
@@ -182,7 +178,7 @@ impl Loan {
         Ok(Self { own, _home: home })
     }
 
-    /// Makes a slice of elements at an address, which owns the stream object.
+    /// Makes a slice of elements at an address. The slice owns the stream object.
     fn slice(
         &self,
         address: u64,
@@ -207,7 +203,7 @@ impl Loan {
         ))
     }
 
-    /// Clears the refusal of the slice's own drop; any other error is kept.
+    /// Clears the refusal of the slice's own drop; keeps any other error.
     fn forget_refusal(&self) {
         let context = self.own.context();
         if let Err(error) = context.check_err()
@@ -219,7 +215,7 @@ impl Loan {
 
     fn is_open(&self) -> bool {
         let open = Arc::strong_count(&self.own) > 1;
-        // Everything the slice did before it was dropped happens before what the caller does next.
+        // The slice's actions before its drop happen before the caller's next ones.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         open
     }
@@ -235,7 +231,7 @@ mod tests {
     const WRITE: Access = Access::ReadWrite;
 
     /// The address that a slice's drop passes to the driver must belong to the blocks: after their
-    /// end, memory may begin that cudarc or candle allocated, and that would be freed.
+    /// end, memory of cudarc or candle may begin, which would be freed.
     #[test]
     fn whatever_is_lent_lies_within_the_blocks() {
         let driver = Arc::new(HostDriver::new(HostOptions::new()));

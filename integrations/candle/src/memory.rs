@@ -1,6 +1,6 @@
-//! A tenant's memory for candle: single tensors over a block, and many tensors packed into one.
-//!
-//! Only the tenant allocates memory here, and the only operation on a tensor is one copy into it.
+//! A tenant's memory for candle: single tensors over a block, and many tensors packed into one
+//! block. Only the tenant allocates memory here, and the only operation on a tensor is one copy
+//! into it.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::error::TensorError;
 use crate::gpu::Gpu;
 use crate::loan::{Backing, Wanted};
 
-/// The alignment of an [`Arena`]'s tensors in bytes, which kernels with wide loads require.
+/// The alignment of an [`Arena`]'s tensors in bytes, for kernels with wide loads.
 const ALIGNMENT: u64 = 256;
 
 /// The most bytes that are copied through candle's memory at a time.
@@ -40,8 +40,8 @@ impl Memory {
         }
     }
 
-    /// Sets the tag of all blocks that are allocated through this value, instead of `kv` for caches
-    /// and `weights` for weights. Blocks that are to sleep together share a tag.
+    /// Sets the tag of all blocks allocated through this value, in place of `kv` for caches and
+    /// `weights` for weights. Blocks that sleep together share a tag.
     #[must_use]
     pub fn with_tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.tag = Some(tag.into());
@@ -60,19 +60,18 @@ impl Memory {
         &self.tenant
     }
 
-    /// Takes what candle allocates by itself, such as the tensors between the layers of a model, out of
-    /// the tenant's limit: at most `maximum` bytes, while the returned value lives.
+    /// Counts candle's own allocations, such as the tensors between the layers of a model, against
+    /// the tenant's limit, up to `maximum` bytes, while the returned value lives.
     ///
-    /// The tenant is charged the maximum and 32 MiB, whether or not candle uses them. candle returns
-    /// an error for a tensor that exceeds it; [`TenantMemPool::reserve`](cuvmm::TenantMemPool::reserve)
-    /// makes room for more. Tensors that candle allocated before do not count. It applies to
-    /// everything that allocates by `cuMemAllocAsync` on this GPU in this process, so one tenant at
-    /// a time can have it. For a pool with other settings, build it with
-    /// [`Tenant::memory_pool`](cuvmm::Tenant::memory_pool) and make it current.
+    /// The tenant is charged the maximum and 32 MiB, used or not. candle returns an error for a
+    /// tensor beyond that; [`TenantMemPool::reserve`](cuvmm::TenantMemPool::reserve) makes room for
+    /// more. Earlier tensors do not count. All allocations by `cuMemAllocAsync` on this GPU in this
+    /// process count, so one tenant at a time can have such a pool. For other settings, build a
+    /// pool with [`Tenant::memory_pool`](cuvmm::Tenant::memory_pool) and make it current.
     ///
     /// # Errors
     /// [`TensorError::Block`] if the limits do not leave the memory, another memory pool than the
-    /// default one is current, or the driver is older than CUDA 12.2.
+    /// default is current, or the driver is older than CUDA 12.2.
     pub fn intermediates(&self, maximum: u64) -> Result<CurrentTenantMemPool, TensorError> {
         let pool = self.gpu.allocate(BlockError::is_shortage, || {
             self.tenant.memory_pool(maximum).build()
@@ -80,13 +79,13 @@ impl Memory {
         Ok(pool.make_current()?)
     }
 
-    /// Makes a tensor over the first bytes of a block, with the elements that are there. The block
-    /// is freed when the last tensor over it is dropped.
+    /// Makes a tensor over the first bytes of a block, with their present elements. The block is
+    /// freed when the last tensor over it is dropped.
     ///
     /// # Errors
     /// [`TensorError`] if the block is too small, is asleep, shares memory with forks, has a home
     /// stream other than the [`Gpu`]'s, or candle has no elements of this type on a GPU. The block
-    /// is freed then.
+    /// is then freed.
     pub fn tensor(
         &self,
         block: Block,
@@ -149,12 +148,10 @@ impl Held {
         self.backing.blocks()
     }
 
-    /// Returns the bytes of the blocks.
     pub(crate) fn bytes(&self) -> u64 {
         self.backing.bytes()
     }
 
-    /// Returns `true` if the blocks are asleep.
     pub(crate) fn is_asleep(&self) -> bool {
         self.backing.is_asleep()
     }
@@ -171,7 +168,7 @@ impl Drop for Held {
 /// Tensors packed into one block of a tenant, one after another: for many tensors that are created
 /// and dropped together, each of which would take whole granules alone.
 ///
-/// When the arena is dropped, its tensors stay valid, and the block is freed with the last of them.
+/// After the arena is dropped, its tensors stay valid; the block is freed with the last of them.
 pub struct Arena {
     memory: Memory,
     held: Held,
@@ -180,8 +177,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Allocates a block of `bytes` bytes. [`Self::bytes_for`] computes the size for given tensors.
-    /// Its tag is that of the memory, or `arena`.
+    /// Allocates a block of `bytes` bytes, a size that [`Self::bytes_for`] computes. The block's
+    /// tag is that of the memory, or `arena`.
     ///
     /// # Errors
     /// [`TensorError::Block`] with the figures.
@@ -298,9 +295,9 @@ fn bytes(shape: &Shape, dtype: DType) -> Result<u64, TensorError> {
     })
 }
 
-/// Copies a tensor into one of as many elements, from any device, type and strides, in pieces:
-/// candle's kernels count elements with 32 bits, and elements that come from another device, change
-/// their type or are not contiguous go through memory of candle, one piece at a time.
+/// Copies a tensor into another with as many elements, from any device, type and strides, in
+/// pieces: candle's kernels count elements with 32 bits, and elements that change device or type or
+/// are not contiguous go through memory of candle, one piece at a time.
 fn fill(to: &Tensor, from: &Tensor) -> candle_core::Result<()> {
     let to = to.flatten_all()?;
     let near = from.device().same_device(to.device());
@@ -326,8 +323,7 @@ fn alone(piece: &Tensor) -> candle_core::Result<Tensor> {
     piece.force_contiguous()
 }
 
-/// Calls `each` with parts of at most `most` elements of a tensor, in the order of its elements.
-/// Copies nothing.
+/// Calls `each` with parts of at most `most` elements of a tensor, in order. Copies nothing.
 fn in_pieces(
     from: &Tensor,
     most: usize,
@@ -386,7 +382,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the elements of a tensor's storage, which is what candle moves to another device.
+    /// Returns the number of elements in a tensor's storage, all of which candle moves to another
+    /// device.
     fn stored(tensor: &Tensor) -> usize {
         let (storage, _) = tensor.storage_and_layout();
         match &*storage {

@@ -1,23 +1,21 @@
 //! Blocks that are freed after their last tensor was dropped. Each operation checks a few of them,
-//! so that the cost of an operation does not grow with their number.
+//! so the cost of an operation does not grow with their number.
 
 use std::collections::VecDeque;
 
-/// The number of waiting entries that one operation checks. An operation adds at most one, so the
-/// checks keep up.
+/// The number of waiting entries that one operation checks. An operation adds at most one entry, so
+/// the checks keep up.
 const LOOKS: usize = 4;
 
 /// An entry that waits for its last user.
 pub(crate) trait Wait {
-    /// Returns `true` if it may still be used. After `false` it stays `false`.
+    /// Returns `true` if the entry may still be used. After `false` it stays `false`.
     fn is_used(&mut self) -> bool;
 
-    /// Returns its bytes.
     fn bytes(&self) -> u64;
 }
 
-/// The waiting entries. Entries without users are returned to the caller, to be dropped while no
-/// lock is held.
+/// The waiting entries. The caller drops the returned entries while it holds no lock.
 #[derive(Debug)]
 pub(crate) struct Waiting<T> {
     queue: VecDeque<T>,
@@ -41,17 +39,15 @@ impl<T: Wait> Waiting<T> {
         self.queue.iter()
     }
 
-    /// Removes and returns the entries without users among those that were checked least recently.
+    /// Removes and returns the entries without users among the least recently checked.
     pub(crate) fn take_some(&mut self) -> Vec<T> {
         self.take(LOOKS)
     }
 
-    /// Removes and returns all entries without users.
     pub(crate) fn take_all(&mut self) -> Vec<T> {
         self.take(usize::MAX)
     }
 
-    /// Returns the bytes of all entries.
     pub(crate) fn bytes(&self) -> u64 {
         self.queue.iter().map(T::bytes).sum()
     }

@@ -1,7 +1,7 @@
 //! A model's weights in one block of a tenant, and a `VarBuilder` over them.
 //!
-//! Tensors are placed once, packed, and never move. Files are read in [`files`]; the only
-//! computation here is a change of element types.
+//! Tensors are placed once, packed, and never move. [`files`] reads files; the only computation
+//! here is a change of element types.
 
 mod files;
 
@@ -18,17 +18,17 @@ use files::{Buffer, File};
 
 /// A model's weights, packed into one block of a tenant, so that they can sleep.
 ///
-/// The tensors are ordinary tensors and may outlive this value: the block is freed when the last of
-/// them is dropped. The block's tag is that of the memory, or `weights`.
+/// The tensors are ordinary tensors and may outlive this value: the block is freed with the last of
+/// them. The block's tag is that of the memory, or `weights`.
 pub struct Weights {
-    // Dropped before the block, which is then free at once if there are no other tensors over it.
+    // Dropped before the block, which is then free at once unless other tensors exist.
     tensors: HashMap<String, Tensor>,
     arena: Arena,
 }
 
 impl Weights {
-    /// Allocates a block for weights of `bytes` bytes in all, which are then
-    /// [inserted](Self::insert). [`Arena::bytes_for`] computes the size.
+    /// Allocates a block for weights of `bytes` bytes in all, to be [inserted](Self::insert).
+    /// [`Arena::bytes_for`] computes the size.
     ///
     /// # Errors
     /// [`WeightsError::Allocate`] with the figures.
@@ -40,10 +40,9 @@ impl Weights {
         })
     }
 
-    /// Loads the safetensors files of a model. They are read sequentially through one buffer of 64
-    /// MiB, and types are changed on the GPU.
-    ///
-    /// With `dtype`, all tensors get that type; otherwise they keep the type of the file.
+    /// Loads the safetensors files of a model, sequentially through one buffer of 64 MiB. With
+    /// `dtype`, all tensors are changed to that type on the GPU; otherwise they keep the file's
+    /// types.
     ///
     /// # Errors
     /// [`WeightsError`] if memory is short, a file cannot be read, or two tensors have the same
@@ -100,15 +99,15 @@ impl Weights {
     /// copied through memory of candle, at most 64 MiB at a time.
     ///
     /// # Errors
-    /// [`WeightsError`] if the name is taken, the tensor does not fit, or candle cannot copy it;
-    /// nothing has changed then.
+    /// [`WeightsError`], with nothing changed, if the name is taken, the tensor does not fit, or
+    /// candle cannot copy it.
     pub fn insert(&mut self, name: &str, tensor: &Tensor) -> Result<(), WeightsError> {
         let copy = self.place(name, |arena| arena.copy(tensor))?;
         self.tensors.insert(name.to_owned(), copy);
         Ok(())
     }
 
-    /// Makes a tensor in the arena for a name that is not taken.
+    /// Makes a tensor in the arena under a name that must not be taken.
     fn place(
         &mut self,
         name: &str,
@@ -143,8 +142,8 @@ impl Weights {
         self.arena.used()
     }
 
-    /// Returns a builder from which candle creates a model. A model that needs a tensor in another
-    /// type gets a copy in memory of candle, which does not sleep.
+    /// Returns a builder from which candle creates a model. A tensor requested in another type is
+    /// copied to memory of candle, which does not sleep.
     #[must_use]
     pub fn var_builder(&self, dtype: DType) -> VarBuilder<'static> {
         let device = self.arena.memory().gpu().candle();

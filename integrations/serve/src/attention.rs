@@ -1,11 +1,11 @@
-//! Attention over caches: of a prompt's tokens to all tokens before them, and of one token each of
+//! Attention over caches: of a prompt's tokens to all earlier tokens, and of one token each of
 //! several sequences to their own past.
 //!
-//! A cache returns (1, tokens, heads, size). A step reads it in place and copies nothing: candle's
-//! product needs matrices with contiguous rows, which the keys of all heads together are and those
-//! of one head are not. So a query is widened to all heads, with zeros for the other heads, and
-//! only its own part of the result is kept. For a prompt that would multiply the work, so the heads
-//! are separated first.
+//! A cache returns (1, tokens, heads, size). A step reads the cache in place and copies nothing:
+//! candle's product needs matrices with contiguous rows, which the keys of all heads together are
+//! and the keys of one head are not. So a query is widened to all heads, with zeros for the other
+//! heads, and only its own part of the result is kept. For a prompt that would multiply the work,
+//! so the heads are separated first.
 
 use candle_core::{Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
@@ -23,14 +23,14 @@ pub(super) struct Attention {
     o: Linear,
     /// The heads of keys and values.
     heads: usize,
-    /// The queries for each of them.
+    /// The queries for each of these heads.
     queries: usize,
     size: usize,
     scale: f64,
     slots: usize,
-    /// Is 1 where both heads are the same, and 0 elsewhere: (1, heads, 1, heads, 1).
+    /// 1 where both heads are the same, and 0 elsewhere: (1, heads, 1, heads, 1).
     own: Tensor,
-    /// Is 0 where a token of a piece may attend, and -inf elsewhere: (piece, piece).
+    /// 0 where a token of a piece may attend, and -inf elsewhere: (piece, piece).
     hidden: Tensor,
 }
 
@@ -89,7 +89,6 @@ impl Attention {
         self.o.forward(&attended)
     }
 
-    /// Computes attention for tokens of one sequence, after `before` others.
     fn piece(
         &self,
         q: &Tensor,

@@ -1,4 +1,4 @@
-//! The tokens that are computed together: those of a prompt, or one of each of many sequences.
+//! Tokens that are computed together: tokens of a prompt, or one token each of many sequences.
 
 use super::cache::Caches;
 
@@ -6,19 +6,17 @@ use super::cache::Caches;
 /// results of attention.
 pub(crate) const PIECE: usize = 512;
 
-/// One sequence's part of a step.
 pub(crate) struct Next<'a> {
-    /// The token to read.
     pub(crate) token: u32,
-    /// The number of tokens before it.
+    /// The number of tokens before `token`.
     pub(crate) position: usize,
     pub(crate) caches: &'a mut Caches,
 }
 
-/// The sequences to which the tokens belong that are computed together.
+/// The sequences of the tokens that are computed together.
 pub(super) enum Rows<'a, 'b> {
-    /// All belong to one sequence, after this many of its tokens.
+    /// One sequence, after this many of its tokens.
     Prompt(&'a mut Caches, usize),
-    /// Each belongs to a different sequence.
+    /// A different sequence for each token.
     Step(&'a mut [Next<'b>]),
 }

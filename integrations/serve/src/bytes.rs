@@ -1,9 +1,6 @@
-//! Text as tokens, one per byte. Other tokens are shown as numbers.
-//!
-//! This suits weights from a seed. The weights of a real model need the tokenizer that they were
-//! trained with; the numbers mean something else to them.
+//! Text as tokens, one per byte. Other tokens are shown as numbers. This suits weights from a seed;
+//! a real model needs the tokenizer that it was trained with.
 
-/// Returns one token for each byte.
 pub(crate) fn encode(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }

@@ -1,7 +1,7 @@
 //! The only difference between the servers: the cache to which attention appends keys and values.
 //!
-//! Tokens are the second dimension of appended tensors, (1, tokens, heads, size), so that with
-//! either cache the keys of a sequence are one matrix with contiguous rows.
+//! Tokens are the second dimension of appended tensors, (1, tokens, heads, size), so in either
+//! cache the keys of a sequence are one matrix with contiguous rows.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,7 +11,6 @@ use candle_core::{Error, Result, Tensor};
 use candle_nn::kv_cache::KvCache as CandleCache;
 use cuvmm_candle::{KvCache, Memory};
 
-/// The dimension of tokens.
 const TOKENS: usize = 1;
 
 /// The initial capacity of candle's own cache and its growth, as in candle's models.
@@ -19,26 +18,23 @@ pub(crate) const STEP: usize = 512;
 
 /// The keys and values of one layer of one sequence.
 pub(crate) trait Cache {
-    /// Appends tokens and returns all tokens.
     fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)>;
 
-    /// Removes all but the first tokens.
     fn truncate(&mut self, tokens: usize) -> Result<()>;
 
-    /// Creates a cache that starts with the first tokens of this one. Later changes to either are
+    /// Creates a cache that starts with the first tokens of this cache. Later changes to either are
     /// not visible in the other.
     fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>>;
 }
 
-/// The caches of one sequence, one for each layer.
 pub(crate) type Caches = Vec<Box<dyn Cache>>;
 
-/// Creates this crate's cache, which adds memory after the existing tokens.
+/// Creates cuvmm-candle's cache, which adds memory after the existing tokens.
 pub(crate) fn elastic(memory: &Memory, most: usize) -> Box<dyn Cache> {
     Box::new(KvCache::new(memory, TOKENS, most))
 }
 
-/// Creates this crate's cache, whose forks share the memory of the common tokens.
+/// Creates cuvmm-candle's cache, whose forks share the memory of the common tokens.
 pub(crate) fn forking(memory: &Memory, most: usize) -> Box<dyn Cache> {
     Box::new(KvCache::new(memory, TOKENS, most).with_forks())
 }
@@ -53,7 +49,6 @@ pub(crate) fn counted(budget: &Rc<Budget>, token: u64) -> Box<dyn Cache> {
     Box::new(Counted::new(budget, token))
 }
 
-/// Returns `true` if the error is a shortage of memory.
 pub(crate) fn is_shortage(error: &Error) -> bool {
     let counted = match error {
         Error::Cuda(error) => error.is::<OverLimit>(),
@@ -88,8 +83,7 @@ impl Cache for CandleCache {
         copy(self, kept)
     }
 
-    /// Copies the tokens, because candle's cache has no such operation and a clone would share the
-    /// buffer.
+    /// Copies the tokens: candle's cache has no such operation, and a clone would share the buffer.
     fn fork(&mut self, tokens: usize) -> Result<Box<dyn Cache>> {
         let mut forked = Box::new(Self::new(TOKENS, STEP));
         copy(&mut *forked, first(self, tokens)?)?;
@@ -106,7 +100,6 @@ fn first(cache: &CandleCache, tokens: usize) -> Result<Option<(Tensor, Tensor)>>
     Ok(Some((first(k)?, first(v)?)))
 }
 
-/// Appends keys and values to an empty cache.
 fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
     match tokens {
         Some((k, v)) => to.append(&k, &v).map(drop),
@@ -114,17 +107,14 @@ fn copy(to: &mut dyn Cache, tokens: Option<(Tensor, Tensor)>) -> Result<()> {
     }
 }
 
-/// A budget that only counts memory: candle's own comes from the process's pool, which has no
-/// limit.
+/// A budget that only counts memory: candle's own comes from the process's pool without a limit.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
     held: Cell<u64>,
-    /// The budget that this one is a part of.
     whole: Option<Rc<Budget>>,
 }
 
-/// A request that exceeds a [`Budget`].
 #[derive(Debug)]
 pub(crate) struct OverLimit {
     asked: u64,
@@ -224,7 +214,6 @@ impl Drop for Charge {
 struct Counted {
     inner: CandleCache,
     charged: Charge,
-    /// The bytes of a token, keys and values.
     token: u64,
 }
 

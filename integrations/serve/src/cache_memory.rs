@@ -1,7 +1,5 @@
 //! The source of a model's memory: a tenant of a pool, or candle's own memory, counted against the
-//! same limit.
-//!
-//! This module does not decide which sequence gets memory and which gives it up.
+//! same limit. This module does not decide which sequence gets memory and which gives it up.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -19,7 +17,6 @@ use super::cache::{self, Budget, Cache, Charge, STEP};
 use super::system::SystemPrompt;
 use super::weights::{Source, layout};
 
-/// The memory of a model, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     pub(crate) weights: u64,
@@ -30,46 +27,42 @@ pub(crate) struct Held {
     pub(crate) idle: u64,
 }
 
-/// A model's memory.
 pub(crate) trait CacheMemory {
-    /// Creates an empty cache for a layer of a sequence.
     fn cache(&self) -> Box<dyn Cache>;
 
     /// Returns the bytes that a sequence of `tokens` tokens takes.
     fn sequence(&self, tokens: usize) -> u64;
 
-    /// Returns the bytes that a fork of `tokens` tokens takes at least.
+    /// Returns the least bytes that a fork of `tokens` tokens takes.
     fn forked(&self, tokens: usize) -> u64;
 
-    /// Returns the bytes that it could allocate now.
+    /// Returns the bytes that the model could allocate now.
     fn headroom(&self) -> anyhow::Result<u64>;
 
-    /// Waits until memory that was given up is available.
     fn settle(&self) -> anyhow::Result<()>;
 
-    /// Returns the bytes of its weights.
     fn weights(&self) -> u64;
 
-    /// Returns the bytes that are asleep now and are needed to wake.
+    /// Returns the bytes that sleep now and are needed to wake.
     fn asleep(&self) -> u64;
 
     fn is_asleep(&self) -> bool {
         self.asleep() > 0
     }
 
-    /// Gives up the memory of an idle model. Returns `false` if it cannot sleep.
+    /// Releases the memory of an idle model. Returns `false` if it cannot sleep.
     fn sleep(&self) -> anyhow::Result<bool>;
 
     /// Returns `true` if caches keep their contents while asleep. Weights always do.
     fn keeps_caches(&self) -> bool;
 
-    /// Wakes the model. Returns `false` if there is not enough memory.
+    /// Wakes the model. Returns `false` if memory is short.
     fn wake(&self) -> anyhow::Result<bool>;
 
     fn held(&self) -> Held;
 }
 
-/// The description of a model, independent of its memory.
+/// A model, independent of its memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) config: Config,
@@ -79,7 +72,6 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Returns the bytes of the packed weights.
     pub(crate) fn weights(&self) -> anyhow::Result<u64> {
         let shapes = layout(&self.config).into_iter();
         Ok(Arena::bytes_for(
@@ -93,7 +85,6 @@ impl Spec {
         (self.config.num_key_value_heads * size * self.dtype.size_in_bytes()) as u64
     }
 
-    /// Returns the bytes of a token in a layer.
     pub(crate) fn token(&self) -> u64 {
         2 * self.row()
     }
@@ -104,7 +95,7 @@ impl Spec {
         (tokens as u64 * self.row()).next_multiple_of(step) * rows
     }
 
-    /// Returns the part of [`sequence`](Self::sequence) that is in steps that are not full.
+    /// Returns the part of [`sequence`](Self::sequence) in steps that are not full.
     fn boundary(&self, tokens: usize, step: u64) -> u64 {
         match (tokens as u64 * self.row()).is_multiple_of(step) {
             true => 0,
@@ -112,8 +103,8 @@ impl Spec {
         }
     }
 
-    /// Returns the bytes that sleep with a model: its weights, and the caches that are kept while
-    /// it is idle.
+    /// Returns the bytes that sleep with a model: its weights, and the caches kept while it is
+    /// idle.
     pub(crate) fn idle(&self, granule: u64) -> anyhow::Result<u64> {
         let weights = self.weights()?.next_multiple_of(granule);
         let prefix = match self.system.is_shared() {
@@ -124,18 +115,14 @@ impl Spec {
     }
 }
 
-/// The treatment of a sleeping model's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Asleep {
-    /// The model never sleeps.
     Never,
-    /// Contents are kept in host memory.
     Keep(Rc<HostStore>),
     /// Weights are drawn or read again, and caches are lost.
     Discard,
 }
 
-/// Memory of a tenant.
 pub(crate) struct Elastic {
     memory: Memory,
     spec: Spec,
@@ -143,11 +130,10 @@ pub(crate) struct Elastic {
     asleep: Asleep,
 }
 
-/// The time to wait for a model's last work before it sleeps. No more work is queued meanwhile.
+/// The timeout for a model's last work before it sleeps. No more work is queued meanwhile.
 const LAST_WORK: Duration = Duration::from_secs(5);
 
 impl Elastic {
-    /// Loads the weights into a tenant's block.
     pub(crate) fn new(memory: &Memory, spec: &Spec, asleep: Asleep) -> anyhow::Result<Self> {
         let mut weights = Weights::new(memory, spec.weights()?)?;
         spec.source.each(&spec.config, spec.dtype, |name, tensor| {
@@ -300,7 +286,6 @@ impl CacheMemory for Plain {
         self.spec.sequence(tokens, STEP as u64 * self.spec.row())
     }
 
-    /// A fork copies everything.
     fn forked(&self, tokens: usize) -> u64 {
         self.sequence(tokens)
     }

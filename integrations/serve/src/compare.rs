@@ -1,4 +1,4 @@
-//! Comparisons: this crate's cache with candle's own, and an elastic pool with equal shares.
+//! Comparisons: cuvmm-candle's cache with candle's own, and an elastic pool with equal shares.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub(crate) fn run(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
 }
 
 /// Compares tokens per second of both caches with the same decoder and batch. Returns the median
-/// with this crate's cache.
+/// with cuvmm-candle's cache.
 fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let specs = options.specs()?;
     let spec = &specs[0];
@@ -42,10 +42,9 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     let ours: &dyn Fn() -> Box<dyn Cache> = &|| cache::elastic(&memory, longest);
     let theirs: &dyn Fn() -> Box<dyn Cache> = &cache::candle;
     let (mut our_rates, mut their_rates) = (Vec::new(), Vec::new());
-    // The first round lets the libraries load what they need.
+    // In the first round the libraries load what they need.
     for round in 0..=options.rounds {
-        // The second run benefits from clocks and caches that the first one warmed up, so they
-        // alternate.
+        // The first run warms up clocks and caches for the second, so they alternate.
         let (our_run, their_run) = if round % 2 == 0 {
             let our_run = generate(gpu, &decoder, options, ours)?;
             (our_run, generate(gpu, &decoder, options, theirs)?)
@@ -74,7 +73,6 @@ fn caches(gpu: &Gpu, options: &Options) -> anyhow::Result<f64> {
     Ok(ours)
 }
 
-/// The outcome of generating with a batch.
 struct Run {
     tokens: Vec<Vec<u32>>,
     /// The logits of the last step, bit for bit.
@@ -170,7 +168,7 @@ fn servers(gpu: &Gpu, options: &Options, full: f64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the models of a mode. Also returns whether they share their memory.
+/// Makes the models of a mode. Also returns `true` if they share their memory.
 pub(crate) fn models(
     gpu: &Gpu,
     options: &Options,

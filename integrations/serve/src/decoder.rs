@@ -1,13 +1,13 @@
 //! A Llama-shaped decoder, for one prompt at a time or one token each of many sequences.
 //!
-//! It uses the configuration and the names of candle-transformers' llama, and computes the same. In
+//! It computes the same as candle-transformers' llama, with the same configuration and names. In
 //! addition it batches sequences of different lengths, and its attention takes keys and values from
 //! a [`Cache`](crate::cache::Cache).
 //!
 //! The results of a sequence do not depend on the other sequences in the batch: the products of a
 //! step always have as many rows as there are slots, a prompt is computed in pieces of one size,
-//! and attention handles each sequence separately. So its tokens are the same bit for bit, whenever
-//! it is served, and after it was evicted and computed again.
+//! and attention handles each sequence separately. So a sequence's tokens are the same bit for bit,
+//! whenever it is served, and after an eviction.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Embedding, Linear, Module as _, RmsNorm, VarBuilder};
@@ -165,7 +165,6 @@ fn norm(config: &Config, vb: &VarBuilder<'_>) -> Result<RmsNorm> {
     candle_nn::rms_norm(config.hidden_size, config.rms_norm_eps, vb.clone())
 }
 
-/// Returns the elements of logits, bit for bit.
 pub(crate) fn bits(logits: &Tensor) -> Result<Vec<u32>> {
     let all = logits.flatten_all()?.to_vec1::<f32>()?;
     Ok(all.into_iter().map(f32::to_bits).collect())

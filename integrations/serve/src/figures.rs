@@ -1,4 +1,4 @@
-//! The figures of a server, and how they are printed.
+//! The figures of a server, as numbers and as tables.
 
 use std::time::Duration;
 
@@ -9,33 +9,26 @@ use hdrhistogram::Histogram;
 use super::cache_memory::Held;
 use super::prefix::Uses;
 
-/// The least time between two samples.
 const APART: Duration = Duration::from_millis(100);
 
-/// The number of samples that are printed.
 const SHOWN: usize = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
-    /// The tokens of answers.
+    /// Tokens of answers.
     pub(crate) tokens: u64,
-    /// The tokens that were computed again, with the same result.
+    /// Tokens computed again, with the same result.
     pub(crate) again: u64,
-    /// The number of evictions of requests.
+    /// Evictions of requests.
     pub(crate) thrown_out: u64,
-    /// The duration of each sleep operation.
     pub(crate) slept: Vec<Duration>,
-    /// The duration of each wake operation.
     pub(crate) woken: Vec<Duration>,
-    /// The time to the first token of each request.
     pub(crate) first: Vec<Duration>,
-    /// The usage of each model's prefix.
     pub(crate) prefixes: Vec<Uses>,
     samples: Vec<(Duration, Vec<Sample>)>,
     all: Duration,
 }
 
-/// The state of a model at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     pub(crate) held: Held,
@@ -58,7 +51,6 @@ impl Figures {
         self.all = all;
     }
 
-    /// Returns the tokens of answers per second.
     pub(crate) fn rate(&self) -> f64 {
         self.tokens as f64 / self.all.as_secs_f64()
     }
@@ -77,7 +69,7 @@ impl Figures {
         self.prefixes.iter().map(|uses| uses.hits).sum()
     }
 
-    /// Returns the most memory that all models had in use together: weights and caches.
+    /// Returns the most memory in use for weights and caches by all models together.
     fn peak(&self) -> u64 {
         let sum = |(_, models): &(_, Vec<Sample>)| {
             let used = models
@@ -133,7 +125,6 @@ impl Figures {
     }
 }
 
-/// Returns a table that compares servers.
 pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);

@@ -13,15 +13,13 @@ use super::decoder::{Decoder, bits};
 use super::figures::median;
 use super::options::Options;
 
-/// A kind of cache: how one is made, and the bytes that all of them hold.
+/// A kind of cache: a constructor, and the bytes that all its caches hold.
 struct Kind<'a> {
     make: &'a dyn Fn() -> Box<dyn Cache>,
     held: &'a dyn Fn() -> u64,
 }
 
-/// The costs of forks.
 struct Forked {
-    /// The milliseconds and bytes of each fork.
     ms: f64,
     bytes: u64,
     /// The logits of a step of all forks, bit for bit.
@@ -56,7 +54,7 @@ pub(super) fn run(
         held: &|| budget.held(),
     };
     let (mut our_ms, mut their_ms, mut bytes) = (Vec::new(), Vec::new(), (0, 0));
-    // The first round lets the libraries load what they need.
+    // In the first round the libraries load what they need.
     for round in 0..=options.rounds {
         let ours = forked(gpu, decoder, spec, &ours)?;
         let theirs = forked(gpu, decoder, spec, &theirs)?;

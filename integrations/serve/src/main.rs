@@ -54,7 +54,6 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Serves a trace in one mode.
 fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     let requests = options.requests(&options.config()?, None)?;
     let device = gpu.device();
@@ -100,13 +99,13 @@ fn serve(gpu: &Gpu, options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the bytes of the device's memory in use, by the driver's count.
+/// Returns the device memory in use, by the driver's count.
 fn used(device: &cuvmm::Device) -> anyhow::Result<u64> {
     let info = device.memory_info()?;
     Ok(info.total - info.free)
 }
 
-/// Runs `work`, and returns its result with the most bytes of the device in use meanwhile.
+/// Runs `work`, and returns its result with the most device memory in use meanwhile.
 fn watched<T>(
     device: &cuvmm::Device,
     work: impl FnOnce() -> anyhow::Result<T>,

@@ -1,4 +1,4 @@
-//! A model that is served: its decoder, its memory and its system prompt.
+//! A served model: its decoder, its memory and its system prompt.
 
 use cuvmm::CurrentTenantMemPool;
 
@@ -11,22 +11,19 @@ pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) decoder: Decoder,
     pub(crate) cache_memory: Box<dyn CacheMemory>,
-    /// The number of token ids.
     pub(crate) words: usize,
     pub(crate) system: SystemPrompt,
-    /// The memory of candle's own tensors, for all models, with the first of them.
+    /// The memory of candle's own tensors, for all models; the first model has it.
     pub(crate) intermediates: Option<CurrentTenantMemPool>,
 }
 
 impl Model {
-    /// Returns empty caches for a sequence.
     pub(crate) fn caches(&self) -> Caches {
         let layers = 0..self.decoder.layers();
         layers.map(|_| self.cache_memory.cache()).collect()
     }
 }
 
-/// Returns the names of models.
 pub(crate) fn names(models: &[Model]) -> Vec<&str> {
     models.iter().map(|model| model.name.as_str()).collect()
 }

@@ -1,4 +1,4 @@
-//! The models in each of the modes: the same decoders, with memory from different sources.
+//! The models of each mode: the same decoders, with memory from different sources.
 
 use std::rc::Rc;
 
@@ -14,12 +14,10 @@ use super::decoder::Decoder;
 use super::model::Model;
 use super::options::Sleep;
 
-/// Returns the name of a model.
 fn name(index: usize) -> String {
     format!("model {}", index + 1)
 }
 
-/// Describes the placement of a model's weights, for errors.
 fn weights_in(index: usize, most: u64) -> String {
     format!("the weights of {} in {} MiB", name(index), most >> 20)
 }
@@ -52,8 +50,8 @@ pub(crate) fn charged_for(room: u64) -> u64 {
     }
 }
 
-/// Takes what candle allocates by itself out of a tenant of its own, with `room` bytes, or leaves it
-/// outside of the pool if that is zero.
+/// Gives candle's own allocations a tenant with `room` bytes, or leaves them outside of the pool if
+/// `room` is 0.
 fn intermediates(
     gpu: &Gpu,
     pool: &Pool,
@@ -67,8 +65,8 @@ fn intermediates(
     Ok(Some(memory.intermediates(room)?))
 }
 
-/// Makes models over tenants of one pool with a limit in bytes, which is split equally or used as
-/// needed, and with `room` bytes in addition for what candle allocates by itself.
+/// Makes models over tenants of one pool with a limit in bytes, split equally or used as needed,
+/// and with `room` further bytes for candle's own allocations.
 pub(crate) fn pooled(
     gpu: &Gpu,
     specs: &[Spec],
@@ -79,7 +77,7 @@ pub(crate) fn pooled(
     let pool = Pool::builder(gpu.device())
         .limit(Limit::Bytes(limit + charged_for(room)))
         .build()?;
-    // Before the models are loaded, which takes memory of candle too.
+    // Loading models takes memory of candle too.
     let mut intermediates = intermediates(gpu, &pool, room)?;
     let granule = gpu.device().granularity();
     let asleep = match split {
@@ -95,7 +93,7 @@ pub(crate) fn pooled(
     let share = limit / specs.len() as u64 / granule * granule;
     let mut models: Vec<Model> = Vec::new();
     for (index, spec) in specs.iter().enumerate() {
-        // If models sleep, the existing ones give up memory for the new one's weights.
+        // Existing models that can sleep give up memory for the new model's weights.
         let others = models.iter().filter(|_| !matches!(asleep, Asleep::Never));
         for other in others.filter(|other| !other.cache_memory.is_asleep()) {
             other.cache_memory.sleep()?;
@@ -116,12 +114,11 @@ pub(crate) fn pooled(
     Ok(models)
 }
 
-/// The division of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Split {
     /// Memory moves as needed.
     Elastic(Sleep),
-    /// Equally, permanently.
+    /// Equal and permanent shares.
     Shares,
 }
 

@@ -144,10 +144,8 @@ fn one_or_more() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=1 << 20)
 }
 
-/// Tokens of a short sequence.
 const SHORT: usize = 1024;
 
-/// The distance between the seeds of models.
 const APART: u64 = 1000;
 
 impl Options {
@@ -189,7 +187,6 @@ impl Options {
         }
     }
 
-    /// Returns the specifications of the models.
     pub(crate) fn specs(&self) -> anyhow::Result<Vec<Spec>> {
         let config = self.config()?;
         let (system, longest) = (self.system_prompt, config.max_position_embeddings);
@@ -320,7 +317,7 @@ fn check_config(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the tokens of answers per second, on the average of the models' traces.
+/// Returns the tokens of answers per second, averaged over the models' traces.
 fn rate(models: &[Vec<Row>]) -> f64 {
     let of = |rows: &Vec<Row>| {
         let tokens: f64 = rows.iter().map(|row| row.generated as f64).sum();

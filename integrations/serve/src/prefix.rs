@@ -1,30 +1,26 @@
-//! The caches of a model's system prompt: it is computed once, and every sequence begins with a
-//! fork of them.
+//! The caches of a model's system prompt: computed once, and forked for every sequence.
 //!
 //! The system prompt is computed separately from a request's own tokens, forked or not, so that the
 //! results of a sequence are the same bit for bit. This module does not decide when its memory is
-//! given up.
+//! released.
 
 use candle_core::Result;
 
 use super::cache::Caches;
 use super::model::Model;
 
-/// The usage of a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Uses {
-    /// The number of times it was computed.
     pub(crate) read: u64,
     /// The number of sequences that found it present.
     pub(crate) hits: u64,
 }
 
-/// The caches of a model's system prompt.
 pub(crate) struct Prefix<'a> {
     model: &'a Model,
-    /// Caches with exactly its tokens. Empty before it is computed, and after it was given up.
+    /// Caches with exactly the prompt's tokens. Empty before the computation and after a release.
     caches: Caches,
-    /// The bytes that a fork takes: the least possible, until one was measured.
+    /// The bytes of a fork: the least possible, until a fork was measured.
     fork: u64,
     read: u64,
     hits: u64,
@@ -45,7 +41,7 @@ impl<'a> Prefix<'a> {
         !self.caches.is_empty()
     }
 
-    /// Returns `true` if a sequence that may fork it finds it present.
+    /// Returns `true` if a sequence that may fork the prefix finds it present.
     pub(crate) fn is_hit(&self, may_fork: bool) -> bool {
         self.forks(may_fork) && self.is_there()
     }
@@ -54,8 +50,7 @@ impl<'a> Prefix<'a> {
         may_fork && self.model.system.is_shared()
     }
 
-    /// Returns the bytes needed to begin a sequence of `tokens` tokens in addition to the system
-    /// prompt.
+    /// Returns the bytes needed to begin a sequence of `tokens` tokens after the system prompt.
     pub(crate) fn wanted(&self, tokens: usize, may_fork: bool) -> u64 {
         let Model {
             cache_memory,
@@ -74,8 +69,7 @@ impl<'a> Prefix<'a> {
     /// Returns caches for a sequence, with the system prompt in them.
     ///
     /// # Errors
-    /// Errors of the decoder and the caches. If there was no memory for the fork, the prefix stays
-    /// present.
+    /// Errors of the decoder and the caches. Without memory for the fork, the prefix stays present.
     pub(crate) fn begin(&mut self, may_fork: bool) -> Result<Caches> {
         let Model {
             cache_memory,
@@ -108,12 +102,11 @@ impl<'a> Prefix<'a> {
         Ok(caches)
     }
 
-    /// Counts a sequence that found it present.
     pub(crate) fn hit(&mut self) {
         self.hits += 1;
     }
 
-    /// Gives up the memory that no sequence shares. Returns `true` if it was present.
+    /// Releases the memory that no sequence shares. Returns `true` if the prefix was present.
     pub(crate) fn give_up(&mut self) -> bool {
         !std::mem::take(&mut self.caches).is_empty()
     }
@@ -126,7 +119,6 @@ impl<'a> Prefix<'a> {
     }
 }
 
-/// Forks all caches at a token.
 fn fork(caches: &mut Caches, tokens: usize) -> Result<Caches> {
     caches.iter_mut().map(|cache| cache.fork(tokens)).collect()
 }

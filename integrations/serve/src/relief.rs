@@ -1,8 +1,7 @@
 //! The sources of memory when the server is short, in this order: memory that is being freed; idle
 //! models; prefixes of models in which nothing runs; and for a step also the youngest request,
-//! models whose requests all wait, and finally the model's own prefix.
-//!
-//! This module does not decide what is computed with the memory.
+//! models whose requests all wait, and finally the model's own prefix. This module does not decide
+//! what is computed with the memory.
 
 use std::time::Instant;
 
@@ -40,16 +39,15 @@ impl Server<'_> {
         }
     }
 
-    /// Takes unused memory from another model that shares memory with this one. Returns `true` if
-    /// there was any.
+    /// Takes unused memory from another model of the group. Returns `true` if there was any.
     pub(super) fn take_unused(&mut self, model: usize) -> anyhow::Result<bool> {
-        // If no running request could end, a model with waiting requests may sleep too.
+        // If no running request can end, a model with waiting requests may sleep too.
         let stuck = self.stuck[self.schedule.group(model).start] > 0;
         Ok(self.sleep_one(model, stuck)? || self.give_up_one(model))
     }
 
-    /// Puts the model to sleep that was idle the longest, among those without requests or, with
-    /// `may_wait`, without running ones.
+    /// Puts the longest idle model to sleep, among models without requests or, with `may_wait`,
+    /// without running requests.
     fn sleep_one(&mut self, model: usize, may_wait: bool) -> anyhow::Result<bool> {
         let mut idle: Vec<usize> = self
             .unused(model)
@@ -70,7 +68,7 @@ impl Server<'_> {
         Ok(false)
     }
 
-    /// Gives up the prefix of the model that ran least recently.
+    /// Releases the prefix of the model that ran least recently.
     fn give_up_one(&mut self, model: usize) -> bool {
         let there = |&other: &usize| self.prefixes[other].is_there();
         let oldest = self
@@ -80,8 +78,7 @@ impl Server<'_> {
         oldest.is_some_and(|other| self.prefixes[other].give_up())
     }
 
-    /// Returns the other models that share memory with this one, are awake and have no running
-    /// requests.
+    /// Returns the other models of the group that are awake and have no running requests.
     fn unused(&self, model: usize) -> impl Iterator<Item = usize> + '_ {
         let others = self
             .schedule
@@ -92,7 +89,6 @@ impl Server<'_> {
             .filter(|&other| !self.models[other].cache_memory.is_asleep())
     }
 
-    /// Gets memory for a step.
     pub(super) fn relieve(
         &mut self,
         model: usize,

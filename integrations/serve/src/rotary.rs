@@ -5,7 +5,6 @@ use std::f32::consts::PI;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_transformers::models::llama::{Config, Llama3RopeConfig, Llama3RopeType};
 
-/// Cosines and sines for each position.
 pub(crate) struct Rotary {
     cos: Tensor,
     sin: Tensor,
@@ -26,7 +25,7 @@ impl Rotary {
         })
     }
 
-    /// Returns those of tokens at these positions, in any sequences.
+    /// Returns the cosines and sines at these positions, in any sequences.
     pub(crate) fn at(&self, positions: &Tensor) -> Result<Self> {
         Ok(Self {
             cos: self.cos.index_select(positions, 0)?,
@@ -55,8 +54,8 @@ fn frequencies(config: &Config) -> Vec<f32> {
     }
 }
 
-/// Scales a frequency as Llama 3 does: long waves are stretched, short ones are not, and those in
-/// between are stretched in part.
+/// Scales a frequency as Llama 3 does: long waves are stretched, short ones are not, and those
+/// between in part.
 fn scaled(frequency: f32, scaling: &Llama3RopeConfig) -> f32 {
     let original = scaling.original_max_position_embeddings as f32;
     let length = 2. * PI / frequency;

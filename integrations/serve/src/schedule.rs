@@ -2,18 +2,16 @@
 //! model, only numbers.
 //!
 //! Requests are numbered in the order of their arrival, and older ones have precedence: the oldest
-//! is admitted first, and the youngest is evicted when memory is short. Models that share their
-//! memory have one common order; otherwise each model has its own.
+//! is admitted first, and the youngest is evicted when memory is short. Models that share memory
+//! form a group with one common order; otherwise each model has its own.
 
 use std::collections::BTreeSet;
 
-/// The number of a request.
 pub(crate) type Id = usize;
 
 #[derive(Debug)]
 pub(crate) struct Schedule {
     models: Vec<Queue>,
-    /// All models share their memory.
     shared: bool,
     slots: usize,
 }
@@ -38,12 +36,11 @@ impl Schedule {
         self.models[model].waiting.insert(id);
     }
 
-    /// Returns one model of each group that shares memory.
+    /// Returns one model of each group.
     pub(crate) fn groups(&self) -> std::ops::Range<usize> {
         0..if self.shared { 1 } else { self.models.len() }
     }
 
-    /// Returns the models that share memory with this one.
     pub(crate) fn group(&self, model: usize) -> std::ops::Range<usize> {
         match self.shared {
             true => 0..self.models.len(),
@@ -68,9 +65,9 @@ impl Schedule {
         queue.running.insert(id);
     }
 
-    /// Returns the request to evict first when memory is short: the youngest running one in the
-    /// group, with its model. Returns `None` if only one runs, because evicting it would free no
-    /// memory for another.
+    /// Returns the request to evict first: the youngest running request in the group, with its
+    /// model. Returns `None` if only one runs, because its eviction would free no memory for
+    /// another.
     pub(crate) fn victim(&self, model: usize) -> Option<(usize, Id)> {
         if self
             .group(model)
@@ -84,7 +81,7 @@ impl Schedule {
         self.group(model).filter_map(last).max_by_key(|&(_, id)| id)
     }
 
-    /// Returns a running request to the waiting ones, in its place.
+    /// Returns a running request to its place among the waiting ones.
     pub(crate) fn throw_out(&mut self, model: usize, id: Id) {
         self.finish(model, id);
         self.models[model].waiting.insert(id);

@@ -1,8 +1,8 @@
-//! The server: it admits requests as memory allows, computes their prompts and makes steps of all
+//! The server: admits requests as memory allows, computes their prompts and makes steps of all
 //! running requests.
 //!
-//! [`relief`](super::relief) decides where memory comes from when it is short. There is no network:
-//! the answer to a client is kept with the request.
+//! [`relief`](super::relief) gets memory when it is short. There is no network: the answer to a
+//! client is kept with the request.
 
 use std::time::Instant;
 
@@ -27,14 +27,11 @@ const PROMPTS: usize = 4;
 const FORKED: u32 = 3;
 const TRIES: u32 = 5;
 
-/// The outcome of serving.
 pub(crate) struct Served {
     pub(crate) figures: Figures,
-    /// The answer to each request.
     pub(crate) answers: Vec<Vec<u32>>,
 }
 
-/// A request and the tokens of its prompt.
 pub(crate) type Asked = (Request, Vec<u32>);
 
 /// Returns prompts for requests, drawn from their numbers.
@@ -49,7 +46,7 @@ pub(crate) fn drawn(requests: &[Request], models: &[Model]) -> Vec<Asked> {
 }
 
 /// Checks that a model can answer a request: a position or a token out of range would otherwise
-/// show only as a fault in a kernel on the GPU.
+/// show only as a fault in a kernel.
 fn check(models: &[Model], request: &Request, tokens: &[u32]) -> anyhow::Result<()> {
     let Request { prompt, answer, .. } = *request;
     let model = models.get(request.model);
@@ -156,7 +153,7 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Computes the prompts of the oldest waiting requests of a group, as far as there is memory.
+    /// Computes the prompts of the oldest waiting requests of a group, as far as memory allows.
     /// Returns `true` if any was computed.
     fn admit(&mut self, group: usize) -> anyhow::Result<bool> {
         let mut any = false;
@@ -259,7 +256,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Takes the token after those in the caches: the next one of the answer, or one that was
+    /// Takes the token after those in the caches: the answer's next token, or a token that was
     /// answered before the request was evicted.
     fn take(&mut self, model: usize, id: Id, token: u32) -> anyhow::Result<()> {
         let job = &mut self.jobs[id];
@@ -310,7 +307,6 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Returns the likeliest token of each row.
 pub(crate) fn likeliest(logits: &Tensor) -> candle_core::Result<Vec<u32>> {
     logits.argmax(D::Minus1)?.to_vec1()
 }

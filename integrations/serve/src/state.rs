@@ -1,7 +1,5 @@
-//! The state of a server: its requests, and what it knows of its models.
-//!
-//! This module changes nothing. `server` decides what is computed, and `relief` where memory for it
-//! is taken from.
+//! The state of a server: its requests and its models. This module changes nothing: `server`
+//! decides what is computed, and `relief` where memory comes from.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,6 @@ use super::prefix::Prefix;
 use super::schedule::Schedule;
 use super::trace::Request;
 
-/// A request and its state.
 pub(super) struct Job {
     pub(super) request: Request,
     /// The tokens of the prompt and of the answer so far, without the system prompt.
@@ -20,18 +17,16 @@ pub(super) struct Job {
     pub(super) caches: Caches,
     /// The number of these tokens that are in the caches, after the system prompt.
     pub(super) done: usize,
-    /// The time from its arrival to its first token.
+    /// The time from arrival to the first token.
     pub(super) first: Option<Duration>,
 }
 
 pub(crate) struct Server<'a> {
     pub(super) models: &'a [Model],
-    /// The prefix of each model.
     pub(super) prefixes: Vec<Prefix<'a>>,
     pub(super) schedule: Schedule,
     pub(super) jobs: Vec<Job>,
     pub(super) begun: Instant,
-    /// The time at which each model was last busy.
     pub(super) busy: Vec<Instant>,
     /// For each group, the number of consecutive rounds in which nothing ran and no waiting request
     /// could begin.

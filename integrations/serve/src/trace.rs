@@ -11,7 +11,6 @@ use jiff::civil::DateTime;
 use jiff::tz::Offset;
 use serde::Deserialize;
 
-/// A request as recorded in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     /// The time since the first request.
@@ -20,7 +19,6 @@ pub(crate) struct Row {
     pub(crate) generated: usize,
 }
 
-/// A request to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) model: usize,
@@ -45,7 +43,7 @@ struct Line {
 /// Reads a trace and sorts its rows.
 ///
 /// # Errors
-/// The first invalid line, or a trace without rows.
+/// A line is invalid, or the trace has no rows.
 pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     let mut lines = csv::Reader::from_reader(from);
@@ -75,7 +73,6 @@ pub(crate) fn read(from: impl Read) -> anyhow::Result<Vec<Row>> {
     rows.into_iter().map(since).collect()
 }
 
-/// The parameters for requests that are drawn without a trace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drawn {
     pub(crate) window: Duration,
@@ -104,12 +101,10 @@ impl Drawn {
     }
 }
 
-/// The parameters by which rows become requests of several models that take turns.
+/// Parameters by which rows become requests of several models that take turns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {
-    /// The duration of a turn.
     pub(crate) window: Duration,
-    /// The total number of turns.
     pub(crate) windows: usize,
     /// The factor by which requests come faster than in the trace.
     pub(crate) speed: f64,

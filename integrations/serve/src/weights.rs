@@ -1,7 +1,6 @@
-//! The weights of a decoder, and their source: a seed, or safetensors files.
-//!
-//! Names and shapes are those of candle-transformers' llama. A decoder with weights from a seed
-//! costs as much as any other and produces random text.
+//! The weights of a decoder, from a seed or from safetensors files. Names and shapes are those of
+//! candle-transformers' llama. A decoder with weights from a seed costs as much as any other and
+//! produces random text.
 
 use std::path::PathBuf;
 
@@ -29,7 +28,6 @@ pub(crate) fn small() -> Config {
     }
 }
 
-/// Returns the names and shapes of all weights.
 pub(crate) fn layout(config: &Config) -> Vec<(String, Vec<usize>)> {
     let Config {
         hidden_size: hidden,

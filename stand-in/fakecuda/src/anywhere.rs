@@ -14,7 +14,6 @@ use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Returns `true` if an address is in pinned or registered memory.
 pub(crate) fn is_pinned(device: Ordinal, address: u64) -> bool {
     let found = attributes::find(device, address);
     found.is_ok_and(|found| matches!(found.kind, Kind::Pinned | Kind::Registered))
@@ -22,9 +21,9 @@ pub(crate) fn is_pinned(device: Ordinal, address: u64) -> bool {
 
 /// Returns `true` if the host driver copies the memory at an address.
 ///
-/// Memory of a pool on the host is copied as memory of the program is: a device that may not access
-/// it can copy it. A hostile driver refuses a question about an unknown address with any code, so
-/// each refusal means memory of the program.
+/// Pool memory on the host is copied like memory of the program: a device without access can copy
+/// it. A hostile driver refuses questions about unknown addresses with any code, so each refusal
+/// means memory of the program.
 fn is_device(device: Ordinal, address: u64) -> bool {
     let found = attributes::find(device, address);
     found.is_ok_and(|found| match found.kind {
@@ -34,7 +33,7 @@ fn is_device(device: Ordinal, address: u64) -> bool {
     })
 }
 
-/// Returns `true` if the process can read a range, which a wrong address is not.
+/// Returns `true` if the process can read the first and the last byte of a range.
 pub(crate) fn is_readable(address: u64, bytes: usize) -> bool {
     let last = address.saturating_add(bytes as u64 - 1);
     [address, last].iter().all(|&at| {
@@ -53,19 +52,19 @@ pub(crate) fn is_readable(address: u64, bytes: usize) -> bool {
     })
 }
 
-/// When an asynchronous copy is done with the memory of the host.
+/// The time at which an asynchronous copy is done with host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostOrder {
-    /// When the stream has done it: the memory is pinned, or the copy is captured.
+    /// When the stream has done the copy: the memory is pinned, or the copy is captured.
     Queued,
     /// At the call, which reads pageable memory before it returns.
     Now,
-    /// When the call returns, which waits: to pageable memory, or from the host to the host.
+    /// When the call returns, which waits: to pageable memory, or from host to host.
     Done,
 }
 
 impl HostOrder {
-    /// Returns the order of a copy on a stream from and to these addresses, as recorded.
+    /// Returns the order of a copy on a stream between these addresses, as recorded.
     pub(crate) fn of(device: Ordinal, stream: StreamHandle, to: u64, from: u64) -> Outcome<Self> {
         // SAFETY: a wrong handle is refused by the host driver.
         let status = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
@@ -85,23 +84,20 @@ impl HostOrder {
     }
 }
 
-/// Whose memory one side of a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Device,
-    /// Pinned or registered memory of the host.
     Pinned,
     Pageable,
 }
 
-/// Makes a call that copies. As recorded, memory of pools must be accessible to the current context's
-/// device, also if a stream of another one copies.
+/// Makes a call that copies. As recorded, the current context's device needs access to memory of
+/// pools, also if a stream of another device copies.
 pub(crate) fn by_current<T>(call: impl FnOnce() -> T) -> Outcome<T> {
     let current = current()?;
     Ok(driver()?.copying(current, current, call))
 }
 
-/// Copies from anywhere to anywhere, on a stream or in the order of the default stream.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle>) -> Outcome {
     current()?;
     if bytes == 0 {
@@ -121,8 +117,8 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize, stream: Option<StreamHandle
         std::ptr::with_exposed_provenance::<u8>(from as usize),
     );
     let size = bytes as u64;
-    // SAFETY: the caller of the exported function keeps both ranges until the copy is done, and lets
-    // nothing else write the source or use the destination meanwhile.
+    // SAFETY: the caller of the exported function keeps both ranges until the copy is done, and
+    // lets nothing else write the source or use the destination meanwhile.
     unsafe {
         match (to_device, from_device) {
             (true, true) => driver.copy_on_device_async(device, target, source, size, order),

@@ -17,7 +17,6 @@ use crate::state::{driver, state};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// The kinds of memory that an address may belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Plain,
@@ -28,7 +27,6 @@ pub(crate) enum Kind {
     Mapping,
 }
 
-/// The memory that contains an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) kind: Kind,
@@ -39,12 +37,12 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Returns `true` if the host accesses the memory directly: it is pinned, registered or managed.
+    /// Returns `true` if the host accesses the memory directly: pinned, registered or managed
+    /// memory.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.kind, Kind::Pinned | Kind::Registered | Kind::Managed)
     }
 
-    /// Returns the object that the memory is.
     fn object(&self) -> Object {
         match self.kind {
             Kind::Registered => Object::Registered(self.start),
@@ -54,7 +52,7 @@ impl Found {
     }
 }
 
-/// Returns the memory that contains an address. `INVALID_VALUE` means that there is none.
+/// Returns the memory that contains an address, or `INVALID_VALUE`.
 pub(crate) fn find(device: Ordinal, address: u64) -> Outcome<Found> {
     if let Some((start, known)) = owned::registered(address) {
         return Ok(Found {
@@ -107,13 +105,11 @@ pub(crate) fn find(device: Ordinal, address: u64) -> Outcome<Found> {
 enum Value {
     Int(u32),
     Long(u64),
-    /// The tokens of the oldest way to share memory with a network card, which is no more.
+    /// Zeros for the tokens of a former way to share memory with a network card.
     Tokens,
 }
 
 impl Value {
-    /// Writes the value.
-    ///
     /// # Safety
     /// The pointer is null or valid for writing the width of the attribute.
     unsafe fn put(self, data: *mut c_void) -> Outcome {
@@ -139,7 +135,7 @@ const RANGE_START: i32 = 11;
 const RANGE_SIZE: i32 = 12;
 const LAST: i32 = 21;
 
-/// Returns the value for an address to which an attribute does not apply.
+/// Returns the value of an attribute that does not apply.
 fn nothing(which: i32) -> Value {
     match which {
         MEMORY_TYPE | SYNC_MEMOPS | 8 | 10 | 13 | 15 | 16 | 21 => Value::Int(0),
@@ -149,7 +145,7 @@ fn nothing(which: i32) -> Value {
     }
 }
 
-/// Returns an attribute of an address: `None` where it does not apply.
+/// Returns an attribute of an address, or `None` where it does not apply.
 fn attribute(device: Ordinal, address: u64, which: i32) -> Outcome<Option<Value>> {
     use Value::{Int, Long};
     let found = find(device, address)?;
@@ -198,12 +194,11 @@ fn attribute(device: Ordinal, address: u64, which: i32) -> Outcome<Option<Value>
         }
         18 => Long(asked(PointerAttribute::MAPPING_SIZE)?),
         19 => Long(asked(PointerAttribute::MAPPING_BASE_ADDR)?),
-        // The number of the buffer, and that of the memory behind it.
+        // The number of the buffer, and of the memory behind it.
         _ => Long(buffers::number(found.start)),
     }))
 }
 
-/// Returns the access of a device to an address.
 fn access(device: Ordinal, address: u64, kind: Kind) -> Outcome<u32> {
     if kind != Kind::Mapping {
         return Ok(AccessFlags::READ_WRITE.0 as u32);
@@ -213,7 +208,7 @@ fn access(device: Ordinal, address: u64, kind: Kind) -> Outcome<u32> {
     Ok(found.map_err(code)?.0 as u32)
 }
 
-/// Returns the device of the current context, or the first one if there is none.
+/// Returns the device of the current context, else device 0.
 pub(crate) fn any_device() -> Outcome<Ordinal> {
     let state = state()?;
     let context = stack::top().map(|context| contexts::of(state, context));

@@ -1,8 +1,8 @@
 //! Batches of prefetches and discards of managed memory, since CUDA 13.0.
 //!
-//! A batch is one piece of work in its stream. Two arrays say where its ranges go: places, and for each
-//! the number of the first range that goes there. As on an H100, these numbers need not ascend, and a
-//! range that is refused leaves those before it moved.
+//! A batch is one piece of work in its stream. Two arrays give the destinations of its ranges:
+//! places, and for each place the number of its first range. As on an H100, these numbers need not
+//! ascend, and a refused range leaves the ranges before it moved.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to read the arrays that C passes.
 #![allow(unsafe_code)]
@@ -17,7 +17,6 @@ use crate::streams::{stream_handle, target};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// The ranges of a batch.
 struct Ranges {
     addresses: *const CUdeviceptr,
     sizes: *const usize,
@@ -25,7 +24,7 @@ struct Ranges {
 }
 
 impl Ranges {
-    /// Queues the batch. Each range has a location to be moved to, or none to be discarded.
+    /// Queues the batch. A range with a location is moved there, one without is discarded.
     fn queue(
         &self,
         locations: impl Iterator<Item = Option<Location>>,
@@ -52,8 +51,8 @@ impl Ranges {
         })
     }
 
-    /// Queues a batch of prefetches. A range goes to the place of the range before it, until its number
-    /// reaches the next place's.
+    /// Queues a batch of prefetches. A range goes to the same place as the range before it, until
+    /// its number reaches the next place's.
     fn prefetch(
         &self,
         places: *const CUmemLocation,

@@ -15,7 +15,6 @@ static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers {
     last: 0,
 });
 
-/// Returns the number of the buffer that begins at an address.
 pub(crate) fn number(start: u64) -> u64 {
     let mut buffers = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(&number) = buffers.known.get(&start) {
@@ -27,7 +26,7 @@ pub(crate) fn number(start: u64) -> u64 {
     number
 }
 
-/// Forgets the buffers that begin in a range, whose memory has been freed or unmapped.
+/// Forgets buffers that begin in a range of freed or unmapped memory.
 pub(crate) fn forget(start: u64, size: u64) {
     let mut buffers = BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
     let end = start.saturating_add(size.max(1));

@@ -1,14 +1,14 @@
 //! Functions of the program that run in the order of a stream.
 //!
-//! Each device has a thread that runs them one after the other, made by the first call that queues
-//! one. No lock is held meanwhile, so a function may wait for a thread that calls the driver. The
-//! call that queues it returns at once, the stream is busy until it has returned, and what waits for
-//! the stream waits for it. A function may not call the driver: what it calls answers
-//! `NOT_PERMITTED`. Functions of independent streams may be serialized, says the documentation, and
-//! here they are.
+//! Each device has a thread that runs its functions one after the other, made by the first call
+//! that queues one. No lock is held meanwhile, so a function may wait for a thread that calls the
+//! driver. The queueing call returns at once; the stream, and waits for it, are busy until the
+//! function returns. A function may not call the driver: its calls answer `NOT_PERMITTED`. The
+//! documentation allows functions of independent streams to be serialized, as they are here.
 //!
-//! The thread lives until the process ends, so this library stays loaded. A forked child has none,
-//! and none of its calls comes as far. A function that does not return keeps no process from ending.
+//! The thread lives until the process ends, so this library stays loaded. A forked child has no
+//! thread, and its calls are refused before they need one. A function that does not return does not
+//! keep the process from ending.
 //!
 //! `unsafe` is allowed here to export functions (see `state`), and to call what the program passes.
 #![allow(unsafe_code)]
@@ -28,20 +28,18 @@ use crate::streams::{device_of, stream_handle};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// A callback of a stream.
 type Callback = Option<unsafe extern "C" fn(CUstream, CUresult, *mut c_void)>;
 
-/// The stack of a thread that runs functions of the program, which the system gives it page by page.
+/// The stack size of a thread that runs functions. The system provides it page by page.
 const STACK: usize = 8 << 20;
 
-/// Queues a function of the program.
 fn queue(stream: StreamHandle, call: impl Fn() + Send + Sync + 'static) -> Outcome {
     let device = device_of(stream)?;
     serve(device)?;
     driver()?.queue_host_call(device, stream, move || gate::inside(&call))
 }
 
-/// Starts the thread that runs the functions of a device, if there is none.
+/// Starts a device's thread, if there is none.
 fn serve(device: Ordinal) -> Outcome {
     static SERVED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
     let driver = driver()?;
@@ -91,7 +89,7 @@ export_also! {
         // SAFETY: the stream exists.
         let status = unsafe { driver.capture_status(device, handle) }.map_err(code)?;
         if status == CaptureStatus::ACTIVE {
-            // A callback cannot be captured, and ends the capture as waiting for its stream does.
+            // A callback cannot be captured; it ends the capture as a wait for its stream does.
             // SAFETY: the stream exists.
             unsafe { driver.stream_synchronize(device, handle) }.map_err(code)?;
         }

@@ -1,8 +1,7 @@
-//! The layer around each C function: its name, injected faults, functions that an old driver lacks,
-//! and the time that a call takes.
+//! The layer around each C function: its name, injected faults, absence in old drivers, and the
+//! time that a call takes.
 //!
-//! It knows functions by their names and no arguments, so a new function passes through it without
-//! a line here.
+//! The layer knows functions by name only, so a new function needs no line here.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +15,8 @@ use crate::gate;
 use crate::listed::is_absent;
 use crate::settings::{self, Planned};
 
-/// The shortest time for which a thread sleeps. For a shorter one it spins, because such a sleep
-/// takes far longer than requested.
+/// The shortest sleep. For a shorter time a thread spins, because such a sleep takes far longer
+/// than requested.
 const WORTH_SLEEPING: Duration = Duration::from_micros(200);
 
 thread_local! {
@@ -27,9 +26,9 @@ thread_local! {
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static INJECTED: AtomicU64 = AtomicU64::new(0);
-/// The driver's clock, which advances by what each call costs. Set if calls take time.
+/// The driver's clock, which advances by each call's cost. Set if calls take time.
 static CLOCK: OnceLock<fn() -> Duration> = OnceLock::new();
-/// The time on the driver's clock that threads have slept for, in nanoseconds.
+/// The nanoseconds on the driver's clock for which threads have slept.
 static SLEPT: AtomicU64 = AtomicU64::new(0);
 
 struct Armed {
@@ -74,7 +73,8 @@ impl Armed {
 }
 
 impl Layer {
-    /// Returns the faults. A forked child has none: another thread of its parent may have had the lock.
+    /// Returns the faults. A forked child has none: another thread of its parent may have held the
+    /// lock.
     fn armed(&self) -> Result<MutexGuard<'_, Vec<Armed>>, CUresult> {
         gate::refuse_child()?;
         Ok(self.armed.lock().unwrap_or_else(PoisonError::into_inner))
@@ -117,22 +117,19 @@ pub(crate) fn around(
     answer
 }
 
-/// Returns the name of the C function that this thread is in.
 pub(crate) fn current() -> &'static str {
     CALL.get()
 }
 
-/// Returns the number of calls so far.
 pub(crate) fn count() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
 
-/// Returns the number of calls that faults have failed.
 pub(crate) fn injected() -> u64 {
     INJECTED.load(Ordering::Relaxed)
 }
 
-/// Arms faults in addition to those that are armed. They count calls from now on.
+/// Adds faults, which count calls from now on.
 pub(crate) fn arm(faults: Vec<Planned>) -> Result<(), CUresult> {
     let layer = layer();
     layer.armed()?.extend(faults.into_iter().map(Armed::new));
@@ -140,7 +137,6 @@ pub(crate) fn arm(faults: Vec<Planned>) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Disarms all faults.
 pub(crate) fn disarm() -> Result<(), CUresult> {
     layer().armed()?.clear();
     Ok(())
@@ -152,10 +148,10 @@ pub(crate) fn take_time(clock: fn() -> Duration) {
     let _ = CLOCK.set(clock);
 }
 
-/// Sleeps for the time on the driver's clock that no thread has slept for.
+/// Sleeps for the time on the driver's clock for which no thread has slept.
 ///
-/// The clock is one for all threads. So of two calls that end at the same moment, one may pay for
-/// both; the sum is right.
+/// All threads share the clock, so of two calls that end at the same moment one may sleep for both;
+/// the sum is right.
 fn pay(now: Duration) {
     let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let before = SLEPT.fetch_max(now, Ordering::AcqRel);

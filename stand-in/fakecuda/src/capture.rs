@@ -25,14 +25,15 @@ const AUTO_FREE: u64 = 1;
 /// The flag of a graph that a device may launch.
 const DEVICE_LAUNCH: u64 = 4;
 
-/// The flags that a graph can be instantiated with. The last uses the priorities of nodes. None
-/// changes what a graph of copies and fills does.
+/// The flags for instantiation. The last uses the priorities of nodes. None changes the effect of a
+/// graph of copies and fills.
 const FLAGS: u64 = AUTO_FREE | DEVICE_LAUNCH | 8;
 
-/// The flag that uploads the graph, which only `cuGraphInstantiateWithParams` takes.
+/// The flag that uploads the graph, for `cuGraphInstantiateWithParams` only.
 const UPLOAD: u64 = 2;
 
-/// The parameters of `cuGraphInstantiateWithParams`: what is asked, the node that failed, the result.
+/// The parameters of `cuGraphInstantiateWithParams`: flags and stream, and as results the failed
+/// node and a code.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Params {
@@ -42,7 +43,7 @@ struct Params {
     result: u32,
 }
 
-/// Instantiates a graph with flags, of which some are permitted.
+/// Instantiates a graph with flags out of `permitted`.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -61,7 +62,7 @@ unsafe fn instantiate(
     let graph = GraphHandle(graph.addr() as u64);
     // SAFETY: the caller promises valid handles, and others are refused.
     let made = unsafe { driver()?.graph_instantiate(device, graph) }.map_err(code)?;
-    // The driver tells no others.
+    // The driver reports no other flags.
     let flags = (flags & both) as u32;
     let known = Known {
         flags,
@@ -77,7 +78,7 @@ unsafe fn instantiate(
     }
 }
 
-/// Defines functions that instantiate a graph without flags, and say that no node failed.
+/// Defines functions that instantiate a graph without flags, and report no failed node.
 macro_rules! instantiates_told {
     ($($name:ident)*) => { export_also! {$(
         fn $name(
@@ -124,7 +125,7 @@ export! {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
         let found = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(status, CUstreamCaptureStatus(found.0)) }
     }
 
@@ -141,12 +142,12 @@ export! {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller promises valid handles, and others are refused.
         let ended = unsafe { driver()?.capture_end(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(graph, std::ptr::without_provenance_mut(ended.0 as usize)) }
     }
 
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { instantiate(executable, graph, flags, FLAGS) }
     }
 
@@ -158,7 +159,7 @@ export! {
     }
 
     fn cuGraphDestroy(graph: CUgraph) {
-        // Destroying needs no context, so any device will do: device 0 where no context is current.
+        // Destroying needs no context, so without a current context device 0 will do.
         let device = current().unwrap_or(cuvmm_driver::Ordinal(0));
         let graph = GraphHandle(graph.addr() as u64);
         // SAFETY: the caller promises valid handles, and others are refused.
@@ -183,7 +184,7 @@ export_also! {
     ) {
         // SAFETY: the caller passes the structure, or null.
         let asked = unsafe { take(params.cast_const()) }?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         let made = unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) };
         // No node has failed. 1 is an error without a kind of its own.
         let (failed, result) = (std::ptr::null_mut(), u32::from(made.is_err()));
@@ -194,7 +195,7 @@ export_also! {
 
     fn cuGraphExecGetFlags(executable: CUgraphExec, flags: *mut u64) {
         let known = owned::known(Object::Executable(executable.addr() as u64)).ok_or(INVALID)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(flags, u64::from(known.flags)) }
     }
 

@@ -1,9 +1,9 @@
 //! Contexts, primary and created.
 //!
-//! A context is a number that has the type of a pointer: a primary context's is made of the device's
-//! ordinal, a created one's of the number of contexts made so far. It is never dereferenced. All
-//! contexts of a device use the host driver's one context of that device, so an error that loses one
-//! loses all of them.
+//! A context is a number of a pointer's type, which is never dereferenced: a primary context's
+//! number is made of the device's ordinal, a created context's of the count of contexts made so
+//! far. All contexts of a device use the host driver's one context of that device, so an error that
+//! loses one loses all.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -26,30 +26,27 @@ const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
-/// The bits of the flags of a context that exist: the scheduling, host mapping, local memory, core
-/// dumps, synchronous operations.
+/// The existing flags of a context: scheduling, host mapping, local memory, core dumps, synchronous
+/// operations.
 const FLAGS: u32 = 0xFF;
 
-/// The first number of a created context.
 const FIRST: usize = 1 << 36;
 
-/// The versions of the interface: of contexts that the first `cuCtxCreate` made, and of all others.
+/// Versions of the interface: of contexts of the first `cuCtxCreate`, and of all others.
 const FIRST_VERSION: u32 = 3010;
 const VERSION: u32 = 3020;
 
 /// The position of the ordinal in the number of a primary context.
 const PRIMARY: u32 = 40;
 
-/// A context made by `cuCtxCreate`.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     device: Ordinal,
     flags: u32,
     /// The references, which `cuCtxAttach` adds to.
     references: u32,
-    /// The number of the context.
     id: u64,
-    /// The version of the interface that it was made with.
+    /// The version of the interface that made the context.
     version: u32,
 }
 
@@ -60,7 +57,7 @@ struct Table {
     count: u64,
     /// The numbers of the primary contexts that have been retained.
     ids: BTreeMap<i32, u64>,
-    /// The flags of primary contexts that are not the default.
+    /// Flags of primary contexts, other than the default.
     primary_flags: BTreeMap<i32, u32>,
 }
 
@@ -73,19 +70,16 @@ fn table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
     act(table.get_or_insert_default())
 }
 
-/// Returns the device whose context is current.
 pub(crate) fn current() -> Outcome<Ordinal> {
     let state = state()?;
     let context = top().ok_or(NONE)?;
     of(state, context).map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
 }
 
-/// Returns the primary context of a device.
 pub(crate) fn name(device: Ordinal) -> CUcontext {
     std::ptr::without_provenance_mut((device.0 as usize + 1) << PRIMARY)
 }
 
-/// Returns the device of a live context.
 pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     let made = |table: &mut Table| table.made.get(&context.addr()).map(|made| made.device);
     if let Some(device) = table(made) {
@@ -104,7 +98,7 @@ pub(crate) fn of(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     }
 }
 
-/// Returns the device of a context that is live, or of a primary context that was.
+/// Returns the device of a live context, or of a primary context that was live.
 fn known(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     let found = of(state, context);
     let primary = |device: &i32| name(Ordinal(*device)) == context;
@@ -115,7 +109,7 @@ fn known(state: &State, context: CUcontext) -> Outcome<Ordinal> {
     })
 }
 
-/// Returns the context that a call names, which is the current one for null, and its device.
+/// Returns the context that a call names (null is the current one) and its device.
 pub(crate) fn named(context: CUcontext) -> Outcome<(CUcontext, Ordinal)> {
     if context.is_null() {
         let device = current()?;
@@ -140,16 +134,15 @@ fn release(device: CUdevice) -> Outcome {
     Ok(())
 }
 
-/// Destroys the objects of a context, when the functions of the program that its device runs have
-/// returned.
+/// Waits for the functions of the program that the device runs, and destroys a context's objects.
 fn end_objects(state: &State, device: Ordinal, context: CUcontext) {
     state.driver.finish_host_work(device);
     owned::end(&state.driver, device, context);
     enabled::forget(context.addr());
 }
 
-/// Ends a context. The context of the host driver is reset if no other context of the device is left,
-/// so that a lost one works again.
+/// Ends a context. If the device has no other context, resets the host driver's context, so that a
+/// lost one works again.
 fn end(device: Ordinal, context: CUcontext) {
     let Ok(state) = state() else {
         return;
@@ -202,7 +195,6 @@ unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUde
     unsafe { put(context, made) }
 }
 
-/// Returns the created contexts that live, with the device of each.
 pub(crate) fn living() -> Vec<(u64, Ordinal)> {
     table(|table| {
         let made = table.made.iter();
@@ -248,8 +240,6 @@ fn push(context: CUcontext) -> Outcome {
     Ok(())
 }
 
-/// Pops the current context.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn pop(context: *mut CUcontext) -> Outcome {
@@ -269,13 +259,12 @@ fn set_primary_flags(device: CUdevice, flags: u32) -> Outcome {
     Ok(())
 }
 
-/// Returns the flag of host mapping that a primary context has of itself.
+/// Returns the flag of host mapping, which primary contexts always have.
 fn map_host(context: CUcontext, device: Ordinal) -> u32 {
     const MAP_HOST: u32 = 8;
     if context == name(device) { MAP_HOST } else { 0 }
 }
 
-/// Returns the flags of a context.
 fn flags_of(context: CUcontext, device: Ordinal) -> u32 {
     table(|table| match table.made.get(&context.addr()) {
         Some(made) => made.flags,
@@ -301,7 +290,7 @@ export! {
             });
         }
         state.driver.note_retained(device);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(context, name(device)) }
     }
 
@@ -319,7 +308,7 @@ export! {
         present(active)?;
         let device = state.device(device)?;
         let live = of(state, name(device)).is_ok();
-        // SAFETY: the caller passes valid pointers for both results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(flags, flags_of(name(device), device))?;
             put(active, i32::from(live))
@@ -331,13 +320,13 @@ export! {
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pop(context) }
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         state()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(context, top().unwrap_or(std::ptr::null_mut())) }
     }
 
@@ -357,7 +346,7 @@ export! {
         let state = state()?;
         let found = known(state, top().ok_or(NONE)?)
             .map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 
@@ -376,12 +365,12 @@ export! {
 
 export_also! {
     fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, FIRST_VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -401,7 +390,7 @@ export_also! {
                 false => CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
             });
         }
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -420,7 +409,7 @@ export_also! {
                 return Err(UNSUPPORTED);
             }
         }
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -437,7 +426,7 @@ export_also! {
     }
 
     fn cuCtxPopCurrent(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pop(context) }
     }
 
@@ -448,13 +437,13 @@ export_also! {
         if flags != 0 {
             return Err(INVALID);
         }
-        // A primary context is not counted.
+        // References to a primary context are not counted.
         table(|table| {
             if let Some(made) = table.made.get_mut(&attached.addr()) {
                 made.references += 1;
             }
         });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(context, attached) }
     }
 
@@ -475,7 +464,7 @@ export_also! {
         let device = current()?;
         present(flags)?;
         let context = top().ok_or(NONE)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, flags_of(context, device) | map_host(context, device)) }
     }
 
@@ -499,20 +488,20 @@ export_also! {
             Some(made) => made.id,
             None => table.ids.get(&device.0).copied().unwrap_or_default(),
         });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(id, found) }
     }
 
     fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) {
         let (context, _) = named(context)?;
         let found = table(|table| table.made.get(&context.addr()).map(|made| made.version));
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(version, found.unwrap_or(VERSION)) }
     }
 
     fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) {
         let (_, found) = named(context)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 

@@ -17,7 +17,7 @@ use crate::owned;
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 
-/// Copies between the memory of two contexts, whose devices must have access to memory of pools.
+/// Copies between two contexts, whose devices need access to memory of pools.
 fn between_contexts(
     (to_context, to): (CUcontext, CUdeviceptr),
     (from_context, from): (CUcontext, CUdeviceptr),
@@ -29,8 +29,8 @@ fn between_contexts(
     driver()?.copying(source, target, || between(to, from, bytes, stream))
 }
 
-/// Copies between two device ranges, on a stream or on the default stream. The device that the
-/// stream belongs to copies, so it needs access to mappings in both ranges.
+/// Copies between two device ranges, on a stream or on the default stream. The stream's device
+/// copies, so it needs access to mappings in both ranges.
 fn between(
     to: CUdeviceptr,
     from: CUdeviceptr,

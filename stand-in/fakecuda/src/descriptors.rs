@@ -1,11 +1,11 @@
-//! Descriptors of the program, recognized by the file that they are open on.
+//! Descriptors of the program, identified by their open file.
 //!
 //! `unsafe` is allowed here to look at a descriptor that the program may have closed.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
-/// Returns the device and inode of the file that a descriptor is open on, or `None` if it is closed.
+/// Returns the device and inode of a descriptor's file, or `None` if the descriptor is closed.
 pub(crate) fn identity(fd: i32) -> Option<(u64, u64)> {
     let mut found = MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: a closed descriptor is an error of the call, and the result is written to a local.

@@ -13,8 +13,6 @@ use crate::edge::{Outcome, code, export, present, put};
 use crate::identity;
 use crate::state::{driver, state};
 
-/// Writes a device's UUID.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
@@ -36,7 +34,7 @@ unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
 export! {
     fn cuDeviceGetCount(count: *mut i32) {
         let found = driver()?.device_count().map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(count, found) }
     }
 
@@ -44,7 +42,7 @@ export! {
         let state = state()?;
         present(device)?;
         let found = state.device(ordinal)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(device, found.0) }
     }
 
@@ -65,12 +63,12 @@ export! {
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { identity(uuid, device) }
     }
 
     fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { identity(uuid, device) }
     }
 
@@ -79,7 +77,7 @@ export! {
         present(value)?;
         let device = state.device(device)?;
         let found = identity::attribute(device, attribute.0)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found) }
     }
 
@@ -87,7 +85,7 @@ export! {
         let state = state()?;
         present(bytes)?;
         let found = state.driver.total_memory(state.device(device)?).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(bytes, found as usize) }
     }
 
@@ -96,7 +94,7 @@ export! {
         present(can)?;
         let (device, peer) = (state.device(device)?, state.device(peer)?);
         let found = state.driver.can_access_peer(device, peer).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(can, i32::from(found)) }
     }
 
@@ -105,7 +103,7 @@ export! {
         present(free)?;
         present(total)?;
         let found = driver()?.memory_info(device).map_err(code)?;
-        // SAFETY: the caller passes valid pointers for both results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(free, found.free as usize)?;
             put(total, found.total as usize)

@@ -1,8 +1,8 @@
 //! The boundary between C and Rust: exporting functions, reading and writing through pointers.
 //!
 //! `unsafe` is allowed here because C passes pointers, which have to be trusted: each helper
-//! rejects null and otherwise relies on the requirement that every function of the driver API has
-//! for its caller, that a pointer is valid for the data that the function reads or writes.
+//! rejects null and otherwise relies on the driver API's requirement that a pointer is valid for
+//! the data that a function reads or writes.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,11 +10,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cuvmm_driver::DriverError;
 use cuvmm_sys::CUresult;
 
-/// The result of an exported function before it is turned into a code.
+/// The result of an exported function before its conversion to a code.
 pub(crate) type Outcome<T = ()> = Result<T, CUresult>;
 
-/// Defines functions with C names and C signatures, and compares each with the signature in the
-/// table of `cuvmm-sys`: a difference does not compile.
+/// Defines functions with C names and C signatures. A difference from the signature in the table of
+/// `cuvmm-sys` does not compile.
 macro_rules! export {
     ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -27,8 +27,8 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// Defines functions with C names that are not in the table of `cuvmm-sys`, which has only what the
-/// library calls.
+/// Defines functions with C names that the table of `cuvmm-sys` lacks: it has only functions that
+/// the library calls.
 macro_rules! export_also {
     ($(fn $name:ident($($parameter:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -48,15 +48,13 @@ pub(crate) fn answer(work: impl FnOnce() -> Outcome) -> CUresult {
     }
 }
 
-/// Returns the code of a driver's error. A call that the host driver lacks should not be exported
-/// by this library.
+/// Returns the code of a driver's error. A call that the host driver lacks should not be exported.
 pub(crate) fn code(error: DriverError) -> CUresult {
     error.code().unwrap_or(CUresult::CUDA_ERROR_NOT_SUPPORTED)
 }
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Refuses a null pointer.
 pub(crate) fn present<T>(pointer: *const T) -> Outcome {
     if pointer.is_null() {
         Err(INVALID)
@@ -65,7 +63,7 @@ pub(crate) fn present<T>(pointer: *const T) -> Outcome {
     }
 }
 
-/// Writes a result. The pointer may be unaligned, as it may come from any language.
+/// Writes a result. The pointer, which comes from any language, may be unaligned.
 ///
 /// # Safety
 /// The pointer is null or valid for writing a `T`.
@@ -76,18 +74,15 @@ pub(crate) unsafe fn put<T>(pointer: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// Reads an argument.
-///
 /// # Safety
-/// The pointer is null or valid for reading a `T`, for which every bit pattern in that place is
-/// valid.
+/// The pointer is null or valid for reading a `T`, and the value there is valid for the type.
 pub(crate) unsafe fn take<T: Copy>(pointer: *const T) -> Outcome<T> {
     present(pointer)?;
     // SAFETY: the pointer is not null, so the caller promises that it is valid for reading.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
-/// The longest array that is read. No program passes more values, so a count above it is wrong, and
+/// The longest array that is read. No program passes more values, so a larger count is wrong, and
 /// the array is shorter.
 pub(crate) const LONGEST: usize = 1 << 20;
 

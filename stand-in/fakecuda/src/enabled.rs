@@ -1,9 +1,8 @@
-//! The pairs of a context and a peer whose memory it may access. Contexts are numbers here.
+//! Pairs of a context and a peer whose memory it may access. Contexts are numbers here.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// A context and its peer.
 pub(crate) type Pair = (usize, usize);
 
 static ENABLED: Mutex<BTreeSet<Pair>> = Mutex::new(BTreeSet::new());
@@ -12,12 +11,12 @@ fn table<T>(act: impl FnOnce(&mut BTreeSet<Pair>) -> T) -> T {
     act(&mut ENABLED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Enables access, and returns `false` if it was enabled.
+/// Enables access. Returns `false` if it was enabled.
 pub(crate) fn enable(pair: Pair) -> bool {
     table(|enabled| enabled.insert(pair))
 }
 
-/// Disables access, and returns `false` if it was not enabled.
+/// Disables access. Returns `false` if it was not enabled.
 pub(crate) fn disable(pair: Pair) -> bool {
     table(|enabled| enabled.remove(&pair))
 }
@@ -26,7 +25,7 @@ pub(crate) fn is_enabled(pair: Pair) -> bool {
     table(|enabled| enabled.contains(&pair))
 }
 
-/// Disables all access of a context that ends, and to it.
+/// Disables all access of and to a context that ends.
 pub(crate) fn forget(context: usize) {
     table(|enabled| enabled.retain(|&(own, peer)| own != context && peer != context));
 }

@@ -1,10 +1,9 @@
-//! The end of the process: the report, and the exit code that says that something was found.
+//! The end of the process: the report, and the exit code for findings.
 //!
-//! The report is made by the library's last function, after the program's own ones and those of the
-//! libraries that it loaded later, so that memory which they release is no leak. A process that ends
-//! by `_exit`, by a signal or by running another program reports nothing. A process reports if it
-//! called `cuInit` itself: a forked child, which has its parent's objects and owns none of them, does
-//! not.
+//! The library's last function makes the report, after the program's own last functions and those
+//! of libraries loaded later, so that memory which they release is no leak. A process that ends by
+//! `_exit`, by a signal or by running another program reports nothing. Only a process that called
+//! `cuInit` itself reports: a forked child has its parent's objects and owns none of them.
 //!
 //! `unsafe` is allowed here to place that function, and to end the process from it.
 #![allow(unsafe_code)]
@@ -22,7 +21,7 @@ use crate::state::{State, state};
 use crate::status;
 use crate::watched::Contexts;
 
-/// The longest command line in a report.
+/// The longest command line in a report, in characters.
 const SHOWN: usize = 200;
 
 /// The library's last function, in the table that the dynamic linker reads.
@@ -30,7 +29,6 @@ const SHOWN: usize = 200;
 #[unsafe(link_section = ".fini_array")]
 static LAST: extern "C" fn() = last;
 
-/// Returns the contexts that live.
 pub(crate) fn living(state: &State) -> Contexts {
     Contexts {
         retained: state.references(),
@@ -38,7 +36,6 @@ pub(crate) fn living(state: &State) -> Contexts {
     }
 }
 
-/// Returns the report of this moment.
 pub(crate) fn report(state: &State) -> Report {
     let leaks = settings::get().map(|settings| settings.leaks);
     Report {
@@ -52,7 +49,7 @@ pub(crate) fn report(state: &State) -> Report {
     }
 }
 
-/// Returns a command line for people: in one line, and not too long.
+/// Formats a command line in one line, cut to [`SHOWN`].
 fn command_line(words: impl Iterator<Item = OsString>) -> String {
     let words: Vec<_> = words
         .map(|word| word.to_string_lossy().into_owned())
@@ -115,12 +112,11 @@ fn append(path: &str, text: &str) -> std::io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// Ends the process with a code.
 fn leave(code: u8) -> ! {
     // SAFETY: null flushes every open stream of C, which ending the process here would skip.
     unsafe { libc::fflush(std::ptr::null_mut()) };
-    // SAFETY: the functions that were to run at the end have run, except those of libraries that
-    // were loaded before this one and do not use it.
+    // SAFETY: the functions that run at the end have run, except those of libraries that were
+    // loaded before this one and do not use it.
     unsafe { libc::_exit(i32::from(code)) }
 }
 

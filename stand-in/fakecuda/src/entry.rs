@@ -16,7 +16,7 @@ use crate::state;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// One function under the name that is searched for.
+/// A function under the name that is searched for.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     since: i32,
@@ -24,7 +24,6 @@ struct Version {
     address: usize,
 }
 
-/// Returns the versions of each function.
 fn versions() -> &'static HashMap<&'static str, Vec<Version>> {
     static VERSIONS: OnceLock<HashMap<&str, Vec<Version>>> = OnceLock::new();
     VERSIONS.get_or_init(|| {
@@ -40,7 +39,7 @@ fn versions() -> &'static HashMap<&'static str, Vec<Version>> {
     })
 }
 
-/// The results of a search, as the driver numbers them.
+/// Results of a search, as the driver numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
     Found = 0,
@@ -66,7 +65,7 @@ fn search(name: &str, wanted: i32, flags: u64, driver: i32) -> (Option<usize>, S
     }
 }
 
-/// Looks a function up for both versions of the call.
+/// Finds a function for both versions of the call.
 ///
 /// # Safety
 /// The pointers are null or valid: a C string, and the place for the result.
@@ -131,7 +130,7 @@ export_also! {
     fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) {
         present(table)?;
         // The tables are private to NVIDIA's own libraries: none is known here.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(table, std::ptr::null()) }?;
         Err(INVALID)
     }

@@ -12,11 +12,9 @@ use cuvmm_sys::CUresult;
 use crate::edge::{Outcome, export, put};
 use crate::texts::TEXTS;
 
-/// The name and the description of a code.
 type Texts = (CString, CString);
 
-/// Returns the texts of a code that the driver knows. They are never freed or moved, like the
-/// driver's.
+/// Returns the texts of a known code. They are never freed or moved, like the driver's.
 fn texts(code: CUresult) -> Option<&'static Texts> {
     static KNOWN: OnceLock<BTreeMap<CUresult, Texts>> = OnceLock::new();
     let all = || {
@@ -44,12 +42,12 @@ unsafe fn tell(text: Option<&'static CString>, to: *mut *const c_char) -> Outcom
 
 export! {
     fn cuGetErrorName(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { tell(texts(code).map(|texts| &texts.0), text) }
     }
 
     fn cuGetErrorString(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { tell(texts(code).map(|texts| &texts.1), text) }
     }
 }

@@ -20,8 +20,8 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 /// The bytes of a pattern that are copied from the host; the rest is copied on the device.
 const PIECE: usize = 1 << 20;
 
-/// Fills a range with a repeated element, on a stream or in the order of the default stream. The call
-/// waits for that stream only if the memory is of the host.
+/// Fills a range with a repeated element, on a stream or in the order of the default stream. The
+/// call waits only for the default stream, if the memory is the host's.
 pub(crate) fn fill(
     to: CUdeviceptr,
     element: &[u8],
@@ -43,7 +43,7 @@ pub(crate) fn fill(
         return Ok(());
     }
     peers::check_fill(device, order, to)?;
-    // The whole range is checked by this fill, so that a refusal changes nothing.
+    // This fill checks the whole range, so that a refusal changes nothing.
     let first = element.first().copied().unwrap_or_default();
     // SAFETY: the caller keeps the range until it is filled.
     unsafe {
@@ -64,8 +64,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Fills registered memory of the program when the stream's work is done, and returns `true`, or
-/// returns `false` for other memory.
+/// Fills registered memory when the stream's work is done. Returns `false` for other memory.
 fn fill_registered(
     device: Ordinal,
     to: CUdeviceptr,
@@ -91,7 +90,7 @@ fn fill_registered(
     Ok(true)
 }
 
-/// Writes a pattern over a range that can be written.
+/// Writes a pattern over a range that has been checked.
 fn repeat(
     device: Ordinal,
     to: CUdeviceptr,
@@ -118,7 +117,6 @@ fn repeat(
 
 /// Writes one element in the order of a stream.
 fn write_value(stream: CUstream, to: CUdeviceptr, element: &[u8], flags: u32) -> Outcome {
-    /// The flag of a write without a barrier.
     const NO_BARRIER: u32 = 1;
     if flags & !NO_BARRIER != 0 {
         return Err(INVALID);
@@ -126,8 +124,8 @@ fn write_value(stream: CUstream, to: CUdeviceptr, element: &[u8], flags: u32) ->
     fill(to, element, 1, Some(stream_handle(stream)))
 }
 
-/// Checks a condition on a value when the stream has done its work. Streams do not wait for values
-/// that are written later: such a wait is not supported.
+/// Checks a condition on a value when the stream has done its work. Waiting for a value that is
+/// written later is not supported.
 fn wait_value(
     stream: CUstream,
     from: CUdeviceptr,
@@ -162,7 +160,6 @@ fn wait_value(
     }
 }
 
-/// Fills the rows of a rectangle.
 fn fill_rows(
     to: CUdeviceptr,
     pitch: usize,
@@ -178,7 +175,7 @@ fn fill_rows(
     if width == 0 {
         return Ok(());
     }
-    // The last row is the first, so that a rectangle past the end of its memory changes nothing.
+    // The last row is filled first, so that a rectangle past the end of its memory changes nothing.
     for index in (0..height).rev() {
         let start = (pitch as u64).checked_mul(index as u64);
         let row = start.and_then(|start| to.checked_add(start));
@@ -187,11 +184,11 @@ fn fill_rows(
     Ok(())
 }
 
-/// One side of a copy of a rectangle, in the words of the C structure: the offset in bytes and rows,
+/// One side of a copy of a rectangle, in words of the C structure: the offset in bytes and rows,
 /// the kind of memory, the host's and the device's address, the array, the length of a row.
 type Side = [usize; 7];
 
-/// The words of the C structure of a copy of a rectangle: both sides, the width and the height.
+/// The words of the C structure: both sides, the width and the height.
 type Rectangle = [usize; 16];
 
 /// Returns the first address of one side, and the distance of its rows.
@@ -235,7 +232,7 @@ unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -
     if *width == 0 {
         return Ok(());
     }
-    // The last row is the first, so that a rectangle past the end of its memory changes nothing.
+    // The last row is copied first, so that a rectangle past the end of its memory changes nothing.
     for row in (0..*height as u64).rev() {
         let at = |first: u64, pitch: usize| {
             let distance = row.checked_mul(pitch as u64);

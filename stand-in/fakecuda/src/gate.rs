@@ -1,9 +1,9 @@
-//! Calls that may not reach the driver: those of a forked child, and those of a function that the
-//! driver runs in the order of a stream.
+//! Refuses calls of a forked child, and calls of a function that the driver runs in the order of a
+//! stream.
 //!
-//! The driver's state does not survive a fork, so every call in a child answers `NOT_INITIALIZED`, also
-//! `cuInit`. A lock that another thread of the parent held would stay locked in the child, so no call
-//! of a child may come as far as a lock.
+//! The driver's state does not survive a fork, so every call in a child answers `NOT_INITIALIZED`,
+//! also `cuInit`. A lock that another thread of the parent held would stay locked in the child, so
+//! a child's call must be refused before it reaches a lock.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ pub(crate) fn inside(call: impl FnOnce()) {
     INSIDE.set(false);
 }
 
-/// Ends the function of the program that this thread runs, because the process ends in it.
+/// Leaves the function of the program that this thread runs: the process ends in it.
 pub(crate) fn leave() {
     INSIDE.set(false);
 }
@@ -53,7 +53,7 @@ fn is_owner() -> bool {
     OWNER.load(Ordering::Acquire) == std::process::id()
 }
 
-/// Notes the process that initializes the driver, and refuses a forked child of it.
+/// Notes the process that initializes the driver, and refuses its forked children.
 pub(crate) fn init() -> Result<(), CUresult> {
     let process = std::process::id();
     let first = OWNER.compare_exchange(0, process, Ordering::AcqRel, Ordering::Acquire);

@@ -1,6 +1,5 @@
-//! The identity of a device: its place on the bus, its capability.
-//!
-//! Device `n` is on bus `n + 1` of domain 0.
+//! The identity of a device: place on the bus, compute capability. Device `n` is on bus `n + 1` of
+//! domain 0.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -16,7 +15,7 @@ use crate::state::{driver, state};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Returns the bus, the slot or the domain of a device, if that is asked for.
+/// Returns the bus, the slot or the domain of a device, if the attribute is one of these.
 fn place(device: Ordinal, attribute: i32) -> Option<i32> {
     match attribute {
         33 => Some(device.0 + 1),
@@ -25,8 +24,7 @@ fn place(device: Ordinal, attribute: i32) -> Option<i32> {
     }
 }
 
-/// Reads the place of a device: a domain, which may be absent, a bus and a slot, and a function,
-/// which may be absent.
+/// Parses the place of a device: an optional domain, a bus, a slot, and an optional function.
 fn parse(text: &str) -> Option<(i32, i32, i32)> {
     let text = text.split_once('.').map_or(text, |(before, _)| before);
     let mut numbers = Vec::new();
@@ -40,7 +38,7 @@ fn parse(text: &str) -> Option<(i32, i32, i32)> {
     }
 }
 
-/// Returns an attribute: the place on the bus, what is recorded of the GPU that the settings name, or
+/// Returns an attribute: the place on the bus, the recorded answer of the GPU in the settings, or
 /// the driver's answer.
 pub(crate) fn attribute(device: Ordinal, number: i32) -> Outcome<i32> {
     let driver = driver()?;
@@ -81,7 +79,7 @@ export_also! {
             domain == 0 && slot == 0 && place(Ordinal(index), 33) == Some(bus)
         });
         let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(device, found) }
     }
 
@@ -90,7 +88,7 @@ export_also! {
         present(major)?;
         present(minor)?;
         let (high, low) = (attribute(device, 75)?, attribute(device, 76)?);
-        // SAFETY: the caller passes valid pointers for both results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(major, high)?;
             put(minor, low)
@@ -101,7 +99,7 @@ export_also! {
         state()?.device(device)?;
         present(supported)?;
         // Execution affinity exists under MPS only.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(supported, 0) }
     }
 }

@@ -1,8 +1,7 @@
 //! Legacy interprocess handles of events and memory.
 //!
-//! An event's handle names the process and the event. All work of a process is done in the call that
-//! submits it, unless a test holds a stream back, so an event that another process has recorded is
-//! complete.
+//! An event's handle names the process and the event. A process's work is done in the call that
+//! submits it, unless a test holds a stream back, so another process's recorded event is complete.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -25,14 +24,12 @@ const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
 /// The first bytes of an event's handle.
 const MARK: [u8; 8] = *b"fakeevnt";
 
-/// A handle of an event, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct EventName {
     bytes: [u8; 64],
 }
 
-/// Returns the number at a place of a handle.
 fn number(bytes: &[u8; 64], at: usize) -> u64 {
     let mut word = [0; 8];
     for (to, from) in word.iter_mut().zip(&bytes[at..]) {
@@ -45,7 +42,7 @@ export_also! {
     fn cuIpcGetEventHandle(name: *mut EventName, event: CUevent) {
         current()?;
         present(name)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(name, EventName { bytes: [0; 64] }) }?;
         let event = event_handle(event);
         let known = owned::known(Object::Event(event.0)).ok_or(INVALID_HANDLE)?;
@@ -56,7 +53,7 @@ export_also! {
         bytes[..8].copy_from_slice(&MARK);
         bytes[8..16].copy_from_slice(&u64::from(std::process::id()).to_le_bytes());
         bytes[16..24].copy_from_slice(&event.0.to_le_bytes());
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(name, EventName { bytes }) }
     }
 
@@ -75,17 +72,17 @@ export_also! {
         let made = driver()?.event_create(device, flags).map_err(code)?;
         let known = Known { flags: TIMELESS, ..Known::of(device) };
         owned::own(Object::Event(made.0), known);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuIpcOpenMemHandle(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { open(address, &name, flags) }
     }
 
     fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { open(address, &name, flags) }
     }
 
@@ -96,8 +93,6 @@ export_also! {
     }
 }
 
-/// Opens another process's plain memory.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn open(address: *mut CUdeviceptr, name: &CUipcMemHandle, flags: u32) -> Outcome {

@@ -1,18 +1,17 @@
-//! A `libcuda.so.1` without a GPU: the C functions of the driver API, implemented by the host
-//! driver.
+//! A `libcuda.so.1` without a GPU: the host driver under the C functions of the driver API.
 //!
 //! With it, tests run the complete real path (loading, the table of symbols, the conversions to C
 //! and back) on a machine without a GPU. The rules are the host driver's. This crate adds the layer
 //! between C and the trait: null pointers, conversions, contexts, and initialization (before
 //! `cuInit`, only `cuInit` and the version work).
 //!
-//! A C library can keep its state only in the process, so one host driver is created by `cuInit`
-//! and lives until the process ends.
+//! A C library can keep its state only in the process: `cuInit` creates one host driver, which
+//! lives until the process ends.
 //!
 //! # Settings
-//! Environment variables configure it, or a file of TOML or JSON that `FAKECUDA_CONFIG` names, with
-//! the same names in lower case and without `FAKECUDA_`. A variable wins over the file. A name or a
-//! value that is wrong is printed on standard error, and `cuInit` returns `SYSTEM_NOT_READY`.
+//! Environment variables configure the library, or a file of TOML or JSON that `FAKECUDA_CONFIG`
+//! names, with the same names in lower case without `FAKECUDA_`. A variable wins over the file. A
+//! wrong name or value is printed on standard error, and `cuInit` returns `SYSTEM_NOT_READY`.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
@@ -32,18 +31,18 @@
 //! | `FAKECUDA_UNWRITTEN` | `1` finds reads of bytes that were never written | `0` |
 //! | `FAKECUDA_EXIT_CODE` | the status of a program that ended with 0 and has findings | none |
 //!
-//! A symbol cannot be removed from a library that is loaded. A function that is newer than
-//! `FAKECUDA_VERSION` returns `NOT_SUPPORTED` when it is called.
+//! A function newer than `FAKECUDA_VERSION` returns `NOT_SUPPORTED`: a loaded library cannot hide
+//! symbols.
 //!
 //! # The report
-//! The report names what the program leaked and misused, and where. It is made when the
-//! process ends, or by a function of `include/fakecuda.h`. That header declares what tests have in
-//! addition: they hold streams back, count live objects and make calls fail.
+//! The report names the program's leaks and misuses with their places. It is made when the process
+//! ends, or by a function of `include/fakecuda.h`. That header also declares functions for tests:
+//! they hold streams back, count live objects and make calls fail.
 //!
-//! Kernels and NVIDIA's runtime library are not aimed at: the latter works by private tables, of which
-//! `cuGetExportTable` finds none. Every function that `cuda.h` declares is exported. Those that are not implemented (kernels, arrays,
-//! textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the functions of
-//! the CUDA version that the library reports.
+//! Every function that `cuda.h` declares is exported. Functions that are not implemented (kernels,
+//! arrays, textures, multicast and others) answer `NOT_SUPPORTED`. `cuGetProcAddress` finds the
+//! functions of the CUDA version that the library reports. NVIDIA's runtime library does not work:
+//! it needs private tables, of which `cuGetExportTable` finds none.
 
 mod anywhere;
 mod attributes;

@@ -1,22 +1,20 @@
-//! The names of the exported functions of the driver API, with the CUDA version that brought each.
+//! The exported functions of the driver API, with the CUDA version that introduced each.
 
 use cuvmm_sys::CudaVersion;
 
 use crate::symbols::symbols;
 
-/// An exported function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function {
     pub(crate) name: &'static str,
-    /// The name by which `cuGetProcAddress` finds it.
+    /// The name by which `cuGetProcAddress` finds the function.
     pub(crate) base: &'static str,
-    /// The CUDA version that brought it, as the driver numbers versions.
+    /// The CUDA version that introduced the function, as the driver numbers versions.
     pub(crate) since: i32,
-    /// `own` if its default stream is the thread's own.
+    /// `own` if the default stream is the thread's own.
     stream: &'static str,
 }
 
-/// Lists the rows of the functions.
 macro_rules! rows {
     ($($name:ident $base:ident $since:literal $stream:ident $place:ident)*) => {
         &[$(Function {
@@ -28,17 +26,14 @@ macro_rules! rows {
     };
 }
 
-/// The exported functions, by name.
 pub(crate) const FUNCTIONS: &[Function] = symbols!(rows);
 
 impl Function {
-    /// Returns `true` if the function's default stream is the thread's own.
     pub(crate) fn is_per_thread(&self) -> bool {
         self.stream == "own"
     }
 }
 
-/// Returns `true` if a driver of a version has no function of this name.
 pub(crate) fn is_absent(name: &str, version: CudaVersion) -> bool {
     let found = FUNCTIONS.binary_search_by_key(&name, |function| function.name);
     let function = found.ok().and_then(|index| FUNCTIONS.get(index));
@@ -53,7 +48,7 @@ mod tests {
     fn functions_are_absent_before_their_version() {
         assert!(FUNCTIONS.is_sorted_by_key(|function| function.name));
         let old = CudaVersion::new(11, 3);
-        // Of these, the driver's own table of what a program calls has none.
+        // The driver's own table of a program's calls has none of these.
         for (name, absent) in [
             ("cuMemCreate", false),
             ("cuCtxCreate_v3", true),

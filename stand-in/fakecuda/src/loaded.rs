@@ -1,4 +1,4 @@
-//! The files that are loaded: which one an address of code is in, and this library among them.
+//! Loaded files: the file of a code address, and this library.
 //!
 //! `unsafe` is allowed here to ask the dynamic linker.
 #![allow(unsafe_code)]
@@ -6,20 +6,17 @@
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 
-/// A file that is loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct Module {
     pub(crate) base: usize,
     pub(crate) path: String,
 }
 
-/// Returns an address in this library.
 pub(crate) fn own() -> usize {
     let here: fn() -> usize = own;
     here as usize
 }
 
-/// Returns the module that an address is in.
 pub(crate) fn of(address: usize) -> Option<Module> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     let pointer = std::ptr::without_provenance(address);
@@ -38,8 +35,8 @@ pub(crate) fn of(address: usize) -> Option<Module> {
     })
 }
 
-/// Keeps this library loaded until the process ends, so that its last function runs then and not
-/// when a program closes the library.
+/// Keeps this library loaded until the process ends, so that its last function does not run when a
+/// program closes the library.
 pub(crate) fn stay() {
     let Some(module) = of(own()) else { return };
     let Ok(path) = CString::new(module.path) else {

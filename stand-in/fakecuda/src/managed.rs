@@ -20,7 +20,7 @@ use crate::physicals::location;
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 
-/// Converts the device number of the first versions, which is -1 for the host, to a location.
+/// Converts the first versions' device number, -1 for the host, to a location.
 fn place(device: CUdevice) -> Location {
     if device == CU_DEVICE_CPU {
         Location::HOST
@@ -43,8 +43,8 @@ fn advise(address: CUdeviceptr, bytes: usize, advice: CUmem_advise, at: Location
         .map_err(code)
 }
 
-/// Writes the locations that access a range to an array, as many as fit, and fills the rest of it
-/// with the number of no device.
+/// Writes the locations that access a range to an array, as many as fit, and fills the rest with
+/// the number of no device.
 fn accessed_by(
     users: *mut CUdevice,
     users_bytes: usize,
@@ -80,7 +80,7 @@ export! {
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 

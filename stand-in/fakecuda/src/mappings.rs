@@ -24,7 +24,7 @@ export! {
         let found = driver
             .reserve(size as u64, alignment as u64, DeviceAddress(hint), flags)
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, found.0) }
     }
 
@@ -78,7 +78,7 @@ export! {
         // SAFETY: the caller passes a location, or null.
         let place = location(unsafe { take(place) }?);
         let found = driver.get_access(DeviceAddress(address), place).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, found.0 as u64) }
     }
 }

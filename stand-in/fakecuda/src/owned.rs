@@ -1,4 +1,4 @@
-//! The objects that belong to a context, which end with it.
+//! Objects that belong to a context and end with it.
 //!
 //! `unsafe` is allowed here to end them: their context ends, so nothing may use them any more.
 #![allow(unsafe_code)]
@@ -24,31 +24,25 @@ pub(crate) enum Object {
     Pinned(u64),
     /// A graph that can be launched. It belongs to the process.
     Executable(u64),
-    /// Host memory of the program that is registered: its first byte.
+    /// Registered host memory of the program, by its first byte.
     Registered(u64),
 }
 
-/// The properties of an object that the host driver does not keep.
+/// Properties of an object that the host driver does not keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Known {
-    /// The context as a number.
     pub(crate) context: usize,
-    /// The device of the context.
     pub(crate) device: i32,
-    /// The flags it was made with.
     pub(crate) flags: u32,
-    /// The priority of a stream.
     pub(crate) priority: i32,
-    /// The size of registered memory.
     pub(crate) size: u64,
     /// A number that no other object has.
     pub(crate) id: u64,
-    /// The time at which an event was recorded.
     pub(crate) recorded: Option<Instant>,
 }
 
 impl Known {
-    /// Returns the properties of an object on a device, with no others.
+    /// Returns the properties of an object on a device, all others default.
     pub(crate) fn of(device: Ordinal) -> Self {
         Self {
             device: device.0,
@@ -72,7 +66,6 @@ fn table<T>(act: impl FnOnce(&mut Table) -> T) -> T {
     act(&mut TABLE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Notes an object of the current context.
 pub(crate) fn own(object: Object, known: Known) {
     let context = top().map_or(0, |context| context.addr());
     table(|table| {
@@ -87,27 +80,24 @@ pub(crate) fn own(object: Object, known: Known) {
     });
 }
 
-/// Forgets an object that has ended.
 pub(crate) fn forget(object: Object) {
     table(|table| table.objects.remove(&object));
 }
 
-/// Returns what is known about an object.
 pub(crate) fn known(object: Object) -> Option<Known> {
     table(|table| table.objects.get(&object).copied())
 }
 
-/// Changes what is known about an object.
 pub(crate) fn change(object: Object, act: impl FnOnce(&mut Known)) {
     table(|table| table.objects.get_mut(&object).map(act));
 }
 
-/// Returns the registered memory that contains an address: its first byte and what is known.
+/// Returns the registered memory that contains an address, by its first byte, with its properties.
 pub(crate) fn registered(address: u64) -> Option<(u64, Known)> {
     overlapping(address, 1)
 }
 
-/// Returns registered memory that a range touches.
+/// Returns registered memory that overlaps a range.
 pub(crate) fn overlapping(address: u64, size: u64) -> Option<(u64, Known)> {
     let end = address.saturating_add(size);
     table(|table| {
@@ -120,7 +110,6 @@ pub(crate) fn overlapping(address: u64, size: u64) -> Option<(u64, Known)> {
     })
 }
 
-/// Ends all objects of a context.
 pub(crate) fn end(driver: &HostDriver, device: Ordinal, context: CUcontext) {
     let of_it = |known: &Known| known.context == context.addr();
     let ended: Vec<Object> = table(|table| {
@@ -129,7 +118,7 @@ pub(crate) fn end(driver: &HostDriver, device: Ordinal, context: CUcontext) {
     });
     for object in ended {
         forget(object);
-        // The host driver refuses an object that has gone already, which makes no difference.
+        // The host driver refuses an object that is gone already, which makes no difference.
         // SAFETY: the context that the objects belong to ends, and with it all use of them.
         let _ = unsafe {
             match object {

@@ -1,4 +1,4 @@
-//! Access of contexts to memory of contexts on other devices.
+//! Contexts' access to memory of contexts on other devices.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ use crate::streams::context_of;
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const NONE: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 
-/// Returns the current context and a peer of it as numbers.
+/// Returns the current context and its peer as numbers.
 fn pair(peer: CUcontext) -> Outcome<Pair> {
     current()?;
     let own = stack::top().ok_or(NONE)?;
@@ -26,14 +26,14 @@ fn pair(peer: CUcontext) -> Outcome<Pair> {
     Ok((own.addr(), peer.addr()))
 }
 
-/// Refuses to fill plain memory of another device, unless the stream's context may access the context
-/// of the memory. A copy needs no such access.
+/// Refuses to fill another device's plain memory, unless the stream's context has access to the
+/// memory's context. A copy needs no such access.
 pub(crate) fn check_fill(device: Ordinal, stream: StreamHandle, to: u64) -> Outcome {
     if state()?.retained.len() == 1 {
         return Ok(());
     }
     let Ok(found) = attributes::find(device, to) else {
-        // The host driver refuses it.
+        // The host driver refuses the address.
         return Ok(());
     };
     if found.kind != Kind::Plain || found.device == device {
@@ -87,14 +87,14 @@ export_also! {
         }
         let reaches = state.driver.can_access_peer(device, peer).map_err(code)?;
         let found = match attribute {
-            // The rank of the link, of which there is one kind.
+            // The rank of the link: there is one kind.
             1 => 0,
             // Access, atomic operations, access to arrays.
             2..=4 => i32::from(reaches),
             5 => 0,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found) }
     }
 }

@@ -1,7 +1,7 @@
 //! The functions whose default stream is the calling thread's own.
 //!
 //! Each calls the usual function with a note that null means that stream. Copies and fills that
-//! wait are done in the order of the legacy default stream, which waits for more than they need.
+//! wait run in the order of the legacy default stream, which waits for more than needed.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ thread_local! {
     static MEANT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns `true` if null names the thread's own stream in the call that runs.
+/// Returns `true` if null names the thread's own stream in the current call.
 pub(crate) fn is_meant() -> bool {
     MEANT.get()
 }
@@ -32,7 +32,7 @@ fn meant(call: impl FnOnce() -> CUresult) -> CUresult {
     answer
 }
 
-/// Defines functions that call another one, in whose call null names the thread's own stream.
+/// Defines functions that call another function, in which null names the thread's own stream.
 macro_rules! per_thread {
     ($($own:ident = $usual:ident($($parameter:ident: $type:ty),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]

@@ -19,7 +19,6 @@ use cuvmm_sys::{
 use crate::edge::{Outcome, code, export, present, put, take};
 use crate::state::driver;
 
-/// Converts a location from its C form.
 pub(crate) fn location(location: CUmemLocation) -> Location {
     Location {
         kind: LocationKind(location.kind.0),
@@ -60,8 +59,8 @@ fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
     }
 }
 
-/// Refuses properties that the trait cannot express: reserved bytes, metadata of Windows, and ways
-/// of compression that do not exist. As recorded, the last reserved byte may hold anything.
+/// Refuses properties that the trait cannot express: reserved bytes, metadata of Windows, and
+/// unknown kinds of compression. As recorded, the last reserved byte may hold anything.
 fn check(props: &CUmemAllocationProp) -> Outcome {
     let [first, second, third, _] = props.allocFlags.reserved;
     let reserved = [first, second, third] != [0; 3];
@@ -84,7 +83,7 @@ export! {
         let props = from_c(&unsafe { take(properties) }?);
         let kind = GranularityKind(option.0);
         let found = driver.allocation_granularity(&props, kind).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(granularity, found as usize) }
     }
 
@@ -101,7 +100,7 @@ export! {
         check(&props)?;
         let props = from_c(&props);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, made.0) }
     }
 
@@ -117,7 +116,7 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, found.0) }
     }
 
@@ -129,7 +128,7 @@ export! {
         present(properties)?;
         // SAFETY: a wrong handle is refused by the host driver.
         let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(properties, to_c(&found)) }
     }
 
@@ -170,7 +169,7 @@ export! {
         };
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, found.0) }
     }
 }

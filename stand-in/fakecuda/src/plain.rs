@@ -19,8 +19,6 @@ use crate::streams::{stream_handle, target};
 /// The multiple that the length of a row of `cuMemAllocPitch` is rounded up to.
 const PITCH: usize = 512;
 
-/// Allocates pinned memory and writes its address.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome {
@@ -38,7 +36,6 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
     unsafe { put(address, made.cast()) }
 }
 
-/// Forgets device memory that was freed.
 fn freed(address: u64) {
     owned::forget(Object::Memory(address));
     buffers::forget(address, 1);
@@ -48,11 +45,11 @@ export! {
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
         let device = current()?;
         present(address)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, 0) }?;
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 
@@ -72,14 +69,14 @@ export! {
         current()?;
         present(address)?;
         if bytes == 0 {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             return unsafe { put(address, 0) };
         }
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller passes a stream that it created and has not destroyed.
         let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 
@@ -96,12 +93,12 @@ export! {
     }
 
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pinned(address, bytes, 0) }
     }
 
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { pinned(address, bytes, flags) }
     }
 
@@ -126,13 +123,13 @@ export! {
     ) {
         let device = current()?;
         present(address)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, 0) }?;
         if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Host and devices share one address space.
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(address, host.addr() as u64) }
     }
 }
@@ -158,7 +155,7 @@ export_also! {
         };
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes valid pointers for the results.
+        // SAFETY: the caller passes valid pointers.
         unsafe {
             put(address, made.0)?;
             put(pitch, row)

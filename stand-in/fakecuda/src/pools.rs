@@ -31,8 +31,6 @@ fn pool_handle(pool: CUmemoryPool) -> MemPoolHandle {
     MemPoolHandle(pool.addr() as u64)
 }
 
-/// Writes a handle.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn put_handle(place: *mut CUmemoryPool, pool: MemPoolHandle) -> Outcome {
@@ -51,7 +49,7 @@ fn from_c(props: &CUmemPoolProps) -> MemPoolProps {
     }
 }
 
-/// Writes the pool of a place: a device's own, by this question, or that of host or managed memory.
+/// Writes the pool of a place: a device's, by `of_device`, or the one of host or managed memory.
 ///
 /// # Safety
 /// The pointers are null or valid.
@@ -78,7 +76,6 @@ unsafe fn put_pool_of(
     unsafe { put_handle(pool, found.map_err(code)?) }
 }
 
-/// Returns `true` if the value of the attribute is an `int`.
 fn is_int(attribute: CUmemPool_attribute) -> bool {
     use CUmemPool_attribute as A;
     [
@@ -101,7 +98,7 @@ export! {
         let made = driver()?
             .mem_pool_create(device, &from_c(&props))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, made) }
     }
 
@@ -165,7 +162,7 @@ export! {
         // SAFETY: a wrong handle is refused by the host driver.
         let found = unsafe { driver()?.mem_pool_access(device, pool_handle(pool), place) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, CUmemAccess_flags(found.0)) }
     }
 
@@ -187,8 +184,8 @@ export! {
                 flags: AccessFlags(desc.flags.0),
             })
             .collect();
-        // SAFETY: a wrong handle is refused by the host driver, and the caller takes no access
-        // away that work uses.
+        // SAFETY: a wrong handle is refused by the host driver, and the caller takes no access away
+        // that work uses.
         unsafe { driver()?.mem_pool_set_access(device, pool_handle(pool), &access) }.map_err(code)
     }
 
@@ -196,7 +193,7 @@ export! {
         let driver = driver()?;
         present(pool)?;
         let found = driver.default_mem_pool(Ordinal(device)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -207,7 +204,7 @@ export! {
             CUresult::CUDA_ERROR_INVALID_DEVICE => CUresult::CUDA_ERROR_INVALID_VALUE,
             other => other,
         })?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -226,15 +223,15 @@ export! {
         present(address)?;
         let (size, pool) = (bytes as u64, pool_handle(pool));
         if size == 0 {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             return unsafe { put(address, 0) };
         }
         let (device, stream) = target(Some(stream_handle(stream)))?;
-        // SAFETY: the caller passes a stream that it created and has not destroyed; a wrong pool
-        // is refused by the host driver.
+        // SAFETY: the caller passes a stream that it created and has not destroyed; a wrong pool is
+        // refused by the host driver.
         let made = unsafe { driver()?.alloc_from_pool_async(device, size, pool, stream) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, made.0) }
     }
 
@@ -278,7 +275,7 @@ export! {
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver()?.mem_pool_import(device, source, kind, flags) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put_handle(pool, found) }
     }
 
@@ -288,7 +285,7 @@ export! {
         let made = driver()?
             .mem_pool_export_pointer(device, DeviceAddress(address))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(ticket, CUmemPoolPtrExportData { reserved: made.0 }) }
     }
 
@@ -306,7 +303,7 @@ export! {
             driver()?.mem_pool_import_pointer(device, pool_handle(pool), &ticket)
         }
         .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(address, found.0) }
     }
 }

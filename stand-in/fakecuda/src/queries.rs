@@ -1,4 +1,4 @@
-//! Questions about streams and contexts whose answers are settings: flags, priorities, limits.
+//! Settings of streams and contexts: flags, priorities, limits.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -22,10 +22,11 @@ use crate::streams::{HIGHEST, device_of, stream_handle};
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
 
-/// The limits of a context and their values on an H200: the stack, the buffer of `printf`, the heap
-/// of `malloc` in kernels, the depth of launches, which is no more, the number of pending launches,
-/// the fetch granularity and the persisting part of the L2 cache, which the device tells, the shared memory of a block, and
-/// the memory of graphics interoperation. The last two can only be read.
+/// The limits of a context with their values on an H200: the stack, the buffer of `printf`, the
+/// heap of `malloc` in kernels, the depth of launches (which no longer exists), the number of
+/// pending launches, the fetch granularity and the persisting part of the L2 cache (which the
+/// device gives), the shared memory of a block, and the memory of graphics interoperation. The last
+/// two can only be read.
 const LIMITS: [Option<u64>; 9] = [
     Some(1024),
     Some(8_650_752),
@@ -38,20 +39,17 @@ const LIMITS: [Option<u64>; 9] = [
     Some(0),
 ];
 
-/// The limit of the persisting part of the L2 cache, and the attribute that holds the most.
+/// The limit of the persisting part of the L2 cache, and the attribute with its maximum.
 const PERSISTING: u32 = 6;
 const MOST_PERSISTING: i32 = 108;
 
-/// The number of limits that can be set.
 const SETTABLE: u32 = 7;
 
-/// The number of the attribute that holds the number of multiprocessors.
 const MULTIPROCESSORS: i32 = 16;
 
-/// The limits that were set, by context and number.
 static SET: Mutex<BTreeMap<(usize, u32), u64>> = Mutex::new(BTreeMap::new());
 
-/// Returns what is known about a stream. A default stream has the default settings.
+/// Returns a stream's properties. A default stream has the default settings.
 fn about(stream: CUstream) -> Outcome<Known> {
     let stream = stream_handle(stream);
     device_of(stream)?;
@@ -62,12 +60,12 @@ fn about(stream: CUstream) -> Outcome<Known> {
 }
 
 thread_local! {
-    /// The nodes that the thread was last told of. They are the driver's, until its next call.
+    /// The nodes last listed for the thread. They are the driver's, until its next call.
     static NODES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Places for the results about a capture: the number, the graph, the nodes, the kinds of their edges,
-/// and how many nodes there are.
+/// Places for the results about a capture: its number, its graph, the nodes, the kinds of their
+/// edges, and the number of nodes.
 type Places = (
     *mut u64,
     *mut CUgraph,
@@ -115,7 +113,7 @@ unsafe fn capture_info(
     }
 }
 
-/// Writes a result where the caller wants it.
+/// Writes a result unless its pointer is null.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -143,13 +141,13 @@ fn limit(limit: u32) -> Outcome<u64> {
 export_also! {
     fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(flags, known.flags) }
     }
 
     fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(priority, known.priority) }
     }
 
@@ -158,16 +156,16 @@ export_also! {
         let found = match stream_handle(stream) {
             StreamHandle::NULL | StreamHandle::LEGACY => 1,
             StreamHandle::PER_THREAD => 2,
-            // The numbers after those of the default streams.
+            // Numbers after those of the default streams.
             _ => known.id + 2,
         };
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(id, found) }
     }
 
     fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) {
         let found = device_of(stream_handle(stream))?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(device, found.0) }
     }
 
@@ -177,7 +175,7 @@ export_also! {
             0 => stack::top().unwrap_or(name(current()?)),
             context => std::ptr::without_provenance_mut(context),
         };
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe {
             put(context, found)?;
             if !green.is_null() {
@@ -193,7 +191,7 @@ export_also! {
         id: *mut u64,
     ) {
         let places = (id, null_mut(), null_mut(), null_mut(), null_mut());
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, places) }
     }
 
@@ -205,7 +203,7 @@ export_also! {
         nodes: *mut *const u64,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, (id, graph, nodes, null_mut(), count)) }
     }
 
@@ -218,7 +216,7 @@ export_also! {
         edges: *mut *const u8,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers for the results, or null.
+        // SAFETY: the caller passes valid pointers, or null.
         unsafe { capture_info(stream, status, (id, graph, nodes, edges, count)) }
     }
 
@@ -226,7 +224,7 @@ export_also! {
         current()?;
         for (place, value) in [(least, 0), (greatest, HIGHEST)] {
             if !place.is_null() {
-                // SAFETY: the caller passes valid pointers for the results, or null.
+                // SAFETY: the caller passes valid pointers, or null.
                 unsafe { put(place, value) }?;
             }
         }
@@ -237,7 +235,7 @@ export_also! {
         current()?;
         present(value)?;
         let found = limit(which)?;
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found as usize) }
     }
 
@@ -257,7 +255,7 @@ export_also! {
         present(affinity)?;
         let found = attribute(device, MULTIPROCESSORS)?;
         // Execution affinity exists under MPS only: a context has all multiprocessors.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(affinity, [kind, found as u32]) }
     }
 
@@ -272,18 +270,18 @@ export_also! {
         let found = match which {
             // The window of the access policy, whose other words are zero too.
             1 => 0,
-            // The policy of synchronization, where none was chosen.
+            // The default policy of synchronization.
             3 => u64::from(u32::MAX),
             8 => known.priority as u32 as u64,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, found) }
     }
 
     fn cuCtxGetCacheConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(config, 0) }
     }
 
@@ -294,7 +292,7 @@ export_also! {
 
     fn cuCtxGetSharedMemConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(config, 1) }
     }
 
@@ -326,7 +324,7 @@ export_also! {
         if attribute > 3 {
             return Err(INVALID);
         }
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(value, 0) }
     }
 

@@ -24,13 +24,13 @@ export! {
         let device = current()?;
         let (start, bytes) =
             driver()?.address_range(device, DeviceAddress(address)).map_err(code)?;
-        // Either pointer may be null, and that result is then not written.
+        // A null pointer asks for no result.
         if !base.is_null() {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { put(base, start.0) }?;
         }
         if !size.is_null() {
-            // SAFETY: the caller passes a valid pointer for the result.
+            // SAFETY: the caller passes a valid pointer.
             unsafe { put(size, bytes as usize) }?;
         }
         Ok(())
@@ -48,7 +48,7 @@ export! {
         if handle_type != CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(INVALID);
         }
-        // The flag asks for a mapping through PCIe where there are other ways, which there are not.
+        // The flag asks for a mapping through PCIe where there are other ways; here there are none.
         match flags {
             0 => (),
             1 => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
@@ -66,7 +66,7 @@ export! {
         present(handle)?;
         let bytes = driver()?.ipc_mem_handle(device, DeviceAddress(address)).map_err(code)?;
         let reserved = bytes.map(|byte| byte as c_char);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(handle, CUipcMemHandle { reserved }) }
     }
 }

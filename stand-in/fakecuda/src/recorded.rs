@@ -1,32 +1,28 @@
 //! The GPUs whose answers `conformance-c` recorded: name, memory and attributes.
 //!
-//! Each is a file `edges-GPU-DRIVER.tsv` of `stand-in/conformance/answers`. A file that is added there is
-//! one more GPU.
+//! Each is a file `edges-GPU-DRIVER.tsv` of `stand-in/conformance/answers`; a new file there adds a
+//! GPU.
 
 use std::collections::BTreeMap;
 
 /// The short name of each GPU, with its file.
 const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/recorded.rs"));
 
-/// A GPU by the answers of its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub(crate) name: String,
-    /// The memory in bytes.
     pub(crate) memory: u64,
-    /// The attributes by number.
     pub(crate) attributes: BTreeMap<i32, i32>,
 }
 
-/// Returns the short names of the GPUs.
 pub(crate) fn names() -> Vec<&'static str> {
     let mut names: Vec<_> = FILES.iter().map(|&(name, _)| name).collect();
     names.dedup();
     names
 }
 
-/// Returns a GPU by name: `h200`, also written `nvidia-h200` or `NVIDIA H200`. Of several recordings
-/// the last by name is used.
+/// Returns a GPU by name: `h200`, also written `nvidia-h200` or `NVIDIA H200`. Of several
+/// recordings the last by name is used.
 pub(crate) fn find(name: &str) -> Option<Gpu> {
     let wanted = name.to_lowercase().replace([' ', '_'], "-");
     let wanted = wanted.strip_prefix("nvidia-").unwrap_or(&wanted);
@@ -34,7 +30,7 @@ pub(crate) fn find(name: &str) -> Option<Gpu> {
     read(text)
 }
 
-/// Reads the answers, in lines of a question, a tab and an answer.
+/// Reads lines of a question, a tab and an answer.
 fn read(text: &str) -> Option<Gpu> {
     let answers: BTreeMap<_, _> = text
         .lines()

@@ -1,4 +1,4 @@
-//! Host memory of the program that is registered for the device, and the flags of pinned memory.
+//! The program's registered host memory, and the flags of pinned memory.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -17,11 +17,11 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 const TWICE: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 const NEVER: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 
-/// The flags that exist: portable, mapped into the device, memory of a device's registers, and only
-/// read.
+/// The existing flags: portable, mapped into the device, memory of a device's registers, and
+/// read-only.
 const FLAGS: u32 = 0xF;
 
-/// The flag of memory of a device's registers, which no memory of a program is.
+/// The flag of memory of a device's registers, which no program's memory is.
 const IO: u32 = 4;
 
 fn register(memory: *mut c_void, bytes: usize, flags: u32) -> Outcome {
@@ -95,7 +95,7 @@ export_also! {
             _ => WRITE_COMBINED,
         };
         // All host memory is mapped into the devices' one address space.
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(flags, known.flags & shown | MAPPED) }
     }
 }

@@ -1,5 +1,4 @@
-//! The addresses of the exported functions, and the definitions of those that this library does not
-//! implement.
+//! Addresses of the exported functions, and definitions of those that are not implemented.
 //!
 //! `unsafe` is allowed here to export and to declare them.
 #![allow(unsafe_code)]
@@ -11,8 +10,8 @@ use crate::edge::{Outcome, answer};
 use crate::state;
 use crate::symbols::symbols;
 
-/// Declares a function of another file, or defines one that answers `NOT_SUPPORTED`, whatever it is
-/// called with. C passes arguments so that a function need not take them.
+/// Declares a function of another file, or defines one that answers `NOT_SUPPORTED` for any
+/// arguments: in C a function need not take the arguments that it is passed.
 macro_rules! function {
     ($name:ident here) => {
         unsafe extern "C" {

@@ -1,7 +1,7 @@
 //! Each thread's stack of current contexts.
 //!
-//! The current context outlives the thread's other variables: functions of `atexit`, and destructors
-//! of a thread's variables, may call the driver after those have ended.
+//! The current context outlives the thread's other variables: functions of `atexit`, and
+//! destructors of a thread's variables, may call the driver after those have ended.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::null_mut;
@@ -20,7 +20,7 @@ pub(crate) fn top() -> Option<CUcontext> {
     Some(CURRENT.get()).filter(|context| !context.is_null())
 }
 
-/// Makes a context current, above the one that was.
+/// Makes a context current, above the former one.
 pub(crate) fn push(context: CUcontext) {
     if let Some(before) = top() {
         // A thread that ends has no contexts below.
@@ -29,7 +29,6 @@ pub(crate) fn push(context: CUcontext) {
     CURRENT.set(context);
 }
 
-/// Removes the current context, and returns it.
 pub(crate) fn pop() -> Option<CUcontext> {
     let before = top()?;
     let below = BELOW.try_with(|below| below.borrow_mut().pop());

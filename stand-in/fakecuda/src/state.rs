@@ -1,4 +1,4 @@
-//! The one host driver of the process, created by `cuInit`.
+//! The process's one host driver, created by `cuInit`.
 //!
 //! `unsafe` is allowed here, and in every file that exports functions, to define them under their C
 //! names and to read and write through the pointers that C passes (see `edge`).
@@ -20,19 +20,17 @@ use crate::settings::{self, Settings, Work};
 use crate::status;
 use crate::watched::Watched;
 
-/// The state after `cuInit`.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) driver: Watched,
-    /// The number of references to each device's primary context.
     pub(crate) retained: Vec<AtomicU32>,
 }
 
-/// The result of the first `cuInit`; later calls return the same.
+/// The result of the first `cuInit`, which later calls return too.
 static STATE: OnceLock<Outcome<State>> = OnceLock::new();
 
-/// Returns the state, or `NOT_INITIALIZED`. A function of the program that runs in the order of a
-/// stream may not use it.
+/// Returns the state, or `NOT_INITIALIZED`. Refused to a function of the program that runs in the
+/// order of a stream.
 pub(crate) fn state() -> Outcome<&'static State> {
     match gate::pass(&STATE)? {
         Some(Ok(state)) => Ok(state),
@@ -45,7 +43,7 @@ pub(crate) fn driver() -> Outcome<&'static Watched> {
     Ok(&state()?.driver)
 }
 
-/// Returns the CUDA version of the driver; before `cuInit`, the one that it will report.
+/// Returns the CUDA version of the driver; before `cuInit`, the version that it will report.
 pub(crate) fn version() -> Outcome<i32> {
     match state() {
         Ok(state) => Ok(state.driver.version().map_err(code)?.as_raw()),
@@ -62,8 +60,8 @@ fn clock() -> Duration {
 
 impl State {
     fn make() -> Outcome<Self> {
-        // The report is made when the process ends, not when the program closes the library. And threads
-        // that have called it run destructors in it when they end.
+        // The report is made when the process ends, not when the program closes the library. And
+        // ending threads that have called the library run its destructors.
         loaded::stay();
         let settings = settings::get().map_err(|_| CUresult::CUDA_ERROR_SYSTEM_NOT_READY)?;
         if settings.devices == 0 {
@@ -81,7 +79,6 @@ impl State {
         Ok(Self { driver, retained })
     }
 
-    /// Returns the ordinal of a device that exists.
     pub(crate) fn device(&self, device: i32) -> Outcome<Ordinal> {
         let known = usize::try_from(device).is_ok_and(|index| index < self.retained.len());
         if known {
@@ -91,7 +88,6 @@ impl State {
         }
     }
 
-    /// Returns the number of references to each device's primary context.
     pub(crate) fn references(&self) -> Vec<u32> {
         let counts = self.retained.iter();
         counts.map(|count| count.load(Ordering::Acquire)).collect()
@@ -128,7 +124,7 @@ export! {
     }
 
     fn cuDriverGetVersion(version: *mut i32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(version, self::version()?) }
     }
 }

@@ -1,6 +1,6 @@
-//! The status that the program ends with.
+//! The exit status of the program.
 //!
-//! `unsafe` is allowed here to declare the function of glibc that tells it.
+//! `unsafe` is allowed here to declare the function of glibc that reports it.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -29,7 +29,7 @@ pub(crate) fn watch() {
     });
 }
 
-/// Returns the status that the process ends with, or `None` if it does not end by `exit`.
+/// Returns the exit status, or `None` if the process does not end by `exit`.
 pub(crate) fn of_end() -> Option<i32> {
     Some(STATUS.load(Ordering::Acquire)).filter(|status| *status != NOT_YET)
 }

@@ -17,8 +17,8 @@ use crate::per_thread;
 use crate::stack;
 use crate::state::{driver, state};
 
-/// Converts a stream to the trait's handle. The pointer is used as a number only. Null is the
-/// thread's own stream in a call of the functions for it.
+/// Converts a stream to the trait's handle; the pointer is only a number. Null is the thread's own
+/// stream in calls of `per_thread`.
 pub(crate) fn stream_handle(stream: CUstream) -> StreamHandle {
     match StreamHandle(stream.addr() as u64) {
         StreamHandle::NULL if per_thread::is_meant() => StreamHandle::PER_THREAD,
@@ -30,13 +30,13 @@ pub(crate) fn event_handle(event: CUevent) -> EventHandle {
     EventHandle(event.addr() as u64)
 }
 
-/// The flag of an event that has no time.
+/// The flag of an event without a time.
 pub(crate) const TIMELESS: u32 = 2;
 
 /// The flag of an event that other processes open.
 pub(crate) const SHARED: u32 = 4;
 
-/// Checks the flags of an event to create, and returns those that the host driver takes.
+/// Checks the flags of a new event, and returns the host driver's part.
 fn event_flags(flags: u32) -> Outcome<u32> {
     if flags & SHARED != 0 && flags & TIMELESS == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -44,7 +44,6 @@ fn event_flags(flags: u32) -> Outcome<u32> {
     Ok(flags & !SHARED)
 }
 
-/// Returns the code for finished or unfinished work.
 fn done(done: bool) -> Outcome {
     if done {
         Ok(())
@@ -53,8 +52,8 @@ fn done(done: bool) -> Outcome {
     }
 }
 
-/// Returns the device of a stream. A default stream belongs to the current context; another needs
-/// none.
+/// Returns the device of a stream. Only a default stream needs a current context, to which it
+/// belongs.
 pub(crate) fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
     if stream.0 <= StreamHandle::PER_THREAD.0 {
         return current();
@@ -67,15 +66,14 @@ pub(crate) fn device_of(stream: StreamHandle) -> Outcome<Ordinal> {
     Ok(Ordinal(known.device))
 }
 
-/// Returns the device that work on a stream runs on, and the stream, for a call that also needs a
-/// current context. The stream may belong to another device. `None` is the default stream.
+/// Returns a stream, `None` being the default stream, and the device that its work runs on. Needs a
+/// current context, which may be another device's.
 pub(crate) fn target(stream: Option<StreamHandle>) -> Outcome<(Ordinal, StreamHandle)> {
     current()?;
     let stream = stream.unwrap_or(StreamHandle::NULL);
     Ok((device_of(stream)?, stream))
 }
 
-/// Returns an event, its device and its context.
 fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
     state()?;
     let event = event_handle(event);
@@ -87,8 +85,7 @@ fn live_event(event: CUevent) -> Outcome<(EventHandle, Ordinal, usize)> {
     Ok((event, Ordinal(known.device), known.context))
 }
 
-/// Returns the context that a live stream belongs to, as a number; of a default stream, the current
-/// one.
+/// Returns a live stream's context as a number; for a default stream, the current context.
 pub(crate) fn context_of(stream: StreamHandle) -> usize {
     match owned::known(Object::Stream(stream.0)) {
         Some(known) => known.context,
@@ -96,18 +93,14 @@ pub(crate) fn context_of(stream: StreamHandle) -> usize {
     }
 }
 
-/// Returns a stream and its device.
 fn live_stream(stream: CUstream) -> Outcome<(StreamHandle, Ordinal)> {
     state()?;
     let stream = stream_handle(stream);
     Ok((stream, device_of(stream)?))
 }
 
-/// The highest priority of a stream, as a number.
 pub(crate) const HIGHEST: i32 = -5;
 
-/// Creates a stream.
-///
 /// # Safety
 /// The pointer is null or valid for writing.
 unsafe fn create(stream: *mut CUstream, flags: u32, priority: i32) -> Outcome {
@@ -156,7 +149,7 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
     Ok(())
 }
 
-/// Checks the flags of a record or a wait. A node for events of other graphs exists in captures only.
+/// Checks the flags of a record or a wait. Nodes for events of other graphs exist in captures only.
 fn check_external(device: Ordinal, stream: StreamHandle, flags: u32) -> Outcome {
     match flags {
         0 => Ok(()),
@@ -172,7 +165,7 @@ fn check_external(device: Ordinal, stream: StreamHandle, flags: u32) -> Outcome 
     }
 }
 
-/// Measures between two events and writes the milliseconds.
+/// Writes the milliseconds between two events.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -211,17 +204,17 @@ export! {
             Some(known) => std::ptr::without_provenance_mut(known.context),
             None => stack::top().unwrap_or(name(device)),
         };
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(context, found) }
     }
 
     fn cuStreamCreate(stream: *mut CUstream, flags: u32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(stream, flags, 0) }
     }
 
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { create(stream, flags, priority) }
     }
 
@@ -256,7 +249,7 @@ export! {
         let kept = EventFlags::from_bits_retain(kept);
         let made = driver()?.event_create(device, kept).map_err(code)?;
         owned::own(Object::Event(made.0), Known { flags, ..Known::of(device) });
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
@@ -269,7 +262,7 @@ export! {
     }
 
     fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { elapsed(milliseconds, start, end) }
     }
 
@@ -302,7 +295,7 @@ export_also! {
     }
 
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { elapsed(milliseconds, start, end) }
     }
 }

@@ -1,7 +1,6 @@
-//! Functions for tests that no driver has: counting live objects, holding streams back, losing
-//! contexts, injecting faults, and reports on demand. `include/fakecuda.h` declares them.
-//!
-//! A program that reaches the stand-in through the loader has no other way to do this.
+//! Functions for tests that no driver has: they count live objects, hold streams back, lose
+//! contexts, inject faults, and report on demand. `include/fakecuda.h` declares them for programs
+//! that reach the stand-in through the loader.
 //!
 //! `unsafe` is allowed here to export functions (see `state`).
 #![allow(unsafe_code)]
@@ -44,13 +43,12 @@ unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 8]) -> CUresult {
             live.queued,
             retained.iter().filter(|count| **count > 0).count(),
         ];
-        // SAFETY: the caller passes a valid pointer for the result, or null.
+        // SAFETY: the caller passes a valid pointer, or null.
         unsafe { put(counts, found.map(|count| count as u64)) }
     })
 }
 
-/// Holds back a stream of the current context, or releases it. While it is held, its work is
-/// queued.
+/// Holds back a stream of the current context, whose work is then queued, or releases it.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_hold(stream: CUstream, held: bool) -> CUresult {
     answer(|| {
@@ -64,8 +62,7 @@ extern "C" fn fakecuda_hold(stream: CUstream, held: bool) -> CUresult {
     })
 }
 
-/// Holds back every stream of the current context's device, including those created later, or
-/// releases them.
+/// Holds back every stream of the current context's device, later ones included, or releases them.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_hold_all(held: bool) -> CUresult {
     answer(|| {
@@ -79,8 +76,8 @@ extern "C" fn fakecuda_hold_all(held: bool) -> CUresult {
     })
 }
 
-/// Runs the next piece of work of a stream that is held back, or begins its function of the host.
-/// Returns `NOT_READY` if there is none, or if it waits for work of another stream or for a function.
+/// Runs the next piece of work of a held stream, or begins its function of the host. Returns
+/// `NOT_READY` if there is none, or if it waits for work of another stream or for a function.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_step(stream: CUstream) -> CUresult {
     answer(|| match driver()?.step(current()?, stream_handle(stream)) {
@@ -99,8 +96,8 @@ extern "C" fn fakecuda_lose() -> CUresult {
     })
 }
 
-/// Arms faults, written as in `FAKECUDA_FAIL`, in addition to those that are armed. They count calls
-/// from now on. Null disarms all faults. Returns `INVALID_VALUE` for a text that is wrong.
+/// Adds faults, written as in `FAKECUDA_FAIL`, which count calls from now on. Null removes all
+/// faults. Returns `INVALID_VALUE` for a text that is wrong.
 ///
 /// # Safety
 /// The pointer is null or points to a null-terminated string.
@@ -124,7 +121,7 @@ unsafe extern "C" fn fakecuda_fail(faults: *const c_char) -> CUresult {
 /// The pointer is null or valid for writing.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fakecuda_injected(count: *mut u64) -> CUresult {
-    // SAFETY: the caller passes a valid pointer for the result, or null.
+    // SAFETY: the caller passes a valid pointer, or null.
     answer(|| unsafe { put(count, calls::injected()) })
 }
 
@@ -137,7 +134,7 @@ extern "C" fn fakecuda_watch(on: bool) -> CUresult {
     })
 }
 
-/// Writes the number of findings: those so far, and the leaks if the process ended now.
+/// Writes the number of findings so far, and of leaks if the process ended now.
 ///
 /// # Safety
 /// The pointer is null or valid for writing.
@@ -146,12 +143,12 @@ unsafe extern "C" fn fakecuda_findings(count: *mut u64) -> CUresult {
     answer(|| {
         present(count)?;
         let report = ending::report(state()?);
-        // SAFETY: the caller passes a valid pointer for the result.
+        // SAFETY: the caller passes a valid pointer.
         unsafe { put(count, report.findings.count()) }
     })
 }
 
-/// Forgets all findings, and makes everything that lives no leak.
+/// Forgets all findings, and excludes all live objects from later leaks.
 #[unsafe(no_mangle)]
 extern "C" fn fakecuda_forget() -> CUresult {
     answer(|| {
@@ -161,7 +158,7 @@ extern "C" fn fakecuda_forget() -> CUresult {
     })
 }
 
-/// Writes the report of this moment to a descriptor, as text.
+/// Writes a report of this moment to a descriptor, as text.
 ///
 /// # Safety
 /// The descriptor is open.
@@ -171,7 +168,7 @@ unsafe extern "C" fn fakecuda_report(fd: i32) -> CUresult {
     answer(|| unsafe { write(fd, Report::text) })
 }
 
-/// Writes the report of this moment to a descriptor, as one line of JSON.
+/// Writes a report of this moment to a descriptor, as one line of JSON.
 ///
 /// # Safety
 /// The descriptor is open.

@@ -1,10 +1,10 @@
 //! The host driver, watched: calls that make, release or use an object are noted for the report.
 //!
-//! The methods here have the names and parameters of those of the trait, and hide them. Every other
-//! method is the host driver's own, so a call that nothing is noted of needs no line here.
+//! The methods here hide the trait's methods of the same names and parameters. Calls without notes
+//! go to the host driver directly and need no line here.
 //!
-//! `unsafe` is allowed here to pass calls on. What the caller promised for a method is what the
-//! method of the host driver requires.
+//! `unsafe` is allowed here to pass calls on: the requirements of each method are those of the host
+//! driver's.
 #![allow(unsafe_code)]
 
 mod leaks;
@@ -28,7 +28,7 @@ use cuvmm_model::host::HostDriver;
 use crate::diagnosis::books::{Books, Class};
 use crate::diagnosis::findings::Findings;
 
-/// The host driver with notes of the objects that it made.
+/// The host driver with notes of its objects.
 #[derive(Debug)]
 pub(crate) struct Watched {
     host: HostDriver,
@@ -45,8 +45,8 @@ impl Deref for Watched {
     }
 }
 
-/// Generates the methods that make an object of a class. `as` names the result and gives its value
-/// and size.
+/// Generates methods that make an object of a class. `as` names the result and gives its value and
+/// size.
 macro_rules! makes {
     ($($class:ident: fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty
         as |$made:ident| ($value:expr, $size:expr);)*) => {
@@ -60,7 +60,7 @@ macro_rules! makes {
     };
 }
 
-/// Generates the methods that make an object of a class, and use others by their handles.
+/// Generates methods that make an object of a class, and use others by their handles.
 macro_rules! makes_with {
     ($($class:ident: fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty
         as |$made:ident| ($value:expr, $size:expr) uses [$($used:ident $handle:expr),*];)*) => {
@@ -78,7 +78,7 @@ macro_rules! makes_with {
     };
 }
 
-/// Generates the methods that end an object of a class.
+/// Generates methods that end an object of a class.
 macro_rules! ends {
     ($($class:ident $value:expr => fn $name:ident($($arg:ident: $ty:ty),*)
         uses [$($used:ident $handle:expr),*];)*) => {
@@ -94,7 +94,7 @@ macro_rules! ends {
     };
 }
 
-/// Generates the methods that use objects by their handles, and addresses.
+/// Generates methods that use objects by their handles, and addresses.
 macro_rules! uses {
     ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;
         uses [$($used:ident $handle:expr),*] at [$($address:expr),*];)*) => {

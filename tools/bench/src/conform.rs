@@ -73,16 +73,14 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// When the driver cannot be opened, or a file cannot be read or written.
+    /// The driver cannot be opened, or a file cannot be read or written.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.list {
             return self.list();
         }
         let page = Page::verbose(self.verbose);
-        // Read first: a wrong file should not be found out after a long run.
+        // Read first: a wrong file should be found before a long run.
         let recorded = self.against.as_deref().map(recorded).transpose()?;
         if let Some(path) = &self.record {
             files::writable(path)?;
@@ -178,13 +176,13 @@ impl Args {
 /// Reads recorded answers.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read, or that holds something else.
+/// Wrong usage: the file cannot be read, or holds something else.
 fn recorded(path: &Path) -> anyhow::Result<Recording> {
     let read = serde_json::from_str(&files::text(path)?);
     read.map_err(|error| files::wrong(path, format!("this is no recording of answers: {error}")))
 }
 
-/// Prints a line, from which the last case of a run that hangs or dies is known.
+/// Prints a line, so that the last case of a run that hangs or dies is known.
 fn tell(case: &str, answer: Result<&str, &str>) {
     let line = match answer {
         Ok(answer) => format!("{case}: {answer}"),
@@ -193,7 +191,7 @@ fn tell(case: &str, answer: Result<&str, &str>) {
     terminal::tell(&line);
 }
 
-/// Kernels for a driver, or why there are none.
+/// Returns kernels for a driver, or the reason that there are none.
 fn kernels(opened: &Opened) -> Result<Arc<dyn KernelToucher>, String> {
     Ok(match &opened.concrete {
         Concrete::Cuda(driver) => {
@@ -204,7 +202,7 @@ fn kernels(opened: &Opened) -> Result<Arc<dyn KernelToucher>, String> {
     })
 }
 
-/// The answers, with what is needed to know whose they are.
+/// Returns the answers with their GPU, driver and date.
 fn recording(opened: &Opened, report: &Report) -> anyhow::Result<Recording> {
     let driver = &opened.driver;
     Ok(Recording {
@@ -249,7 +247,7 @@ fn as_json(
     Ok(terminal::json(&object)?)
 }
 
-/// Without a comparison every answer; with one, only what differs.
+/// Formats every answer or, with a comparison, the differences.
 fn as_text(
     opened: &Opened,
     recording: &Recording,

@@ -1,7 +1,7 @@
-//! How many bytes of host memory some code keeps.
+//! Counts the bytes of host memory that some code keeps.
 //!
-//! `unsafe` here: an allocator is, by its trait. This one hands everything to the system's and
-//! counts while it is asked to; the rest of the time it only looks whether it is.
+//! `unsafe` here: an allocator is, by its trait. This allocator passes everything to the system's,
+//! and counts while switched on.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -24,7 +24,7 @@ fn add(bytes: usize, sign: i64) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size(), 1);
@@ -52,8 +52,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Does something, and says how many bytes more are allocated after it than were before, by all
-/// threads. Not to be nested.
+/// Calls `act`, and returns the additional bytes that all threads have allocated after it. Not to
+/// be nested.
 pub(crate) fn kept_by<T>(act: impl FnOnce() -> T) -> (T, i64) {
     let before = KEPT.load(Ordering::Relaxed);
     COUNTS.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! The command `cuvmm-bench`, for those who develop cuvmm or port it: measures the library beside the
+//! The command `cuvmm-bench`, for developing and porting cuvmm: measures the library beside the
 //! driver's own calls, and checks a driver against the conformance suite.
 //!
-//! Each command is a module. Options, output and the choice of a driver are those of `cuvmm_command`.
+//! Each command is a module. Options, output and the choice of a driver come from `cuvmm_command`.
 
 mod bench;
 mod conform;

@@ -1,4 +1,4 @@
-//! Facts that a table of costs and a recording state: the driver's version and the date.
+//! Facts stated by tables of costs and recordings: the driver's version and the date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,5 +1,5 @@
-//! The common parts of the charts of all commands: an SVG file with plots on the left and a legend
-//! on the right, and their colors.
+//! Common parts of all charts: an SVG file with plots on the left and a legend on the right, and
+//! their colors.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -9,13 +9,12 @@ use plotters::prelude::*;
 
 use cuvmm_command::files;
 
-/// The width of a chart.
 const WIDTH: u32 = 1_160;
-/// The part of the width that is right of the plots.
+/// The part of the width right of the plots.
 const LEGEND: u32 = 190;
 /// The height of the headline above the plots.
 const HEADLINE: u32 = 52;
-/// The sizes of type: of the headline, of the title of a plot, and of everything else.
+/// Font sizes: of the headline, of the title of a plot, and of everything else.
 const LARGE: i32 = 26;
 pub(crate) const TITLE: i32 = 20;
 pub(crate) const SMALL: i32 = 16;
@@ -23,7 +22,7 @@ pub(crate) const GIB: f64 = (1u64 << 30) as f64;
 /// The color of limits.
 pub(crate) const LIMIT: RGBColor = RGBColor(190, 30, 45);
 
-/// Colors that can be told apart without color vision. Further ones begin again.
+/// Colors that can be distinguished without color vision. Further series begin again.
 const COLORS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -36,7 +35,6 @@ const COLORS: [RGBColor; 6] = [
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 pub(crate) type Failed<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
 
-/// Returns the color of the series with a number.
 pub(crate) fn color(series: usize) -> RGBColor {
     COLORS.get(series % COLORS.len()).copied().unwrap_or(LIMIT)
 }
@@ -44,7 +42,7 @@ pub(crate) fn color(series: usize) -> RGBColor {
 /// Checks that a chart can be written to a file, before work that takes minutes.
 ///
 /// # Errors
-/// Wrong usage: a name that ends as that of another kind of picture, and a file that cannot be opened for
+/// Wrong usage: the name ends like another kind of picture's, or the file cannot be opened for
 /// writing.
 pub(crate) fn writable(file: &Path) -> anyhow::Result<()> {
     match file.extension() {
@@ -56,10 +54,6 @@ pub(crate) fn writable(file: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a chart to a file.
-///
-/// # Errors
-/// The file cannot be written.
 pub(crate) fn write(file: &Path, svg: &str) -> anyhow::Result<()> {
     files::write(file, svg)
 }
@@ -91,7 +85,7 @@ fn failed(error: &dyn Display) -> anyhow::Error {
     anyhow!("the chart cannot be drawn: {error}")
 }
 
-/// Returns the area of the plots and that of their legend.
+/// Returns the area of the plots and the area of their legend.
 pub(crate) fn parts<'a>(area: &Area<'a>) -> (Area<'a>, Area<'a>) {
     area.split_horizontally(WIDTH - LEGEND)
 }
@@ -103,7 +97,7 @@ pub(crate) enum Mark {
     Line(RGBColor),
 }
 
-/// Draws the entries of a legend, each below the one before. Names have no control characters,
+/// Draws the entries of a legend, one below the other. Names must have no control characters,
 /// because XML has none.
 ///
 /// # Errors

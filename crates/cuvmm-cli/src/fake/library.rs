@@ -1,4 +1,4 @@
-//! The library fakecuda: which file it is, and the folder in which a loader finds it.
+//! Finds the library fakecuda, and makes the folder in which a loader finds the library.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,13 +12,12 @@ use cuvmm_command::command::usage;
 /// The name that a loader looks for.
 const NAME: &str = "libcuda.so.1";
 
-/// The name of the file that cargo makes.
 const BUILT: &str = "libfakecuda.so";
 
-/// A function that no driver exports, in the library's table of names.
+/// A function in the library's table of names that no real driver exports.
 const MARK: &[u8] = b"fakecuda_live";
 
-/// Returns the folder that has the library under the name that a loader looks for.
+/// Returns a folder that has the library under the name of [`NAME`].
 pub(super) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let library = find(given)?;
     let bytes = fs::read(&library)
@@ -47,7 +46,7 @@ pub(super) fn folder(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let named = env::var_os("FAKECUDA_LIBRARY").map(PathBuf::from);
     if let Some(path) = given.map(Path::to_owned).or(named) {
-        // A folder that has the library is as good as the library.
+        // A folder with the library in it is accepted too.
         return Ok(if path.is_dir() { path.join(NAME) } else { path });
     }
     let command = env::current_exe()?;
@@ -64,7 +63,7 @@ fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Makes a link to the library in a folder, unless it is there.
+/// Makes a link to the library in a folder, unless the link exists.
 fn link(library: &Path, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let place = folder.join(NAME);
@@ -77,7 +76,7 @@ fn link(library: &Path, folder: &Path) -> io::Result<()> {
     fs::rename(&own, &place)
 }
 
-/// Returns the loader's path with a folder before what is there.
+/// Returns `LD_LIBRARY_PATH` with a folder put first.
 pub(super) fn path_with(folder: &Path) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {

@@ -1,10 +1,11 @@
-//! Probes of a device's capabilities: each tries an operation on one granule and undoes it.
+//! Probes of a device's capabilities: each tries an operation on one granule and undoes the
+//! operation.
 //!
-//! Where an attribute claims a capability and the call fails (as measured for fabric handles), both
-//! are shown.
+//! If an attribute claims a capability and the call fails (measured for fabric handles), the report
+//! shows both.
 //!
-//! `unsafe` is allowed here for driver calls. Each probe uses only objects that it has created
-//! itself, leaves no queued work that uses them, and releases them.
+//! `unsafe` is allowed here for driver calls. Each probe uses only objects that it has created,
+//! leaves no queued work on them, and releases them.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -16,16 +17,15 @@ use cuvmm::driver::{
 };
 use serde::Serialize;
 
-/// A capability that a device has or lacks.
 #[derive(Debug, Serialize)]
 pub(super) struct Capability {
     pub(super) name: String,
     pub(super) there: bool,
-    /// Why the capability is missing, or a remark if it is present.
+    /// Reason why the capability is missing, or a remark if it is present.
     pub(super) reason: Option<String>,
 }
 
-/// The result of a probe: the error says why the capability is missing.
+/// Result of a probe, with the reason why the capability is missing.
 type Tried = Result<(), String>;
 
 /// Returns the host NUMA node nearest to a device; 0 if the driver does not name one.
@@ -34,7 +34,6 @@ pub(super) fn node(driver: &dyn Driver, device: Ordinal) -> i32 {
     nearest.ok().filter(|node| *node >= 0).unwrap_or(0)
 }
 
-/// Probes all capabilities of a device.
 pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> {
     let with = |change: fn(&mut PhysicalProps)| {
         let mut props = PhysicalProps::device(device);
@@ -102,7 +101,7 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
     found
 }
 
-/// Tries to map memory at `place` with access for the device. The error says why that fails.
+/// Tries to map memory at `place` with access for the device. The error is the reason of a failure.
 pub(super) fn reaches(
     driver: &Arc<dyn Driver>,
     device: Ordinal,
@@ -115,8 +114,8 @@ pub(super) fn reaches(
     bench.reaches(place)
 }
 
-/// Capabilities for which only the attribute is read. Probing concurrent host access on a device
-/// that does not support it ends the program, and multicast can disturb other users of shared GPUs.
+/// Capabilities read from the attribute alone. A probe of concurrent host access ends the program
+/// on a device without support, and multicast can disturb other users of shared GPUs.
 const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     (
         "managed memory beside the host",
@@ -133,7 +132,7 @@ const NOT_TRIED: [(&str, DeviceAttribute); 4] = [
     ("multicast", DeviceAttribute::MULTICAST),
 ];
 
-/// Returns a capability by its attribute alone, with a remark that it was not tried.
+/// Returns a capability by its attribute, with the remark that it was not tried.
 fn promised(
     driver: &dyn Driver,
     device: Ordinal,
@@ -162,7 +161,7 @@ fn said<T>(outcome: Result<T, DriverError>) -> Result<T, String> {
 }
 
 impl Bench<'_> {
-    /// Runs a probe and compares the result with the attribute that promises the capability.
+    /// Runs a probe and compares its result with the attribute that promises the capability.
     fn judged(
         &self,
         name: &str,
@@ -190,7 +189,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Creates one granule with the given properties, runs `act` on it, and releases it.
+    /// Creates one granule, runs `act` on it, and releases it.
     fn created(
         &self,
         props: &PhysicalProps,
@@ -205,7 +204,7 @@ impl Bench<'_> {
         acted.and(released)
     }
 
-    /// Maps one granule with the given properties for the device, runs `act`, and unmaps it.
+    /// Maps one granule for the device, runs `act`, and unmaps the granule.
     fn mapped(
         &self,
         props: &PhysicalProps,
@@ -303,7 +302,6 @@ impl Bench<'_> {
         tried.and(destroyed)
     }
 
-    /// Tries to map memory at `place` with access for this device.
     fn reaches(&self, place: Location) -> Tried {
         if place.kind == LocationKind::DEVICE {
             let peer = Ordinal(place.id);

@@ -1,4 +1,4 @@
-//! The report of `info` for people.
+//! Report of `info` as text.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,6 @@ use cuvmm_command::page::Page;
 use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};
 
-/// The whole of it.
 pub(super) fn of(info: &Info, page: Page) -> String {
     let mut drivers = page.list();
     for found in &info.drivers {
@@ -28,7 +27,7 @@ pub(super) fn of(info: &Info, page: Page) -> String {
     page.fold(&text)
 }
 
-/// Whose memory each device reaches, in a table, and why not below it.
+/// Appends a table of the memory that each device can access, with the reasons of failures below.
 fn lay_out(text: &mut String, topology: &[Reaches], page: Page) {
     let Some(first) = topology.first() else {
         return;
@@ -58,7 +57,7 @@ fn lay_out(text: &mut String, topology: &[Reaches], page: Page) {
     }
 }
 
-/// Writing to a string does not fail.
+/// Appends the table of one device. Writing to a string does not fail.
 fn describe(text: &mut String, device: &Device, page: Page) {
     let _ = writeln!(text, "\n{} {}", device.ordinal, device.name);
     let mut rows = page.list();

@@ -7,26 +7,24 @@ use serde::Serialize;
 
 use super::probe;
 
-/// The places whose memory one device can access.
 #[derive(Debug, Serialize)]
 pub(super) struct Reaches {
     pub(super) device: i32,
     pub(super) places: Vec<Place>,
 }
 
-/// A location of memory, and whether a device can access it.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) place: String,
     /// `true` for the device itself and for the host NUMA node nearest to it.
     pub(super) near: bool,
     pub(super) reached: bool,
-    /// Why the device cannot access it.
+    /// Reason why the device cannot access the place.
     pub(super) reason: Option<String>,
 }
 
-/// Probes for each device the memory of all devices, and of every host NUMA node that is nearest to
-/// one of them.
+/// Probes, for each device, the memory of all devices and of each host NUMA node that is nearest to
+/// a device.
 pub(super) fn of(driver: &Arc<dyn Driver>, devices: i32) -> Vec<Reaches> {
     let ordinals = || (0..devices).map(Ordinal);
     let nearest = |device| Location::host_numa(probe::node(&**driver, device));

@@ -1,4 +1,5 @@
-//! `cuvmm ctl`: new terms for processes and tenants.
+//! `cuvmm ctl`: changes limits, guarantees and priorities of processes and tenants, and trims,
+//! sleeps or wakes them.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -68,7 +69,7 @@ struct Limit {
     size: u64,
 }
 
-/// Takes a size, or `none` for one that limits nothing.
+/// Parses a size. `none` is [`u64::MAX`], which limits nothing.
 fn limit(text: &str) -> Result<u64, String> {
     match text {
         "none" => Ok(u64::MAX),
@@ -108,10 +109,8 @@ struct Trim {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// A process that is not there, refuses or does not answer.
+    /// The process is missing, refuses the request or does not answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let (control, tenant) = match &self.command {
             Command::Limit(it) => self.at.target(&it.of.of)?,
@@ -140,14 +139,13 @@ impl Args {
     }
 }
 
-/// Says what is still held beyond a new limit.
 fn excess(bytes: u64) -> Option<String> {
     let held = ByteSize(bytes).display().iec();
     let rule = "nothing more is charged until that is given up";
     (bytes > 0).then(|| format!("{held} more than that is still held: {rule}\n"))
 }
 
-/// Returns an error on one line: the reason of a refusal comes from the other process.
+/// Returns an error as one printable line: the other process wrote the reason of a refusal.
 fn plain(error: ControlError) -> anyhow::Error {
     anyhow::anyhow!("{}", safe(&error.to_string()))
 }

@@ -20,49 +20,45 @@ pub(super) struct Where {
     ledger: Option<PathBuf>,
 }
 
-/// The ledgers that could be opened, in the order of their names.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
     pub(super) ledgers: Vec<LedgerView>,
-    /// Why others could not be.
+    /// Errors of ledgers that could not be opened.
     pub(super) wrong: Vec<String>,
 }
 
 impl Where {
-    /// Returns a place that was not chosen on the command line.
     pub(super) fn at(path: &Path) -> Self {
         Self {
             ledger: Some(path.to_owned()),
         }
     }
 
-    /// Returns the path that the user has given, if any.
     fn given(&self) -> Option<PathBuf> {
         let set = || std::env::var_os("CUVMM_LEDGER").filter(|path| !path.is_empty());
         self.ledger.clone().or_else(|| set().map(PathBuf::from))
     }
 
-    /// Returns the path of the ledgers as text.
     pub(super) fn shown(&self) -> String {
         shown(&self.given().unwrap_or_else(share::folder))
     }
 
-    /// Opens the ledgers, in the order of their names. Says on standard error which could not be
-    /// opened.
+    /// Opens the ledgers, in the order of their names. Prints the errors of the others to standard
+    /// error.
     ///
     /// # Errors
-    /// A path that cannot be read, and no ledger among files that are named as ledgers.
+    /// A path cannot be read, or no file named as a ledger is one.
     pub(super) fn open(&self) -> anyhow::Result<Vec<LedgerView>> {
         let opened = self.open_again(Vec::new())?;
         opened.wrong.iter().for_each(|wrong| tell(wrong));
         Ok(opened.ledgers)
     }
 
-    /// Opens the ledgers that are there now, and keeps those that are open already. An open ledger
-    /// remembers when it last saw a sign of life of its processes.
+    /// Opens the ledgers that exist now, and keeps those already open: an open view remembers when
+    /// it last saw a sign of life of each process.
     ///
     /// # Errors
-    /// A path that cannot be read, and no ledger among files that are named as ledgers.
+    /// Those of [`open`](Self::open).
     pub(super) fn open_again(&self, open: Vec<LedgerView>) -> anyhow::Result<Opened> {
         let mut open: Vec<LedgerView> = open.into_iter().filter(LedgerView::is_in_place).collect();
         let mut opened = Opened::default();
@@ -82,7 +78,7 @@ impl Where {
         }
     }
 
-    /// Returns the files of the ledgers, in the order of their names.
+    /// Returns the ledger files, in the order of their names.
     fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let path = match self.given() {
             Some(path) => path,
@@ -109,10 +105,10 @@ impl Where {
         Ok(files)
     }
 
-    /// Finds the process that a word of the command line names.
+    /// Finds the process that `named` means.
     ///
     /// # Errors
-    /// No such process, or several.
+    /// No process or several match.
     pub(super) fn process(&self, named: &Named) -> anyhow::Result<Control> {
         let views = self.open()?;
         let mut found = candidates(&views, named);
@@ -124,17 +120,18 @@ impl Where {
         }
     }
 
-    /// Finds the process, and perhaps the tenant, that a word of the command line names.
+    /// Finds the process, and the tenant if any, that `named` means. The process itself checks that
+    /// the tenant exists.
     ///
     /// # Errors
-    /// No such process, or several. Whether a tenant is there, its process says.
+    /// No process or several match.
     pub(super) fn target(&self, named: &Named) -> anyhow::Result<(Control, Option<String>)> {
         let views = self.open()?;
         let found = candidates(&views, named);
         self.only(&views, named, found)
     }
 
-    /// Returns the only candidate.
+    /// Returns the only candidate, or the error for none or several.
     fn only(
         &self,
         views: &[LedgerView],
@@ -169,7 +166,6 @@ impl Where {
     }
 }
 
-/// A process, or one of its tenants, that a word of the command line may mean.
 struct Candidate<'a> {
     view: &'a LedgerView,
     process: ProcessStats,
@@ -179,7 +175,7 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Returns the word that means this one, and the ledger.
+    /// Returns the unambiguous word for this candidate, and the ledger's path.
     fn shown(&self) -> String {
         let (name, slot) = (safe(&self.process.name), self.process.slot);
         let tenant = self.tenant.iter().map(|it| format!("/{}", safe(it)));
@@ -188,7 +184,8 @@ impl Candidate<'_> {
     }
 }
 
-/// Returns all that a word of the command line may mean. Where it names slots, it means these.
+/// Returns all processes and tenants that a word may mean. Candidates named by slot exclude the
+/// others.
 fn candidates<'a>(views: &'a [LedgerView], named: &Named) -> Vec<Candidate<'a>> {
     let mut found = Vec::new();
     for view in views {
@@ -209,7 +206,7 @@ fn candidates<'a>(views: &'a [LedgerView], named: &Named) -> Vec<Candidate<'a>> 
     found
 }
 
-/// Returns `true` if a process can be asked.
+/// Returns `true` if the process can answer requests.
 const fn runs(process: &ProcessStats) -> bool {
     !matches!(process.state, ProcessState::Lending | ProcessState::Dying)
 }
@@ -219,18 +216,16 @@ fn is_ledger(path: &Path) -> bool {
     name.ends_with(FILE_ENDING)
 }
 
-/// Returns a process's name and id.
 fn shown_process(process: &ProcessStats) -> String {
     format!("{} ({})", safe(&process.name), process.pid)
 }
 
-/// A word that names a process or one of its tenants.
 #[derive(Clone, Debug)]
 pub(super) struct Named(String);
 
 impl Named {
-    /// Takes `PROCESS` or `PROCESS/TENANT`, where the process is its name, its id, or either of them
-    /// with `@SLOT`.
+    /// Parses `PROCESS` or `PROCESS/TENANT`; the process is a name or an id, with or without
+    /// `@SLOT`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "" => Err("a process is named by its name or id, a tenant as PROCESS/TENANT".into()),
@@ -238,8 +233,8 @@ impl Named {
         }
     }
 
-    /// Returns what the word may mean in a process: `None` for the process, or the name of a tenant.
-    /// Names can contain slashes, so each slash may be the one before the tenant. The second value is
+    /// Returns the meanings of the word for a process: `None` for the process itself, or a tenant's
+    /// name. Names can contain slashes, so any slash may separate the tenant. The second value is
     /// `true` if the word names the process's slot.
     fn meanings(&self, process: &ProcessStats) -> Vec<(Option<String>, bool)> {
         let word = &*self.0;
@@ -253,7 +248,7 @@ impl Named {
     }
 }
 
-/// Returns whether a word names the slot of a process, if it names the process at all.
+/// Returns `None` if the word does not name the process, else whether it names the slot.
 fn is_named(process: &ProcessStats, word: &str) -> Option<bool> {
     let is = |name: &str| name == process.name || name == process.pid.to_string();
     let by_slot = word

@@ -1,4 +1,4 @@
-//! `cuvmm metrics`: the figures of `cuvmm top` for a monitoring system.
+//! `cuvmm metrics`: the figures of `cuvmm top` as OpenMetrics text.
 
 mod connection;
 mod listen;
@@ -32,10 +32,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// A ledger that cannot be read, and an address that cannot be listened at, at first or later.
+    /// A ledger cannot be read, or the address cannot be listened at, now or later.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let Some(address) = &self.listen else {
             print(&open_metrics(&self.at.open()?))?;

@@ -1,9 +1,9 @@
-//! `cuvmm top`, `cuvmm ctl`, `cuvmm metrics` and `cuvmm demo`: the processes that share a GPU through a ledger.
+//! `cuvmm top`, `cuvmm ctl`, `cuvmm metrics` and `cuvmm demo`: the processes that share a GPU
+//! through a ledger.
 //!
-//! `demo` starts two of them with a ledger of their own, to be looked at.
-//!
-//! `find` locates ledgers, their processes and tenants. `top` shows them, `ctl` changes
-//! them, and `metrics` gives them to a monitoring system. All use what the library offers every program: `LedgerView` and `Control`.
+//! `find` locates ledgers, processes and tenants. `top` shows them, `ctl` changes them, and
+//! `metrics` exports them to a monitoring system; all three use the public `LedgerView` and
+//! `Control`. `demo` starts two processes with a ledger of their own.
 
 pub(crate) mod ctl;
 pub(crate) mod demo;

@@ -1,4 +1,4 @@
-//! Addresses that a plan commits and grows in, with the bytes that its steps requested there.
+//! Addresses in which a plan commits and grows, with the bytes that its steps requested.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use rangemap::RangeSet;
 
 use super::held::Held;
 
-/// A region, and what was requested in it. Every request begins at a granule.
+/// A region, and the ranges requested in it. Every request begins at a granule.
 pub(super) struct Committed {
     region: Region,
     asked: Ranges,
-    /// The whole granules of those bytes.
+    /// The requested bytes, rounded out to whole granules.
     whole: Ranges,
     committed: Ranges,
-    /// The end of the memory that growth has committed from the first byte on.
+    /// The end of the memory that growth has committed, from the first byte on.
     grown: u64,
 }
 
@@ -76,7 +76,7 @@ impl Committed {
             held = held.max(self.grown);
         }
         while held < to {
-            // All requests up to this size fit in the memory that is there.
+            // Counts the requests that fit in the memory already committed.
             let fits = (held - has) / by;
             let need = by.saturating_mul(fits + 1).saturating_add(has).min(to);
             held = self.region.grow(held, self.rounded(need))?;
@@ -88,8 +88,8 @@ impl Committed {
         Ok(())
     }
 
-    /// Decommits whole granules, and with the last requested byte the memory that was precommitted
-    /// after it.
+    /// Decommits whole granules. With the last requested byte, also decommits the precommitted
+    /// memory after it.
     pub(super) fn decommit(&mut self, at: u64, size: u64) -> Result<(), Error> {
         let mut end = self.rounded(at.saturating_add(size));
         let ahead = self.asked.end() <= end;
@@ -126,15 +126,15 @@ impl Committed {
     }
 }
 
-/// Rounds up to whole granules of a device, unless the sum does not fit 64 bits: the library refuses
-/// such a size.
+/// Rounds up to whole granules of a device. A size whose rounding overflows 64 bits is returned as
+/// it is: the library refuses it.
 pub(super) fn rounded(bytes: u64, device: &Device) -> u64 {
     let whole = bytes.checked_next_multiple_of(device.granularity());
     whole.unwrap_or(bytes)
 }
 
-/// Ranges with their total size, which is updated with each change, so that a plan of many steps
-/// does not walk all ranges after each step.
+/// Ranges and their total size. Each change updates the total, so a plan of many steps does not
+/// walk all ranges after each step.
 #[derive(Default)]
 struct Ranges {
     runs: RangeSet<u64>,
@@ -159,12 +159,12 @@ impl Ranges {
         }
     }
 
-    /// Returns the offset after the last byte.
+    /// Returns the end of the last range.
     fn end(&self) -> u64 {
         self.runs.last().map_or(0, |run| run.end)
     }
 
-    /// Returns the number of bytes from the first byte on without a hole.
+    /// Returns the number of bytes from the first byte to the first hole.
     fn prefix(&self) -> u64 {
         let first = self.runs.first().filter(|run| run.start == 0);
         first.map_or(0, |run| run.end)

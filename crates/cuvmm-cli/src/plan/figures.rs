@@ -1,4 +1,4 @@
-//! The expected and the measured figures of a plan, as data.
+//! Expected and measured figures of a plan, as data.
 
 use std::time::Duration;
 
@@ -16,9 +16,7 @@ pub(super) struct Figures {
     pub(super) driver: &'static str,
     pub(super) device: String,
     pub(super) devices: usize,
-    /// Memory of one device.
     pub(super) device_memory: u64,
-    /// A description of where the cost table was measured.
     pub(super) costs: String,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
@@ -28,13 +26,12 @@ pub(super) struct Figures {
     pub(super) expected_failure: Option<Failed>,
     pub(super) total: Total,
     pub(super) peak: Peak,
-    /// The figures of releasing everything at the end.
+    /// The release of everything at the end.
     pub(super) ending: Total,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
-    /// The number of the step, from 1.
     pub(super) step: usize,
     pub(super) does: String,
     #[serde(flatten)]
@@ -49,11 +46,10 @@ pub(super) struct Total {
     pub(super) calls: Calls,
     /// `None` if the step was not expected to begin.
     pub(super) expected_us: Option<f64>,
-    /// The expected time if every call takes the low end of its range in the table. `None` if the
+    /// The expected time with every call at the low end of its range in the table. `None` if the
     /// table has no ranges.
     pub(super) expected_low_us: Option<f64>,
-    /// The expected time if every call takes the high end of its range in the table. `None` if the
-    /// table has no ranges.
+    /// The expected time with every call at the high end of its range, else `None`.
     pub(super) expected_high_us: Option<f64>,
     /// `None` on the model driver.
     pub(super) measured_us: Option<f64>,
@@ -68,7 +64,6 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
-/// The driver, devices and cost table of the figures.
 pub(super) struct Whose {
     pub(super) driver: &'static str,
     pub(super) device: String,
@@ -77,7 +72,6 @@ pub(super) struct Whose {
     pub(super) costs: String,
 }
 
-/// The expected figures of a plan.
 pub(super) struct Expected {
     report: Report,
     /// The least and the greatest time of each step and, last, of releasing everything. `None` for
@@ -91,7 +85,7 @@ impl Expected {
         Self { report, range }
     }
 
-    /// Widens the range of each time by a report that was made with one end of the table's ranges.
+    /// Extends the time ranges by a report that was made with one end of the table's ranges.
     pub(super) fn widen(&mut self, end: &Report) {
         let usual = times(&self.report).map(|time| (time, time));
         let range = self.range.get_or_insert_with(|| usual.collect());
@@ -100,7 +94,7 @@ impl Expected {
         }
     }
 
-    /// Returns the expected times of the steps that are expected to begin and, last, of the ending.
+    /// Returns the expected times of the steps that begin and, last, of the ending.
     fn times(&self) -> Vec<Times> {
         let times = times(&self.report).enumerate();
         let times = times.map(|(index, time)| Times {
@@ -114,14 +108,14 @@ impl Expected {
     }
 }
 
-/// Returns the times of the steps that were begun and, last, of the ending.
+/// Returns the measured times of the begun steps and, last, of the ending.
 fn times(report: &Report) -> impl Iterator<Item = Duration> {
     let steps = report.steps.iter().map(|(took, _)| took);
     let all = steps.chain(std::iter::once(&report.ending));
     all.map(|took| took.time)
 }
 
-/// The expected time of one step and its range, in microseconds.
+/// In microseconds.
 #[derive(Clone, Copy, Default)]
 struct Times {
     usual: Option<f64>,
@@ -129,7 +123,7 @@ struct Times {
 }
 
 impl Figures {
-    /// Combines the expected figures and the measured figures, if the plan was executed.
+    /// Combines the expected figures with the measured figures of an executed plan.
     pub(super) fn new(
         whose: Whose,
         file: &File,
@@ -157,7 +151,7 @@ impl Figures {
             .collect();
         let sum = |pick: fn(&Total) -> Option<f64>| {
             let known: Vec<f64> = rows.iter().filter_map(|row| pick(&row.took)).collect();
-            // A total must cover the same steps on both sides; otherwise there is none.
+            // A total must cover the same steps on both sides, or there is none.
             (known.len() == rows.len()).then(|| known.iter().sum())
         };
         let total = Times {

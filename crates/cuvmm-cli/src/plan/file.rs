@@ -13,7 +13,7 @@ use cuvmm_command::terminal::shown;
 use super::run::Wrong;
 use super::step::Step;
 
-/// The steps of a plan, and the line of each.
+/// The steps of a plan, with their lines.
 #[derive(Debug)]
 pub(super) struct File {
     name: String,
@@ -28,10 +28,8 @@ struct Written {
 }
 
 impl File {
-    /// Reads a plan.
-    ///
     /// # Errors
-    /// Wrong usage: a file that cannot be read or is no plan, with the line.
+    /// Wrong usage: the file cannot be read or is no plan; the error names the line.
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
         let text = files::text(path)?;
         Self::parse(shown(path), &text).map_err(|error| usage(error.to_string()))
@@ -52,19 +50,18 @@ impl File {
         })
     }
 
-    /// Makes the error for a step that is wrong, with its line.
+    /// Makes the error for a wrong step, with its line.
     pub(super) fn wrong(&self, wrong: &Wrong) -> anyhow::Error {
         let line = self.lines.get(wrong.step - 1).copied().unwrap_or(1);
         usage(format!("{}, line {line}: {wrong}", self.name))
     }
 
-    /// Describes a step, counted from 1.
     pub(super) fn does(&self, step: usize) -> String {
         let step = step.checked_sub(1).and_then(|index| self.steps.get(index));
         step.map(Step::to_string).unwrap_or_default()
     }
 
-    /// How many devices the steps name.
+    /// Returns the number of devices that the steps name.
     pub(super) fn devices(&self) -> usize {
         let most = self.steps.iter().filter_map(Step::last_device).max();
         most.unwrap_or(0).saturating_add(1)

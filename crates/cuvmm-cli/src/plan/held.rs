@@ -1,22 +1,20 @@
-//! The things a plan holds: after a step, and at most.
+//! The resources that a plan holds: after a step, and at most.
 
-/// The memory, mappings and addresses that are held at one moment.
+/// The resources held at one moment.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(super) struct Held {
-    /// The bytes of memory that steps requested.
+    /// Bytes that steps requested.
     pub(super) asked: u64,
-    /// The bytes in addition to `asked` because memory comes in whole granules.
+    /// Bytes beyond `asked` because memory comes in whole granules.
     pub(super) padding: u64,
-    /// The bytes that were committed ahead of growth.
+    /// Bytes committed ahead of growth.
     pub(super) precommitted: u64,
-    /// The bytes that were decommitted but are still there, because the rest of their extent is in
-    /// use.
+    /// Bytes decommitted but still there, because the rest of their extent is in use.
     pub(super) kept: u64,
     /// The sum of these four.
     pub(super) memory: u64,
-    /// The number of mappings.
     pub(super) mappings: u64,
-    /// The bytes of addresses.
+    /// Bytes of addresses.
     pub(super) addresses: u64,
 }
 

@@ -1,10 +1,10 @@
-//! `cuvmm plan`: what operations on memory would take, without a GPU, and beside what they do take
-//! where there is one.
+//! `cuvmm plan`: the expected cost of operations on memory, without a GPU, and beside it the
+//! measured cost on a GPU.
 //!
-//! From the bottom up: `step` has the steps, `held` what is held after one, `committed` a range that
-//! steps commit and grow in; `run` carries the steps out with the library's types. `file` reads a plan,
-//! `figures` puts together what was expected and measured, `text` shows it. A plan that is wrong is found
-//! by its run on the model.
+//! From the bottom up: `step` has the steps, `held` the resources after a step, `committed` a range
+//! that steps commit and grow in; `run` executes the steps with the library's types. `file` reads a
+//! plan, `figures` combines expected and measured figures, `text` shows them. The run on the model
+//! finds a wrong plan.
 
 mod committed;
 mod figures;
@@ -78,10 +78,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Goes through the plan and prints.
-    ///
     /// # Errors
-    /// A plan or options that cannot be meant, a driver that cannot be had, and the step that fails.
+    /// The plan or the options make no sense, the driver is missing, or a step fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let file = File::read(&self.file)?;
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
@@ -103,7 +101,7 @@ impl Args {
                 real.mirror(&mut stand_in)?;
                 count = real.devices.len();
             }
-            // The model's own is an H200's.
+            // The model's own memory is an H200's.
             None if self.memory.is_none() => stand_in.capacity = costs::memory(&costs)?,
             None => {}
         }
@@ -139,7 +137,7 @@ impl Args {
     }
 }
 
-/// Devices to do the steps on for real.
+/// The devices of a real run.
 struct Real {
     devices: Vec<Device>,
     watch: Watch,
@@ -153,7 +151,7 @@ impl Real {
         })
     }
 
-    /// Has a stand-in be like these devices.
+    /// Makes a stand-in like these devices.
     fn mirror(&self, stand_in: &mut StandIn) -> anyhow::Result<()> {
         let first = self.devices.first().context("there is no device")?;
         stand_in.capacity = Some(first.memory_info()?.free);
@@ -161,7 +159,7 @@ impl Real {
         Ok(())
     }
 
-    /// Does the steps when everything is truly cold, as on a stand-in that has just begun.
+    /// Executes the steps when everything is truly cold, as on a fresh stand-in.
     fn run(&self, steps: &[Step]) -> anyhow::Result<Result<Report, Wrong>> {
         // The first calls of a process make a context and load code.
         let device = self.devices.first().context("there is no device")?;
@@ -177,7 +175,7 @@ impl Real {
     }
 }
 
-/// Devices of a new model, whose calls cost what a table says, and its clock.
+/// Returns devices of a new model, whose calls cost what a table says, and its clock.
 fn model(
     stand_in: &mut StandIn,
     costs: Costs,

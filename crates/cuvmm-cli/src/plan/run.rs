@@ -1,5 +1,5 @@
-//! The run of a plan: its steps are carried out with the library's types, timed and counted, and
-//! everything is released at the end.
+//! The run of a plan: executes the steps with the library's types, times and counts them, and
+//! releases everything at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,29 +19,27 @@ use super::step::Step;
 /// Numbers of driver calls by function, including failed ones.
 pub(super) type Calls = BTreeMap<&'static str, u64>;
 
-/// The driver calls that something made, and the time that it took.
 #[derive(Debug)]
 pub(super) struct Took {
     pub(super) calls: Calls,
     pub(super) time: Duration,
 }
 
-/// The report of a run.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// The steps that were begun, in order, each with what was held after it. A wait takes no time.
+    /// The steps that were begun, each with the resources held after it. A wait takes no time.
     pub(super) steps: Vec<(Took, Held)>,
-    /// Why the last of them failed, if it did. A growth keeps what it had committed; any other step
-    /// that fails has changed nothing.
+    /// The error of the last step, if any. A failed growth keeps the memory it has committed; any
+    /// other failed step has changed nothing.
     pub(super) failure: Option<Error>,
     pub(super) peak: Peak,
     /// The release of everything at the end.
     pub(super) ending: Took,
-    /// The reason why something could not be released.
+    /// The first failure of that release.
     pub(super) refusal: Option<CloseRefusal>,
 }
 
-/// A step that is wrong, whatever the device has.
+/// A step that is wrong on every device.
 #[derive(Debug)]
 pub(super) struct Wrong {
     /// The number of the step, from 1.
@@ -55,7 +53,6 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The reason why a step is not done.
 enum Stop {
     Wrong(String),
     Error(Error),
@@ -67,7 +64,7 @@ impl<E: Into<Error>> From<E> for Stop {
     }
 }
 
-/// Returns `true` for errors of the plan itself: no device could do the step.
+/// Returns `true` for errors of the plan itself: no device could execute the step.
 const fn is_wrong(error: &Error) -> bool {
     use MemoryError::{NotCommitted, Overlap};
     matches!(
@@ -76,10 +73,10 @@ const fn is_wrong(error: &Error) -> bool {
     )
 }
 
-/// Carries out the steps one after another until one fails, and then releases everything.
+/// Executes the steps until one fails, and then releases everything.
 ///
 /// # Errors
-/// The first step that is wrong; everything is released then too.
+/// The first wrong step; everything is released then too.
 pub(super) fn run(steps: &[Step], devices: &[Device], watch: &Watch) -> Result<Report, Wrong> {
     let devices: Vec<_> = devices.iter().map(Device::with_own_counters).collect();
     let mut run = Run {
@@ -125,7 +122,7 @@ pub(super) fn run(steps: &[Step], devices: &[Device], watch: &Watch) -> Result<R
     })
 }
 
-/// Returns for each step if it reserves addresses that later steps map physicals in.
+/// Returns, for each step, `true` if it reserves addresses that later steps map physicals in.
 fn to_map_in(steps: &[Step]) -> Vec<bool> {
     let mut mapped: BTreeSet<&str> = BTreeSet::new();
     let mut found: Vec<bool> = steps
@@ -140,17 +137,15 @@ fn to_map_in(steps: &[Step]) -> Vec<bool> {
     found
 }
 
-/// The state of a run.
 struct Run<'a> {
     devices: &'a [Device],
     watch: &'a Watch,
     made: BTreeMap<&'a str, Made>,
-    /// The total that is held, updated with each step, so that no step has to visit everything that
-    /// was made.
+    /// The sum over `made`. Each step updates it, so that no step visits everything.
     held: Held,
 }
 
-/// The object that a name stands for.
+/// The object of a name.
 enum Made {
     /// Addresses with mappings in them, by offset.
     Addresses {
@@ -237,7 +232,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Gives what was made its name, unless the name is in use.
+    /// Names an object, unless the name is in use.
     fn name(&mut self, name: &'a str, made: Made) -> Result<(), Stop> {
         if self.made.contains_key(name) {
             return Err(wrong(name, "the name is in use already"));
@@ -289,7 +284,7 @@ impl<'a> Run<'a> {
         made.close().map_err(|refusal| refused(name, &refusal))
     }
 
-    /// Reserves a region whose memory is on each of the devices in turn, `unit` bytes on each.
+    /// Reserves a region striped over the devices, `unit` bytes on each in turn.
     fn striped(
         &self,
         size: u64,
@@ -346,14 +341,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns what the name holds that a step changes.
+    /// Returns the resources of the object that a step changes.
     fn held_by(&self, step: &Step) -> Held {
         let made = step.changes().and_then(|name| self.made.get(name));
         made.map(Made::held).unwrap_or_default()
     }
 
-    /// Releases everything: mappings first, then physicals. Returns the reason of the first
-    /// failure.
+    /// Releases everything: mappings first, then physicals. Returns the first failure.
     fn end(&mut self) -> Option<CloseRefusal> {
         let made = std::mem::take(&mut self.made).into_values();
         let (physicals, others): (Vec<_>, Vec<_>) =
@@ -399,7 +393,7 @@ impl Made {
         }
     }
 
-    /// Releases it. A failed release is tried once more, and then counted as a failed drop.
+    /// Releases the object. A failed release is tried once more, and then counted as a failed drop.
     fn close(self) -> Result<(), CloseRefusal> {
         match self {
             Self::Addresses {
@@ -424,7 +418,8 @@ fn wrong(name: &str, problem: &str) -> Stop {
     Stop::Wrong(format!("{name:?}: {problem}"))
 }
 
-/// Returns the error for a name that stands for nothing, or for another kind than the step needs.
+/// Returns the error for a name that is not defined, or means another kind of object than the step
+/// needs.
 fn mistaken(name: &str, made: Option<&Made>, needed: &str) -> Stop {
     match made.map(Made::is) {
         None => wrong(name, "the name is not defined here"),

@@ -1,4 +1,4 @@
-//! The steps of a plan, as a file has them.
+//! The steps of a plan, as written in a file.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use serde::de::{self, Deserializer, Visitor};
 use cuvmm_command::size;
 use cuvmm_command::terminal::counted;
 
-/// One step, a table of one key. Sizes are rounded up to whole granules, and offsets (`at`) must be
-/// whole granules. Devices are numbers of the devices that the plan runs on.
+/// One step: a table of one key. Sizes are rounded up to whole granules, and offsets (`at`) must be
+/// whole granules. Devices are numbers among the plan's devices.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Step {
@@ -22,7 +22,6 @@ pub(super) enum Step {
         #[serde(default)]
         device: usize,
     },
-    /// Creates physical memory.
     Create {
         name: String,
         size: Size,
@@ -65,8 +64,7 @@ pub(super) enum Step {
         at: Size,
         size: Size,
     },
-    /// Reserves a range whose memory is on each of the devices in turn, for the devices in `access`,
-    /// or for the first.
+    /// Reserves a range striped over the devices, for the devices in `access`, or for the first.
     Stripe {
         name: String,
         size: Size,
@@ -77,12 +75,11 @@ pub(super) enum Step {
     },
     /// Releases the memory or addresses of a name, with all mappings in them.
     Release(String),
-    /// Lets time pass.
     Wait(Span),
 }
 
 impl Step {
-    /// Returns the name whose memory, mappings or addresses the step changes.
+    /// Returns the name of the object that the step changes.
     pub(super) fn changes(&self) -> Option<&str> {
         match self {
             Self::Reserve { name, .. }
@@ -98,7 +95,7 @@ impl Step {
         }
     }
 
-    /// Returns the greatest number of a device that the step names.
+    /// Returns the greatest device number in the step.
     pub(super) fn last_device(&self) -> Option<usize> {
         match self {
             Self::Reserve { device, .. } | Self::Create { device, .. } => Some(*device),

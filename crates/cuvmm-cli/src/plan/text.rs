@@ -62,7 +62,7 @@ pub(super) fn of(figures: &Figures, page: Page) -> String {
     page.fold(&text)
 }
 
-/// The step that fails and why.
+/// Describes the failed step with its error.
 pub(super) fn said(failed: &Failed) -> String {
     format!(
         "step {} fails ({}): {}",
@@ -72,11 +72,10 @@ pub(super) fn said(failed: &Failed) -> String {
     )
 }
 
-/// The units of the columns.
 struct Units {
     time: Unit,
     memory: Unit,
-    /// Of the columns that details have besides.
+    /// The unit of the columns that only details have.
     waste: Unit,
     addresses: Unit,
 }
@@ -159,7 +158,7 @@ fn table(figures: &Figures, page: Page) -> Table {
     table
 }
 
-/// From the least to the most that is expected, by a table with ranges.
+/// Returns the expected range of a time, if the table has ranges.
 fn range(took: &Total) -> Option<String> {
     let (low, high) = took.expected_low_us.zip(took.expected_high_us)?;
     Some(format!("{} to {}", micros(low), micros(high)))

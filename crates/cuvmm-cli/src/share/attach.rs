@@ -1,4 +1,4 @@
-//! `cuvmm share attach`: attaches memory that another process publishes, and reads it.
+//! `cuvmm share attach`: attaches and reads memory that another process publishes.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +19,6 @@ use cuvmm_command::terminal::{json, json_line, print, shown};
 /// The timeout of one request for a newer version, after which the request is repeated.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// The size of a read in bytes.
 const CHUNK: u64 = 16 << 20;
 
 /// Attach memory that another process of this user publishes, for reading
@@ -70,14 +69,12 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// Invalid options, a name with no publisher or several, memory that cannot be attached, and
-    /// bytes that differ from the file.
+    /// Wrong options, no publisher or several, memory that cannot be attached, or bytes that differ
+    /// from the file.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         if let Some(path) = &self.verify {
-            // Refuses an unusable file before attaching. The comparison opens it again.
+            // Refuses an unusable file before attaching. The comparison opens the file again.
             drop(Weights::open(path)?);
         }
         let device = self.at.open()?;
@@ -105,7 +102,6 @@ impl Args {
     }
 }
 
-/// The parts that a reader needs.
 struct Reader<'a> {
     args: &'a Args,
     device: &'a Device,
@@ -161,7 +157,7 @@ impl Reader<'_> {
         format!("device {} of the {kind} driver", self.device.ordinal().0)
     }
 
-    /// Attaches newer versions until the publisher ends, then reads and verifies the last one
+    /// Attaches newer versions until the publisher ends, then reads and verifies the last version
     /// again.
     fn watch(&self, subscriber: &mut Subscriber, first: Publication) -> anyhow::Result<()> {
         let mut held = first;
@@ -208,7 +204,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Compares manifest and bytes with the file of `--verify`, if it is given.
+    /// Compares manifest and bytes with the file of `--verify`, if given.
     fn verify(&self, publication: &Publication) -> anyhow::Result<()> {
         let Some(path) = &self.args.verify else {
             return Ok(());

@@ -21,17 +21,15 @@ const LENGTH: u64 = 8;
 /// The longest header that the `safetensors` crate reads, in bytes.
 const MOST_HEADER: u64 = 100_000_000;
 
-/// The alignment of tensors that a file does not align itself: that of the driver's own allocations.
+/// The alignment of tensors that a file does not align itself, as of the driver's own allocations.
 const ALIGNMENT: u64 = 512;
 
-/// The size of a chunk in bytes.
 const CHUNK: u64 = 16 << 20;
 
 /// The number of chunks: one is read while the other is used.
 const CHUNKS: usize = 2;
 
-/// The identity, size and modification time of a file, which detect that it was replaced or
-/// changed.
+/// The identity, size and modification time of a file, to detect a replacement or a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     place: (u64, u64),
@@ -40,10 +38,6 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Returns the stamp of the file at a path.
-    ///
-    /// # Errors
-    /// The error of reading its metadata.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         Ok(Self::new(&std::fs::metadata(path)?))
     }
@@ -57,13 +51,12 @@ impl Stamp {
     }
 }
 
-/// The tensors of a file.
 #[derive(Debug)]
 pub(super) struct Weights {
     path: PathBuf,
     file: File,
     stamp: Stamp,
-    /// The offset in the file at which the tensors begin.
+    /// The offset of the first tensor in the file.
     start: u64,
     manifest: Manifest,
     bytes: u64,
@@ -71,8 +64,8 @@ pub(super) struct Weights {
     size: u64,
 }
 
-/// Bytes of a file, and the offset at which they are published. Offsets in the file count from the end
-/// of the header.
+/// Bytes of a file, and their offset in the publication. Offsets in the file count from the end of
+/// the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     from: u64,
@@ -81,7 +74,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns the part of a chunk that belongs here, and the offset at which it is published.
+    /// Returns the part of a chunk that belongs here, and its offset in the publication.
     pub(super) fn part<'c>(&self, offset: u64, chunk: &'c [u8]) -> Option<(u64, &'c [u8])> {
         let first = self.from.max(offset);
         let last = (self.from + self.bytes).min(offset + chunk.len() as u64);
@@ -92,13 +85,13 @@ impl Place {
 }
 
 impl Weights {
-    /// Opens a file and reads its header. Tensors are published at the offsets that they have in the
-    /// file, counted from the end of the header. If one of them is not aligned to its elements there, a
+    /// Opens a file and reads its header. Tensors are published at their offsets in the file,
+    /// counted from the end of the header. If a tensor is not aligned to its elements there, a
     /// kernel that reads it would fail, and all are published at aligned offsets instead.
     ///
     /// # Errors
-    /// Wrong usage: a file that cannot be read, is not a regular file, is not a safetensors file,
-    /// or is incomplete.
+    /// Wrong usage: the file cannot be read, is not a regular file, is not a safetensors file, or
+    /// is incomplete.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let file = files::regular(path)?;
         Self::read(path, file).map_err(|error| files::wrong(path, chain(&error)))
@@ -150,7 +143,6 @@ impl Weights {
         })
     }
 
-    /// Returns the manifest: the tensors and their offsets.
     pub(super) const fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -160,7 +152,6 @@ impl Weights {
         self.bytes
     }
 
-    /// Returns where the bytes of the file are published.
     pub(super) fn places(&self) -> &[Place] {
         &self.places
     }
@@ -178,7 +169,7 @@ impl Weights {
     /// Calls `act` with each chunk and its offset, in order. The next chunk is read concurrently.
     ///
     /// # Errors
-    /// A file that cannot be read or changes meanwhile, and the first error of `act`.
+    /// The file cannot be read or changes meanwhile, or `act` fails.
     pub(super) fn each_chunk(
         &self,
         mut act: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
@@ -228,7 +219,7 @@ fn is_aligned(metadata: &Metadata) -> bool {
     })
 }
 
-/// Gives all tensors aligned offsets. Returns the places of their bytes, and the size of all.
+/// Gives all tensors aligned offsets. Returns the places of their bytes, and the total size.
 fn align(manifest: &mut Manifest) -> (Vec<Place>, u64) {
     let mut size: u64 = 0;
     let tensors = manifest.tensors.iter_mut();
@@ -280,7 +271,6 @@ mod tests {
         (folder, path)
     }
 
-    /// Returns the bytes of a publication.
     fn published(weights: &Weights) -> Vec<u8> {
         let mut all = vec![0; weights.size() as usize];
         let copy = |offset, chunk: &[u8]| {

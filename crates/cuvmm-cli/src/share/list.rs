@@ -1,4 +1,4 @@
-//! `cuvmm share list`: what is published, and by whom.
+//! `cuvmm share list`: lists publications and their publishers.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ pub(super) struct Args {
 
 impl Args {
     /// # Errors
-    /// When the folder cannot be read, or a publisher does not answer.
+    /// The folder cannot be read, or a publisher does not answer.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let found = find(self.socket.as_deref())?;
         let text = match self.json {

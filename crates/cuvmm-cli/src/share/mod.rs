@@ -46,10 +46,8 @@ enum Command {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// Invalid options, a driver that cannot be opened, and errors of the command.
+    /// Wrong options, a driver that cannot be opened, or an error of the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             Command::Publish(args) => args.run(),

@@ -1,4 +1,4 @@
-//! `cuvmm share publish`: publishes the tensors of files as memory that other processes attach.
+//! `cuvmm share publish`: publishes the tensors of files for other processes to attach.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,11 +61,9 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// Invalid options, and the first file that cannot be published. An error with a newer version
-    /// is printed to standard error, and the version before stays published.
+    /// Wrong options, or the first file that cannot be published. An error with a newer version
+    /// goes to standard error, and the version before stays published.
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let mut sources = self.sources()?;
         let all = sources.iter().map(Source::open);
@@ -137,7 +135,6 @@ fn stem(path: &Path) -> anyhow::Result<String> {
     named.ok_or_else(|| usage(format!("{} has no name to publish under", shown(path))))
 }
 
-/// A file and the name that it is published under.
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
@@ -152,7 +149,7 @@ impl Source {
     /// Opens the file that is currently at the path.
     ///
     /// # Errors
-    /// Wrong usage: a file that is not a safetensors file, or has no bytes to publish.
+    /// Wrong usage: the file is not a safetensors file, or has no bytes to publish.
     fn open(&self) -> anyhow::Result<Weights> {
         let weights = Weights::open(&self.path)?;
         match weights.bytes() {
@@ -162,7 +159,6 @@ impl Source {
     }
 }
 
-/// The parts that publishing needs.
 struct Press {
     stream: Stream,
     device: Device,
@@ -171,7 +167,6 @@ struct Press {
 }
 
 impl Press {
-    /// Loads the opened file of a source and publishes it.
     fn publish(&self, source: &mut Source, weights: Weights) -> anyhow::Result<()> {
         let begun = Instant::now();
         source.tried = Some(weights.stamp());

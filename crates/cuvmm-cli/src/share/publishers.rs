@@ -9,16 +9,13 @@ use cuvmm::share::{self, Listing, Subscriber, UserFolder};
 
 use cuvmm_command::terminal::{chain, safe, shown};
 
-/// The timeout for the answer of one publisher.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most publishers that are queried.
 const MOST_ASKED: usize = 1024;
 
 /// The most publications kept, of all publishers together.
 const MOST_KEPT: usize = 4096;
 
-/// A publisher that answers.
 #[derive(Debug)]
 pub(super) struct Publisher {
     pub(super) socket: PathBuf,
@@ -28,7 +25,6 @@ pub(super) struct Publisher {
     pub(super) omitted: u64,
 }
 
-/// The result of a search for publishers.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) publishers: Vec<Publisher>,
@@ -41,7 +37,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Adds a publisher, with as many of its publications as the limit [`MOST_KEPT`] allows.
+    /// Adds a publisher, with as many of its publications as [`MOST_KEPT`] allows.
     fn add(&mut self, mut publisher: Publisher) {
         let kept = self.publishers.iter().map(|one| one.publications.len());
         let room = MOST_KEPT.saturating_sub(kept.sum());
@@ -55,7 +51,7 @@ impl Found {
 /// Queries every publisher of this user in the default folder, or only the publisher at a socket.
 ///
 /// # Errors
-/// A folder that cannot be read, or a given socket without a publisher that answers.
+/// The folder cannot be read, or no publisher answers at the given socket.
 pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
     let mut found = Found::default();
     let sockets = match socket {
@@ -96,7 +92,7 @@ pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
 /// Returns the publisher of a name, which must be the only one.
 ///
 /// # Errors
-/// No publisher, with the names that are published; or several publishers, with all of them.
+/// No publisher, with the published names; or several publishers, with all of them.
 pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher> {
     let found = find(socket)?;
     let (mut those, others): (Vec<_>, Vec<_>) = found
@@ -140,7 +136,7 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
     }
 }
 
-/// Adds the path of the socket to an error that does not contain it. Some errors of the library do.
+/// Adds the path of the socket to an error that lacks it. Some errors of the library contain it.
 pub(super) fn naming<T, E: Into<anyhow::Error>>(
     socket: &Path,
     outcome: Result<T, E>,
@@ -176,7 +172,7 @@ fn ask(socket: &Path) -> anyhow::Result<Publisher> {
     })
 }
 
-/// Returns `true` if the error says that the publisher ended while it was queried.
+/// Returns `true` if the publisher ended while it was queried.
 fn has_gone(error: &anyhow::Error) -> bool {
     let connecting = error.downcast_ref();
     let asking = error.downcast_ref();

@@ -10,28 +10,25 @@ use super::publishers::Publisher;
 use super::{size, table};
 use cuvmm_command::terminal::{counted, safe, shown};
 
-/// The number of tensors listed without `--all`.
 const FEW: usize = 10;
 
-/// An attached publication, and the figures of attaching it.
 #[derive(Debug)]
 pub(super) struct Attached<'a> {
     pub(super) publisher: &'a Publisher,
     pub(super) publication: &'a Publication,
-    /// The time from before connecting until the memory is mapped, in microseconds.
+    /// Microseconds from before connecting until the memory is mapped.
     pub(super) attach_us: f64,
-    /// The time from before connecting until the first byte is read, in microseconds.
+    /// Microseconds from before connecting until the first byte is read.
     pub(super) first_byte_us: f64,
-    /// Free memory of the device before attaching, by the driver, in bytes.
+    /// Free bytes of the device before attaching, by the driver.
     pub(super) free_before: u64,
-    /// Free memory of the device after attaching, by the driver, in bytes.
+    /// Free bytes of the device after attaching, by the driver.
     pub(super) free_after: u64,
     /// The file that the bytes were compared with.
     pub(super) verified: Option<&'a Path>,
     pub(super) dump: Option<Dump>,
 }
 
-/// The first elements of a tensor.
 #[derive(Debug)]
 pub(super) struct Dump {
     pub(super) tensor: String,

@@ -1,8 +1,8 @@
-//! The last steps of giving memory to another process that waits for it: calling the hooks of this
-//! process's tenants, and putting tenants to sleep if the process allows that.
+//! The last steps for another process that waits for memory: calling the hooks of this process's
+//! tenants, and putting tenants to sleep if the process allows that.
 //!
-//! Both are functions of the program, which may take long. They are called on a thread of their
-//! own, so that this process goes on giving idle memory meanwhile.
+//! Both call functions of the program, which may take long, so they have a thread of their own. The
+//! process goes on releasing idle memory meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use super::member::Member;
 use super::turns::Unmet;
 use super::waiting::{FIRST_TURN, TURN};
 
-/// The step that is to be done for a waiting request.
+/// A step for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     Hooks,
     Sleep,
 }
 
-/// The steps that this process has done for other processes.
+/// The steps begun for other processes.
 #[derive(Debug, Default)]
 pub(super) struct Appeals {
     /// The newest ticket for which each step was begun.
     hooks: u64,
     sleep: u64,
-    /// `true` while the program's functions are called.
+    /// `true` while functions of the program are called.
     at_work: Arc<AtomicBool>,
 }
 
-/// Returns which step the process of slot `me` does after a number of rounds. All processes compute the
-/// same order: first the hooks of each, then the sleep of each; first the process that is furthest
-/// above its guarantee, then the lower priority.
+/// Returns the step of slot `me` after a number of rounds. All processes compute one order: first
+/// the hooks of each, then the sleep of each; first the process furthest above its guarantee, then
+/// the lower priority.
 pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Step> {
     offers.retain(|offer| offer.above > 0);
     offers.sort_by_key(Offer::order);
@@ -46,7 +46,7 @@ pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Ste
 }
 
 impl Appeals {
-    /// Returns appeals that begin none.
+    /// Returns appeals that begin no step.
     #[cfg(test)]
     pub(super) fn at_work() -> Self {
         let appeals = Self::default();
@@ -54,8 +54,7 @@ impl Appeals {
         appeals
     }
 
-    /// Begins the step that is this process's for the waiting requests, if it was not begun for
-    /// them before.
+    /// Begins this process's next step, unless it was begun before for the newest waiting request.
     pub(super) fn begin(
         &mut self,
         member: &Arc<Member>,
@@ -92,7 +91,6 @@ impl Appeals {
     }
 }
 
-/// Ends the work when it is dropped.
 #[derive(Debug)]
 struct AtWork(Arc<AtomicBool>);
 
@@ -116,20 +114,19 @@ impl Appeal {
             Step::Hooks => self.call_hooks(),
             Step::Sleep => self.put_to_sleep(),
         }
-        // The keeper gives what is idle now.
+        // The keeper releases what is idle now.
         self.member.file().layout().header.wanted.ring();
     }
 
-    /// Returns the bytes that other processes lack beyond what is idle here.
+    /// Returns the bytes that other processes lack beyond the idle memory of this process.
     fn missing(&self) -> u64 {
-        // Otherwise memory could be missed that the keeper gives back meanwhile.
+        // The lock keeps memory that the keeper releases meanwhile from being missed.
         let _giving = self.member.giving();
         let need = Unmet::of(&self.member).need;
         let need = need.saturating_mul(self.member.granule().bytes());
         need.saturating_sub(self.member.idle_bytes())
     }
 
-    /// Calls the hooks of the tenants, pool by pool, until enough is idle.
     fn call_hooks(&self) {
         let givers = self.member.givers();
         for giver in givers.ids() {
@@ -146,7 +143,7 @@ impl Appeal {
                     break;
                 };
                 asked.push(tenant);
-                // The giver is not being called here: the hook may drop the pool, or wait for a
+                // The giver is not being called here, so the hook may drop the pool, or wait for a
                 // thread that does.
                 if catch_unwind(AssertUnwindSafe(hook)).is_err() {
                     log!(error, "a tenant's pressure hook panicked");
@@ -156,8 +153,8 @@ impl Appeal {
         }
     }
 
-    /// Puts tenants to sleep that hold memory above their guarantees, until enough is idle: the
-    /// lowest priority first, then the one with the most.
+    /// Puts tenants that hold memory above their guarantees to sleep, until enough is idle: the
+    /// lowest priority first, then the tenant furthest above its guarantee.
     fn put_to_sleep(&self) {
         if !self.commands.sleeps_for_others {
             return;
@@ -177,7 +174,7 @@ impl Appeal {
     }
 }
 
-/// Returns the names of the tenants that could sleep, in the order in which they do.
+/// Returns the names of the tenants that could sleep, in this order.
 fn sleepers(pools: &[PoolReport]) -> Vec<&str> {
     let tenants = pools.iter().flat_map(|pool| &pool.tenants);
     let mut tenants: Vec<_> = tenants
@@ -222,7 +219,7 @@ mod tests {
         assert!(turns(7).iter().all(Option::is_none), "no such process");
     }
 
-    /// A round in which a waiting request wakes no process begins no step.
+    /// A step begins only in a round in which the waiting request wakes processes.
     #[test]
     #[ignore = "slow: `.ci/run` runs it"]
     fn each_step_begins_in_a_round_that_wakes() {

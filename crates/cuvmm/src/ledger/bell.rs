@@ -5,19 +5,17 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// A counter that is advanced to wake all threads that wait for it. A futex that is shared between
-/// processes.
+/// A counter that wakes waiting threads when it advances: a futex shared between processes.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Bell {
     count: AtomicU32,
     /// How many threads wait. A process that is killed while it waits stays counted, which costs a
-    /// needless call.
+    /// needless system call.
     sleepers: AtomicU32,
 }
 
 impl Bell {
-    /// Returns the count, for [`wait`](Self::wait).
     pub(super) fn count(&self) -> u32 {
         super::word::reached(&self.count, false);
         self.count.load(Ordering::SeqCst)
@@ -30,8 +28,8 @@ impl Bell {
         }
         let before = self.count.fetch_add(1, Ordering::SeqCst);
         super::word::wrote(&self.count, before.wrapping_add(1).into());
-        // A thread counts itself before the kernel compares the count: one that is not seen here sees
-        // that the count has changed.
+        // A thread counts itself before the kernel compares the count: a thread that is not seen
+        // here sees the new count.
         if self.sleepers.load(Ordering::SeqCst) == 0 {
             return;
         }
@@ -56,7 +54,7 @@ impl Bell {
             tv_nsec: i64::from(longest.subsec_nanos()),
         };
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        // A count that has changed, a signal, and the timeout end the wait.
+        // A changed count, a signal, and the timeout end the wait.
         let _ = futex::wait(&self.count, futex::Flags::empty(), seen, Some(&longest));
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }

@@ -1,25 +1,24 @@
-//! Charging the budget that all processes share, without a lock that a process could take with it
-//! when it dies.
+//! Charging the budget that all processes share, without a lock that a dying process could take
+//! with it.
 //!
-//! Each process has one word: the granules that it was charged, the granules that it is trying to
-//! be charged (*tentative*), and a sequence number that every change advances. A charge has three
-//! steps:
+//! Each process has one word: its charged granules, its *tentative* granules, and a sequence number
+//! that every change advances. A charge has three steps:
 //!
-//! 1. It adds its granules to its own word as tentative.
+//! 1. The process adds granules to its own word as tentative.
 //! 2. Behind a sequentially consistent fence it sums the words of all processes, tentative granules
 //!    included.
 //! 3. If the sum is within the limit, it turns its tentative granules into charged ones; otherwise
 //!    it removes them.
 //!
 //! The charged granules never exceed the limit. Suppose they did, and consider, of all charges that
-//! make up that sum, the one whose fence came last. Every other one of them had made its first step
-//! before its own fence, so the last one's sum had their granules, as tentative or as charged. That
-//! sum was above the limit, and the last one did not commit.
+//! make up that sum, the charge whose fence came last. Every other charge had made its first step
+//! before its own fence, so the last charge's sum had all their granules, as tentative or as
+//! charged. That sum was above the limit, and the last charge did not commit.
 //!
 //! Two charges can see each other's tentative granules and both withdraw; they try again. A process
 //! that dies or is stopped between the steps leaves tentative granules, which only make other
 //! processes more careful. Any process may [remove](discard) tentative granules that it has seen
-//! unchanged for a while: the word's sequence number then keeps the stopped process from committing
+//! unchanged for a while: the new sequence number then keeps the stopped process from committing
 //! them. A refund only lowers the sum.
 //!
 //! This module uses nothing but words, so that tests can run it on words that explore every order
@@ -30,7 +29,7 @@
 use super::word::{Word, fence};
 use std::sync::atomic::Ordering;
 
-/// The bits of each of a word's counts.
+/// The bits of each count in a word.
 pub(super) const COUNT_BITS: u32 = 24;
 
 /// The most granules that a word can count.
@@ -45,12 +44,11 @@ impl Count {
         Self(word)
     }
 
-    /// Returns the granules that were charged.
     pub(super) const fn charged(self) -> u64 {
         self.0 & MOST
     }
 
-    /// Returns the granules of a charge that has not been committed.
+    /// Returns the granules of a charge that is not committed yet.
     pub(super) const fn tentative(self) -> u64 {
         (self.0 >> COUNT_BITS) & MOST
     }
@@ -59,7 +57,7 @@ impl Count {
         self.charged() + self.tentative()
     }
 
-    /// Returns the word that follows this one, or `None` if a count does not fit.
+    /// Returns the next word, or `None` if a count does not fit.
     pub(super) const fn next(self, charged: u64, tentative: u64) -> Option<u64> {
         if charged > MOST || tentative > MOST {
             return None;
@@ -69,7 +67,6 @@ impl Count {
     }
 }
 
-/// The outcome of an attempt to charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     Charged,
@@ -81,8 +78,8 @@ pub(super) enum Attempt {
     Contended,
 }
 
-/// Attempts to charge the process of word `me` with `granules`. `limit` is read after the
-/// tentative granules are visible.
+/// Attempts to charge the process of word `me` with `granules`. Reads `limit` after the tentative
+/// granules are visible.
 ///
 /// Only the owner of the word may call this, one call at a time.
 pub(super) fn attempt(
@@ -137,8 +134,7 @@ pub(super) fn attempt(
     }
 }
 
-/// Refunds granules that the process of this word was charged. Returns what was refunded: less if
-/// less was charged.
+/// Refunds granules of a process. Returns the refunded granules: fewer if fewer were charged.
 ///
 /// Only the owner of the word may call this.
 pub(super) fn refund(word: &Word, granules: u64) -> u64 {
@@ -153,17 +149,17 @@ pub(super) fn refund(word: &Word, granules: u64) -> u64 {
     }
 }
 
-/// Removes the tentative granules of a word that still has the value `seen`. For processes that
-/// died or stopped in the middle of a charge.
+/// Removes the tentative granules of a word that still has the value `seen`, after its process died
+/// or stopped in the middle of a charge.
 pub(super) fn discard(word: &Word, seen: Count) {
     if let Some(after) = seen.next(seen.charged(), 0) {
         let _ = word.replace(seen.0, after);
     }
 }
 
-/// Lowers what a word counts to `most` charged granules while `is_whose` says that it is still the
-/// word of the owner that left it. Asked after each look at the word: a new owner's charge has
-/// another sequence number. Returns `true` if it lowered the word.
+/// Lowers a word to `most` charged granules while `is_whose` says that the word is still that of
+/// the owner that left it. Asks after each read of the word: a new owner's charge has another
+/// sequence number. Returns `true` if it lowered the word.
 ///
 /// Only the owner of the word may call this, or a process that knows that the owner has ended.
 pub(super) fn lower(word: &Word, most: u64, is_whose: impl Fn() -> bool) -> bool {

@@ -10,12 +10,10 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-/// Returns how long ago an instant was.
 pub(super) fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-/// Makes the calling thread sleep.
 pub(super) fn sleep(duration: Duration) {
     #[cfg(test)]
     if super::probe::ask(|probe| probe.sleep(duration)).is_some() {

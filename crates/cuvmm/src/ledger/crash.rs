@@ -1,18 +1,17 @@
-//! Accesses to the words of a ledger, for tests: they pass the thread's [probe], and a process can
-//! end or stop itself at its nth write. A step of making the file counts as a write.
+//! Accesses to the words of a ledger, for tests: each passes the thread's [probe], and a process
+//! can end or stop itself at its nth write. A step of making the file counts as a write.
 
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::probe;
 
-/// How many writes are left; negative if the process goes on.
+/// Writes that are left; negative if the process goes on.
 static LEFT: AtomicI64 = AtomicI64::new(-1);
 
 /// `true` if the process stops itself instead of ending.
 static STOPS: AtomicBool = AtomicBool::new(false);
 
-/// Ends the process at its nth write from now.
 pub(super) fn after(writes: i64) {
     LEFT.store(writes, Ordering::SeqCst);
 }
@@ -24,7 +23,6 @@ pub(super) fn stop_after(writes: i64) {
     after(writes);
 }
 
-/// Returns how many of the writes are left.
 pub(super) fn left() -> i64 {
     LEFT.load(Ordering::SeqCst)
 }
@@ -42,7 +40,7 @@ pub(super) fn wrote(address: usize, value: u64) {
     step();
 }
 
-/// Ends or stops the process if it was to be at this step.
+/// Ends or stops the process if no write is left.
 pub(super) fn step() {
     if LEFT.load(Ordering::Relaxed) < 0 || LEFT.fetch_sub(1, Ordering::SeqCst) != 0 {
         return;

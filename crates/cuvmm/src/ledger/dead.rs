@@ -1,27 +1,27 @@
-//! Slots of dead processes: when what they were charged is free again.
+//! Slots of dead processes, and when their charge is free again.
 //!
 //! The kernel releases a killed process's locks after about 30 ms and its device memory after 60 to
 //! 90 ms (`docs/measurements.md`). So a slot whose owner has lost its lock is *dying*: its charge
-//! still counts. It is free when the process is known to have ended and the driver has had
-//! [time](LINGERS) to free its memory: on an H200 that was up to 8 ms after the end of a process
-//! with 2 GiB (`docs/measurements.md`).
+//! still counts. The slot is free when the process is known to have ended and the driver has had
+//! [time](LINGERS) to free its memory: on an H200 up to 8 ms after the end of a process with 2 GiB
+//! (`docs/measurements.md`).
 //!
-//! Each process holds a [pidfd](super::control) of each other one from its first look at the slot
-//! on, and polls all of them with one system call. A process in the same PID namespace is opened by
-//! its number, if its start time is the one that the slot names. A process of another namespace, or
-//! one that cannot be opened so, is met over its socket while it runs. While a process is held and
-//! runs, its lock is not looked at.
+//! Each process holds a [pidfd](super::control) of every other process from its first look at the
+//! slot on, and polls all of them with one system call. A process in the same PID namespace is
+//! opened by its number, if its start time is that of the slot. A process of another namespace, or
+//! one that cannot be opened by number, is met over its socket while it runs. While a process is
+//! held and runs, its lock is not looked at.
 //!
 //! A process that is not held counts while its lock is held, unless its number is known to be
-//! unused or another process's. Once its lock is free, it counts while `/proc` shows it. If
-//! nothing is known of it, because it is of another namespace or `/proc` hides it, its slot is free
-//! [two seconds](UNVERIFIED) after that was found.
+//! unused or another process's. Once its lock is free, it counts while `/proc` shows it. If nothing
+//! is known of it, because it is of another namespace or `/proc` hides it, its slot is free [two
+//! seconds](UNVERIFIED) later.
 //!
 //! A forked child of a dead process may hold its lock. Such a slot is collected if the process is
 //! known to have ended; it can be taken again when the child has ended too.
 //!
-//! Memory that the process exported and that other processes [have](super::exports) stays charged
-//! to the slot, which is then *lending*, until none has it.
+//! Exported memory that other processes [have](super::exports) stays charged to the slot, which is
+//! then *lending*, until none has it.
 //!
 //! Several processes may collect a slot at once, and one of them may be stopped at any instruction
 //! while another process takes the slot. So each change names what it was decided for: the slot's
@@ -42,10 +42,10 @@ use super::lock::Lock;
 use super::proc::{self, Life, Look};
 use super::seen::{Seen, What};
 
-/// How long after a process has ended the CUDA driver may still have its memory.
+/// How long after the end of a process the CUDA driver may still have its memory.
 pub(super) const LINGERS: Duration = Duration::from_millis(100);
 
-/// How long the slot of a process of which nothing is known stays dying.
+/// How long a slot stays dying if nothing is known of its process.
 pub(super) const UNVERIFIED: Duration = Duration::from_secs(2);
 
 /// Frees the slots of processes that have ended, except slot `own`. Returns `true` if a slot is
@@ -66,7 +66,7 @@ pub(super) fn collect(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) ->
     dying
 }
 
-/// Frees a slot if its owner has ended. A member gets to know processes of other PID namespaces.
+/// Frees a slot if its owner has ended. A member also meets processes of other PID namespaces.
 /// Returns `true` if the slot is dying.
 fn collect_one(
     file: &LedgerFile,
@@ -87,8 +87,8 @@ fn collect_one(
     let Some(life) = life_without_lock(file, index, found.1, is_member, seen)? else {
         return Ok(found.0 == State::Dying);
     };
-    // An owner frees its slot before it releases its lock, and the generation changes then. So if
-    // this succeeds, what was read before is of this owner, and it has ended or lost its lock.
+    // An owner frees its slot, which changes the generation, before it releases its lock. So if
+    // this succeeds, the values read before are this owner's, and it has ended or lost its lock.
     let dying = (State::Dying, found.1);
     if !slot.replace_state(found, dying) {
         return Ok(true);
@@ -105,8 +105,8 @@ fn collect_one(
         Life::Unknown => seen.age(What::Unknown, index, found.1) >= UNVERIFIED,
     };
     if has_ended {
-        // The name contains the generation, so it is no other process's. It goes first: no process
-        // looks for it once the slot is free.
+        // The socket's name contains the generation, so it is no other process's. It goes first: no
+        // process looks for it once the slot is free.
         let _ = std::fs::remove_file(socket_path(file, index, found.1));
         free(file, index, slot, dying);
         seen.forget(What::Unknown, index);
@@ -116,7 +116,7 @@ fn collect_one(
     Ok(!has_ended)
 }
 
-/// Returns what is known of the process of a slot, or `None` while that process is held and runs, or
+/// Returns what is known of the process of a slot; `None` while the process is held and runs, or
 /// has its lock and is not known to have ended.
 fn life_without_lock(
     file: &LedgerFile,
@@ -142,8 +142,8 @@ fn life_without_lock(
     Ok(known(seen).filter(|&life| life == Life::Ended))
 }
 
-/// Returns for how long after the end of its owner the driver may still have a slot's memory. What
-/// was charged may have been obtained since the slot last showed what was.
+/// Returns how long after its owner's end the driver may still have a slot's memory. The charge
+/// counts too, because the slot may not show yet what the pools obtained.
 fn lingers(slot: &Slot, charge: Count) -> Duration {
     match charge.charged() {
         0 => Duration::ZERO,
@@ -157,7 +157,6 @@ pub(super) fn has_lost(file: &LedgerFile, index: usize, slot: &Slot) -> bool {
     held.is_ok_and(|held| !held) || matches!(look(slot), Look::NotHeld(Life::Ended))
 }
 
-/// Looks at the process of a slot by its number.
 fn look(slot: &Slot) -> Look {
     proc::look(
         slot.pid_namespace.load(),
@@ -166,10 +165,9 @@ fn look(slot: &Slot) -> Look {
     )
 }
 
-/// Removes what a process was charged, and frees its slot, if the slot still has the state `found`.
-/// The caller is the owner, or knows that the owner has ended. What other processes have of its
-/// memory stays charged. The state is written last, so that a slot in which a process dies is
-/// collected again.
+/// Removes the charge of a process except for lent memory, and frees its slot if the slot still has
+/// the state `found`. The caller is the owner, or knows that the owner has ended. The state is
+/// written last, so that a slot in which a process dies is collected again.
 pub(super) fn free(file: &LedgerFile, index: usize, slot: &Slot, found: (State, u64)) {
     let layout = file.layout();
     let is_whose = || slot.state() == found;

@@ -1,22 +1,22 @@
 //! Memory of a process that other processes import.
 //!
-//! Memory stays with the device while a process has imported it, even after the process that
-//! created it has given it back or has ended. So each exported block has an *entry*: its owner, its
-//! granules, and one bit for each process that has the memory. An importer sets its bit before it
-//! imports, and clears the bit when it has unmapped the memory.
+//! Memory stays on the device while a process has imported it, even after its creator has released
+//! it or has ended. So each exported block has an *entry*: its owner, its granules, and one bit for
+//! each process that has the memory. An importer sets its bit before it imports, and clears the bit
+//! when it has unmapped the memory.
 //!
-//! While its owner has the memory, the memory is part of what the owner is charged, and the entry
-//! is *open*. The owner [closes](close) the entry before it gives the memory back: no other process
-//! can name it from then on. If a process has named it, the owner stays charged until none does,
+//! While the owner has the memory, the memory is part of the owner's charge, and the entry is
+//! *open*. The owner [closes](close) the entry before it releases the memory: no other process can
+//! name the entry from then on. If a process has named it, the owner stays charged until none does,
 //! and so does the slot of an owner that has ended. Importers are charged nothing, so the memory
 //! counts once.
 //!
-//! An importer sets its bit first and then looks whether the entry is open. An owner closes the
-//! entry first and then looks at the bits. A sequentially consistent fence is between the two steps
+//! An importer first sets its bit and then looks whether the entry is open. An owner first closes
+//! the entry and then looks at the bits. A sequentially consistent fence is between the two steps
 //! of each, so at least one of them sees the other.
 //!
-//! Words change by compare-and-swap and have a sequence number each. So a process that was stopped
-//! in the middle of a change makes it only if nothing was changed meanwhile.
+//! Words change by compare-and-swap and have sequence numbers. So a process that was stopped in the
+//! middle of a change makes the change only if the word is still the same.
 
 use std::sync::atomic::Ordering;
 
@@ -30,8 +30,8 @@ enum Kind {
     Closed,
 }
 
-/// The state of an entry: its kind in the low byte, its owner's slot in the next one, and above
-/// them how often the entry was taken.
+/// The word of an entry: the kind in the low byte, the owner's slot in the next one, and above them
+/// how often the entry was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found(u64);
 
@@ -75,7 +75,7 @@ impl ExportId {
         Self((taken << 16) | (index as u64 + 1))
     }
 
-    /// Reads a name that came from elsewhere. Whether it names an entry is checked at its use.
+    /// Reads a name from outside; its use checks whether it names an entry.
     pub(super) const fn of(word: u64) -> Self {
         Self(word)
     }
@@ -100,8 +100,7 @@ impl Export {
         self.holders.iter().any(|word| bits(word) != 0)
     }
 
-    /// Sets or clears the bit of a slot, as long as `may` says so. Asked after each look at the
-    /// word.
+    /// Sets or clears the bit of a slot while `may` allows it. Asks after each read of the word.
     fn mark(&self, slot: usize, set: bool, may: impl Fn() -> bool) {
         let (Some(word), bit) = (self.holders.get(slot / 32), 1 << (slot % 32)) else {
             return;
@@ -128,7 +127,7 @@ impl Export {
     }
 }
 
-/// Takes an entry for a block of `granules` whose owner is slot `owner`; `None` if all are taken.
+/// Takes an entry for a block of `granules` of slot `owner`; `None` if all are taken.
 pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<ExportId> {
     layout
         .exports
@@ -141,7 +140,7 @@ pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<Expor
             }
             let taken = found.taken().wrapping_add(1) & (u64::MAX >> 16);
             let open = Found::new(Kind::Open, owner, taken);
-            // No process can name the entry before this one tells its name.
+            // No process can name the entry before this process passes its name on.
             let is_mine = export.state.replace(found.0, open.0);
             is_mine.then(|| {
                 export.granules.store(granules);
@@ -150,7 +149,7 @@ pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<Expor
         })
 }
 
-/// Adds granules to an open entry of the caller; returns `false` if it is not open.
+/// Adds granules to an entry of the caller; returns `false` if the entry is not open.
 pub(super) fn grow(layout: &Layout, id: ExportId, granules: u64) -> bool {
     match id.find(layout) {
         Some((export, found)) if found.kind() == Kind::Open => {
@@ -161,8 +160,8 @@ pub(super) fn grow(layout: &Layout, id: ExportId, granules: u64) -> bool {
     }
 }
 
-/// Closes an entry whose memory its owner gives back. Returns `true` if a process has the memory;
-/// otherwise the entry is free from here on. Called by its owner.
+/// Closes an entry before its owner releases the memory. Returns `true` if a process has the
+/// memory; otherwise frees the entry. Only the owner calls this.
 pub(super) fn close(layout: &Layout, id: ExportId) -> bool {
     let Some((export, found)) = id.find(layout) else {
         return false;
@@ -170,8 +169,8 @@ pub(super) fn close(layout: &Layout, id: ExportId) -> bool {
     end(export, found, || true)
 }
 
-/// Closes an entry, and frees it if no process has named it. Returns `true` if one has. Changes
-/// nothing if the entry has changed since it was `found`, or `may` says no.
+/// Closes an entry, and frees it if no process has named it. Returns `true` if a process has.
+/// Changes nothing if the entry has changed since it was `found`, or `may` refuses.
 fn end(export: &Export, found: Found, may: impl Fn() -> bool) -> bool {
     let closed = found.with(Kind::Closed);
     if found.kind() == Kind::Open && !(may() && export.state.replace(found.0, closed.0)) {
@@ -184,8 +183,8 @@ fn end(export: &Export, found: Found, may: impl Fn() -> bool) -> bool {
     !(may() && export.state.replace(closed.0, closed.with(Kind::Free).0))
 }
 
-/// Names an entry for slot `me`, which is about to import its memory. Returns `false` if the memory
-/// was given back.
+/// Names an entry for slot `me`, before that process imports the memory. Returns `false` if the
+/// memory was released.
 pub(super) fn name(layout: &Layout, id: ExportId, me: usize) -> bool {
     let is_open = || {
         id.find(layout)
@@ -203,21 +202,22 @@ pub(super) fn name(layout: &Layout, id: ExportId, me: usize) -> bool {
     false
 }
 
-/// Removes the name that slot `me` gave to an entry. The memory is unmapped and released there.
+/// Removes the name that slot `me` gave to an entry, after that process has unmapped and released
+/// the memory.
 pub(super) fn remove_name(layout: &Layout, id: ExportId, me: usize) {
     if let Some((export, _)) = id.find(layout) {
         export.mark(me, false, || true);
     }
 }
 
-/// Removes all names of a slot, as long as `may` says that its owner has ended.
+/// Removes all names of a slot, while `may` says that its owner has ended.
 pub(super) fn remove_names(layout: &Layout, slot: usize, may: impl Fn() -> bool) {
     for export in &layout.exports {
         export.mark(slot, false, &may);
     }
 }
 
-/// Closes all entries of an owner that has ended or leaves, as long as `may` says so. Returns the
+/// Closes all entries of an owner that has ended or leaves, while `may` says so. Returns the
 /// granules that other processes have.
 pub(super) fn lent(layout: &Layout, owner: usize, may: impl Fn() -> bool) -> u64 {
     let mut lent = 0_u64;
@@ -231,15 +231,15 @@ pub(super) fn lent(layout: &Layout, owner: usize, may: impl Fn() -> bool) -> u64
     lent
 }
 
-/// Returns how many names there are, also in entries that are free.
+/// Counts the names, also of free entries.
 #[cfg(test)]
 pub(super) fn named(layout: &Layout) -> u32 {
     let holders = layout.exports.iter().flat_map(|export| &export.holders);
     holders.map(|word| (word.load() as u32).count_ones()).sum()
 }
 
-/// One exported block: its owner, its granules, whether the owner has given it back, and the slots
-/// of the processes that have it.
+/// An exported block: its owner, its granules, whether the owner has released it, and the slots of
+/// the processes that have it.
 pub(super) struct Shown {
     pub(super) owner: usize,
     pub(super) granules: u64,
@@ -247,7 +247,6 @@ pub(super) struct Shown {
     pub(super) holders: Vec<usize>,
 }
 
-/// Returns the entries that are in use.
 pub(super) fn all(layout: &Layout) -> impl Iterator<Item = Shown> {
     layout.exports.iter().filter_map(|export| {
         let found = Found(export.state.load());

@@ -9,7 +9,6 @@ use super::layout::EXPORTS;
 const OWNER: usize = 7;
 const USER: usize = 127;
 
-/// Returns a new ledger's file, whose name is gone.
 fn file() -> LedgerFile {
     let directory = tempfile::tempdir().unwrap();
     let terms = Terms {
@@ -91,7 +90,7 @@ fn a_stopped_collector_changes_nothing_for_the_next_owner_of_the_slot() {
     let layout = file.layout();
     let id = take(layout, OWNER, 2).unwrap();
     assert!(name(layout, id, USER));
-    // It looks at the word, is stopped, and goes on when the slot has a new owner.
+    // The process looks at the word, is stopped, and goes on when the slot has a new owner.
     let asked = Cell::new(false);
     remove_names(layout, USER, || {
         if !asked.replace(true) {

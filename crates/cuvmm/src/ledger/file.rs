@@ -1,15 +1,15 @@
 //! The ledger's file: made, checked, opened and mapped.
 //!
-//! A process makes a file without a name, with all that a process needs to join, and then gives it
-//! its name, unless another process has made one meanwhile. So no process finds an unfinished file,
-//! and one that dies or is stopped on the way leaves nothing and delays no other.
+//! A process makes a file without a name, complete enough to join, and then names it, unless
+//! another process has named a file meanwhile. So no process finds an unfinished file, and a
+//! process that dies or is stopped on the way leaves nothing behind and delays no other process.
 //!
 //! A machine that fails can leave a named file without its contents. Such a file is initialized in
-//! place, its first word last. Several processes may do so at once: they write the same.
+//! place, its first word last. Several processes may do so at once: they write equal values.
 //!
 //! All of the file is allocated before it is mapped: on a full file system an access to a page
 //! without memory would end the process. A file system that copies on writing (btrfs, a file with
-//! snapshots or shared extents on xfs) needs space for each page that is written all the same.
+//! snapshots or shared extents on xfs) needs space for each written page all the same.
 //!
 //! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
 //! atomics, so writes by other processes are allowed, and every content is valid. The file is
@@ -41,7 +41,7 @@ use crate::error::LedgerError;
 /// How often a process opens the file again because it was removed or replaced meanwhile.
 const MOST_TRIES: u32 = 100;
 
-/// The unit in which a file's blocks are counted, in bytes.
+/// The unit of `st_blocks`, in bytes.
 const BLOCK: u64 = 512;
 
 /// File systems on which locks or shared mappings do not work between all processes, by the type
@@ -64,7 +64,7 @@ const REFUSED: &[(u32, &str)] = &[
     (0x7461_636f, "OCFS2"),
 ];
 
-/// The terms under which a file is made, or that an existing one has to meet.
+/// The terms that a new file gets and an existing one must meet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) granule: u64,
@@ -82,12 +82,11 @@ impl Terms {
     }
 }
 
-/// The open and mapped file of a ledger.
 #[derive(Debug)]
 pub(super) struct LedgerFile {
     file: File,
     path: PathBuf,
-    /// The device and inode of the file.
+    /// Device and inode.
     id: (u64, u64),
     mapped: NonNull<Layout>,
 }
@@ -98,7 +97,7 @@ unsafe impl Send for LedgerFile {}
 unsafe impl Sync for LedgerFile {}
 
 impl LedgerFile {
-    /// Opens the ledger at a path, or makes it.
+    /// Opens or makes the ledger at a path.
     pub(super) fn open(path: PathBuf, terms: Terms) -> Result<Self, LedgerError> {
         for _ in 0..MOST_TRIES {
             let Some(file) = open(&path, true)? else {
@@ -122,15 +121,14 @@ impl LedgerFile {
         Err(LedgerError::Replaced(path))
     }
 
-    /// Opens the ledger at a path to look at it.
+    /// Opens the ledger at a path for reading.
     pub(super) fn look(path: PathBuf) -> Result<Self, LedgerError> {
         let Some(file) = open(&path, false)? else {
             return Err(failed("open", &path)(Errno::NOENT));
         };
         let found = file.metadata().map_err(broken("fstat", &path))?;
         check_size(&path, &found)?;
-        // A file with holes needs memory also to be read. A process that may not write it cannot
-        // give it any.
+        // Reading a hole needs memory too, which a process without write access cannot allocate.
         let has_holes = found.blocks().saturating_mul(BLOCK) < SIZE;
         if has_holes && let Ok(Some(writable)) = open(&path, true) {
             allocate(&writable, &path)?;
@@ -170,11 +168,11 @@ impl LedgerFile {
         })
     }
 
-    /// Checks that the file is a ledger of this device. Initializes one that lost its contents.
+    /// Checks that the file is a ledger of this device. Initializes a file that lost its contents.
     fn prepare(&self, terms: Terms) -> Result<(), LedgerError> {
         let header = &self.layout().header;
         let device = uuid_words(terms.device);
-        // Made by a process that the machine's end has kept from writing it.
+        // The machine failed before the file's maker had written it to disk.
         if header.magic.load() == 0 && self.is_blank() {
             header.version.store(VERSION);
             header.granule.store(terms.granule);
@@ -198,8 +196,8 @@ impl LedgerFile {
         Ok(())
     }
 
-    /// Returns `true` if the file can be one that lost its contents: no limit was set yet, and no slot
-    /// was ever taken.
+    /// Returns `true` if the file may have lost its contents: no limit was set, and no slot was
+    /// ever taken.
     fn is_blank(&self) -> bool {
         let layout = self.layout();
         let slots = layout.slots.iter().map(|slot| slot.state.load());
@@ -237,7 +235,7 @@ impl LedgerFile {
         &self.path
     }
 
-    /// Returns the number of the file in its file system (its inode).
+    /// Returns the file's inode number.
     pub(super) const fn number(&self) -> u64 {
         self.id.1
     }
@@ -246,16 +244,15 @@ impl LedgerFile {
         &self.file
     }
 
-    /// Checks that the file is still the one at its path, with its size. Session managers remove
-    /// the directories of users who have logged out; other processes would then make a new ledger.
+    /// Checks that the file is still at its path, with its size. Session managers remove the
+    /// directories of users who have logged out; other processes would then make a new ledger.
     pub(super) fn is_in_place(&self) -> bool {
-        // No other file can have the number of one that is open.
+        // The inode number of an open file is no other file's.
         let found = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
         found
             .is_ok_and(|found| id_of(&found) == self.id && u64::try_from(found.st_size) == Ok(SIZE))
     }
 
-    /// Returns the error for a file that is not a ledger.
     fn not_a_ledger(&self, reason: String) -> LedgerError {
         LedgerError::NotALedger {
             path: self.path.clone(),
@@ -263,7 +260,6 @@ impl LedgerFile {
         }
     }
 
-    /// Returns the error of a system call.
     pub(super) fn failed(&self, call: &'static str) -> impl Fn(Errno) -> LedgerError + '_ {
         failed(call, &self.path)
     }
@@ -279,7 +275,6 @@ impl Drop for LedgerFile {
     }
 }
 
-/// Opens the file, if there is one.
 fn open(path: &Path, writes: bool) -> Result<Option<File>, LedgerError> {
     // Does not follow a link or wait for the other end of a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -302,7 +297,7 @@ fn open(path: &Path, writes: bool) -> Result<Option<File>, LedgerError> {
     }
 }
 
-/// Makes the file, unless there is one by now.
+/// Makes the file, unless another process has made it meanwhile.
 fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let found = statfs(directory).map_err(failed("statfs", path))?;
@@ -335,9 +330,9 @@ fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
     Ok(())
 }
 
-/// Gives all pages of the file memory, or blocks of the disk, which it has from then on: an access
-/// to a page that cannot get any ends the process with `SIGBUS`. Does nothing if all have some.
-/// Returns `false` if the file system cannot do it without writing to the file.
+/// Allocates memory, or disk blocks, for all pages of the file: an access to a page that cannot get
+/// any ends the process with `SIGBUS`. Returns `false` if the file system cannot allocate without
+/// writing.
 fn allocate(file: &File, path: &Path) -> Result<bool, LedgerError> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SIZE)) {
         Ok(()) => Ok(true),
@@ -346,7 +341,7 @@ fn allocate(file: &File, path: &Path) -> Result<bool, LedgerError> {
     }
 }
 
-/// Called after each step of making the file, where a test can end or stop the process.
+/// Lets a test end or stop the process after each step of making the file.
 fn step() {
     #[cfg(test)]
     super::crash::step();
@@ -402,7 +397,6 @@ fn id_of(found: &Stat) -> (u64, u64) {
     (found.st_dev, found.st_ino)
 }
 
-/// Converts the error of a system call.
 fn failed<'a>(call: &'static str, path: &'a Path) -> impl Fn(Errno) -> LedgerError + 'a {
     move |errno| LedgerError::System {
         call,
@@ -411,7 +405,6 @@ fn failed<'a>(call: &'static str, path: &'a Path) -> impl Fn(Errno) -> LedgerErr
     }
 }
 
-/// Converts an error of the standard library.
 fn broken<'a>(call: &'static str, path: &'a Path) -> impl Fn(std::io::Error) -> LedgerError + 'a {
     move |error| {
         let code = error.raw_os_error().unwrap_or_default();

@@ -1,25 +1,25 @@
 //! Memory of the device that no pool of the ledger has: contexts, other libraries, other programs.
 //!
 //! The driver tells how much of the device is in use, and each process writes into its slot how
-//! much its pools have. The difference is *foreign*, and the ledger's processes cannot have more
-//! than the rest of the device, whatever the limit is.
+//! much its pools have. The difference is *foreign*. The ledger's processes cannot have more than
+//! the rest of the device, whatever the limit is.
 //!
 //! A pool counts memory before it asks the driver for it, and until the driver has it back. The
 //! slots are read before and after the driver is asked, and the larger value counts. So this memory
 //! is never taken for foreign.
 //!
 //! Memory pools of the driver are charged with what they may hold, and counted with what they were
-//! last seen to hold, because other libraries allocate from them without asking. Their process reads
-//! their figures with each operation on them, before it reclaims memory, once a second, and for each
-//! look at the ledger while a request of another process waits. Until the next reading
+//! last seen to hold, because other libraries allocate from them without asking. Their process
+//! reads their figures with each operation on them, before it reclaims memory, once a second, and
+//! for each look at the ledger while a request of another process waits. Until the next reading
 //!
-//! - what they have obtained since the last one counts as foreign. The device seems to leave less
-//!   than it does, by at most what they are charged and were not seen to hold. No more is granted
-//!   than there is.
-//! - what they have released since still counts as theirs. The device seems to leave more than it
-//!   does, by at most that. An operation of the library that releases reads the figures itself,
-//!   before it ends. By themselves such pools release only what exceeds their release threshold, at
-//!   a synchronization, or what the driver needs for another allocation of the same process.
+//! - memory obtained since the last reading counts as foreign. The device seems to leave less than
+//!   it does, by at most the charge that was not seen in use. No more is granted than there is.
+//! - memory released since then still counts as theirs. The device seems to leave more than it
+//!   does, by at most that memory. An operation of the library that releases reads the figures
+//!   itself, before it ends. By themselves such pools release only what exceeds their release
+//!   threshold, at a synchronization, or what the driver needs for another allocation of the same
+//!   process.
 //!
 //! Without a capture guard, both last for a second at most.
 
@@ -31,19 +31,17 @@ use super::layout::{Layout, Slot};
 use crate::device::WeakDevice;
 use crate::sync::Mutex;
 
-/// The shortest time between two measurements for requests that are refused.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The foreign memory of a device, as this process last measured it.
+/// Foreign memory of a device, as this process last measured it.
 #[derive(Debug)]
 pub(super) struct Foreign {
     device: WeakDevice,
-    /// When it was last measured.
     measured: Mutex<Option<Instant>>,
-    /// Set when the process counts other bytes of the driver's memory pools than at that time.
+    /// Set when the count of bytes in the driver's memory pools has changed since the measurement.
     expired: AtomicBool,
-    /// Bytes that pools of the ledger can have; everything before the first measurement. Read by
-    /// each charge, without the lock.
+    /// Bytes that pools of the ledger can have; [`u64::MAX`] before the first measurement. Charges
+    /// read it without the lock.
     usable: AtomicU64,
 }
 
@@ -57,15 +55,13 @@ impl Foreign {
         }
     }
 
-    /// Makes the next request for a measurement measure.
     pub(super) fn expire(&self) {
         self.expired.store(true, Ordering::Release);
     }
 
-    /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds and
-    /// has not [expired](Self::expire), and shows the result in the process's slot. Keeps the last
-    /// result if the driver refuses. Returns the bytes that all pools of the ledger can have; everything before the first
-    /// measurement.
+    /// Measures (`cuMemGetInfo`), unless the last measurement is younger than a few milliseconds
+    /// and has not [expired](Self::expire), and shows the result in the process's slot. Keeps the
+    /// last result if the driver refuses. Returns the bytes that all pools of the ledger can have.
     pub(super) fn measure(&self, layout: &Layout, own: &Slot) -> u64 {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
         let is_old = measured.is_none_or(|at| at.elapsed() >= PAUSE);
@@ -74,14 +70,13 @@ impl Foreign {
         {
             *measured = Some(Instant::now());
             self.usable.store(usable, Ordering::Release);
-            // In this order, so that a reader of the foreign bytes also sees what they leave.
+            // A reader of the new foreign bytes also sees the new usable bytes.
             own.usable.publish(usable);
             own.foreign.publish(foreign);
         }
         self.last()
     }
 
-    /// Returns the result of the last measurement.
     pub(super) fn last(&self) -> u64 {
         self.usable.load(Ordering::Acquire)
     }
@@ -105,7 +100,7 @@ impl Foreign {
     }
 }
 
-/// Returns the bytes of each process that its pools have or that other processes have of it.
+/// Returns for each process the bytes that it has from the driver or has lent.
 fn obtained(layout: &Layout) -> impl Iterator<Item = u64> {
     let slots = layout.slots.iter().enumerate();
     let found: Vec<u64> = slots.map(|(index, _)| layout.obtained(index)).collect();

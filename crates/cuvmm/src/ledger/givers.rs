@@ -1,5 +1,5 @@
-//! The pools of this process that can give memory back when another process needs it, and how much
-//! of it each process gives.
+//! The pools of this process that can release memory when another process needs it, and the share
+//! of each process.
 
 use std::sync::{PoisonError, Weak};
 
@@ -9,28 +9,27 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A pool, as the ledger's threads use it.
 pub(crate) trait Giver: Send + Sync {
-    /// Returns the bytes that it could give back now, without waiting.
+    /// Returns the bytes that the pool could release now, without waiting.
     fn idle(&self) -> u64;
 
-    /// Gives about `bytes` back to the ledger, without waiting: what it does not need, and memory
-    /// that it gives back to the driver.
+    /// Returns about `bytes` to the ledger, without waiting: bytes that the pool does not need,
+    /// then memory that it releases to the driver.
     fn give_back(&self, bytes: u64);
 
-    /// Reads what memory pools of the driver hold, which only the driver knows, and counts it.
+    /// Reads and counts what the driver's memory pools hold, which only the driver knows.
     fn read_driver_memory(&self);
 
-    /// Gives back what it does not need, without a driver call.
+    /// Returns unneeded bytes to the ledger, without a driver call.
     fn give_unneeded(&self);
 
-    /// Makes its new blocks leave idle memory to an older request of another process, or ends that.
+    /// Sets whether new blocks leave idle memory to an older request of another process.
     fn leave_idle_to_others(&self, yes: bool);
 
-    /// Returns the next hook to be called for another process that lacks `bytes`, and its tenant:
-    /// of the tenant with the lowest priority that holds memory above its guarantee and is not in
+    /// Returns the next hook to be called for a process that lacks `bytes`, and the hook's tenant:
+    /// the tenant of the lowest priority that holds memory above its guarantee and is not in
     /// `asked`.
     fn next_hook(&self, bytes: u64, wanted_by: &str, asked: &[u64]) -> Option<(u64, Hook)>;
 
-    /// Returns its figures.
     fn report(&self) -> PoolReport;
 
     /// Changes a term of the tenant with this name. Returns the bytes that the tenant still holds
@@ -38,10 +37,8 @@ pub(crate) trait Giver: Send + Sync {
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>>;
 }
 
-/// A call of a function of the program.
 pub(crate) type Hook = Box<dyn FnOnce() + Send>;
 
-/// The givers of one process.
 #[derive(Default)]
 pub(crate) struct Givers {
     state: Mutex<State>,
@@ -53,9 +50,9 @@ pub(crate) struct Givers {
 struct State {
     attached: Vec<(u64, Weak<dyn Giver>)>,
     next: u64,
-    /// The givers that are being called, and the calling threads.
+    /// Givers that are being called, and the calling threads.
     serving: Vec<(u64, ThreadId)>,
-    /// The threads that wait in `detach`.
+    /// Threads that wait in `detach`.
     detaching: usize,
 }
 
@@ -64,7 +61,7 @@ impl Givers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a giver; returns a number for [`detach`](Self::detach).
+    /// Attaches a giver; returns its number for [`detach`](Self::detach).
     pub(crate) fn attach(&self, giver: Weak<dyn Giver>) -> u64 {
         let mut state = self.lock();
         let id = state.next;
@@ -73,12 +70,10 @@ impl Givers {
         id
     }
 
-    /// Returns `true` if there is no giver.
     pub(super) fn are_none(&self) -> bool {
         self.lock().attached.is_empty()
     }
 
-    /// Returns `true` if there is more than one giver.
     pub(super) fn are_several(&self) -> bool {
         self.lock().attached.len() > 1
     }
@@ -98,17 +93,17 @@ impl Givers {
         state.detaching -= 1;
     }
 
-    /// Calls each giver. Called by threads of the ledger, not within a call of a giver.
+    /// Calls each giver, on a thread of the ledger and not within a call of a giver.
     pub(super) fn each(&self, mut call: impl FnMut(&dyn Giver)) {
         for id in self.ids() {
             self.with(id, &mut call);
         }
     }
 
-    /// Calls a giver, unless it is detached. Called by threads of the ledger, not within a call of a
+    /// Calls a giver, unless it is detached, on a thread of the ledger and not within a call of a
     /// giver.
     pub(super) fn with<R>(&self, id: u64, call: impl FnOnce(&dyn Giver) -> R) -> Option<R> {
-        /// Ends the call of a giver, also if it panics.
+        /// Ends the call of a giver, also if the call panics.
         struct Served<'a>(&'a Givers, (u64, ThreadId));
 
         impl Drop for Served<'_> {
@@ -130,13 +125,13 @@ impl Givers {
         drop(state);
         let _served = Served(self, call_of);
         let result = call(&*giver);
-        // This may be the pool's last owner: it is dropped before `detach` learns that the call has
-        // ended.
+        // This may be the pool's last owner: the pool is dropped before `detach` learns that the
+        // call has ended.
         drop(giver);
         Some(result)
     }
 
-    /// Returns the numbers of the givers, in the order in which they were attached.
+    /// Returns the numbers of the givers, in the order of their attachment.
     pub(super) fn ids(&self) -> Vec<u64> {
         self.lock().attached.iter().map(|&(id, _)| id).collect()
     }
@@ -148,28 +143,26 @@ impl std::fmt::Debug for Givers {
     }
 }
 
-/// A process that could give memory back. Sizes in granules.
+/// A process that could release memory. Sizes in granules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) index: usize,
-    /// The granules that it is charged above its guarantee.
+    /// The charge above the guarantee.
     pub(super) above: u64,
     pub(super) priority: i64,
-    /// The granules that it could give.
     pub(super) idle: u64,
 }
 
 impl Offer {
-    /// Returns a key for the order in which processes give: the process that is furthest above its
-    /// guarantee first, then the lower priority.
+    /// Returns the key of the order in which processes release: first the process furthest above
+    /// its guarantee, then the lower priority.
     pub(super) const fn order(&self) -> (std::cmp::Reverse<u64>, i64, usize) {
         (std::cmp::Reverse(self.above), self.priority, self.index)
     }
 }
 
-/// Returns how much of `need` the process of slot `me` gives. All processes compute the same order:
-/// the process that is furthest above its guarantee gives first, then the lower priority. No
-/// process gives below its guarantee.
+/// Returns the part of `need` that the process of slot `me` releases. All processes compute one
+/// [order](Offer::order), and none releases below its guarantee.
 pub(super) fn share(mut offers: Vec<Offer>, me: usize, need: u64) -> u64 {
     offers.sort_by_key(Offer::order);
     let mut left = need;

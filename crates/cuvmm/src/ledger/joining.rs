@@ -1,26 +1,26 @@
-//! How a process joins a ledger: it takes a slot, and agrees on the limit with the processes that
-//! have joined before.
+//! Joining a ledger: a process takes a slot, and agrees on the limit with the processes that have
+//! joined before.
 //!
-//! No process waits for another one that joins. A process locks the byte of a free slot, which only
-//! a process that takes this slot needs, and fills the slot, which counts as free meanwhile. Then it
+//! No process waits for another that joins. A process locks the byte of a free slot, which only a
+//! process that takes this slot needs, and fills the slot, which still counts as free. Then it
 //!
 //! 1. reads the word of the limit, which also counts how often a process has joined;
-//! 2. looks whether any other slot is taken. If one is, the limit stays, and a process that requires
-//!    another one is refused. If none is, it replaces the limit by the one that it requires, unless
-//!    the word has changed since it was read: then it begins again;
+//! 2. looks whether any other slot is taken. If one is, the limit stays, and a process that
+//!    requires another limit is refused. If none is, it replaces the limit by the one that it
+//!    requires; if the word has changed since it was read, it begins again;
 //! 3. writes the state of its slot, which is taken from here on;
-//! 4. counts itself in the word of the limit. If that has another limit than in step 2, it frees its
+//! 4. counts itself in the word of the limit. If the limit is another than in step 2, it frees its
 //!    slot and begins again.
 //!
 //! So the limit does not change while a process has joined. Suppose that A replaces the limit, in
-//! step 2, after B has counted itself, in step 4, and while B stays. If A had read the word before B
-//! counted itself, the word has changed and A does not replace it. If A read it afterwards, it found
-//! B's slot taken, because B had written its state before. And if A replaces the limit before B
-//! counts itself, B finds that.
+//! step 2, after B has counted itself, in step 4, and while B stays. If A had read the word before
+//! B counted itself, the word has changed and A does not replace it. If A read it afterwards, A
+//! found B's slot taken, because B had written its state before. And if A replaces the limit before
+//! B counts itself, B finds the new limit.
 //!
 //! A process that is stopped or ends before the third step has a slot that counts as free, and that
-//! others pass over while it is locked. After that it is a process like any other: it has no memory,
-//! and the limit stays while it has its slot.
+//! others pass over while it is locked. After the third step it is a process like any other: it has
+//! no memory, and the limit stays while it has its slot.
 //!
 //! Keeps I-72.
 
@@ -38,10 +38,10 @@ use crate::device::WeakDevice;
 use crate::error::LedgerError;
 use crate::size::Granularity;
 
-/// How often a process begins again because others have changed the limit while it joined.
+/// How often a process begins again because the limit has changed.
 const MOST_TRIES: u32 = 1000;
 
-/// The terms that a process asks for when it joins. Sizes in bytes, in whole granules.
+/// The terms of a process that joins. Sizes in bytes, in whole granules.
 #[derive(Clone, Debug)]
 pub(super) struct Wishes {
     /// The limit of all processes together.
@@ -53,11 +53,12 @@ pub(super) struct Wishes {
     pub(super) name: String,
     /// Asked for its free memory.
     pub(super) device: WeakDevice,
-    /// How long after the process has ended the driver may still have its memory.
+    /// How long after the end of the process the driver may still have its memory.
     pub(super) lingers: Duration,
 }
 
-/// Checks a name under which a process wants to join: commands take it, or a process id.
+/// Checks a name under which a process joins: commands take names and process ids, so a name is no
+/// number.
 pub(super) fn check_name(name: &str) -> Result<(), LedgerError> {
     let problem = if name.is_empty() {
         "it is empty"
@@ -74,8 +75,8 @@ pub(super) fn check_name(name: &str) -> Result<(), LedgerError> {
     })
 }
 
-/// Checks that this process sees as much memory of the device as the limit of all processes. In a
-/// slice of a device the other slices' memory is not there, and their processes use another budget.
+/// Checks that this process sees as much memory of the device as the common limit. A slice of a
+/// device does not show the other slices' memory, and their processes use another budget.
 pub(super) fn check_view(path: &Path, limit: u64, view: u64) -> Result<(), LedgerError> {
     if limit <= view {
         return Ok(());
@@ -87,8 +88,8 @@ pub(super) fn check_view(path: &Path, limit: u64, view: u64) -> Result<(), Ledge
     })
 }
 
-/// Takes a slot, and sets the limit if no other process has one. Returns the slot's index, and how
-/// often it was taken before.
+/// Takes a slot, and sets the limit if no other process has a slot. Returns the slot's index, and
+/// how often it was taken before.
 pub(super) fn take_slot(
     file: &LedgerFile,
     granule: Granularity,
@@ -105,7 +106,7 @@ pub(super) fn take_slot(
     Ok((index, entered?))
 }
 
-/// Locks a free slot. Returns its index.
+/// Locks a free slot; returns its index.
 fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
     for (index, slot) in file.layout().slots.iter().enumerate() {
         if slot.state().0 != State::Free {
@@ -116,7 +117,7 @@ fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
         if !lock.take(file.file()).map_err(file.failed("fcntl"))? {
             continue;
         }
-        // Another process may have taken the slot, and have ended, before the lock was taken.
+        // Another process may have taken the slot before the lock was taken, and have ended.
         if slot.state().0 == State::Free {
             return Ok(index);
         }
@@ -128,7 +129,6 @@ fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
     })
 }
 
-/// The slots of other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Others {
     None,
@@ -137,8 +137,7 @@ enum Others {
     Some,
 }
 
-/// Makes a process that has locked a free slot a member. Returns how often the slot was taken
-/// before.
+/// Makes a process with a locked free slot a member. Returns how often the slot was taken before.
 fn enter(
     file: &LedgerFile,
     index: usize,
@@ -163,13 +162,12 @@ fn enter(
                 }
                 limit
             }
-            // Their slots are free soon.
             Others::Dying if is_other && clock::now() <= until => {
                 dead::collect(file, Some(index), seen);
                 clock::sleep(Duration::from_millis(10));
                 continue;
             }
-            // A process that has joined since may have set the limit that is required.
+            // A process that has joined since may have set the required limit.
             Others::Dying | Others::Some if is_other && header.agreed() != found => continue,
             Others::Dying | Others::Some if is_other => break,
             Others::Dying | Others::Some => {
@@ -194,7 +192,6 @@ fn enter(
     })
 }
 
-/// Returns what the slots other than `own` are.
 fn others(file: &LedgerFile, own: usize) -> Others {
     let mut found = Others::None;
     let slots = file.layout().slots.iter().enumerate();
@@ -208,7 +205,7 @@ fn others(file: &LedgerFile, own: usize) -> Others {
     found
 }
 
-/// Fills a free slot whose lock is held, except for its state.
+/// Fills a locked free slot, except for its state.
 fn fill(file: &LedgerFile, index: usize, granule: Granularity, wishes: &Wishes) {
     let layout = file.layout();
     let slot = &layout.slots[index];

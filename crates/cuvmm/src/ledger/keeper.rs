@@ -1,8 +1,9 @@
-//! The ledger's thread in each process: it frees the slots of dead processes, refunds memory that
-//! no importer has any more, gives memory back
-//! when another process waits for it, and refunds what an idle process does not need.
+//! The ledger's thread in each process. It frees the slots of dead processes, refunds memory that
+//! no importer has any more, releases memory when another process waits for it, and refunds what an
+//! idle process does not need.
 //!
-//! It never waits for memory, so two processes that wait for each other both go on giving.
+//! The thread never waits for memory, so two processes that wait for each other both go on
+//! releasing.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -23,20 +24,20 @@ use super::word::Word;
 use crate::error::LedgerError;
 use crate::sync::atomic::Ordering;
 
-/// How often the thread looks at the ledger unless it is woken.
+/// The pause between passes of the thread, unless it is woken.
 const PASS: Duration = Duration::from_secs(1);
 
-/// How often it looks while a slot is dying, or a request of its process waits: a dead process may have
-/// had the memory.
+/// The longest pause while a slot is dying, or a request of this process waits: a dead process may
+/// have had the memory.
 const QUICK_PASS: Duration = Duration::from_millis(5);
 
-/// How often it looks at least while a process waits for memory.
+/// The longest pause while a process waits for memory.
 const LONGEST_NAP: Duration = Duration::from_millis(20);
 
-/// How soon it looks again after a request has begun to wait, or the process has freed memory while
-/// one waits. Doubles up to [`LONGEST_NAP`]: memory that was just freed is often still in use by the
-/// GPU for a moment. A request that goes on waiting wakes the thread too, and is no reason to hurry:
-/// that would cost all members processor time for as long as it waits.
+/// The first pause after a request has begun to wait, or the process has freed memory while a
+/// request waits. It doubles up to [`LONGEST_NAP`], because the GPU often uses freed memory for a
+/// moment longer. A request that goes on waiting wakes the thread too, but does not shorten the
+/// pause: that would cost all members processor time while it waits.
 const FIRST_PASS: Duration = Duration::from_micros(100);
 
 pub(super) struct Keeper {
@@ -44,9 +45,9 @@ pub(super) struct Keeper {
     member: Weak<Member>,
     commands: Arc<Commands>,
     appeals: Appeals,
-    /// When the last pass was that refunded idle memory, and the count of that time.
+    /// When the last pass refunded idle memory, and the count of grants then.
     idle_since: (Instant, Option<u64>),
-    /// The current pause between passes while a process waits for memory.
+    /// The pause between passes while a process waits for memory.
     nap: Duration,
     /// The newest request of another process at the last pass.
     newest: u64,
@@ -54,7 +55,7 @@ pub(super) struct Keeper {
     averages: [Averages; 2],
 }
 
-/// Starts the thread of a member. It ends when the member is dropped.
+/// Starts the thread of a member, which ends when the member is dropped.
 pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<(), LedgerError> {
     let keeper = Keeper {
         file: Arc::clone(member.file()),
@@ -75,7 +76,6 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
 }
 
 impl Member {
-    /// Makes the ledger's thread look for idle memory that other processes wait for.
     pub(crate) fn wake_keeper(&self) {
         self.has_freed.store(true, Ordering::Relaxed);
         self.file().layout().header.wanted.ring();
@@ -83,7 +83,7 @@ impl Member {
 }
 
 impl Keeper {
-    /// Returns what does a thread's work without a thread, and calls no function of the program.
+    /// Returns a keeper without a thread, which calls no function of the program.
     #[cfg(test)]
     pub(super) fn quiet(member: &Arc<Member>) -> Self {
         Self {
@@ -113,7 +113,7 @@ impl Keeper {
         }
     }
 
-    /// Does what there is to do; returns when to look again.
+    /// Does all pending work; returns the pause until the next pass.
     pub(super) fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
@@ -164,15 +164,15 @@ impl Keeper {
     }
 }
 
-/// Gives back this process's share of what others lack, or as much of it as there is if the
-/// processes whose turn it was have not given it. Returns what each process could give before.
+/// Releases this process's share of what others lack, or all that it can if the processes whose
+/// turn it was have not released enough. Returns each process's offer from before.
 fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
     let need = unmet.need;
     let _giving = member.giving();
     let layout = member.file().layout();
     publish_idle(member);
-    // The charges lie together, and a slot has lines of its own: while a request waits, all members
-    // come here again and again.
+    // The charges lie together, and each slot has cache lines of its own: while a request waits,
+    // all members come here again and again.
     let offer = |(index, charge): (usize, &Word)| {
         let charged = Count::of(charge.load()).charged();
         let slot = &layout.slots[index];
@@ -197,7 +197,7 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
         false => share(offers.clone(), member.index(), need),
     };
     let begun = clock::now();
-    // What is charged without need is given first.
+    // Unneeded charge is refunded first.
     let mut given = member.trim(0);
     let mut left = mine.saturating_sub(given);
     member.givers().each(|giver| {
@@ -219,7 +219,7 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
     offers
 }
 
-/// Shows how much of the time requests have waited lately.
+/// Publishes the shares of the time in which requests waited lately.
 fn average([own, all]: &mut [Averages; 2], passed: Duration, member: &Member) {
     let (slot, header) = (member.slot(), &member.file().layout().header);
     let totals = [&slot.stalled, &slot.stalled_full].map(Word::load);
@@ -233,7 +233,7 @@ fn average([own, all]: &mut [Averages; 2], passed: Duration, member: &Member) {
     slot.averaged.add(1);
 }
 
-/// Shows other processes what this one could give back.
+/// Shows other processes what this process could release.
 fn publish_idle(member: &Member) {
     let granules = member.granules(member.idle_bytes());
     member.slot().idle.publish(granules);

@@ -1,8 +1,9 @@
-//! The layout of the ledger's file: a header, two words for each process that every charge reads
-//! (its charge and its ticket), one slot for each process, and one entry for each exported block.
+//! The layout of the ledger's file: a header, a charge and a ticket for each process, one slot for
+//! each process, and one entry for each exported block.
 //!
-//! The file has a fixed size and consists of words only, so every content is valid to read. Values
-//! are checked where they are used.
+//! Charges and tickets lie apart from the slots because every charge reads all of them. The file
+//! has a fixed size and consists of words only, so every content is valid to read. Values are
+//! checked where they are used.
 
 use super::bell::Bell;
 use super::charge::{COUNT_BITS, Count, MOST};
@@ -26,10 +27,10 @@ pub(super) const NAME: usize = 64;
 #[repr(C)]
 pub(super) struct Layout {
     pub(super) header: Header,
-    /// The charge of each process; see [`charge`](super::charge).
+    /// See [`charge`](super::charge).
     pub(super) charges: [Word; SLOTS],
     /// The number of each process's oldest waiting request, 0 if none waits. Lower numbers wait
-    /// longer. They lie together because a charge reads all of them.
+    /// longer.
     pub(super) tickets: [Word; SLOTS],
     pub(super) slots: [Slot; SLOTS],
     pub(super) exports: [Export; EXPORTS],
@@ -41,92 +42,90 @@ pub(super) struct Header {
     /// [`MAGIC`], written last when the file is made.
     pub(super) magic: Word,
     pub(super) version: Word,
-    /// The size of a granule in bytes.
+    /// In bytes.
     pub(super) granule: Word,
-    /// The device's UUID.
     pub(super) device: [Word; 2],
     /// The limit that the processes have [agreed](Agreed) on.
     pub(super) agreed: Word,
-    /// The number that the last waiting request got; see [`Layout::tickets`].
+    /// The number given to the last waiting request; see [`Layout::tickets`].
     pub(super) last_ticket: Word,
-    /// Rung by a process that needs memory.
+    /// Wakes the ledger threads: a process needs memory.
     pub(super) wanted: Bell,
-    /// Rung by a process that gave memory back.
+    /// Wakes waiting requests: a process refunded memory.
     pub(super) given: Bell,
-    /// For how many nanoseconds at least one process has waited for memory. Added by the process
-    /// whose request is the oldest; see [`stall`](super::stall).
+    /// Nanoseconds in which at least one process has waited for memory, added by the process with
+    /// the oldest request; see [`stall`](super::stall).
     pub(super) stalled: Word,
-    /// For how many nanoseconds each running process with memory has been stalled in full.
+    /// Nanoseconds in which each running process with memory was stalled in full.
     pub(super) stalled_full: Word,
     pub(super) unused: [Word; 53],
 }
 
-/// The part that belongs to one process. Only the process that holds the slot's lock writes it,
-/// except for the state of a slot whose owner is dead. In a free slot the other words mean nothing.
+/// The part that belongs to one process. Only the holder of the slot's lock writes it, except for
+/// the state of a slot whose owner is dead. In a free slot the other words mean nothing.
 #[repr(C)]
 pub(super) struct Slot {
-    /// [`State`] in the low byte, and above it how often the slot was taken.
+    /// [`State`] in the low byte, and above it how often the slot was taken (its generation).
     pub(super) state: Word,
     pub(super) pid: Word,
     /// When the process started, in clock ticks since boot (field 22 of `/proc/PID/stat`), or 0 if
-    /// it could not read that.
+    /// it could not read that field.
     pub(super) started: Word,
-    /// A number for the namespaces that `pid` and `started` are numbers in.
+    /// A number for the namespaces of `pid` and `started`.
     pub(super) pid_namespace: Word,
     pub(super) uid: Word,
-    /// The granules that the process always keeps charged.
+    /// Granules that the process always keeps charged.
     pub(super) guarantee: Word,
-    /// The most granules that the process may be charged.
     pub(super) limit: Word,
     /// An `i64`. Memory is reclaimed from lower priorities first.
     pub(super) priority: Word,
-    /// Bytes that the process's pools have from the driver. The driver's memory pools count with what
-    /// they were last seen to hold.
+    /// Bytes that the process's pools have from the driver. The driver's memory pools count with
+    /// what they were last seen to hold.
     pub(super) obtained: Word,
-    /// Granules that the process could give back without waiting, as it last found.
+    /// Granules that the process could release without waiting, as it last found.
     pub(super) idle: Word,
-    /// The granules that the waiting request lacks.
+    /// Granules that the waiting request lacks.
     pub(super) want: Word,
-    /// Advanced while the request waits, so that other processes notice when it stops.
+    /// Advanced while the request waits, so that other processes notice its end.
     pub(super) renewed: Word,
     /// How often the waiting request has asked other processes for memory.
     pub(super) round: Word,
-    /// For how many nanoseconds at least one request of the process has waited for memory.
+    /// Nanoseconds in which at least one request of the process has waited for memory.
     pub(super) stalled: Word,
     /// Advanced at least once a second by a process that runs.
     pub(super) beat: Word,
-    /// The process's name in UTF-8, padded with zeros.
+    /// UTF-8, padded with zeros.
     pub(super) name: [Word; NAME / 8],
     /// Bytes of the device that no pool of the ledger has, as the process last measured.
     pub(super) foreign: Word,
     /// Bytes that pools of the ledger can have, as the process last measured; 0 if it has not.
     pub(super) usable: Word,
-    /// For how many milliseconds after its end the driver may still have the process's memory.
+    /// Milliseconds after the end of the process for which the driver may still have its memory.
     pub(super) lingers: Word,
-    /// 0 if the process is not stalled, 1 if some of its requests wait, 2 if it is in full. See
-    /// [`stall`](super::stall).
+    /// 0 if the process is not stalled, 1 if some of its requests wait, 2 if it is stalled in full.
+    /// See [`stall`](super::stall).
     pub(super) stall: Word,
-    /// For how many nanoseconds the process has been stalled in full.
+    /// Nanoseconds in which the process was stalled in full.
     pub(super) stalled_full: Word,
-    /// For how many nanoseconds the oldest waiting request has waited, as it last tried.
+    /// Nanoseconds for which the oldest waiting request had waited when it last tried.
     pub(super) waited: Word,
     /// The averages of the process's stall times.
     pub(super) averages: [Word; 6],
-    /// The averages of the ledger's stall times, as this process has found them.
+    /// The averages of the ledger's stall times, as this process has computed them.
     pub(super) ledger_averages: [Word; 6],
-    /// How often the process has found them.
+    /// How often the process has computed the averages.
     pub(super) averaged: Word,
-    /// The granules that the process was charged past waiting requests; see [`passing`](super::passing).
+    /// Granules that were charged past waiting requests; see [`passing`](super::passing).
     pub(super) passed: Word,
     pub(super) unused: [Word; 21],
 }
 
-/// The entry of one exported block. See [`exports`](super::exports).
+/// An exported block; see [`exports`](super::exports).
 #[repr(C)]
 pub(super) struct Export {
-    /// The use of the entry, its owner's slot, and how often it was taken.
+    /// The kind of the entry, its owner's slot, and how often the entry was taken.
     pub(super) state: Word,
-    /// The granules of the block. Only the owner writes them.
+    /// The granules of the block, written by its owner only.
     pub(super) granules: Word,
     /// One bit for each slot in the low halves, sequence numbers in the high ones.
     pub(super) holders: [Word; SLOTS / 32],
@@ -139,23 +138,22 @@ const _: () = {
     assert!(size_of::<Slot>() == 512);
 };
 
-/// The size of the file in bytes.
+/// In bytes.
 pub(super) const SIZE: u64 = size_of::<Layout>() as u64;
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Free,
     Live,
-    /// The owner is dead or has let go of its lock, and the driver may still have its memory.
+    /// The owner is dead or has released its lock, and the driver may still have its memory.
     Dying,
     /// The owner has left or ended, and other processes have memory that it exported.
     Lending,
 }
 
 impl Layout {
-    /// Returns the bytes of a slot's process that its pools have, or that other processes have of
-    /// it.
+    /// Returns the bytes that the pools of a slot's process have from the driver, or, for a lending
+    /// slot, those that other processes have.
     pub(super) fn obtained(&self, index: usize) -> u64 {
         let (Some(slot), Some(charge)) = (self.slots.get(index), self.charges.get(index)) else {
             return 0;
@@ -172,7 +170,7 @@ impl Layout {
 }
 
 /// The word of the limit: the most granules that all processes together may be charged, and above
-/// them how often a process has joined. See [`joining`](super::joining).
+/// that number how often a process has joined. See [`joining`](super::joining).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreed(u64);
 
@@ -181,7 +179,6 @@ impl Agreed {
         Self(word)
     }
 
-    /// Returns the granules.
     pub(super) const fn limit(self) -> u64 {
         self.0 & MOST
     }
@@ -192,7 +189,7 @@ impl Header {
         Agreed::of(self.agreed.load())
     }
 
-    /// Returns the most granules that all processes together may be charged.
+    /// Returns the limit in granules.
     pub(super) fn limit(&self) -> u64 {
         self.agreed().limit()
     }
@@ -210,8 +207,8 @@ impl Header {
 }
 
 impl Slot {
-    /// Returns the state, and how often the slot was taken. A value that is none counts as free:
-    /// what the process was charged counts in any state.
+    /// Returns the state, and how often the slot was taken. An unknown value counts as free: the
+    /// charge of a slot counts in any state.
     pub(super) fn state(&self) -> (State, u64) {
         let word = self.state.load();
         let state = match word & 0xff {
@@ -227,7 +224,6 @@ impl Slot {
         self.state.store(state_word((state, generation)));
     }
 
-    /// Replaces the state and the generation; returns `false` if they were not `from`.
     pub(super) fn replace_state(&self, from: (State, u64), to: (State, u64)) -> bool {
         self.state.replace(state_word(from), state_word(to))
     }
@@ -268,7 +264,7 @@ const fn state_word((state, generation): (State, u64)) -> u64 {
     (generation << 8) | state
 }
 
-/// Returns the first bytes of a new file; the rest is zeros.
+/// Returns the beginning of a new file; the rest is zeros.
 pub(super) fn first_bytes(granule: u64, device: [u8; 16]) -> [u8; 40] {
     let [high, low] = uuid_words(device);
     let mut bytes = [0; 40];
@@ -281,7 +277,6 @@ pub(super) fn first_bytes(granule: u64, device: [u8; 16]) -> [u8; 40] {
     bytes
 }
 
-/// Returns the words that hold a device's UUID.
 pub(super) const fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
     let both = u128::from_be_bytes(uuid);
     [(both >> 64) as u64, both as u64]

@@ -2,9 +2,8 @@
 //!
 //! They are open file description locks on single bytes (`fcntl(F_OFD_SETLK)`). They belong to the
 //! open file, so two ledgers in one process exclude each other, and closing another descriptor of
-//! the file releases nothing. A forked child shares the open file: it keeps a lock that its dead
-//! parent held. So a lock that is held does not prove that its taker lives; see
-//! [`dead`](super::dead).
+//! the file releases nothing. A forked child shares the open file and keeps a lock of its dead
+//! parent. So a held lock does not prove that its taker lives; see [`dead`](super::dead).
 //!
 //! `unsafe` in this file: `fcntl` with a lock, which no safe wrapper offers for a range of bytes.
 #![allow(unsafe_code)]
@@ -14,10 +13,10 @@ use std::os::fd::AsRawFd as _;
 
 use rustix::io::Errno;
 
-/// The byte that a lock is on. Locked bytes need not exist in the file.
+/// The locked byte, which need not exist in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lock {
-    /// Held by the owner of a slot, and by a process that is taking it.
+    /// Held by the owner of a slot, and by a process that is taking the slot.
     Owner(usize),
 }
 
@@ -65,8 +64,7 @@ impl Lock {
     }
 }
 
-/// Called before a lock is used, or a file gets its name. Returns `false` if a test has ended the
-/// process.
+/// Runs before a lock is used, or a file is named. Returns `false` if a test has ended the process.
 pub(super) fn reached() -> bool {
     #[cfg(test)]
     return super::probe::ask(|probe| probe.locks()).unwrap_or(true);
@@ -74,7 +72,6 @@ pub(super) fn reached() -> bool {
     true
 }
 
-/// Shows a test an outcome.
 fn found(outcome: bool) -> bool {
     #[cfg(test)]
     super::probe::ask(|probe| probe.found(outcome.into()));

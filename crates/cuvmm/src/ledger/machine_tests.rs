@@ -1,10 +1,10 @@
 //! Tests of the ledger on machines with something missing: a PID namespace without a `/proc` of its
 //! own, a seccomp profile without `pidfd_open`, no free descriptor, a hidden `/proc`, a full tmpfs.
 //!
-//! Each runs this test program again, with the part that it plays in its environment, and says so
-//! where the system does not permit it.
+//! Each test runs this test program again, with a part in its environment, and says so where the
+//! system does not permit it.
 //!
-//! `unsafe` in this file: system calls that make the process's own thread one of such a machine.
+//! `unsafe` in this file: system calls that put the process's own thread into such conditions.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -30,13 +30,13 @@ use super::tests::{
 use crate::error::{LedgerError, LedgerRefusal};
 use crate::ledger::member::Purpose;
 
-/// The environment variable with a part, and the ledger's path behind a colon.
+/// The environment variable with a part, a colon, and the ledger's path.
 const PART: &str = "CUVMM_LEDGER_MACHINE";
 
 /// Begins the reason of a part that the machine does not permit.
 const NOT_TRIED: &str = "not tried: ";
 
-/// Returns this test program as it plays a part, as the end of another command if there is one.
+/// Returns the command that plays a part, as arguments of another command if there is one.
 fn play(before: &[&str], part: &str, path: &Path) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = match before {
@@ -53,7 +53,7 @@ fn play(before: &[&str], part: &str, path: &Path) -> Command {
     command
 }
 
-/// Plays a part to its end, behind the first of some commands that this system permits.
+/// Plays a part to its end, behind the first of `commands` that this system permits.
 fn played(commands: &[&[&str]], part: &str, path: &Path) {
     let is_permitted = |before: &&&[&str]| {
         let [first, rest @ ..] = **before else {
@@ -133,7 +133,7 @@ fn part() {
     println!("played");
 }
 
-/// Joins a ledger, has memory of it, and stays until it is killed, or its parent has ended.
+/// Joins a ledger, takes memory, and stays until it is killed, or its parent has ended.
 fn hold(path: &Path) {
     let member = join(path, LIMIT * G);
     member.grant(40 * G, 0, Purpose::New, None).unwrap();
@@ -141,7 +141,6 @@ fn hold(path: &Path) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Starts a process that holds memory of the ledger.
 fn start_holding(path: &Path) -> Child {
     let mut child = play(&[], "hold", path)
         .stdin(Stdio::piped())
@@ -153,8 +152,8 @@ fn start_holding(path: &Path) -> Child {
     child
 }
 
-/// Checks that another process's charge counts while that process lives, and no longer, on a machine
-/// from which something is taken meanwhile.
+/// Checks that another process's charge counts exactly while that process lives, on a machine that
+/// loses something meanwhile.
 fn ends(path: &Path, is_reaped: bool, take: impl FnOnce()) {
     let own = join(path, LIMIT * G);
     let mut other = start_holding(path);
@@ -183,8 +182,8 @@ fn ends(path: &Path, is_reaped: bool, take: impl FnOnce()) {
 /// plays its part.
 const OTHERWISE: &str = "CUVMM_LEDGER_OTHERWISE";
 
-/// Holds memory as the first process of a PID namespace while a process of that namespace looks that
-/// has another `/proc`. The number is that of another process there.
+/// Holds memory as the first process of a PID namespace. Another process there has a different
+/// `/proc`, in which the number is another process's.
 fn holder(path: &Path) {
     assert_eq!(std::process::id(), 1);
     let own = join(path, LIMIT * G);
@@ -208,7 +207,7 @@ fn observer(path: &Path) {
     assert_eq!(refusal(more), (LedgerRefusal::Full, LIMIT - 40));
 }
 
-/// Makes a system call of this thread, and of processes that it starts, fail.
+/// Makes a system call fail for this thread and for processes that it starts.
 fn deny(call: libc::c_long, errno: i32) {
     let statement = |code: u32, k: u32, (jt, jf)| libc::sock_filter {
         code: code.try_into().unwrap(),
@@ -235,7 +234,7 @@ fn deny(call: libc::c_long, errno: i32) {
         len: filter.len().try_into().unwrap(),
         filter: filter.as_mut_ptr(),
     };
-    // SAFETY: the program lies there for the whole call, which copies it.
+    // SAFETY: the program lives for the whole call, which copies it.
     let set = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             && libc::prctl(
@@ -250,7 +249,8 @@ fn deny(call: libc::c_long, errno: i32) {
     }
 }
 
-/// The number of a process of this user that has ended is that of another user's, which is hidden.
+/// The number of an ended process of this user is reused by another user's process, which is
+/// hidden.
 fn hidden(path: &Path) {
     let user: libc::uid_t = 1000;
     let given = std::os::unix::fs::chown(path.parent().unwrap(), Some(user), None);
@@ -290,12 +290,12 @@ fn hidden(path: &Path) {
     probe::set(None);
 }
 
-/// Returns `true` if no byte of a file is without memory.
+/// Returns `true` if every byte of a file has memory.
 fn is_allocated(path: &Path) -> bool {
     std::fs::metadata(path).unwrap().blocks() * 512 >= SIZE
 }
 
-/// Fills the file system of a path. Returns the path of the file with which it is full.
+/// Fills the file system of a path. Returns the path of the file that fills it.
 fn fill(path: &Path) -> std::path::PathBuf {
     let filler = path.with_file_name("filler");
     let mut file = File::create(&filler).unwrap();
@@ -328,7 +328,7 @@ fn full(path: &Path) {
     assert!(!path.exists(), "an unfinished file has no name");
 }
 
-/// A file with holes, as earlier versions made them, or an empty one.
+/// A file with holes, as earlier versions made them, or an empty file.
 fn sparse(path: &Path) {
     for length in [SIZE, 0] {
         let file = File::create(path).unwrap();
@@ -366,7 +366,7 @@ fn zeros(path: &Path) {
     own.give(40 * G);
 }
 
-/// Either of two processes of a PID namespace has the `/proc` of the namespace outside.
+/// Either of two processes of a PID namespace has the `/proc` of the outer namespace.
 #[test]
 fn a_process_is_not_taken_for_ended_because_of_a_foreign_proc() {
     let apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
@@ -396,7 +396,7 @@ fn a_killed_process_is_not_charged_for_ever_where_no_descriptor_is_free() {
     played(&[&[]], "crowded", &dir.path().join("ledger"));
 }
 
-/// From the first look on a process is polled, and nothing else is asked of the system.
+/// After the first look a process is only polled.
 #[test]
 fn a_process_that_is_held_is_only_polled() {
     let dir = directory();
@@ -412,7 +412,6 @@ fn a_number_that_another_user_has_taken_keeps_no_charge() {
     played(&[&hides], "hidden", &dir.path().join("ledger"));
 }
 
-/// Plays a part in a directory with a small tmpfs of its own.
 fn in_small_tmpfs(part: &str) {
     let dir = directory();
     let small = format!(

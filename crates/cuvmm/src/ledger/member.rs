@@ -1,8 +1,7 @@
 //! The process's own slot in a ledger, and what it is charged.
 //!
-//! Pools are granted bytes and give them back. What the process is charged is never less than what
-//! was granted to its pools and never less than its guarantee: a guarantee is memory that is charged
-//! in advance.
+//! Pools are granted bytes and return them. The charge is never less than what was granted to the
+//! pools, and never less than the guarantee, which is charged in advance.
 
 mod lending;
 mod terms;
@@ -33,11 +32,11 @@ use crate::size::Granularity;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The least that a pool asks for, if that much is left, and what it keeps without need while it is
-/// in use, in bytes. So small changes do not touch the file that all processes share.
+/// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
+/// pool keeps while it is in use. So small changes do not touch the shared file.
 pub(crate) const GRANT: u64 = 64 << 20;
 
-/// Checks a process's limit, which is at least a granule and at least its guarantee, all in bytes.
+/// Checks a process's limit: at least a granule and at least the guarantee. All sizes in bytes.
 pub(super) fn check_limit(limit: u64, guarantee: u64, granule: u64) -> Result<(), ArgumentError> {
     ArgumentError::at_least("bytes of a process's limit", limit, granule)?;
     let what = "bytes of a process's limit, which is at least its guarantee";
@@ -47,88 +46,81 @@ pub(super) fn check_limit(limit: u64, guarantee: u64, granule: u64) -> Result<()
 /// How long a charge retries while other processes charge at the same time.
 const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 
-/// How long tentative granules of another process may stay unchanged before they are removed.
+/// How long another process's tentative granules may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
 
-/// The use of the memory that a pool is to be granted.
+/// The use of granted memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A new block, memory that is to lie ready, or a guarantee. Behind requests of other processes
-    /// that have waited longer, unless it may [pass](super::passing) them.
+    /// A new block, memory kept ready, or a guarantee. It comes after older requests of other
+    /// processes, unless it may [pass](super::passing) them.
     New,
-    /// More memory for a block that has some. A waiting request does not hold it up: work that cannot
-    /// go on gives up what it has, for other work that cannot go on either. What blocks can grow by
-    /// is bounded by their capacities.
+    /// More memory for a block that has some. A waiting request does not hold growth up: otherwise
+    /// work that cannot go on would give up its memory for other work that cannot go on either.
+    /// Growth is bounded by the capacities of blocks.
     Growth,
 }
 
-/// The place of a request in the line of the requests of all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct InLine {
-    /// Requests with lower tickets go first.
+    /// Lower tickets go first.
     pub(super) ticket: u64,
     pub(super) since: Instant,
 }
 
-/// A process's membership in a ledger. Dropping it leaves the ledger.
+/// A process's membership in a ledger. Its drop leaves the ledger.
 #[derive(Debug)]
 pub(crate) struct Member {
     file: Arc<LedgerFile>,
     index: usize,
-    /// How often the slot was taken before.
     generation: u64,
     granule: Granularity,
     foreign: Foreign,
     opened_by: OpeningProcess,
     account: Mutex<Account>,
-    /// Values of other processes' slots, as the process's threads last saw them.
+    /// Values of other processes' slots, as this process's threads last saw them.
     seen: Mutex<Seen>,
     givers: Givers,
     named: Mutex<Named>,
-    /// `true` if a pool has freed memory for which another process waits since the ledger's thread
-    /// last looked.
+    /// `true` if a pool has freed memory, while another process waits for memory, since the
+    /// ledger's thread last looked.
     pub(super) has_freed: AtomicBool,
-    /// Held while idle memory is given back to other processes.
+    /// Held while idle memory is released for other processes.
     giving: Mutex<()>,
-    /// Answers requests of other programs, if the process allows any.
+    /// The socket for requests of other programs, if the process allows any.
     pub(super) served: OnceLock<Served>,
 }
 
-/// The grants, guarantee and waiting requests of the process.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Bytes that were granted to pools.
+    /// Bytes granted to pools.
     used: u64,
-    /// Memory that pools gave back and that other processes have.
+    /// Memory that pools have released and other processes still have.
     lent: Lent,
-    /// Granules that are always charged.
+    /// In granules.
     pub(super) guarantee: u64,
-    /// Bytes that the pools have from the driver, and bytes that are lent.
+    /// Bytes that the pools have from the driver, and lent bytes.
     obtained: u64,
-    /// How often something was granted, for noticing that the process is idle.
+    /// Counts grants, to notice that the process is idle.
     grants: u64,
-    /// The waiting requests: each one's place in the line, and the bytes that it lacks.
+    /// Each waiting request's place in the line, and the bytes that it lacks.
     pub(super) waiting: Vec<(InLine, u64)>,
-    /// For how long they have waited.
     pub(super) stalls: Stalls,
-    /// Memory that was given back to other processes.
     given: GivenStats,
 }
 
 impl Account {
-    /// Returns the place of the oldest waiting request.
     pub(super) fn oldest(&self) -> Option<InLine> {
         self.waiting.iter().map(|&(place, _)| place).min()
     }
 
-    /// Returns the bytes that pools have and that are lent.
+    /// Returns the bytes that are granted or lent.
     pub(super) fn needed(&self) -> u64 {
         self.used.saturating_add(self.lent.bytes())
     }
 }
 
 impl Member {
-    /// Opens or makes a ledger, and takes a slot.
     pub(super) fn join(path: PathBuf, terms: Terms, wishes: &Wishes) -> Result<Self, LedgerError> {
         let granule = Granularity::new(terms.granule).ok_or(ArgumentError::NotPowerOfTwo {
             what: "bytes of a granule",
@@ -161,7 +153,6 @@ impl Member {
         self.index
     }
 
-    /// Returns how often the slot was taken before.
     pub(super) const fn generation(&self) -> u64 {
         self.generation
     }
@@ -182,7 +173,7 @@ impl Member {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps other threads of this process from giving idle memory back.
+    /// Keeps other threads of this process from releasing idle memory.
     pub(super) fn giving(&self) -> MutexGuard<'_, ()> {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,8 +200,8 @@ impl Member {
         Count::of(self.file.layout().charges[self.index].load())
     }
 
-    /// Grants a pool `bytes`, and up to `least` if that is more and as much is left, for a request at
-    /// a place in the line, if it has one. Returns what it granted.
+    /// Grants a pool `bytes`, or up to `least` if that is more and as much is left, for a request
+    /// at `place`, if it has one. Returns the granted bytes.
     pub(crate) fn grant(
         &self,
         bytes: u64,
@@ -231,7 +222,7 @@ impl Member {
         Ok(granted)
     }
 
-    /// Takes back bytes that were granted to a pool.
+    /// Takes granted bytes back from a pool.
     pub(crate) fn give(&self, bytes: u64) {
         if self.own_process().is_err() {
             return;
@@ -242,22 +233,20 @@ impl Member {
         self.refund(&account, 0);
     }
 
-    /// Counts memory that a pool has from the driver.
     pub(crate) fn note_created(&self, bytes: u64) {
         let mut account = self.account();
         account.obtained = account.obtained.saturating_add(bytes);
         self.slot().obtained.store(account.obtained);
     }
 
-    /// Counts memory that a pool has given back to the driver.
     pub(crate) fn note_released(&self, bytes: u64) {
         let mut account = self.account();
         account.obtained = account.obtained.saturating_sub(bytes);
         self.slot().obtained.store(account.obtained);
     }
 
-    /// Counts what a pool's memory pools of the driver hold `now`, in place of what was counted
-    /// `before`.
+    /// Replaces the bytes that a pool's memory pools of the driver held `before` by those that they
+    /// hold `now`.
     pub(crate) fn note_read(&self, before: u64, now: u64) {
         if before == now {
             return;
@@ -289,18 +278,17 @@ impl Member {
         charged.saturating_sub(account.needed())
     }
 
-    /// Returns how often something was granted.
     pub(super) fn grants(&self) -> u64 {
         self.account().grants
     }
 
-    /// Refunds what the pools do not need, except `keep` bytes. Returns the granules.
+    /// Refunds all but `keep` bytes of what the pools do not need. Returns the refunded granules.
     pub(super) fn trim(&self, keep: u64) -> u64 {
         let account = self.account();
         self.refund(&account, self.granules(keep))
     }
 
-    /// Counts granules that were given back to other processes.
+    /// Counts granules that were released for other processes.
     pub(super) fn note_given(&self, granules: u64, took: Duration) {
         let given = &mut self.account().given;
         given.times += 1;
@@ -314,17 +302,15 @@ impl Member {
         self.account().given
     }
 
-    /// Returns the bytes that the pools have.
     pub(super) fn used(&self) -> u64 {
         self.account().used
     }
 
-    /// Returns the granules that are charged without need.
     pub(super) fn unneeded(&self) -> u64 {
         self.surplus(&self.account())
     }
 
-    /// Returns the bytes that the process could give back now, without waiting.
+    /// Returns the bytes that the process could release now, without waiting.
     pub(super) fn idle_bytes(&self) -> u64 {
         let mut idle = self.unneeded().saturating_mul(self.granule.bytes());
         self.givers
@@ -332,19 +318,18 @@ impl Member {
         idle
     }
 
-    /// Returns the granules that make up `bytes`, rounded up.
     pub(super) fn granules(&self, bytes: u64) -> u64 {
         let granule = self.granule.bytes();
         bytes / granule + u64::from(!bytes.is_multiple_of(granule))
     }
 
-    /// Returns the granules that are charged and that no pool has and no guarantee keeps.
+    /// Returns the charged granules that no pool has and no guarantee keeps.
     fn surplus(&self, account: &Account) -> u64 {
         let needed = self.granules(account.needed()).max(account.guarantee);
         self.count().charged().saturating_sub(needed)
     }
 
-    /// Refunds what is charged without need, except `keep` granules. Returns what it refunded.
+    /// Refunds the surplus except `keep` granules. Returns the refunded granules.
     fn refund(&self, account: &Account, keep: u64) -> u64 {
         let surplus = self.surplus(account).saturating_sub(keep);
         let layout = self.file.layout();
@@ -360,9 +345,10 @@ impl Member {
         refunded
     }
 
-    /// Charges the process until `bytes` are covered: by at least `least` bytes if that is more,
-    /// they are left, and no request of another process waits for them. Returns the bytes that are
-    /// charged then. The caller has locked the account: a process charges itself once at a time.
+    /// Charges the process until the charge covers `bytes`. Charges at least `least` bytes if that
+    /// is more, they are left, and no request of another process waits for them. Returns the bytes
+    /// charged in total. The caller has locked the account, so a process makes one charge at a
+    /// time.
     fn charge_to(
         &self,
         bytes: u64,
@@ -420,8 +406,8 @@ impl Member {
         outcome.map(|()| charged())
     }
 
-    /// Charges granules beside those that are owed to others, trying again while other processes charge
-    /// too. Fails with the reason and the granules that are left.
+    /// Charges granules while the limit leaves `owed` granules besides, and tries again while other
+    /// processes charge too. Fails with the reason and the granules that are left.
     fn charge(&self, granules: u64, owed: impl Fn() -> u64) -> Result<(), (LedgerRefusal, u64)> {
         let layout = self.file.layout();
         if !self.foreign.is_measured() {
@@ -433,7 +419,7 @@ impl Member {
             let limit = || self.limit_now().saturating_sub(owed());
             match charge::attempt(&layout.charges, self.index, granules, limit) {
                 Attempt::Charged => return Ok(()),
-                // Where foreign memory leaves the whole limit, less of it would not help.
+                // If foreign memory leaves the whole limit, less foreign memory would not help.
                 Attempt::Full { .. }
                     if self.limit_now() < layout.header.limit() && self.foreign_is_less() => {}
                 Attempt::Full { left } => {
@@ -465,9 +451,8 @@ impl Member {
         agreed.min(self.foreign.last() / self.granule.bytes())
     }
 
-    /// Measures foreign memory, unless this process has no pool: the device may have no context yet
-    /// then, which asking would create. Returns `true` if it is less than
-    /// before.
+    /// Measures foreign memory, unless this process has no pool: then the device may have no
+    /// context, and asking would create one. Returns `true` if foreign memory has become less.
     pub(super) fn foreign_is_less(&self) -> bool {
         if self.givers.are_none() {
             return false;
@@ -476,7 +461,7 @@ impl Member {
         before < self.foreign.measure(self.file.layout(), self.slot())
     }
 
-    /// Removes tentative granules of processes that have not changed them for a while.
+    /// Removes other processes' tentative granules that have not changed for [`TENTATIVE_AGE`].
     fn discard_stale(&self) {
         let mut seen = self.seen();
         for (index, word) in self.file.layout().charges.iter().enumerate() {
@@ -490,8 +475,8 @@ impl Member {
         }
     }
 
-    /// Returns the requests of other processes that wait and are older than one at this place, or than
-    /// one that has none; the oldest first.
+    /// Returns the waiting requests of other processes that are older than `place`, or all if there
+    /// is no place; the oldest first.
     pub(super) fn older(&self, place: Option<InLine>) -> Vec<Older> {
         let own = place.map_or(u64::MAX, |it| it.ticket);
         let layout = self.file.layout();
@@ -499,8 +484,6 @@ impl Member {
         passing::older(layout, self.index, own, is_waiting)
     }
 
-    /// Returns `true` if a request of another process waits that is older than one at this place, or
-    /// than one that has none.
     pub(super) fn is_behind(&self, place: Option<InLine>) -> bool {
         !self.older(place).is_empty()
     }
@@ -536,12 +519,12 @@ impl Drop for Member {
             .unwrap_or_else(PoisonError::into_inner);
         let used = account.used;
         if used > 0 {
-            // The memory could not be given back: it counts until this process ends.
+            // The memory could not be released: it counts until this process ends.
             log!(warn, used, "memory is left that was charged to a ledger");
             std::mem::forget(Arc::clone(&self.file));
             return;
         }
-        // If another process took this one for dead, the slot may be another one's by now.
+        // If another process took this one for dead, the slot may have a new owner.
         let found = self.slot().state().0;
         dead::free(
             &self.file,
@@ -552,7 +535,7 @@ impl Drop for Member {
         if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
             log!(warn, %errno, "a ledger's slot could not be released");
         }
-        // The thread of this member ends.
+        // Ends the thread of this member.
         self.file.layout().header.wanted.ring();
     }
 }

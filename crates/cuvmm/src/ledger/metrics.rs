@@ -14,7 +14,7 @@ use super::control::{Control, ProcessReport, TenantReport};
 use super::stats::{LedgerStats, LedgerView, ProcessState, ProcessStats};
 use crate::error::ControlError;
 
-/// How long a process may take to tell its tenants' figures.
+/// How long a process may take to send its tenants' figures.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the figures of ledgers, their processes and tenants as OpenMetrics text (content type
@@ -93,7 +93,6 @@ pub fn open_metrics(ledgers: &[LedgerView]) -> String {
     text
 }
 
-/// The figures of ledgers at one time.
 #[derive(Debug)]
 struct Snapshot(Vec<Found>);
 
@@ -101,14 +100,14 @@ struct Snapshot(Vec<Found>);
 struct Found {
     device: String,
     stats: LedgerStats,
-    /// `true` for each process that answers, in the order of `stats.processes`, and its figures if it
-    /// gave them.
+    /// For each process of `stats.processes`: `true` if it answers, and its figures if it sent
+    /// them.
     answers: Vec<(bool, Option<ProcessReport>)>,
 }
 
 type Labels = Vec<(&'static str, String)>;
 
-/// The name of a metric without the library's name, its explanation, and its value.
+/// A metric's name without the library's name, its explanation, and its value.
 type Metric<T> = (&'static str, &'static str, fn(&T) -> u64);
 
 const LEDGER: &[Metric<LedgerStats>] = &[
@@ -132,7 +131,7 @@ const LEDGER: &[Metric<LedgerStats>] = &[
     ),
 ];
 
-/// The name of a counter of seconds without the library's name, its explanation, and its value.
+/// Like [`Metric`], for a counter of seconds.
 type Times<T> = (&'static str, &'static str, fn(&T) -> Duration);
 
 const LEDGER_TIMES: &[Times<LedgerStats>] = &[
@@ -277,7 +276,7 @@ impl Snapshot {
         })
     }
 
-    /// Returns the tenants. Those that have the same labels are one.
+    /// Returns the tenants, those with equal labels added together.
     fn tenants(&self) -> Vec<(Labels, TenantReport)> {
         let mut tenants: Vec<(Labels, TenantReport)> = Vec::new();
         for (of_process, _, (_, report)) in self.answers() {
@@ -309,12 +308,10 @@ impl Snapshot {
     }
 }
 
-/// Returns `true` if a process can be expected to answer.
 fn runs(process: &ProcessStats) -> bool {
     process.state == ProcessState::Running
 }
 
-/// Adds the figures of another tenant.
 fn add(sum: &mut TenantReport, other: &TenantReport) {
     for (sum, other) in [
         (&mut sum.committed, other.committed),
@@ -336,7 +333,7 @@ fn of_process(found: &Found, process: &ProcessStats) -> Labels {
         ("device", found.device.clone()),
         ("process", process.name.clone()),
         ("pid", process.pid.to_string()),
-        // A number of another container may be the same.
+        // Another container may have a process of the same number.
         ("slot", process.slot.to_string()),
     ]
 }
@@ -386,7 +383,6 @@ impl Collector for Snapshot {
     }
 }
 
-/// Writes one counter of seconds.
 fn times<'a, T: 'a>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, value): &Times<T>,
@@ -401,7 +397,7 @@ fn times<'a, T: 'a>(
     Ok(())
 }
 
-/// Writes one metric in bytes.
+/// Writes a metric in bytes.
 fn gauges<'a, T: 'a>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, value): &Metric<T>,

@@ -3,7 +3,7 @@
 //! Each process opens the same [`Ledger`] and builds its pools with it
 //! ([`PoolBuilder::ledger`](crate::pool::PoolBuilder::ledger)). From then on the memory that all
 //! these pools have from the driver never exceeds the ledger's limit. There is no daemon: the
-//! ledger is a file of about 83 KiB that the processes map, and it survives `kill -9` of any of
+//! ledger is a file of about 83 KiB that the processes map. The file survives `kill -9` of any of
 //! them at any instruction.
 //!
 //! A ledger is an agreement between programs that use it. It cannot keep other programs from
@@ -11,108 +11,107 @@
 //!
 //! # What a process is charged
 //! A process is charged for memory before its pools create it, in grants of 64 MiB or, if less is
-//! left, of what is needed. A pool takes cached memory and small growth out of what its process
-//! has, without touching the file. Memory that goes back to the driver is refunded; the process
-//! keeps up to 128 MiB for its next allocations, refunds that after a second without any, and at
-//! once when another process waits.
+//! left, of what is needed. Cached memory and small growth are served from what the process has,
+//! without touching the file. Memory released to the driver is refunded, except up to 128 MiB that
+//! the process keeps for its next allocations. It refunds these after a second without allocations,
+//! and at once when another process waits.
 //!
 //! A [guarantee](LedgerBuilder::guarantee) is charged in advance and never refunded, so it is
-//! always there. All other memory above it goes to the process that asks first.
+//! always there. Memory above the guarantees goes to the process that asks first.
 //!
 //! # Memory that another process needs
-//! A request that finds the budget used up waits if it has a timeout. It shows the other processes
-//! what it lacks and wakes their ledger threads. These give back memory that is cached, down to
-//! their guarantees: first the process that is furthest above its guarantee, then the lower
-//! priority. If that is not enough after 5 ms, all processes give. After that they call functions of
-//! their programs, in the same order and 50 ms one after the other: first the
-//! [pressure hooks](crate::pool::TenantBuilder::on_pressure) of their tenants, then, in processes
-//! that [allow it](LedgerBuilder::sleep_for_others), the function that puts tenants to sleep. Each is
-//! called once for a waiting request, until enough is idle. Memory in use is never taken without the
-//! program's doing.
+//! A request with a timeout waits when the budget is used up. It shows the other processes what it
+//! lacks and wakes their ledger threads. These release cached memory, down to their guarantees: the
+//! process furthest above its guarantee goes first, then the lower priority. After 5 ms all
+//! processes release. Then each process calls functions of its program, in the same order, 50 ms
+//! apart: first the [pressure hooks](crate::pool::TenantBuilder::on_pressure) of its tenants, then,
+//! if the process [allows it](LedgerBuilder::sleep_for_others), the function that puts tenants to
+//! sleep. Each function is called once for a waiting request, until enough memory is idle. Memory
+//! in use is never taken unless the program frees it.
 //!
-//! While a request waits, new blocks of other processes that came later pass it only if it then still
-//! waits for nothing but memory that was charged before it came: together they have at most what the
-//! request, its process and the guarantees of others leave of the limit. So small blocks are not held
-//! up by a large request, and do not hold it up. Other new blocks are refused
-//! ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest)) beyond their guarantees,
-//! and so is each new block while its process has idle memory that the waiting request lacks: that is
-//! given back first. Blocks that they have can still grow: otherwise work that has begun
-//! would give up its memory for work that has not. Each request counts by its own place in
-//! the line, not by the oldest one of its process. A future has its place from its first poll on, a
-//! call from its first refusal on.
+//! While a request waits, a later new block of another process passes it only if the request then
+//! still waits for nothing but memory that was charged before it came. Blocks that pass have
+//! together at most what the request, its process and the other processes' guarantees leave of the
+//! limit. So a large request does not hold up small blocks, and they do not hold it up. Other new
+//! blocks are refused ([`LedgerRefusal::OlderRequest`](crate::error::LedgerRefusal::OlderRequest))
+//! beyond the guarantee of their process, and so is every new block while its process has idle
+//! memory that the waiting request lacks: the process releases that memory first. Existing blocks
+//! can still grow: otherwise work that has begun would give up its memory for work that has not.
+//! Each request has its own place in the line, not that of its process's oldest request: a future
+//! from its first poll on, a call from its first refusal on.
 //!
-//! A process that is stopped (`SIGSTOP`) gives nothing and delays no other process by more than
-//! 100 ms: after that its waiting requests count no more. Its memory stays charged to it. A process
-//! that is stopped while it joins delays none: it holds nothing but the lock of a slot that it is
+//! A stopped process (`SIGSTOP`) releases nothing and delays other processes by at most 100 ms:
+//! after that its waiting requests no longer count. Its memory stays charged to it. A process that
+//! is stopped while it joins delays no process: it holds only the lock of the slot that it is
 //! taking.
 //!
 //! # Processes that die
-//! The memory of a killed process counts until the process is known to have ended, and on a GPU
-//! 100 ms longer: the driver may not have all of it before. Other processes notice within a second,
+//! The memory of a killed process counts until the process is known to have ended, and on a GPU 100
+//! ms longer, because the driver may free it late. Other processes notice the end within a second,
 //! and within 5 ms while one of them waits for memory. Each process holds a descriptor (pidfd) of
-//! each other one, and polls all of them. Processes in other PID namespaces, such as containers,
-//! cannot be looked up by their numbers: their descriptors come over their sockets while they run.
-//! Where there is no descriptor of a process (before Linux 5.3, or where a seccomp profile forbids
-//! it), its memory counts until its number is unused or another process's, or its state says that it
-//! has ended. If nothing is known of it, its memory counts for two seconds after the kernel has
-//! released its locks, which a forked child that outlives it keeps: it is in another PID namespace
-//! and had no socket ([`Remote::Nothing`]) or ended before another one met it, or `/proc` is another
-//! namespace's or hides it. A process that runs another program in its place (`exec`) has not ended:
-//! drop its pools and ledger first.
+//! every other process, and polls all of them. Processes in other PID namespaces, such as
+//! containers, cannot be looked up by number: their descriptors come over their sockets while they
+//! run. Where there is no descriptor (before Linux 5.3, or where a seccomp profile forbids it), the
+//! memory counts until the process's number is unused or another process's, or its state in `/proc`
+//! says that it has ended.
+//!
+//! Nothing is known of a process in another PID namespace that had no socket ([`Remote::Nothing`])
+//! or ended before any other process met it, nor where `/proc` is another namespace's or hides the
+//! process. Such memory counts for two seconds after the kernel has released the process's locks. A
+//! forked child that outlives its parent keeps these locks. A process that runs another program in
+//! its place (`exec`) has not ended: drop its pools and ledger first.
 //!
 //! A forked child is no member: every call that needs the ledger is an error there.
 //!
 //! # Figures and commands
 //! [`LedgerView`] shows the figures of all processes, and [`LedgerView::control`] asks one process
 //! for the figures of its tenants or changes its terms, as the commands `cuvmm top` and `cuvmm ctl`
-//! do. A process sets what it allows: [`LedgerBuilder::remote`].
+//! do. [`LedgerBuilder::remote`] sets what a process allows.
 //!
 //! # Stall times
 //! A process is stalled *some* of the time while at least one of its requests waits for memory of
-//! other processes, and *in full* while none of its tenants can be expected to go on: each of its
-//! pools has a request that waits, and so has each tenant of these pools that has memory in use. So
-//! a process with one tenant is stalled in full whenever it is stalled. Tenants that have nothing in
-//! use do not count. The library does not know which tenants launch work on memory that they have.
-//! The whole ledger is stalled some of the time while a process waits, and in full while each
-//! running process that has memory is stalled in full. These are the terms of Linux's pressure stall
-//! information, and the [averages](StallAverages) are computed as its averages are. The times are
-//! counted when a waiting request tries again, which is every few milliseconds. A process that is
-//! stopped adds 100 ms at most.
+//! other processes. It is stalled *in full* while no tenant can be expected to go on: each of its
+//! pools has a waiting request, and so has each tenant of these pools that has memory in use. So a
+//! process with one tenant is stalled in full whenever it is stalled. Tenants with nothing in use
+//! do not count. The library does not know which tenants launch work on their memory. The whole
+//! ledger is stalled some of the time while a process waits, and in full while each running process
+//! that has memory is stalled in full. These are the terms of Linux's pressure stall information,
+//! and the [averages](StallAverages) are computed in the same way. The times are counted when a
+//! waiting request tries again, every few milliseconds. A stopped process adds at most 100 ms.
 //!
 //! # Trust
-//! The file belongs to one user (mode 0600), or also to a group
-//! ([`LedgerBuilder::group`]). A program that can write the file can deny memory to all others,
-//! promise them too much, or end them by truncating the file (`SIGBUS`). It cannot make them read
-//! or write other memory. Files on network file systems, FUSE and overlayfs are refused. The file is
-//! allocated as a whole before it is used, so a full file system is an error when the ledger is
-//! opened, and ends no process later.
+//! The file belongs to one user (mode 0600), or also to a group ([`LedgerBuilder::group`]). A
+//! program that can write the file can deny memory to all processes, promise them too much, or end
+//! them by truncating the file (`SIGBUS`). It cannot make them read or write other memory. Files on
+//! network file systems, FUSE and overlayfs are refused. All blocks of the file are allocated
+//! before its first use, so a full file system is an error when the ledger is opened, and ends no
+//! process later.
 //!
 //! If the file is removed, as session managers do with the directories of users who have logged
 //! out, processes that have it open are refused further memory
-//! ([`LedgerRefusal::Replaced`](crate::error::LedgerRefusal::Replaced)); memory that they have
-//! stays usable.
+//! ([`LedgerRefusal::Replaced`](crate::error::LedgerRefusal::Replaced)); their memory stays usable.
 //!
 //! # Memory shared with other processes
-//! Memory of a pool that other processes attach is charged once, to the process that created it.
-//! An importer names it before it imports:
+//! Pool memory that other processes attach is charged once, to the process that created it. An
+//! importer names the ledger before it imports:
 //! [`AttachmentBuilder::ledger`](crate::share::AttachmentBuilder::ledger). If the creator frees the
-//! memory, leaves or ends, the memory stays charged to its slot until no process of the ledger has
-//! it attached ([`ProcessState::Lending`]). Memory whose importers do not name it, and handles that
-//! the program passes on by itself ([`Block::export`](crate::pool::Block::export)), count as foreign
-//! once the creator has given the memory back.
+//! memory, leaves or ends, the memory stays charged to the creator's slot until no process of the
+//! ledger has it attached ([`ProcessState::Lending`]). Memory whose importers name no ledger, and
+//! memory whose handle the program passes on by itself
+//! ([`Block::export`](crate::pool::Block::export)), counts as foreign once the creator has freed
+//! it.
 //!
 //! # Foreign memory
 //! Memory of the device that no pool of the ledger has is *foreign*: contexts, other libraries and
-//! other programs. Processes measure it each second, and when a request is refused while it
-//! leaves less than the limit (`cuMemGetInfo`).
-//! Where the device leaves less than the limit, requests are refused as if that were the limit
-//! ([`LedgerRefusal::Foreign`](crate::error::LedgerRefusal::Foreign)), until the foreign memory is
-//! less.
+//! other programs. Processes measure it (`cuMemGetInfo`) each second, and when a request is refused
+//! while foreign memory leaves less than the limit. Requests are then refused as if what the device
+//! leaves were the limit ([`LedgerRefusal::Foreign`](crate::error::LedgerRefusal::Foreign)), until
+//! the foreign memory is less.
 //!
-//! Memory pools of the driver ([`mem_pool`](crate::mem_pool)) count with what they were last seen to
-//! hold, although all that they may hold is charged. Memory that another library allocates from one
-//! counts as foreign until its process has read the figures again: within a second, or at once while a
-//! request waits.
+//! A memory pool of the driver ([`mem_pool`](crate::mem_pool)) is charged with all that it may
+//! hold, but its obtained bytes are what it was last seen to hold. Memory that another library
+//! allocates from such a pool counts as foreign until its process has read the figures again:
+//! within a second, or at once while a request waits.
 
 mod appeal;
 mod bell;
@@ -206,16 +205,16 @@ pub struct LedgerBuilder<'a> {
 
 impl LedgerBuilder<'_> {
     /// Sets how much memory all processes together may have, in bytes, rounded down to whole
-    /// granules. The first process sets it: while other processes use the ledger, opening it with
-    /// another limit fails. Without it the limit is what it is, or the device's memory if this is
-    /// the first process.
+    /// granules. The first process sets the limit: while other processes use the ledger, opening it
+    /// with another limit fails. By default the limit is the one that the ledger has, or, for the
+    /// first process, the device's memory.
     pub const fn limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Sets how much memory this process can always have, in bytes, rounded up to whole granules;
-    /// 0 by default. It is charged when the ledger is opened, which can wait for it
+    /// Sets how much memory this process can always have, in bytes, rounded up to whole granules; 0
+    /// by default. The guarantee is charged when the ledger is opened, which can wait for it
     /// ([`timeout`](Self::timeout)).
     pub const fn guarantee(mut self, bytes: u64) -> Self {
         self.guarantee = bytes;
@@ -230,7 +229,7 @@ impl LedgerBuilder<'_> {
     }
 
     /// Sets how long [`open`](Self::open) waits for the guarantee if other processes have the
-    /// memory; by default it does not. While it waits, they give back what they have idle, as for
+    /// memory; by default it does not wait. Meanwhile other processes release idle memory, as for
     /// any [waiting request](self#memory-that-another-process-needs).
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -243,36 +242,36 @@ impl LedgerBuilder<'_> {
         self
     }
 
-    /// Sets the name under which other processes see this one, cut to 64 bytes. By default it is
-    /// the name of the program. A name is not empty, is no number, and has no control characters, so
-    /// that the command `cuvmm` can show it and take it.
+    /// Sets the name under which other processes see this one, cut to 64 bytes; the program's name
+    /// by default. A name is not empty, is no number, and has no control characters, so that the
+    /// command `cuvmm` can show and take it.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
     /// Sets whether processes of the file's group may use the ledger too; off by default. The file
-    /// then has mode 0660. All processes have to set the same.
+    /// then has mode 0660. All processes have to set the same value.
     pub const fn group(mut self, yes: bool) -> Self {
         self.commands.group = yes;
         self
     }
 
     /// Sets which requests of other programs, such as the command `cuvmm`, this process answers;
-    /// [`Changes`](Remote::Changes) by default. They come from processes of the same user, or of the
-    /// group; see [`Control`].
+    /// [`Changes`](Remote::Changes) by default. Only processes of the same user, or of the group,
+    /// are answered; see [`Control`].
     pub const fn remote(mut self, remote: Remote) -> Self {
         self.commands.remote = remote;
         self
     }
 
-    /// Sets a function that another program can have called to put a tenant of the process's pools to
-    /// sleep, given by name, or all tenants. Only the program knows when no work is queued on a tenant's blocks, so
-    /// without such a function nothing is put to sleep from outside.
+    /// Sets a function with which other programs can put a tenant of this process, given by name,
+    /// or all tenants to sleep. Only the program knows when no work is queued on a tenant's blocks,
+    /// so without such a function no tenant is put to sleep from outside.
     ///
-    /// It is called on a thread of the ledger, one call at a time, and may use the whole library.
-    /// It returns why it refuses, if it does. Other requests wait while it runs. It is dropped when
-    /// the process leaves the ledger, so it should not own a pool or tenant for ever: that keeps the
+    /// The function runs on a thread of the ledger, one call at a time, and may use the whole
+    /// library. It returns its reason if it refuses. Other requests wait while it runs. It is
+    /// dropped when the process leaves the ledger, so a pool or tenant that it owns keeps the
     /// process in the ledger.
     pub fn on_sleep(
         mut self,
@@ -284,15 +283,16 @@ impl LedgerBuilder<'_> {
 
     /// Sets whether tenants are also put to sleep when other processes wait for memory that neither
     /// idle memory nor [pressure hooks](crate::pool::TenantBuilder::on_pressure) provide; off by
-    /// default. The function of [`on_sleep`](Self::on_sleep) is called for one tenant after the other
-    /// that holds memory above its guarantee, the lowest priority first, until enough is idle.
+    /// default. The function of [`on_sleep`](Self::on_sleep) is called for one tenant after the
+    /// other that holds memory above its guarantee, the lowest priority first, until enough memory
+    /// is idle.
     pub const fn sleep_for_others(mut self, yes: bool) -> Self {
         self.commands.sleeps_for_others = yes;
         self
     }
 
-    /// Sets a function that another program can have called to wake a tenant, given by name, or all
-    /// tenants. It is called as that of [`on_sleep`](Self::on_sleep).
+    /// Sets a function with which other programs can wake a tenant, given by name, or all tenants.
+    /// It is called like the function of [`on_sleep`](Self::on_sleep).
     pub fn on_wake(
         mut self,
         hook: impl Fn(Option<&str>) -> Result<(), String> + Send + Sync + 'static,
@@ -301,22 +301,22 @@ impl LedgerBuilder<'_> {
         self
     }
 
-    /// Opens the ledger, or makes it if there is none, and takes a slot for this process. Makes the
-    /// directory if there is none. Starts a thread that gives memory back when other processes need
-    /// it.
+    /// Opens the ledger, or makes it and its directory if there is none, and takes a slot for this
+    /// process. Starts a thread that releases memory when other processes need it.
     ///
     /// # Errors
     /// [`LedgerError`] when a value is out of its range; when the name is empty, a number, or has
-    /// control characters; when the ledger has another limit, one above the memory of the device that
-    /// this process sees, or too little left for the guarantee; when the file is not a ledger of this device and version, or
-    /// belongs to another user; when 128 processes use it; and when a system call fails.
+    /// control characters; when the ledger has another limit, a limit above the memory of the
+    /// device that this process sees, or too little left for the guarantee; when the file is not a
+    /// ledger of this device and version, or belongs to another user; when 128 processes use it;
+    /// and when a system call fails.
     pub fn open(self) -> Result<Ledger, LedgerError> {
         let Self { device, .. } = self;
         device.own_process()?;
         let granule = device.granule();
         let total = device.total_memory();
         let path = self.directory.join(file_name(device.uuid()));
-        // The path is looked at later too, when the working directory may be another one.
+        // The path is used later too, when the working directory may have changed.
         let path = std::path::absolute(&path).unwrap_or(path);
         if let Some(limit) = self.limit {
             ArgumentError::at_least("bytes of a ledger's limit", limit, granule.bytes())?;
@@ -432,7 +432,7 @@ impl Ledger {
         )
     }
 
-    /// Returns what this process has given back because requests of other processes lacked it.
+    /// Returns what this process has released because requests of other processes lacked it.
     #[must_use]
     pub fn given(&self) -> GivenStats {
         self.member.given()
@@ -445,16 +445,16 @@ impl Ledger {
     }
 
     /// Changes how much memory this process can always have, in bytes, rounded up to whole
-    /// granules. More is charged at once.
+    /// granules. A higher guarantee is charged at once.
     ///
     /// # Errors
-    /// [`LedgerError::Short`] when the ledger leaves too little, and the guarantee is as before.
+    /// [`LedgerError::Short`] when the ledger leaves too little; the guarantee is as before.
     pub fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
         self.member.set_guarantee(bytes)
     }
 
     /// Changes how much memory this process may have at most, in bytes, rounded down to whole
-    /// granules. Idle memory above it is given back (`cuMemUnmap`, `cuMemRelease`). Returns the
+    /// granules. Releases idle memory above the limit (`cuMemUnmap`, `cuMemRelease`). Returns the
     /// bytes that the process still holds beyond the limit; it is granted nothing until it holds
     /// less.
     ///
@@ -496,7 +496,6 @@ pub fn file_name(device: [u8; 16]) -> String {
     uuid(device) + FILE_ENDING
 }
 
-/// Returns a UUID as text.
 fn uuid(device: [u8; 16]) -> String {
     let hex: String = device.iter().map(|byte| format!("{byte:02x}")).collect();
     let (a, rest) = hex.split_at(8);
@@ -506,7 +505,7 @@ fn uuid(device: [u8; 16]) -> String {
     format!("{a}-{b}-{c}-{d}-{e}")
 }
 
-/// Returns the name of the running program, or `program` if that is no name of a process.
+/// Returns the name of the running program, or `program` if that name is none for a process.
 fn program() -> String {
     let path = std::env::current_exe().unwrap_or_default();
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -1,19 +1,21 @@
-//! Requests that pass older ones of other processes.
+//! Requests that pass older requests of other processes.
 //!
-//! A waiting request needs memory that others give back. A later request may be charged meanwhile,
-//! as long as the older one then waits only for memory that was charged before it came: so memory that
-//! came after it, growth excepted, stays at most what the older one leaves of the limit if the others
-//! give back all that they had before, except their guarantees.
+//! A waiting request needs memory that other processes release. A later request may be charged
+//! meanwhile if the older request then still waits only for memory that was charged before it came.
+//! So memory charged after the older request came, growth excepted, is bounded: it is at most what
+//! that request leaves of the limit when the others release all earlier memory above their
+//! guarantees.
 //!
-//! Memory that has become free is the older request's as soon as it is enough for it.
+//! Free memory belongs to the older request as soon as it is enough for that request.
 //!
-//! Each process counts in one word of its slot the granules that it was charged past waiting requests,
-//! and the number that the last request in the line had then. What counts for a request is an upper
-//! bound of the memory that came after it: memory that is given back counts as the oldest that the
-//! process has, and all that was counted after the request came counts as memory after it.
+//! Each process counts in a word of its slot the granules that it was charged past waiting
+//! requests, and the last ticket in the line at that time. From these words a request gets an upper
+//! bound of the memory that came after it: a process counts released memory as its oldest, and
+//! every granule counted after the request came counts as memory after it.
 //!
-//! As a [charge](super::charge) does, a process first shows what it would be charged and then sums
-//! what all show, with a fence between. So of several that pass at one time, the last one sees all.
+//! As for a [charge](super::charge), a process first shows what it would be charged and then,
+//! behind a fence, sums what all processes show. So of several that pass at one time, the last
+//! process sees all.
 
 use std::sync::atomic::Ordering;
 
@@ -21,8 +23,7 @@ use super::charge::{COUNT_BITS, Count, MOST};
 use super::layout::{Layout, Slot, State};
 use super::word::fence;
 
-/// The granules that a process was charged past waiting requests, and the last number in the line
-/// when it was.
+/// Granules that a process was charged past waiting requests, and the last ticket at that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Passed {
     granules: u64,
@@ -46,17 +47,17 @@ impl Passed {
         self.last << COUNT_BITS | granules
     }
 
-    /// Returns the granules that may have come after the request with a ticket.
+    /// Returns the granules that may have come after the request with this ticket.
     const fn after(self, ticket: u64) -> u64 {
         if self.last < ticket { 0 } else { self.granules }
     }
 }
 
-/// A request of another process that waits: its ticket and slot.
+/// The ticket and slot of another process's waiting request.
 pub(super) type Older = (u64, usize);
 
-/// Granules that are shown as charged past older requests, until it is known whether they were
-/// charged ([`end`](Self::end)).
+/// Granules that are shown as charged past older requests, until the outcome of the charge is known
+/// ([`end`](Self::end)).
 #[must_use]
 pub(super) struct Passing<'a> {
     slot: &'a Slot,
@@ -64,7 +65,7 @@ pub(super) struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// Keeps what is shown if it was charged, and else takes it back.
+    /// Keeps the shown granules if they were charged, and otherwise removes them.
     pub(super) fn end(self, is_charged: bool) {
         if !is_charged {
             self.slot.passed.store(self.before.word());
@@ -72,15 +73,15 @@ impl Passing<'_> {
     }
 }
 
-/// Returns the requests of processes other than that of slot `me` that wait and have a lower ticket
-/// than `own`; the oldest first.
+/// Returns the waiting requests of processes other than slot `me` whose tickets are lower than
+/// `own`; the oldest first.
 pub(super) fn older(
     layout: &Layout,
     me: usize,
     own: u64,
     is_waiting: impl Fn(usize) -> bool,
 ) -> Vec<Older> {
-    // Each charge asks, and usually no request waits.
+    // Every charge asks, and usually no request waits.
     if layout.tickets.iter().all(|ticket| ticket.load() == 0) {
         return Vec::new();
     }
@@ -104,7 +105,7 @@ pub(super) fn left_behind(layout: &Layout, older: &[Older], limit: u64) -> u64 {
         .fold(u64::MAX, u64::min)
 }
 
-/// Returns the granules that are left and enough for older requests, which have them first.
+/// Returns the granules that are left and are enough for older requests, which have them first.
 pub(super) fn owed_to(layout: &Layout, older: &[Older], limit: u64) -> u64 {
     if older.is_empty() {
         return 0;
@@ -123,9 +124,9 @@ pub(super) fn owed_to(layout: &Layout, older: &[Older], limit: u64) -> u64 {
         })
 }
 
-/// Shows granules that the process of a slot is to be charged past older requests; `None` if these
-/// would then wait for memory that came after them. Only the owner of the slot may call this, one call at
-/// a time.
+/// Shows granules that the process of a slot is to be charged past older requests; `None` if an
+/// older request would then wait for memory that came after it. Only the owner of the slot may call
+/// this, one call at a time.
 pub(super) fn pass<'a>(
     layout: &Layout,
     slot: &'a Slot,
@@ -157,8 +158,8 @@ pub(super) fn pass<'a>(
     }
 }
 
-/// Lowers the granules that count as charged past waiting requests to what the process of a slot has above
-/// its guarantee. Only the owner of the slot may call this.
+/// Lowers the granules charged past waiting requests to `most`, the charge above the guarantee.
+/// Only the owner of the slot may call this.
 pub(super) fn settle(slot: &Slot, most: u64) {
     let found = Passed::of(slot.passed.load());
     if found.granules > most {
@@ -170,8 +171,8 @@ pub(super) fn settle(slot: &Slot, most: u64) {
     }
 }
 
-/// Returns the granules that may be charged past a waiting request beyond those that were; `None` if
-/// these are too many already.
+/// Returns the granules that may still be charged past a waiting request; `None` if too many are
+/// charged already.
 fn room(layout: &Layout, (ticket, index): Older, limit: u64) -> Option<u64> {
     let want = layout.slots.get(index)?.want.load();
     let own = Count::of(layout.charges.get(index)?.load()).charged();
@@ -182,7 +183,7 @@ fn room(layout: &Layout, (ticket, index): Older, limit: u64) -> Option<u64> {
         kept = kept.saturating_add(slot.guarantee.load());
         after = after.saturating_add(Passed::of(slot.passed.load()).after(ticket));
     }
-    // A request that nothing that others have can serve waits for memory of its own process.
+    // If all that others have would not serve the request, it waits for memory of its own process.
     let kept = if kept > limit { want } else { kept };
     limit.checked_sub(kept)?.checked_sub(after)
 }

@@ -1,9 +1,9 @@
 //! Processes, by their numbers: whether one has ended.
 //!
-//! A number means something only in its own PID namespace, and can be another process's later. The
-//! start time tells the two apart, but `/proc` shows it, and can be that of another namespace: a
-//! process that enters a new one keeps the `/proc` that is mounted. So start times count only where
-//! `/proc` is that of the process's own namespace.
+//! A number means something only in its own PID namespace, and can later be another process's. The
+//! start time tells the two apart. `/proc` shows it, but a process that enters a new namespace
+//! keeps the mounted `/proc` of the old one. So start times count only where `/proc` is that of the
+//! process's own namespace.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-/// The state of a process, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     Runs,
@@ -23,24 +22,23 @@ pub(super) enum Life {
     Unknown,
 }
 
-/// A process that ran when it was found. It can be asked whether it has ended since.
+/// A process that ran when it was found, and whose end can be noticed later.
 #[derive(Debug)]
 pub(super) enum Process {
     Pidfd(OwnedFd),
-    /// The process of this number, as the probe of a test says.
+    /// A process simulated by a test's probe.
     #[cfg(test)]
     Probed(u32),
 }
 
-/// The outcome of a look at a number.
 #[derive(Debug)]
 pub(super) enum Look {
     Found(Process),
-    /// The process is not held: the system gives no descriptor of it.
+    /// The system gives no descriptor of the process.
     NotHeld(Life),
 }
 
-/// Looks at the process of a number in a namespace that started at `started`, 0 if that is unknown.
+/// Looks up a process by its number, its namespace and its start time (0 if unknown).
 pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
     let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let Some(id) = id.filter(|_| namespace != 0 && namespace == own_namespace()) else {
@@ -59,8 +57,8 @@ pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
     if has_ended {
         return Look::NotHeld(Life::Ended);
     }
-    // Read after the number was opened. If the start is that of the process in question, the number
-    // was this process's then: it had the number before.
+    // The stat file is read after the number was opened: if its start time matches, the descriptor
+    // is of the process in question.
     match (Stat::of(id), opened) {
         (Ok(found), _) if started != 0 && (found.started != started || found.has_ended) => {
             Look::NotHeld(Life::Ended)
@@ -68,15 +66,15 @@ pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
         (Ok(_), Ok(pidfd)) if started != 0 => Look::Found(Process::Pidfd(pidfd)),
         (Ok(_), Err(_)) if started != 0 => Look::NotHeld(Life::Runs),
         (Ok(_), _) => Look::NotHeld(Life::Unknown),
-        // It may be another user's, which `/proc` can hide.
+        // `/proc` can hide the processes of other users.
         (Err(error), _) if is_hidden(&error) => Look::NotHeld(Life::Unknown),
-        // There is a process, and this one cannot tell whether it is another, for want of a
-        // descriptor: later it can.
+        // The number is in use. Without a descriptor, the next look decides whether by another
+        // process.
         (Err(_), _) => Look::NotHeld(Life::Runs),
     }
 }
 
-/// Returns for each process whether all of its threads have ended. Makes one system call.
+/// Returns for each process whether all of its threads have ended, with one system call.
 pub(super) fn have_ended(processes: &[&Process]) -> Vec<bool> {
     #[cfg(test)]
     if let Some(answers) = processes.iter().map(|it| it.probed()).collect() {
@@ -87,7 +85,7 @@ pub(super) fn have_ended(processes: &[&Process]) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> = pidfds.map(|it| PollFd::new(it, PollFlags::IN)).collect();
     match poll(&mut polled, Some(&Timespec::default())) {
         Ok(_) => polled.iter().map(|it| !it.revents().is_empty()).collect(),
-        // More than the process may open by now.
+        // More descriptors than the process may open by now.
         Err(Errno::INVAL) if processes.len() > 1 => {
             processes.iter().flat_map(|it| have_ended(&[it])).collect()
         }
@@ -130,14 +128,13 @@ fn is_readable(pidfd: &OwnedFd) -> bool {
     matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
 }
 
-/// Returns `true` if `/proc` does not show a process, which may be there all the same.
+/// Returns `true` if `/proc` does not show a process that may exist all the same.
 fn is_hidden(error: &io::Error) -> bool {
     use io::ErrorKind::{NotFound, PermissionDenied};
     let is_gone = error.raw_os_error() == Some(Errno::SRCH.raw_os_error());
     is_gone || matches!(error.kind(), NotFound | PermissionDenied)
 }
 
-/// Returns the number of this process.
 pub(super) fn own_id() -> u32 {
     #[cfg(test)]
     if let Some(id) = super::probe::ask(|probe| probe.pid()) {
@@ -173,12 +170,12 @@ pub(super) fn own_start() -> u64 {
     Stat::of(rustix::process::getpid()).map_or(0, |it| it.started)
 }
 
-/// The part of `/proc/PID/stat` that tells a process from others.
+/// The part of `/proc/PID/stat` that identifies a process.
 #[derive(Debug)]
 struct Stat {
     /// In clock ticks since boot.
     started: u64,
-    /// `true` if all threads have ended, and the parent has not been told.
+    /// `true` if all threads have ended, and the parent has not reaped the process.
     has_ended: bool,
 }
 
@@ -208,8 +205,8 @@ impl Stat {
     }
 }
 
-/// Returns `true` if `/proc` is that of this process's PID namespace, by `/proc/self/status`. That
-/// of an outer one shows the numbers that the process has in each namespace from there on.
+/// Returns `true` if `/proc` belongs to this process's PID namespace, by `/proc/self/status`: the
+/// `/proc` of an outer namespace shows one number for each namespace from there on.
 fn is_own_proc(status: &str) -> bool {
     let mut lines = status.lines();
     let numbers = lines.find_map(|line| line.strip_prefix("NSpid:"));

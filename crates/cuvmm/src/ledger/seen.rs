@@ -1,6 +1,6 @@
 //! Values in other processes' slots, and since when this process has seen them unchanged.
 //!
-//! Ages are measured by this process's own clock, so that processes need no clock in common.
+//! Ages are measured by this process's own clock, so processes need no clock in common.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,22 +12,20 @@ use super::layout::{Layout, State};
 /// How long a waiting request of another process counts after its last sign of life.
 pub(super) const TICKET_AGE: Duration = Duration::from_millis(100);
 
-/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum What {
     /// A charge with tentative granules.
     Charge,
     /// The progress of a waiting request.
     Ticket,
-    /// A slot whose owner has lost its lock, and of which nothing else is known.
+    /// A slot whose owner has lost its lock and is not known otherwise.
     Unknown,
-    /// A slot whose owner is known to have ended.
     Ended,
     /// The sign of life of a process.
     Beat,
 }
 
-/// The values that were seen last, by kind and slot, and the processes that were met.
+/// The last values by kind and slot, and the known processes.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     values: BTreeMap<(What, usize), (u64, Instant)>,
@@ -45,13 +43,12 @@ impl Seen {
         now.duration_since(*since)
     }
 
-    /// Returns `true` if a request of a slot's process waits and shows signs of life.
+    /// Returns `true` if a request of the slot's process waits and shows signs of life.
     pub(super) fn is_waiting(&mut self, layout: &Layout, index: usize) -> bool {
         self.waiting_ticket(layout, index) != 0
     }
 
-    /// Returns the number of the oldest request of a slot's process, or 0 if none waits and shows
-    /// signs of life.
+    /// Returns the number of the oldest such request of the slot's process, or 0 if there is none.
     pub(super) fn waiting_ticket(&mut self, layout: &Layout, index: usize) -> u64 {
         let (Some(ticket), Some(slot)) = (layout.tickets.get(index), layout.slots.get(index))
         else {
@@ -67,7 +64,6 @@ impl Seen {
         }
     }
 
-    /// Forgets a value.
     pub(super) fn forget(&mut self, what: What, slot: usize) {
         self.values.remove(&(what, slot));
     }

@@ -1,27 +1,20 @@
-//! For how long the requests of a process wait for memory of other processes, counted as the kernel
-//! counts pressure stall information.
+//! Stall times of a process and of the ledger, counted as the kernel counts pressure stall
+//! information. The [ledger's page](super#stall-times) defines *some* and *in full*.
 //!
-//! A process is stalled *some* of the time while at least one of its requests waits. It is stalled
-//! in *full* while none of its tenants can be expected to go on: each of its pools has a request
-//! that waits, and so does each tenant of these pools that has memory in use. Tenants without memory
-//! in use are idle. Which tenants launch work is not known, and no cached path counts anything.
+//! Tenants without memory in use are idle. Which tenants launch work is not known, and no cached
+//! path counts anything.
 //!
-//! The whole ledger is stalled some of the time while at least one process waits, and in full while
-//! each running process whose pools have memory is stalled in
-//! full.
-//!
-//! Time is added when a waiting request begins, tries again or ends: it counts as the state that
-//! was found at the last of these steps. A request tries again within a few milliseconds. If that
-//! takes longer than other processes count the request, as in a process that is stopped, the rest is
-//! not counted. The time of the ledger is added by the process whose request is the oldest, so no
-//! two processes add the same time, and their clocks are not compared.
+//! Time is added when a waiting request begins, tries again or ends: it counts as the state found
+//! at the previous such step. A request tries again within a few milliseconds. If the next attempt
+//! comes later than other processes count the request, as in a stopped process, the rest is not
+//! counted. The process with the oldest request adds the time of the ledger, so no two processes
+//! add the same time, and their clocks are not compared.
 
 use std::time::{Duration, Instant};
 
 use super::layout::{Layout, State};
 use super::seen::{Seen, TICKET_AGE};
 
-/// The state of a process's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stall {
     /// No request waits.
@@ -34,7 +27,6 @@ pub(super) enum Stall {
 }
 
 impl Stall {
-    /// Returns the word for the file.
     pub(super) const fn word(self) -> u64 {
         match self {
             Self::No => 0,
@@ -44,19 +36,18 @@ impl Stall {
     }
 }
 
-/// The memory that a pool lacks of other processes.
+/// The memory that a pool's requests lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lacking {
-    /// The bytes.
     pub(crate) bytes: u64,
-    /// The tenants whose requests lack it.
+    /// The tenants of these requests.
     pub(crate) tenants: Vec<u64>,
     /// The tenants of the pool that have memory in use.
     pub(crate) users: Vec<u64>,
 }
 
 impl Lacking {
-    /// Adds another request of the queue that these figures stand for: the largest counts.
+    /// Adds another request of the same queue: the larger size counts.
     pub(crate) fn with(self, other: Option<Self>) -> Self {
         let Some(mut other) = other else {
             return self;
@@ -65,25 +56,22 @@ impl Lacking {
         let new = self.tenants.into_iter();
         let new: Vec<u64> = new.filter(|it| !other.tenants.contains(it)).collect();
         other.tenants.extend(new);
-        // These were found last.
+        // `self` has the newer users.
         other.users = self.users;
         other
     }
 }
 
-/// A waiting request.
 #[derive(Debug)]
 struct Request {
     ticket: u64,
     since: Instant,
-    /// The pool that makes it, and the tenants that it is made for, unless the process waits for its
-    /// guarantee.
+    /// The pool and the tenants of the request; `None` if the process waits for its guarantee.
     of: Option<(u64, Vec<u64>)>,
     /// The tenants of the pool that had memory in use when the request last tried.
     users: Vec<u64>,
 }
 
-/// The waiting requests of a process, and its stall times.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
     requests: Vec<Request>,
@@ -119,7 +107,6 @@ impl Stalls {
         });
     }
 
-    /// Notes the pool and the tenants of a request.
     pub(super) fn note(&mut self, ticket: u64, pool: u64, lacking: Lacking) {
         let mut requests = self.requests.iter_mut();
         if let Some(request) = requests.find(|it| it.ticket == ticket) {
@@ -132,7 +119,7 @@ impl Stalls {
         self.requests.retain(|it| it.ticket != ticket);
     }
 
-    /// Finds the state of the process, which has these pools.
+    /// Finds the state of a process with these pools.
     pub(super) fn find(&mut self, pools: &[u64]) -> Stall {
         self.state = match self.requests.is_empty() {
             true => Stall::No,
@@ -152,8 +139,7 @@ impl Stalls {
         !of.is_empty() && of.iter().all(|(_, users)| users.iter().all(waits))
     }
 
-    /// Shows the times in slot `own` of the process, and adds the time to those of the ledger that
-    /// counts there, if there is one.
+    /// Shows the times in the process's slot, and adds `of_ledger` to the times of the ledger.
     pub(super) fn show(
         &self,
         layout: &Layout,
@@ -174,8 +160,7 @@ impl Stalls {
         }
     }
 
-    /// Returns the time in which at least one request waited, and the part of it in which the
-    /// process was stalled in full, in nanoseconds.
+    /// Returns the nanoseconds of some and of full.
     fn totals(&self) -> [u64; 2] {
         [self.some, self.full].map(nanoseconds)
     }
@@ -187,7 +172,7 @@ impl Stalls {
     }
 }
 
-/// Returns `true` if each process but that of slot `own` is stalled in full whose pools have memory.
+/// Returns `true` if each process with memory, except that of slot `own`, is stalled in full.
 fn others_are_full(layout: &Layout, own: usize, seen: &mut Seen) -> bool {
     let slots = layout.slots.iter().enumerate();
     let mut others = slots.filter(|&(index, slot)| {
@@ -198,7 +183,6 @@ fn others_are_full(layout: &Layout, own: usize, seen: &mut Seen) -> bool {
     others.all(|(index, slot)| slot.stall.load() == full && seen.is_waiting(layout, index))
 }
 
-/// Returns a time in nanoseconds.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -206,13 +190,13 @@ fn nanoseconds(time: Duration) -> u64 {
 /// The times over which shares are averaged, in seconds.
 const WINDOWS: [f64; 3] = [10.0, 60.0, 300.0];
 
-/// The parts of a share of one in the file's words.
+/// The parts of a share of 1 in the file's words.
 const PARTS: f64 = 1e6;
 
 /// The averages of some and full over the [windows](WINDOWS), as in the file.
 pub(super) type Words = [u64; 6];
 
-/// The shares of the time in which requests waited, as exponentially decaying averages.
+/// Exponentially decaying averages of the shares of the time in which requests waited.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Averages {
     /// The last totals, some and full.
@@ -221,7 +205,7 @@ pub(super) struct Averages {
 }
 
 impl Averages {
-    /// Takes the totals after a time; returns the averages.
+    /// Adds the totals after a time; returns the averages.
     pub(super) fn add(&mut self, passed: Duration, totals: [u64; 2]) -> Words {
         let before = self.totals.replace(totals).unwrap_or(totals);
         let passed = passed.as_secs_f64();
@@ -244,7 +228,7 @@ impl Averages {
     }
 }
 
-/// Returns a share that was read from the file in percent.
+/// Converts a share in the file to percent.
 pub(super) fn percent(word: u64) -> f64 {
     (word as f64 / PARTS).min(1.0) * 100.0
 }
@@ -338,7 +322,7 @@ mod tests {
             totals = [totals[0] + 1_000_000_000, totals[1] + 500_000_000];
             averages.add(second, totals);
         }
-        // One minus e to the power of -1, -1/6 and -1/30.
+        // 1 - e^-1, 1 - e^(-1/6) and 1 - e^(-1/30).
         let [a, b, c, d, ..] = averages.add(Duration::ZERO, totals);
         assert_eq!([a, b, c, d], [632_121, 153_518, 32_784, 316_060]);
         let [some, .., full] = averages.add(10 * second, totals);

@@ -21,7 +21,7 @@ use crate::error::LedgerError;
 /// How long after its last sign of life a process is shown as not answering.
 const SILENT: Duration = Duration::from_secs(3);
 
-/// A ledger that is looked at without joining it: nothing is charged, and no slot is taken.
+/// A view of a ledger without joining it: nothing is charged, and no slot is taken.
 ///
 /// Needs read access to the file only.
 ///
@@ -40,7 +40,7 @@ const SILENT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct LedgerView {
     file: LedgerFile,
-    /// The signs of life of the processes, as they were last seen.
+    /// Signs of life of the processes.
     seen: Mutex<Seen>,
 }
 
@@ -56,8 +56,9 @@ pub struct LedgerStats {
     pub limit: u64,
     /// Memory charged to processes. It never exceeds the limit, except after the limit was lowered.
     pub charged: u64,
-    /// Memory of the device that no pool of the ledger has: contexts, other libraries and other
-    /// programs. The most that a running process has measured within about a second; 0 if none has.
+    /// Memory of the device that no pool of the ledger has (contexts, other libraries, other
+    /// programs): the largest value that a running process has measured within about a second; 0 if
+    /// none has.
     pub foreign: u64,
     /// The most that all processes together can be charged now: the limit, or what foreign memory
     /// leaves of the device if that is less.
@@ -65,16 +66,16 @@ pub struct LedgerStats {
     /// How long at least one process has waited for memory of other processes, since the file was
     /// made ("some" of [pressure stall information](super#stall-times)).
     pub stalled: Duration,
-    /// The part of it in which each running process that has memory was
-    /// [stalled in full](ProcessStats::stalled_full).
+    /// The part of `stalled` in which each running process that has memory was [stalled in
+    /// full](ProcessStats::stalled_full).
     pub stalled_full: Duration,
-    /// Averages of `stalled`, as the process found them that has run longest.
+    /// Averages of `stalled`, as the longest-running process has computed them.
     pub stalled_average: StallAverages,
     /// Averages of `stalled_full`.
     pub stalled_full_average: StallAverages,
     /// The processes, by slot.
     pub processes: Vec<ProcessStats>,
-    /// The blocks that processes have exported to others.
+    /// The blocks that processes have exported.
     pub exports: Vec<ExportStats>,
 }
 
@@ -91,20 +92,20 @@ pub struct StallAverages {
     pub avg300: f64,
 }
 
-/// The memory that a process has given back because requests of other processes lacked it, since it
+/// The memory that a process has released because requests of other processes lacked it, since it
 /// joined the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct GivenStats {
-    /// How often memory was given back.
+    /// How often memory was released.
     pub times: u64,
     /// The memory in bytes.
     pub bytes: u64,
-    /// How long that took on the ledger's thread, with the driver calls that unmap and release.
+    /// The time spent on the ledger's thread, with the driver calls that unmap and release.
     pub took: Duration,
 }
 
-/// One block that a process has exported to others. Its memory is charged to its owner only.
+/// A block that a process has exported. Its memory is charged to its owner only.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ExportStats {
@@ -112,8 +113,8 @@ pub struct ExportStats {
     pub owner: usize,
     /// The size in bytes.
     pub bytes: u64,
-    /// `true` if the owner has given the memory back, has left or has ended. It stays charged to
-    /// the owner's slot until no process has it.
+    /// `true` if the owner has released the memory, has left or has ended. The memory stays charged
+    /// to the owner's slot until no process has it.
     pub given_back: bool,
     /// The slots of the processes that have attached the memory.
     pub holders: Vec<usize>,
@@ -125,11 +126,11 @@ pub struct ExportStats {
 pub struct ProcessStats {
     /// The process's slot in the file.
     pub slot: usize,
-    /// The process's id in its own PID namespace.
+    /// The process id in the process's own PID namespace.
     pub pid: u32,
     /// The user id of the process.
     pub uid: u32,
-    /// The name under which it joined.
+    /// The name under which the process joined.
     pub name: String,
     /// The state of the process.
     pub state: ProcessState,
@@ -138,7 +139,7 @@ pub struct ProcessStats {
     pub charged: u64,
     /// Memory that the process's pools have from the driver.
     pub obtained: u64,
-    /// Memory that the process could give back without waiting, as it last found.
+    /// Memory that the process could release without waiting, as it last found.
     pub idle: u64,
     /// Memory that the process always keeps charged.
     pub guarantee: u64,
@@ -151,14 +152,14 @@ pub struct ProcessStats {
     pub priority: i32,
     /// The bytes that the process's requests wait for, if any waits.
     pub waits_for: Option<u64>,
-    /// The reason why the requests wait, unless the process has shown for 100 ms no sign that they do.
+    /// The reason why the requests wait, unless the process has shown no sign of it for 100 ms.
     pub waits: Option<WaitStats>,
     /// How long at least one request of the process has waited for memory of other processes.
-    /// Requests that wait at the same time count once. It grows while a request waits. See
-    /// [stall times](super#stall-times).
+    /// Simultaneous requests count once. The time grows while a request waits. See [stall
+    /// times](super#stall-times).
     pub stalled: Duration,
-    /// The part of it in which the process was stalled in full: each of its pools had a waiting
-    /// request, and so had each tenant of these pools that had memory in use.
+    /// The part of `stalled` in which the process was stalled in full: each of its pools had a
+    /// waiting request, and so had each tenant of these pools that had memory in use.
     pub stalled_full: Duration,
     /// Averages of `stalled`.
     pub stalled_average: StallAverages,
@@ -170,16 +171,16 @@ pub struct ProcessStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub enum ProcessState {
-    /// It runs.
+    /// The process runs.
     Running,
-    /// It has shown no sign of life for three seconds: it may be stopped. Its memory still counts.
-    /// A view has to have seen it for that long to know.
+    /// The process has shown no sign of life for three seconds: it may be stopped. Its memory still
+    /// counts. Only a view that has observed it for that long shows this state.
     NotAnswering,
-    /// It has left or ended. What it is charged is memory that it exported and that other processes
-    /// still have.
+    /// The process has left or ended. Its charge is exported memory that other processes still
+    /// have.
     Lending,
-    /// It is dead. Its memory counts until another process of the ledger has found that the driver
-    /// has it again; if none is left, until the next one joins.
+    /// The process is dead. Its memory counts until another process of the ledger has found that
+    /// the driver has it again; if none is left, until the next one joins.
     Dying,
 }
 
@@ -212,14 +213,14 @@ impl LedgerView {
         self.file.path()
     }
 
-    /// Returns `false` if the file was removed or replaced, so that the figures are of no use.
+    /// Returns `false` if the file was removed or replaced: the figures are then of no use.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         self.file.is_in_place()
     }
 
-    /// Returns the process in a slot, to ask it for the figures of its tenants or to change its
-    /// terms. Sends nothing.
+    /// Returns the process in a slot, to ask it for its tenants' figures or to change its terms.
+    /// Sends nothing.
     #[must_use]
     pub fn control(&self, slot: usize) -> Control {
         let found = self.file.layout().slots.get(slot);
@@ -229,7 +230,7 @@ impl LedgerView {
         Control::new(socket, uid.unwrap_or(u32::MAX))
     }
 
-    /// Returns the figures as they are now.
+    /// Returns the current figures.
     #[must_use]
     pub fn stats(&self) -> LedgerStats {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,7 +238,7 @@ impl LedgerView {
     }
 }
 
-/// Reads the figures of a ledger of which this open file owns the slot `own`, if any.
+/// Reads the figures of a ledger. `own` is the slot of this open file, if any.
 pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> LedgerStats {
     let layout = file.layout();
     let header = &layout.header;
@@ -289,7 +290,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     }
 }
 
-/// Returns the state of the process that has a slot, or `None` if the slot is free.
+/// Returns the state of the process of a slot, or `None` if the slot is free.
 fn state_of(
     file: &LedgerFile,
     index: usize,
@@ -315,7 +316,6 @@ fn state_of(
     })
 }
 
-/// Adds the reasons why processes wait.
 fn add_waits(layout: &Layout, processes: &mut [ProcessStats], seen: &mut Seen) {
     let states = [ProcessState::Running, ProcessState::NotAnswering];
     let alive = processes.iter().filter(|it| states.contains(&it.state));
@@ -326,14 +326,13 @@ fn add_waits(layout: &Layout, processes: &mut [ProcessStats], seen: &mut Seen) {
     }
 }
 
-/// Returns the ledger's averages as the running process found them that has looked most often.
+/// Returns the ledger's averages of the running process that has computed them most often.
 fn longest_averages(running: &[&ProcessStats], layout: &Layout) -> [StallAverages; 2] {
     let slots = running.iter().filter_map(|it| layout.slots.get(it.slot));
     let oldest = slots.max_by_key(|slot| slot.averaged.load());
     oldest.map_or_else(Default::default, |slot| averages(&slot.ledger_averages))
 }
 
-/// Reads averages of some and full.
 fn averages(words: &[Word; 6]) -> [StallAverages; 2] {
     let [a, b, c, d, e, f] = words.each_ref().map(|word| stall::percent(word.load()));
     let of = |[avg10, avg60, avg300]: [f64; 3]| StallAverages {
@@ -373,7 +372,7 @@ fn process(layout: &Layout, index: usize, state: ProcessState, charged: u64) -> 
     }
 }
 
-/// Shows a table with one row for each process.
+/// Shows a table with a row for each process.
 impl fmt::Display for LedgerStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (charged, limit) = (Bytes(self.charged), Bytes(self.limit));

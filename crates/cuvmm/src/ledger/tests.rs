@@ -1,5 +1,5 @@
-//! Tests of the ledger between processes of this program: each test that needs other processes runs
-//! this test program again, with the part that the process plays in its environment.
+//! Tests of the ledger between processes of this program: a test that needs other processes runs
+//! this test program again, with a part in its environment.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
@@ -27,11 +27,11 @@ use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
 
 pub(super) const G: u64 = 2 << 20;
 
-/// The environment variable with what a child process does, after how many writes it ends or stops
-/// itself, which of both, and the ledger's path.
+/// The environment variable with the part of a child process, the number of writes after which it
+/// ends or stops itself, which of the two, and the ledger's path.
 const PART: &str = "CUVMM_LEDGER_TEST_PART";
 
-/// The limit that a child process and its parent use, in granules.
+/// The common limit of a child process and its parent, in granules.
 pub(super) const LIMIT: u64 = 300;
 
 pub(super) const TERMS: Terms = Terms {
@@ -56,7 +56,6 @@ pub(super) fn join(path: &Path, limit: u64) -> Arc<Member> {
     Arc::new(Member::join(path.to_owned(), TERMS, &wishes(limit)).unwrap())
 }
 
-/// A directory on a file system that the ledger accepts.
 pub(super) fn directory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     match memory.is_dir() {
@@ -65,14 +64,12 @@ pub(super) fn directory() -> tempfile::TempDir {
     }
 }
 
-/// A directory, and the path of a ledger in it.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = directory();
     let path = dir.path().join("ledger");
     (dir, path)
 }
 
-/// Members of a new ledger, and its directory.
 fn members<const N: usize>(limit: u64) -> (tempfile::TempDir, [Arc<Member>; N]) {
     let (dir, path) = place();
     (dir, std::array::from_fn(|_| join(&path, limit)))
@@ -176,9 +173,9 @@ fn requests_that_came_later_wait_for_an_older_one_until_that_shows_no_sign_of_li
     assert_eq!(refusal(new(&other, 1)), (LedgerRefusal::OlderRequest, 0));
     one.grant(G, 0, Purpose::New, Some(waiting.place()))
         .unwrap();
-    // A request of the same process that came later has no part in the place of the first.
+    // A later request of the same process has no part in the place of the first.
     assert_eq!(refusal(new(&one, 1)), (LedgerRefusal::OlderRequest, 0));
-    // Blocks that exist grow, by no more than they need.
+    // Existing blocks grow, by no more than they need.
     assert_eq!(other.grant(2 * G, 32 * G, Purpose::Growth, None), Ok(2 * G));
     assert_eq!(
         refusal(other.grant(98 * G, 0, Purpose::Growth, None)),
@@ -212,12 +209,12 @@ fn a_later_request_passes_if_the_older_one_waits_for_no_memory_of_its() {
     assert_eq!(c.left(), 114 * G);
     assert_eq!(refusal(new(c, 120)), OLDER);
     assert_eq!(refusal(new(d, 115)), OLDER, "what others had counts");
-    // What was refused counts not, and what is given back no more.
+    // Refused granules do not count, and released ones no longer do.
     new(d, 114).unwrap();
     assert_eq!(refusal(new(c, 1)), OLDER);
     d.give(100 * G);
     new(c, 100).unwrap();
-    // Growth is excepted, and what came before is not passed on.
+    // Growth is excepted, and earlier memory does not count.
     a.grant(20 * G, 0, Purpose::Growth, None).unwrap();
     a.give(20 * G);
     assert_eq!(refusal(new(a, 1)), OLDER);
@@ -244,27 +241,27 @@ fn a_later_request_passes_all_older_ones_or_none() {
     let first = wait(b, 50 * G);
     new(d, 5).unwrap();
     let second = wait(c, 80 * G);
-    // The first leaves 35, of which 5 are taken. The second leaves 10.
+    // The first request leaves 35, of which 5 are taken. The second leaves 10.
     assert_eq!(d.left(), 10 * G);
     assert_eq!(refusal(new(d, 11)), OLDER);
     let mut third = wait(d, 12 * G);
     let place = Some(third.place());
     assert_eq!(refusal(d.grant(12 * G, 0, Purpose::New, place)), OLDER);
     drop(second);
-    // All that passed while the first waited counts for it alone.
+    // Memory that passed while only the first request waited counts for it alone.
     d.grant(12 * G, 0, Purpose::New, place).unwrap();
     third.renew(0);
     drop(third);
     assert_eq!(d.left(), 18 * G);
     drop(first);
     new(d, 1).unwrap();
-    // What came before a request does not count for it.
+    // Earlier memory does not count for a request.
     let again = wait(b, 40 * G);
     assert_eq!(d.left(), 17 * G, "of 45, there are no more");
     new(d, 17).unwrap();
     d.give(35 * G);
     new(d, 30).unwrap();
-    // A guarantee is never waited for, and takes what passed.
+    // A guarantee never waits, and takes what passed.
     d.set_guarantee(20 * G).unwrap();
     assert_eq!(d.left(), 5 * G);
     drop(again);
@@ -275,7 +272,7 @@ fn a_later_request_passes_all_older_ones_or_none() {
     }
 }
 
-/// Memory that is enough for an older request is that one's, whatever the bound leaves.
+/// Memory that is enough for an older request belongs to it, whatever the bound leaves.
 #[test]
 fn a_later_request_takes_nothing_that_serves_an_older_one() {
     let (_dir, members) = members(100 * G);
@@ -299,7 +296,7 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
     for (member, granules) in [(a, 40), (b, 30), (c, 25), (d, 5)] {
         member.give(granules * G);
     }
-    // The first leaves less than the second.
+    // The first request leaves less than the second.
     new(d, 50).unwrap();
     let waiting = [wait(a, 90 * G), wait(b, 10 * G)];
     assert_eq!(c.left(), 10 * G);
@@ -308,7 +305,7 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
     drop(waiting);
     c.give(10 * G);
     d.give(50 * G);
-    // Nothing that others have serves a request if its own process has too much.
+    // Memory of others cannot serve a request if its own process has too much.
     new(b, 80).unwrap();
     let waiting = wait(b, 30 * G);
     assert_eq!(c.left(), 20 * G);
@@ -318,7 +315,8 @@ fn a_later_request_takes_nothing_that_serves_an_older_one() {
     c.give(20 * G);
 }
 
-/// The memory beside a request depends on what its own process has, and on what came after it alone.
+/// The memory left beside a request depends only on what its own process has and on what came after
+/// it.
 #[test]
 fn a_later_request_passes_one_by_what_came_after_it() {
     let (_dir, members) = members(100 * G);
@@ -425,7 +423,7 @@ fn opening_checks_the_file() {
     );
 }
 
-/// Files that a machine's end has left without contents.
+/// Files that a failed machine has left without contents.
 #[test]
 fn a_file_that_lost_its_contents_is_made_anew() {
     let (_dir, path) = place();
@@ -477,7 +475,7 @@ fn all_slots_can_be_taken_and_no_more() {
     join(&path, 1000 * G);
 }
 
-/// Values that no owner would write are no reason to panic.
+/// Values that no owner would write cause no panic.
 #[test]
 fn any_contents_are_survived() {
     let (_dir, [one, other]) = members(100 * G);
@@ -512,7 +510,7 @@ fn any_contents_are_survived() {
         let stats = super::stats::stats(one.file(), Some(one.index()), &mut Seen::default());
         assert!(!stats.to_string().contains('\0'));
     }
-    // What a process is charged may be wrong now; no memory is.
+    // The charge of a process may be wrong now; no memory is.
     one.give(one.used());
 }
 
@@ -528,7 +526,7 @@ const PARTS: &[&str] = &[
     "race",
 ];
 
-/// The time, standing still or set.
+/// A clock that stands still until a test sets it.
 pub(super) struct Clock(std::cell::Cell<Instant>);
 
 impl Probe for Clock {
@@ -561,14 +559,14 @@ impl Probe for Clock {
     }
 }
 
-/// Sets the time of this thread, which stands still.
+/// Stops the time of this thread.
 pub(super) fn stop_time() -> Rc<Clock> {
     let clock = Rc::new(Clock(std::cell::Cell::new(Instant::now())));
     probe::set(Some(clock.clone()));
     clock
 }
 
-/// Serves a member's socket as a ledger does.
+/// Hands the turn back after a thread's preparations. Returns `false` if its process was killed.
 fn serve(member: &Arc<Member>) {
     let served = control::start(member, Arc::default()).unwrap();
     member.served.get_or_init(|| served);
@@ -586,8 +584,7 @@ fn meets(own: &Member, other: usize, generation: u64, seen: &mut Seen) -> bool {
     is_held(seen)
 }
 
-/// A process of another namespace that has lost its lock and lives is not taken for one that has
-/// ended, however long that is.
+/// A living process of another namespace that has lost its lock is never taken for ended.
 #[test]
 fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives() {
     let (_dir, [one, other]) = members(100 * G);
@@ -605,7 +602,7 @@ fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives()
         time.sleep(Duration::from_secs(60));
     }
     assert_eq!((one.slot().state().0, charged(&other)), (State::Live, 50));
-    // One that cannot meet it cannot tell.
+    // A member that cannot meet the process cannot tell.
     one.served.get().unwrap().close();
     let mut unmet = Seen::default();
     let mut collect = || dead::collect(other.file(), Some(other.index()), &mut unmet);
@@ -617,7 +614,8 @@ fn a_process_of_another_namespace_that_was_met_keeps_its_charge_while_it_lives()
     one.give(50 * G);
 }
 
-/// Starts a process in a PID namespace of its own that plays a part; `None` if that is not permitted.
+/// Starts a process that plays a part in a PID namespace of its own; `None` if that is not
+/// permitted.
 fn play_apart(part: &str, path: &Path) -> Option<Child> {
     let own = ["--pid", "--fork", "--kill-child"];
     let mapped = ["--user", "--map-current-user"];
@@ -641,7 +639,7 @@ fn play_apart(part: &str, path: &Path) -> Option<Child> {
         })
 }
 
-/// The clock of the process that collects stands still: no slot is free because time has passed.
+/// The collecting process's clock stands still: no slot becomes free because time has passed.
 #[test]
 fn a_killed_process_of_another_pid_namespace_is_known_to_have_ended() {
     let (_dir, path) = place();
@@ -741,7 +739,7 @@ fn child() {
                 .position(|it| Count::of(it.load()).total() == 0);
             charges[other.unwrap()].store(299 << 24);
             crash::after(writes);
-            // It takes the other for stopped after a while.
+            // The process takes the other for stopped after a while.
             new(&member, 30).unwrap();
         }
         _ => unreachable!(),
@@ -755,7 +753,6 @@ fn child() {
     std::process::exit(0);
 }
 
-/// Starts a child process.
 fn play(part: &str, writes: u32, how: &str, path: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "ledger::tests::child", "--nocapture"])
@@ -767,7 +764,7 @@ fn play(part: &str, writes: u32, how: &str, path: &Path) -> Child {
         .unwrap()
 }
 
-/// Runs a child process. Returns `false` if it did all of its writes.
+/// Runs a child process. Returns `false` if it made all of its writes.
 fn dies(part: &str, writes: u32, path: &Path) -> bool {
     let child = play(part, writes, "end", path);
     let child = child.wait_with_output().unwrap();
@@ -852,7 +849,7 @@ fn stops(child: &Child) -> bool {
     waitid(which, options).unwrap().unwrap().stopped()
 }
 
-/// Lets a child process go on that has stopped itself. Returns what it said until it ended.
+/// Resumes a child process that has stopped itself. Returns its output.
 fn resume(mut child: Child) -> String {
     child.stdin.take().unwrap().write_all(&[1]).unwrap();
     kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
@@ -861,8 +858,8 @@ fn resume(mut child: Child) -> String {
     String::from_utf8(child.stdout).unwrap()
 }
 
-/// Stops a process at each step of joining, and does something while it is stopped. Returns at how
-/// many steps it was stopped.
+/// Stops a process at each step of joining, and runs `during` meanwhile. Returns the number of
+/// stops.
 fn at_each_step(prepare: impl Fn(&Path), during: impl Fn(&Path, Child)) -> u32 {
     let mut step = 0;
     loop {
@@ -899,12 +896,12 @@ fn a_process_that_stops_while_it_joins_delays_no_other() {
         assert!(resume(child).contains("left"));
     };
     let first = at_each_step(|_| {}, during);
-    // What a dead process left is collected by both.
+    // Both collect what a dead process left.
     let later = at_each_step(|path| assert!(dies("take", 1, path)), during);
     assert!(first > 40 && later > first - 6, "{first}, {later}");
 }
 
-/// While no process has joined, the limit is that of the first that does.
+/// While no process has joined, the limit is that of the first process that does.
 #[test]
 fn a_process_that_stops_while_it_joins_has_the_limit_of_the_others_or_they_have_its_own() {
     let other = LIMIT * G / 2;
@@ -953,7 +950,7 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
         assert_eq!(one.slot().state().0, State::Live);
         assert_eq!(refusal(new(&other, 51)), (LedgerRefusal::Full, 50));
     }
-    // As a process of that number and another start time would.
+    // A process of that number would have another start time.
     one.slot().started.store(1);
     let mut seen = Seen::default();
     assert!(!dead::collect(other.file(), Some(other.index()), &mut seen));
@@ -962,7 +959,8 @@ fn a_process_that_lost_its_lock_and_lives_keeps_its_charge() {
     one.give(50 * G);
 }
 
-/// A request that goes on waiting costs other processes little, and a new one is served at once.
+/// A request that goes on waiting costs other processes little, and a new request is served at
+/// once.
 #[test]
 fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
     let (_dir, [one, other]) = members(100 * G);
@@ -989,8 +987,8 @@ fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
     one.give(100 * G);
 }
 
-/// Others are woken in the rounds in which they have something new to do, and the process that waits
-/// looks for dead ones meanwhile.
+/// Processes are woken in the rounds in which they have something new to do, and the waiting
+/// process looks for dead ones meanwhile.
 #[test]
 fn a_request_that_waits_wakes_others_when_they_have_something_to_do() {
     let (_dir, [one, other]) = members(100 * G);
@@ -1045,7 +1043,7 @@ fn a_late_collector_takes_nothing_from_a_new_owner() {
     drop(waiting);
 }
 
-/// A process that could not read when it started is not taken for another one of its number.
+/// A process that could not read when it started is not taken for another of its number.
 #[test]
 fn a_process_whose_start_is_unknown_is_not_collected_while_it_lives() {
     let (_dir, [one, other]) = members(100 * G);

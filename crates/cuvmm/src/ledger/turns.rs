@@ -1,26 +1,24 @@
-//! Whose turn it is: what older requests of other processes lack, and what a process must leave to
-//! them.
+//! The memory that older requests of other processes lack, and what a process must leave to them.
 
 use super::charge::Count;
 use super::member::{InLine, Member};
 use crate::error::{LedgerRefusal, LedgerShortage};
 
-/// The memory that requests of other processes lack.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unmet {
-    /// Granules beyond what is left.
+    /// Granules beyond those that are left.
     pub(super) need: u64,
     /// The most rounds that one of the requests has waited.
     pub(super) rounds: u64,
-    /// The newest ticket of the requests of other processes; 0 if there is none.
+    /// The newest ticket of another process's request; 0 if there is none.
     pub(super) newest: u64,
-    /// The ticket and slot of the oldest request of another process.
+    /// The ticket and slot of another process's oldest request.
     pub(super) oldest: Option<(u64, usize)>,
 }
 
 impl Unmet {
-    /// Returns what older requests of other processes lack, and those of this one if it has several
-    /// pools.
+    /// Sums what older requests of other processes lack. Counts this process's own requests too if
+    /// it has several pools.
     pub(super) fn of(member: &Member) -> Self {
         let layout = member.file().layout();
         let own = member.oldest_ticket().unwrap_or(u64::MAX);
@@ -29,7 +27,7 @@ impl Unmet {
         for (index, slot) in layout.slots.iter().enumerate() {
             let (ticket, is_own) = (layout.tickets[index].load(), index == member.index());
             let is_older = match is_own {
-                // Another pool of this process may have idle what one of them waits for.
+                // One pool's idle memory may be what another pool's request lacks.
                 true => member.givers().are_several(),
                 false => ticket < own,
             };
@@ -56,10 +54,11 @@ impl Unmet {
 
 impl Member {
     /// Returns the refusal if a request at this place must leave idle memory to an older request of
-    /// another process instead of using it for a new block of `bytes`. Its pool was granted
-    /// `granted` bytes, and `in_use` returns how many of them are in use. There is no refusal while
-    /// the older request lacks nothing, if the process stays within its guarantee, or if it has nothing
-    /// idle above its guarantee: then the block is charged anew, and may [pass](super::passing).
+    /// another process instead of using it for a new block of `bytes`. The request's pool was
+    /// granted `granted` bytes, and `in_use` returns how many of them are in use. Refuses nothing
+    /// while the older request lacks nothing, while the process stays within its guarantee, or
+    /// while it has nothing idle above its guarantee: then the block is charged anew, and may
+    /// [pass](super::passing).
     pub(crate) fn owes(
         &self,
         bytes: u64,

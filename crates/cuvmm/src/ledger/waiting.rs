@@ -1,5 +1,5 @@
-//! Requests that wait for memory of other processes: what they show in the process's slot, and the
-//! times for which they have waited.
+//! Requests that wait for memory of other processes, what they show in the process's slot, and
+//! their waiting times.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,24 +9,22 @@ use super::member::{Account, InLine, Member};
 use super::stall::Lacking;
 use crate::error::LedgerError;
 
-/// How long a round of a waiting request takes.
 const ROUND: Duration = Duration::from_millis(5);
 
-/// The rounds of a waiting request after which the first process calls the hooks of its tenants.
+/// Rounds of a waiting request before the first process calls its tenants' hooks.
 pub(super) const FIRST_TURN: u64 = 2;
 
-/// The rounds that a process has before the next one calls its hooks too.
+/// Rounds between one process's turn and the next.
 pub(super) const TURN: u64 = 10;
 
-/// Returns `true` if a waiting request wakes other processes at the beginning of a round: at the first,
-/// from which on all give, and at each in which it can be a process's [turn](super::appeal). In the
-/// rounds between they would do what they have done, memory that comes meanwhile rings, and they
-/// [look](super::keeper) by themselves for memory whose work has ended.
+/// Returns `true` if a waiting request wakes other processes at the beginning of a round: the
+/// first, from which on all release, and each in which a process's [turn](super::appeal) can begin.
+/// In other rounds they would repeat what they have done: memory that comes meanwhile wakes them,
+/// and they [look](super::keeper) by themselves for memory whose work has ended.
 pub(super) const fn wakes(round: u64) -> bool {
     round == 1 || round % TURN == FIRST_TURN
 }
 
-/// A request that waits for memory of other processes.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     member: Arc<Member>,
@@ -63,7 +61,7 @@ impl Waiting {
         }
     }
 
-    /// Notes which pool and which of its tenants the request is for.
+    /// Notes the pool and the tenants that the request is for.
     pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
         let member = &self.member;
         if member.own_process().is_ok() {
@@ -98,8 +96,8 @@ impl Member {
         self.account().oldest().map(|place| place.ticket)
     }
 
-    /// Changes the bytes that the process is always charged, and waits for them until `until` if
-    /// other processes have them.
+    /// Changes the guarantee, in bytes, and waits until `until` for memory that other processes
+    /// have.
     pub(super) fn await_guarantee(
         self: &Arc<Self>,
         bytes: u64,
@@ -128,7 +126,7 @@ impl Member {
         }
     }
 
-    /// Returns a place in the line of the requests of all processes, behind those before.
+    /// Returns a place at the end of the line of all processes' requests.
     pub(crate) fn line_up(&self) -> InLine {
         let header = &self.file().layout().header;
         InLine {
@@ -137,9 +135,10 @@ impl Member {
         }
     }
 
-    /// Begins to wait for memory at a place in the [line](Self::line_up): other processes whose
-    /// requests came later are charged only within their guarantees, and are asked to give back
-    /// memory. The request counts while the value lives and is [renewed](Waiting::renew).
+    /// Begins to wait for memory at a place in the [line](Self::line_up). Later new blocks of other
+    /// processes are charged beyond guarantees only if they [pass](super::passing) the request, and
+    /// all processes are asked to release memory. The request counts while the value lives and is
+    /// [renewed](Waiting::renew).
     pub(crate) fn wait(self: &Arc<Self>, place: InLine, bytes: u64) -> Waiting {
         let header = &self.file().layout().header;
         let now = clock::now();
@@ -148,7 +147,7 @@ impl Member {
         account.waiting.push((place, bytes));
         account.stalls.begin(place.ticket, place.since);
         self.publish(&mut account, now);
-        // An older request of the process keeps the turns that it has asked for.
+        // An older request of the process keeps its round.
         if account.waiting.len() == 1 {
             self.slot().round.store(0);
         }
@@ -161,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Shows other processes what the process's requests wait for.
+    /// Shows other processes what this process's requests wait for.
     fn publish(&self, account: &mut Account, now: Instant) {
         let slot = self.slot();
         self.find_stall(account);
@@ -175,8 +174,8 @@ impl Member {
         self.file().layout().tickets[self.index()].publish(ticket);
     }
 
-    /// Adds the time since the waiting requests last tried to the stall times of the process, and
-    /// of the ledger if no older request of another process waits.
+    /// Adds the time since the last attempt to the stall times of the process, and to those of the
+    /// ledger if no older request of another process waits.
     fn add_stall(&self, account: &mut Account, now: Instant) {
         let passed = account.stalls.add(now);
         if !passed.is_zero() {
@@ -189,7 +188,6 @@ impl Member {
         }
     }
 
-    /// Finds whether the process is stalled, and shows it.
     fn find_stall(&self, account: &mut Account) {
         let state = account.stalls.find(&self.givers().ids());
         self.slot().stall.publish(state.word());

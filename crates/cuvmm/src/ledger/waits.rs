@@ -1,5 +1,4 @@
-//! Why a process waits: the requests that are served before its own, and the processes that have
-//! memory which it could get.
+//! The reasons why a process waits: older requests, and the processes that have memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,13 +13,13 @@ use super::seen::Seen;
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct WaitStats {
-    /// The bytes that its requests lack.
+    /// The bytes that the process's requests lack.
     pub lacks: u64,
-    /// How long the oldest of them has waited, as the process showed when it last tried.
+    /// How long the oldest request had waited when it last tried.
     pub waited: Duration,
     /// The slots of the processes whose requests are older, the oldest first. Until these are
-    /// served, the process is charged beyond its guarantee only for blocks that grow, and for new ones
-    /// that let these wait for nothing but memory that was charged before.
+    /// served, the process is charged beyond its guarantee only for blocks that grow, and for new
+    /// blocks that leave these requests waiting for nothing but memory that was charged before.
     pub behind: Vec<usize>,
     /// The processes that are charged more than their guarantees, in the order in which they are
     /// asked for memory.
@@ -33,13 +32,13 @@ pub struct WaitStats {
 pub struct HolderStats {
     /// The slot of the process.
     pub slot: usize,
-    /// Memory that the process is charged above its guarantee: the most that it gives.
+    /// The process's charge above its guarantee: the most that it releases.
     pub above: u64,
-    /// The part of it that the process could give back without waiting, as it last found.
+    /// The part of `above` that the process could release without waiting, as it last found.
     pub idle: u64,
 }
 
-/// Returns why each of the live processes waits that does, by slot.
+/// Returns the reasons of all live processes that wait, by slot.
 pub(super) fn all(layout: &Layout, alive: &[usize], seen: &mut Seen) -> BTreeMap<usize, WaitStats> {
     let slots = alive.iter().filter_map(|&index| {
         let charge = layout.charges.get(index)?;

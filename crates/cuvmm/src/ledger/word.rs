@@ -1,13 +1,12 @@
-//! One word of the ledger's file. All reads and writes of the file go through this type.
+//! A word of the ledger's file. All reads and writes of the file go through this type.
 //!
-//! The words are those of the standard library in every build, since other processes share them.
-//! In unit tests a process can end itself at its nth write, and members can take turns at each
-//! access.
+//! Every build uses the standard library's atomics, since other processes share the words. In unit
+//! tests a process can end itself at its nth write, and members can take turns at each access.
 
 pub(super) use super::atomics::fence;
 use super::atomics::{AtomicU64, Ordering};
 
-/// A 64-bit word that several processes read and write. Any value can be found in it.
+/// A 64-bit word that several processes read and write, and that can have any value.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Word(AtomicU64);
@@ -46,7 +45,7 @@ impl Word {
         replaced
     }
 
-    /// Adds to the word, wrapping, and returns the value from before.
+    /// Adds to the word, wrapping, and returns the old value.
     pub(super) fn add(&self, value: u64) -> u64 {
         if !reached(self, true) {
             return 0;
@@ -65,8 +64,8 @@ impl Word {
     }
 }
 
-/// Called before a word is read or written. Returns `false` if a test has ended the process: it
-/// writes nothing from then on.
+/// Runs before a word is read or written. Returns `false` if a test has ended the process, which
+/// then writes nothing more.
 pub(super) fn reached<T>(word: &T, writes: bool) -> bool {
     #[cfg(test)]
     return super::crash::reached(std::ptr::from_ref(word).addr(), writes);
@@ -77,7 +76,6 @@ pub(super) fn reached<T>(word: &T, writes: bool) -> bool {
     }
 }
 
-/// Shows a test a value that was read, or an outcome.
 fn found(value: u64) {
     #[cfg(test)]
     super::crash::found(value);
@@ -85,7 +83,7 @@ fn found(value: u64) {
     let _ = value;
 }
 
-/// Shows a test what was written, which may end the process there.
+/// Tells a test about a write, which may end the process there.
 pub(super) fn wrote<T>(word: &T, value: u64) {
     #[cfg(test)]
     super::crash::wrote(std::ptr::from_ref(word).addr(), value);

@@ -29,9 +29,9 @@ use crate::own::{Physical, Span};
 #[derive(Debug)]
 pub(crate) struct TransitioningBlock {
     pub(super) lease: Lease,
-    /// The requested size.
+    /// The requested size in bytes.
     pub(super) bytes: u64,
-    /// In whole granules.
+    /// The size in whole granules.
     pub(super) used: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Appending to several caches at once: to all of them or to none.
 //!
-//! All requirements are checked first, then memory is allocated and grown, and then the tokens are
-//! written. The caches' lengths change only after that.
+//! All requirements are checked first, then memory is allocated and grown, then tokens are written,
+//! and last the caches' lengths change.
 
 use candle_core::Tensor;
 use cuvmm::Block;
@@ -13,12 +13,12 @@ use crate::error::CacheError;
 impl Cache {
     /// Appends tokens. Tensors that were returned before stay unchanged.
     ///
-    /// If memory was committed ahead, this makes one kernel launch and no other driver call;
+    /// With memory committed ahead, this makes one kernel launch and no other driver call;
     /// otherwise the rows grow in one call first (`cuMemCreate`, `cuMemMap`, `cuMemSetAccess` for
     /// each).
     ///
     /// # Errors
-    /// candle's error with a [`CacheError`] in it; the tokens are as before then.
+    /// candle's error around a [`CacheError`]; the tokens are then unchanged.
     pub fn append(&mut self, src: &Tensor) -> candle_core::Result<()> {
         Ok(append([self], [src])?)
     }
@@ -59,8 +59,8 @@ pub(super) fn append<const N: usize>(
     Ok(())
 }
 
-/// Grows all rows of all caches together that lack memory for `wanted` tokens, except those that
-/// get new rows.
+/// Grows together all rows that lack memory for `wanted` tokens, except in caches that get new
+/// rows.
 fn grow<const N: usize>(
     caches: &mut [&mut Cache; N],
     wanted: [usize; N],

@@ -1,4 +1,4 @@
-//! One tensor that grows along one dimension, in place: the keys or the values of a layer.
+//! One tensor that grows in place along one dimension: the keys or the values of a layer.
 //!
 //! candle's own kernels write the tokens. The caller of an append decides when old tokens may be
 //! overwritten.
@@ -22,8 +22,8 @@ pub struct Cache {
     max_seq_len: usize,
     order: Order,
     pub(super) may_fork: bool,
-    /// The number of first tokens that are or were shared with other caches. An append within them
-    /// moves the cache to rows of its own first.
+    /// The number of leading tokens that are or were shared with other caches. An append within
+    /// them first moves the cache to rows of its own.
     pub(super) common: usize,
     pub(super) store: Option<Store>,
 }
@@ -34,16 +34,15 @@ const SHARED: u64 = 8 << 20;
 /// Rows, and the tensor that spans them with the largest number of tokens.
 pub(super) struct Store {
     pub(super) geometry: Geometry,
-    // Dropped before the blocks, which are then free at once if there are no other tensors over
-    // them.
+    // Dropped before the blocks, which are then free at once unless other tensors exist.
     all: Tensor,
     pub(super) held: Held,
 }
 
 impl Cache {
     /// Creates an empty cache for at most `max_seq_len` tokens along dimension `dim` of the
-    /// appended tensors. Nothing is allocated before the first append, which reserves addresses for
-    /// all tokens and memory for the existing ones.
+    /// appended tensors. The first append reserves addresses for all tokens, and allocates memory
+    /// for the existing tokens.
     #[must_use]
     pub fn new(memory: &Memory, dim: usize, max_seq_len: usize) -> Self {
         Self {
@@ -58,15 +57,15 @@ impl Cache {
         }
     }
 
-    /// Sets the order of elements in rows. It takes effect with the next append to an empty cache.
+    /// Sets the order of elements in rows, from the next append to an empty cache on.
     #[must_use]
     pub fn with_order(mut self, order: Order) -> Self {
         self.order = order;
         self
     }
 
-    /// Permits [forks](Self::fork). Its extents are then at most 8 MiB, from the next append to an
-    /// empty cache on, because forks share whole extents.
+    /// Permits [forks](Self::fork), from the next append to an empty cache on. Extents are then at
+    /// most 8 MiB, because forks share whole extents.
     #[must_use]
     pub fn with_forks(mut self) -> Self {
         self.may_fork = true;
@@ -85,7 +84,8 @@ impl Cache {
         self.current_seq_len
     }
 
-    /// Returns the largest number of tokens. Unlike candle's own cache, this one never exceeds it.
+    /// Returns the largest number of tokens. Unlike candle's own cache, this cache never exceeds
+    /// it.
     #[must_use]
     pub const fn max_seq_len(&self) -> usize {
         self.max_seq_len
@@ -97,7 +97,7 @@ impl Cache {
         self.order
     }
 
-    /// Returns the bytes of its blocks: whole granules, up to their capacity.
+    /// Returns the bytes of the blocks: whole granules, up to their capacity.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.store.as_ref().map_or(0, |store| store.held.bytes())
@@ -123,7 +123,7 @@ impl Cache {
     /// next append overwrites them, also in tensors that were returned before.
     ///
     /// # Errors
-    /// [`CacheError::NotThere`] if there are fewer; nothing has changed then.
+    /// [`CacheError::NotThere`], with nothing changed, if there are fewer tokens.
     pub fn truncate(&mut self, seq_len: usize) -> Result<(), CacheError> {
         self.check_there(seq_len)?;
         self.current_seq_len = seq_len;
@@ -141,16 +141,15 @@ impl Cache {
         }
     }
 
-    /// Removes all tokens. The memory returns to the tenant as cached memory when the last tensor
-    /// that was returned is dropped. The next append may have another shape, type and batch size.
+    /// Removes all tokens. The memory returns to the tenant as cached memory when the last returned
+    /// tensor is dropped. The next append may have another shape, type and batch size.
     pub fn reset(&mut self) {
         self.current_seq_len = 0;
         self.common = 0;
         self.store = None;
     }
 
-    /// Returns a cache with the same settings whose first `seq_len` tokens are shared with this
-    /// one.
+    /// Returns a cache with the same settings that shares the first `seq_len` tokens.
     pub(super) fn with_common(&self, seq_len: usize, store: Option<Store>) -> Self {
         Self {
             memory: self.memory.clone(),
@@ -190,7 +189,7 @@ impl Cache {
         }
     }
 
-    /// Allocates rows with memory for `wanted` tokens like those of `src`.
+    /// Allocates rows with memory for `wanted` tokens shaped like `src`.
     pub(super) fn lay_out(&self, src: &Tensor, wanted: usize) -> Result<Store, CacheError> {
         let geometry = Geometry::new(src.dims(), src.dtype(), self.dim, self.order)?;
         let most = geometry.row(self.max_seq_len)?;
@@ -209,8 +208,8 @@ impl Cache {
         Store::over(&self.memory, geometry, blocks)
     }
 
-    /// Returns the size to which existing rows must grow for `wanted` tokens, in bytes each, or
-    /// `None` if they are large enough.
+    /// Returns the size in bytes to which each row must grow for `wanted` tokens, or `None` if the
+    /// rows are large enough.
     pub(super) fn step_to(&self, wanted: usize) -> Result<Option<u64>, CacheError> {
         let Some(Store { geometry, held, .. }) = &self.store else {
             return Ok(None);
@@ -232,7 +231,6 @@ impl Cache {
 }
 
 impl Store {
-    /// Makes a store over adjacent blocks.
     pub(super) fn over(
         memory: &Memory,
         geometry: Geometry,
@@ -264,7 +262,7 @@ impl Store {
         self.held.backing().blocks_mut()
     }
 
-    /// Writes tokens after the first `behind`, whose memory must be there.
+    /// Writes tokens after the first `behind`. Their memory must be committed.
     pub(super) fn write(&self, src: &Tensor, behind: usize) -> candle_core::Result<()> {
         let Self { geometry, all, .. } = self;
         let src = match geometry.is_straight() {

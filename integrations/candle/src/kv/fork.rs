@@ -1,10 +1,9 @@
 //! Caches that start with the tokens of another cache, with one copy of the common prefix in
 //! memory.
 //!
-//! Tokens that several caches share are not written by any of them. A cache that was truncated
-//! within them, and is appended to, moves to rows of its own, which start as a fork of the old ones
-//! at its last token: this waits for no work, and tensors that were returned before keep the old
-//! rows.
+//! No cache writes shared tokens. An append to a cache that was truncated within its shared tokens
+//! first moves the cache to rows of its own, a fork of the old rows at its last token. This waits
+//! for no work, and tensors that were returned before keep the old rows.
 
 use candle_core::Tensor;
 use cuvmm::Block;
@@ -15,7 +14,7 @@ use crate::error::CacheError;
 
 impl Cache {
     /// Creates a cache with the same settings that starts with the first `seq_len` tokens of this
-    /// one.
+    /// cache.
     ///
     /// Whole extents of these tokens, of at most 8 MiB each, are mapped a second time as read-only
     /// (`cuMemMap` and `cuMemSetAccess` for each) and charged once; the rest is copied
@@ -23,20 +22,20 @@ impl Cache {
     /// order. Tensors that were returned before stay unchanged.
     ///
     /// # Errors
-    /// [`CacheError`] if there are fewer tokens, the cache was created without
-    /// [`with_forks`](Self::with_forks), it is asleep, or memory is short; nothing has changed
-    /// then.
+    /// [`CacheError`], with nothing changed, if there are fewer tokens, the cache was created
+    /// without [`with_forks`](Self::with_forks), it is asleep, or memory is short.
     pub fn fork(&mut self, seq_len: usize) -> Result<Self, CacheError> {
         let [fork] = fork([self], seq_len)?;
         Ok(fork)
     }
 
-    /// Returns `true` if the next token would be written where other caches read.
+    /// Returns `true` if the next token would be written among shared tokens.
     pub(super) const fn is_cut(&self) -> bool {
         self.current_seq_len < self.common
     }
 
-    /// Makes rows of its own with its tokens, and memory for `wanted` tokens like those of `more`.
+    /// Makes rows for this cache alone: its tokens, and memory for `wanted` tokens shaped like
+    /// `more`.
     pub(super) fn own(&self, more: &Tensor, wanted: usize) -> Result<Store, CacheError> {
         match self.forked(self.current_seq_len, wanted)? {
             Some(store) => Ok(store),
@@ -45,7 +44,7 @@ impl Cache {
     }
 
     /// Makes rows that start with the first `seq_len` tokens and have memory for `wanted`, or
-    /// returns `None` without tokens.
+    /// returns `None` if `seq_len` is 0.
     fn forked(&self, seq_len: usize, wanted: usize) -> Result<Option<Store>, CacheError> {
         let Some(store) = self.store.as_ref().filter(|_| seq_len > 0) else {
             return Ok(None);

@@ -1,6 +1,5 @@
-//! The places of a cache's tokens: rows, each of which is a block that grows in place.
-//!
-//! This module computes shapes and sizes, and uses no memory.
+//! The places of a cache's tokens: rows, each of which is a block that grows in place. This module
+//! computes shapes and sizes, and uses no memory.
 
 use candle_core::{DType, Shape};
 
@@ -10,15 +9,15 @@ use crate::error::{CacheError, TensorError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Order {
-    /// The tokens of one head of one sequence, for shapes (batch, heads, tokens, size): there is a
-    /// row for every index before the dimension of tokens. The tensors have the strides of candle's
-    /// own cache, and work in every operation as those do. A row takes at least a granule (2 MiB on
-    /// today's GPUs), so short sequences with many heads take much more than their tokens.
+    /// The tokens of one head of one sequence, for shapes (batch, heads, tokens, size): a row for
+    /// every index before the dimension of tokens. The tensors have the strides of candle's own
+    /// cache, and work in the same operations. A row takes at least a granule (2 MiB on today's
+    /// GPUs), so short sequences with many heads take much more than their tokens.
     #[default]
     Heads,
-    /// All heads of all sequences of a token, then the next token: a single row. This order takes
-    /// the least memory. The tensors are permuted, which flash attention and `contiguous` accept,
-    /// and a product of matrices does not.
+    /// All heads of all sequences of a token, then the next token: a single row, which takes the
+    /// least memory. The tensors are permuted, which flash attention and `contiguous` accept, and a
+    /// product of matrices does not.
     Tokens,
 }
 
@@ -30,9 +29,7 @@ pub(super) struct Geometry {
     /// The shape of an appended tensor. Its number of tokens is not used.
     dims: Vec<usize>,
     pub(super) dtype: DType,
-    /// The number of rows.
     pub(super) rows: usize,
-    /// The number of elements of one token in a row.
     token: usize,
 }
 
@@ -73,7 +70,7 @@ impl Geometry {
         })
     }
 
-    /// Returns the number of stored dimensions before that of tokens.
+    /// Returns the number of stored dimensions before the dimension of tokens.
     fn lead(dim: usize, order: Order) -> usize {
         match order {
             Order::Heads => dim,
@@ -81,18 +78,15 @@ impl Geometry {
         }
     }
 
-    /// Returns the bytes of `tokens` tokens in a row.
     pub(super) fn row(&self, tokens: usize) -> Result<u64, CacheError> {
         let bytes = (tokens as u64).checked_mul(self.token_bytes());
         bytes.ok_or(CacheError::TooWide { elements: u64::MAX })
     }
 
-    /// Returns the bytes of one token in a row.
     pub(super) fn token_bytes(&self) -> u64 {
         (self.token * self.dtype.size_in_bytes()) as u64
     }
 
-    /// Returns the stored shape with `tokens` tokens.
     pub(super) fn stored(&self, tokens: usize) -> Shape {
         let of = |&index: &usize| match self.dims.get(index) {
             Some(&size) if index != self.dim => size,
@@ -101,7 +95,6 @@ impl Geometry {
         Shape::from(self.permutation().iter().map(of).collect::<Vec<_>>())
     }
 
-    /// Returns the stored dimension of tokens.
     pub(super) fn stored_dim(&self) -> usize {
         Self::lead(self.dim, self.order)
     }
@@ -122,7 +115,6 @@ impl Geometry {
         order
     }
 
-    /// Returns `true` if the stored dimensions are those of the returned tensor.
     pub(super) fn is_straight(&self) -> bool {
         self.stored_dim() == self.dim
     }
@@ -138,8 +130,8 @@ impl Geometry {
         }
     }
 
-    /// Returns the number of tokens that fit between the starts of two rows that are `stride` bytes
-    /// apart, a multiple of a token's bytes.
+    /// Returns the number of tokens between the starts of two rows, `stride` bytes apart. `stride`
+    /// is a multiple of a token's bytes.
     pub(super) fn tokens_between(&self, stride: u64) -> Result<usize, CacheError> {
         self.check_stride(stride)?;
         Ok((stride / self.token_bytes()) as usize)
@@ -167,8 +159,8 @@ impl Geometry {
     }
 }
 
-/// Returns the distance in bytes between rows at these addresses, or `None` for fewer than two.
-/// Fails if the distances differ.
+/// Returns the distance in bytes between rows at these addresses, or `None` for fewer than two
+/// rows. Fails if the distances differ.
 pub(super) fn distance_of(rows: &[u64]) -> Result<Option<u64>, CacheError> {
     let mut first = None;
     for (before, pair) in rows.windows(2).enumerate() {
@@ -198,8 +190,8 @@ mod tests {
         Geometry::new(dims, DType::F32, dim, order)
     }
 
-    /// The stored form consists of rows of whole tokens, and the returned form equals what was
-    /// appended.
+    /// The stored form consists of rows of whole tokens, and the returned form equals the appended
+    /// one.
     #[test]
     fn what_is_stored_comes_back() {
         for (dims, dim) in [

@@ -1,7 +1,7 @@
 //! Keys and values of attention, with the methods of candle-nn's caches.
 //!
 //! A model that uses `candle_nn::kv_cache::KvCache` switches to this cache by changing the line
-//! that creates it. Nothing is copied as a cache grows, and only existing tokens take memory:
+//! that creates it. A growing cache copies nothing, and only existing tokens take memory:
 //! `max_seq_len` costs addresses. This module computes no attention.
 
 mod append;
@@ -36,7 +36,7 @@ impl KvCache {
         }
     }
 
-    /// Sets the order of elements in rows. It takes effect with the next append to an empty cache.
+    /// Sets the order of elements in rows. See [`Cache::with_order`].
     #[must_use]
     pub fn with_order(self, order: Order) -> Self {
         Self {
@@ -54,11 +54,11 @@ impl KvCache {
         }
     }
 
-    /// Creates a cache that starts with the first `seq_len` tokens of this one, keys and values.
-    /// See [`Cache::fork`].
+    /// Creates a cache that starts with the first `seq_len` keys and values of this cache. See
+    /// [`Cache::fork`].
     ///
     /// # Errors
-    /// The errors of [`Cache::fork`]; nothing has changed then.
+    /// Those of [`Cache::fork`].
     pub fn fork(&mut self, seq_len: usize) -> std::result::Result<Self, CacheError> {
         let [k, v] = fork::fork([&mut self.k, &mut self.v], seq_len)?;
         Ok(Self { k, v })
@@ -105,13 +105,13 @@ impl KvCache {
     /// Appends tokens to both keys and values, or to neither, and returns all of them. Tensors that
     /// were returned before stay unchanged.
     ///
-    /// If memory was committed ahead, this makes two kernel launches and no other driver call;
+    /// With memory committed ahead, this makes two kernel launches and no other driver call;
     /// otherwise the rows of both grow in one call first (`cuMemCreate`, `cuMemMap`,
     /// `cuMemSetAccess` for each).
     ///
     /// # Errors
-    /// candle's error with a [`CacheError`] in it; the tokens are as before then. If memory was
-    /// short, [`shortage`](crate::shortage) returns the figures.
+    /// candle's error around a [`CacheError`]; the tokens are then unchanged. If memory was short,
+    /// [`shortage`](crate::shortage) returns the figures.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         append::append([&mut self.k, &mut self.v], [k, v])?;
         // A cache without tokens has no tensor; then the appended tensor, also without tokens, is
@@ -136,7 +136,7 @@ impl KvCache {
     /// Keeps the first `seq_len` tokens. See [`Cache::truncate`].
     ///
     /// # Errors
-    /// [`CacheError::NotThere`] if there are fewer; nothing has changed then.
+    /// [`CacheError::NotThere`], with nothing changed, if there are fewer tokens.
     pub fn truncate(&mut self, seq_len: usize) -> std::result::Result<(), CacheError> {
         self.k.check_there(seq_len)?;
         self.v.truncate(seq_len)?;

@@ -1,7 +1,5 @@
-//! Files in the safetensors format, read piece by piece.
-//!
-//! They are read instead of mapped, so that truncating a file meanwhile causes an error and not a
-//! fault.
+//! Files in the safetensors format, read piece by piece. They are not mapped, so that truncating a
+//! file meanwhile causes an error and not a fault.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -10,13 +8,12 @@ use candle_core::{DType, Error, Result, Shape, Tensor};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Metadata;
 
-/// The longest accepted header, the same as in safetensors itself.
+/// The longest accepted header, as in safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;
 
 /// The bytes that are read at a time: a whole number of elements of every type.
 const PIECE: usize = 64 << 20;
 
-/// An open file and the contents of its header.
 pub(super) struct File {
     path: PathBuf,
     file: std::fs::File,
@@ -25,7 +22,7 @@ pub(super) struct File {
     entries: Vec<Entry>,
 }
 
-/// The buffer that files are read into, a piece at a time: one for all files of a model.
+/// The buffer for pieces of files: one for all files of a model.
 pub(super) struct Buffer {
     /// The most bytes that are read at a time.
     most: usize,
@@ -43,7 +40,6 @@ impl Buffer {
     }
 }
 
-/// A tensor in a file.
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) name: String,
@@ -101,12 +97,10 @@ impl File {
         })
     }
 
-    /// Returns its tensors, as stored.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Reads a tensor into one of the same shape and any type.
     pub(super) fn read(&mut self, entry: &Entry, to: &Tensor, buffer: &mut Buffer) -> Result<()> {
         let read = self.read_pieces(entry, to, buffer);
         read.map_err(|error| error.with_path(&self.path))

@@ -1,8 +1,8 @@
-//! The decoder computes what candle-transformers' llama does, whatever else is in the batch.
+//! The decoder computes the same as candle-transformers' llama, whatever else is in the batch.
 
 use super::*;
 
-/// Compares the logits of a prompt and of some tokens with those of candle-transformers.
+/// Compares the logits of a prompt and of some tokens with candle-transformers'.
 fn same_as_llama(spec: &Spec, device: &Device, make: &dyn Fn() -> Box<dyn Cache>) {
     let config = &spec.config;
     let cache_memory = Plain::new(device, &Budget::new(u64::MAX), spec).unwrap();

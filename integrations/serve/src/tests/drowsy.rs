@@ -16,7 +16,7 @@ struct Drowsy {
     whole: Rc<Budget>,
     awake: RefCell<Option<Charge>>,
     keeps: bool,
-    /// Its estimates of the memory of caches are zero.
+    /// Estimates of the memory of caches are zero.
     unsure: bool,
 }
 

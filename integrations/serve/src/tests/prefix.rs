@@ -17,8 +17,7 @@ enum Act {
     Truncate(usize),
 }
 
-/// A sequence, all operations on its caches and on those they were forked from, and the logits of
-/// each of its own steps.
+/// A sequence, all operations on its caches and on their origins, and the logits of its own steps.
 struct Branch<'a> {
     decoder: &'a Decoder,
     caches: Caches,
@@ -90,8 +89,8 @@ impl<'a> Branch<'a> {
     }
 }
 
-/// Runs a sequence of `700 * scale` and a few more tokens that is forked twice, and forked again
-/// from a fork. `between` runs in the middle; `settle` runs where work must be complete.
+/// Runs a sequence of `700 * scale` and a few more tokens that is forked twice, with a fork of a
+/// fork. `between` runs in the middle; `settle` runs where work must be complete.
 fn branches(
     decoder: &Decoder,
     make: &dyn Fn() -> Box<dyn Cache>,
@@ -106,8 +105,7 @@ fn branches(
     let mut whole = root.fork(end + 3);
     let mut part = root.fork(end - 150);
     between();
-    // In turn, with different tokens, so that a write to another sequence's memory would be
-    // detected.
+    // In turn, with different tokens, so that a write to another sequence's memory is detected.
     for at in 0..6 {
         for (branch, token) in [(&mut root, 10), (&mut whole, 110), (&mut part, 210)] {
             branch.steps(token + at, 1);

@@ -1,4 +1,4 @@
-//! The sites of the objects that live, and of the last ones that were released.
+//! Sites of live objects, and of the most recently released ones.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -7,10 +7,9 @@ use cuvmm_model::model::ObjectKind;
 
 use super::site::Site;
 
-/// The most released objects that are remembered.
 const REMEMBERED: usize = 16_384;
 
-/// A class of names: no two live objects of a class have one value.
+/// A class of names: no two live objects of a class have the same value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     Reservation,
@@ -23,12 +22,10 @@ pub(crate) enum Class {
     Event,
     Graph,
     GraphExec,
-    /// A context that the program created.
     Context,
 }
 
 impl Class {
-    /// Returns the class of a kind of objects; `None` for a kind that is not known here.
     pub(crate) fn of(kind: ObjectKind) -> Option<Self> {
         Some(match kind {
             ObjectKind::Reservation => Self::Reservation,
@@ -62,13 +59,12 @@ impl Class {
         }
     }
 
-    /// Returns `true` if a value is the first of a range of addresses.
+    /// Returns `true` if a value is the start of a range of addresses.
     fn is_range(self) -> bool {
         matches!(self, Self::Reservation | Self::Mapping | Self::Memory)
     }
 }
 
-/// A live object.
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
     pub(crate) size: u64,
@@ -77,7 +73,6 @@ pub(crate) struct Made {
     pub(crate) site: Arc<Site>,
 }
 
-/// A released object.
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {
     pub(crate) size: u64,
@@ -86,7 +81,6 @@ pub(crate) struct Gone {
     number: u64,
 }
 
-/// A descriptor that the program was given.
 #[derive(Clone, Debug)]
 pub(crate) struct Descriptor {
     pub(crate) fd: i32,
@@ -105,7 +99,7 @@ pub(crate) struct Books {
     order: VecDeque<(Key, u64)>,
     releases: u64,
     pub(crate) descriptors: Vec<Descriptor>,
-    /// The places where each device's primary context was retained, for each reference.
+    /// For each device the sites of live references to its primary context.
     retained: BTreeMap<i32, Vec<Arc<Site>>>,
     /// Objects that do not count as leaks.
     forgiven: BTreeSet<Key>,
@@ -131,8 +125,8 @@ impl Books {
         self.made.insert(key, made);
     }
 
-    /// Notes that one reference to an object ends, before the call that ends it. Returns what
-    /// [`restore`](Self::restore) needs if the call then fails.
+    /// Notes the end of one reference to an object, before the call that ends it. Returns the
+    /// argument of [`restore`](Self::restore) for a call that then fails.
     pub(crate) fn release(&mut self, class: Class, value: u64, site: &Arc<Site>) -> Option<Made> {
         let key = (class, value);
         let made = self.made.get_mut(&key)?;
@@ -180,7 +174,6 @@ impl Books {
         }
     }
 
-    /// Returns the live object of a value.
     pub(crate) fn live(&self, class: Class, value: u64) -> Option<&Made> {
         self.made.get(&(class, value))
     }
@@ -190,8 +183,8 @@ impl Books {
         self.gone.get(&(class, value))
     }
 
-    /// Returns the last released range of some classes that contains an address at which no memory
-    /// lives, with its first address.
+    /// Returns the most recently released range of some classes that contains an address without
+    /// live memory, with its first address.
     pub(crate) fn released_at(
         &self,
         classes: &[Class],
@@ -220,13 +213,12 @@ impl Books {
         (address - start < made.size).then_some(made)
     }
 
-    /// Notes a reference to a device's primary context.
     pub(crate) fn retain(&mut self, device: i32, site: Arc<Site>) {
         self.retained.entry(device).or_default().push(site);
     }
 
-    /// Notes that one reference to a device's primary context ends: of the module that ends one, the
-    /// last.
+    /// Notes the end of a reference to a device's primary context: the last one of the calling
+    /// module.
     pub(crate) fn unretain(&mut self, device: i32, site: &Site) {
         let Some(sites) = self.retained.get_mut(&device) else {
             return;
@@ -245,7 +237,6 @@ impl Books {
         self.retained.remove(&device);
     }
 
-    /// Returns the places of all that lives.
     pub(crate) fn sites(&self) -> Vec<Arc<Site>> {
         let made = self.made.values().map(|made| &made.site);
         let descriptors = self.descriptors.iter().map(|descriptor| &descriptor.site);
@@ -253,12 +244,12 @@ impl Books {
         made.chain(descriptors).chain(retained).cloned().collect()
     }
 
-    /// Returns the places where a device's primary context was retained.
+    /// Returns the sites of live references to a device's primary context.
     pub(crate) fn retained(&self, device: i32) -> &[Arc<Site>] {
         self.retained.get(&device).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the first addresses of the live objects of a class that lie in a range.
+    /// Returns the first addresses of a class's live objects in a range.
     pub(crate) fn within(&self, class: Class, start: u64, size: u64) -> Vec<u64> {
         let end = start.saturating_add(size);
         let range = self.made.range((class, start)..(class, end));
@@ -273,7 +264,7 @@ impl Books {
             return;
         }
         if class == Class::Reservation {
-            // The mappings there were of the former reservation.
+            // Mappings there belonged to the former reservation.
             self.outlive(Class::Mapping, value, size);
         }
         let end = (class, value.saturating_add(size.max(1)));
@@ -290,13 +281,12 @@ impl Books {
         }
     }
 
-    /// Makes the live objects named no leaks, and forgets the descriptors that were given out.
+    /// Excludes these live objects from leaks, and forgets the exported descriptors.
     pub(crate) fn forgive(&mut self, live: impl Iterator<Item = (Class, u64)>) {
         self.forgiven = live.collect();
         self.descriptors.clear();
     }
 
-    /// Returns `true` if an object does not count as a leak.
     pub(crate) fn is_forgiven(&self, class: Class, value: u64) -> bool {
         self.forgiven.contains(&(class, value))
     }
@@ -357,7 +347,7 @@ mod tests {
         );
         books.make(Class::Memory, 120, 200, Arc::clone(&site));
         assert_eq!(at(&books, 100), None);
-        // A new reservation has nothing of the mappings that were in the last one.
+        // A new reservation has none of the last one's mappings.
         books.make(Class::Mapping, 1000, 10, Arc::clone(&site));
         books.release(Class::Mapping, 1000, &site);
         assert_eq!(at(&books, 1005), Some(1000));

@@ -1,18 +1,17 @@
-//! Findings: what the program did wrong, each once with the number of times.
+//! Findings: the program's mistakes, each once with the number of times.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::site::Site;
 
-/// The most different findings that are kept. Later ones are only counted.
+/// The most findings that are kept. Later ones are only counted.
 const KEPT: usize = 1_000;
 
-/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum What {
     Leak,
-    /// A call took memory, or access to it, from work that was queued.
+    /// A call took memory, or access to memory, from queued work.
     TakenFromWork,
     /// A handle or an address was used after its release.
     UsedAfterRelease,
@@ -21,7 +20,6 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// Returns the word for this kind in the report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Leak => "leaked",
@@ -31,7 +29,6 @@ impl What {
         }
     }
 
-    /// Returns the word for this kind in JSON.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Leak => "leak",
@@ -42,36 +39,31 @@ impl What {
     }
 }
 
-/// A finding.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) what: What,
     /// The kind of object, such as `physical`.
     pub(crate) object: &'static str,
-    /// Handles or addresses, the first few.
     pub(crate) values: Vec<u64>,
-    /// One line that says what happened.
     pub(crate) text: String,
-    /// Places in the program, each with what was done there.
+    /// Sites in the program, each with the action there.
     pub(crate) sites: Vec<(&'static str, Arc<Site>)>,
     pub(crate) times: u64,
     pub(crate) bytes: u64,
 }
 
-/// The kind, the object and the places of a finding. Findings that are equal in this are counted.
+/// The kind, the object and the sites of a finding. Findings with equal keys are counted together.
 type Key = (What, &'static str, Vec<(&'static str, Arc<Site>)>);
 
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) kept: Vec<Finding>,
-    /// The index of each finding that is kept.
     known: BTreeMap<Key, usize>,
-    /// The number of findings that were not kept.
     pub(crate) dropped: u64,
 }
 
 impl Findings {
-    /// Adds a finding, or counts it with one at the same places.
+    /// Adds a finding, or counts it with an equal one.
     pub(crate) fn add(&mut self, finding: Finding) {
         let room = self.kept.len() < KEPT;
         let key = (finding.what, finding.object, finding.sites.clone());

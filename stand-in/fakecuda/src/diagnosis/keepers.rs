@@ -1,9 +1,9 @@
 //! Libraries that keep memory for their users until the process ends, as caching allocators do.
 //!
-//! Such a library exports the function [`NAME`], which lists what its users have. That is a leak when the
-//! process ends, and what the library's own calls have made is none.
+//! Such a library exports the function [`NAME`], which lists its users' memory. When the process
+//! ends, that memory is a leak, and objects made by the library's own calls are none.
 //!
-//! `unsafe` is allowed here to find and call the function, and to collect what it lists.
+//! `unsafe` is allowed here to find and call the function, and to collect its list.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -15,32 +15,31 @@ use std::sync::Arc;
 use super::site::Site;
 use crate::loaded::{self, Module};
 
-/// The name of the function that lists memory.
 const NAME: &CStr = c"fakecuda_lent";
 
-/// Takes the address, the bytes and the device of memory that a user has.
+/// A callback for the address, the bytes and the device of a user's memory.
 type Visit = extern "C" fn(*mut c_void, u64, u64, i32);
 
-/// Calls a function, with an argument for it, for all memory that the library's users have.
+/// A function that calls a callback, with its argument, for all memory of the library's users.
 type List = extern "C" fn(Visit, *mut c_void);
 
-/// Memory that a user of a library has.
 pub(crate) struct Lent {
     pub(crate) address: u64,
     pub(crate) size: u64,
     pub(crate) device: i32,
-    /// The name of the library's file.
     pub(crate) library: String,
 }
 
-/// Which libraries keep memory, by the first address of each, and what their users have at this moment.
+/// For each library, by its base address, whether it keeps memory; and the memory of its users at
+/// this moment.
 pub(crate) struct Keepers {
     modules: BTreeMap<usize, bool>,
     pub(crate) lent: Vec<Lent>,
 }
 
 impl Keepers {
-    /// Asks the libraries that made calls. The caller holds no lock, since the libraries take their own.
+    /// Asks the libraries that made calls. The caller holds no lock, since the libraries take their
+    /// own.
     pub(crate) fn among(sites: &[Arc<Site>]) -> Self {
         let mut found = Self {
             modules: BTreeMap::new(),
@@ -57,17 +56,16 @@ impl Keepers {
         found
     }
 
-    /// Returns `true` if the call at a site was made by a library that keeps memory.
+    /// Returns `true` if a library that keeps memory made the call at a site.
     pub(crate) fn made(&self, site: &Site) -> bool {
         let caller = site.caller();
         caller.is_some_and(|module| self.modules.get(&module.base) == Some(&true))
     }
 }
 
-/// Returns the function of a module that lists memory.
 fn list_of(module: &Module) -> Option<List> {
     let path = CString::new(module.path.as_str()).ok()?;
-    // SAFETY: a module that is loaded is opened once more, so no code of it runs.
+    // SAFETY: the module is loaded, so opening it once more runs no code.
     let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     // The program itself has no path here.
     let place = if opened.is_null() {
@@ -78,10 +76,10 @@ fn list_of(module: &Module) -> Option<List> {
     // SAFETY: the symbol is only looked up.
     let found = unsafe { libc::dlsym(place, NAME.as_ptr()) };
     if !opened.is_null() {
-        // SAFETY: it was opened above, and the program has it open still.
+        // SAFETY: the module was opened above, and the program still has it open.
         unsafe { libc::dlclose(opened) };
     }
-    // Symbols of the libraries that the module needs are found too.
+    // Symbols of the module's dependencies are found too.
     let own = !found.is_null() && loaded::of(found.addr())?.base == module.base;
     // SAFETY: the header says which type a function of this name has.
     own.then(|| unsafe { std::mem::transmute::<*mut c_void, List>(found) })

@@ -1,19 +1,18 @@
-//! The lines of a Python program, asked of the interpreter that is in the process, if there is one.
+//! The lines of a Python program, by the interpreter in the process, if there is one.
 //!
-//! The functions are those of Python's C interface since 3.9, found by name. A thread that the
-//! interpreter does not know, and an interpreter that is ending, are left alone.
+//! The functions of Python's C interface since 3.9 are found by name. A thread that the interpreter
+//! does not know, and an interpreter that is ending, are left alone.
 //!
-//! `unsafe` is allowed here to call those functions. Each is called with the interpreter's lock held,
-//! and every reference that it returns is given back.
+//! `unsafe` is allowed here to call those functions, with the interpreter's lock held. Every
+//! reference that they return is given back.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// The most lines that are kept of one site.
+/// The most lines kept of one site.
 const DEPTH: usize = 16;
 
-/// A line of a Python program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Line {
     pub(crate) file: String,
@@ -39,10 +38,10 @@ struct Interpreter {
     decref: unsafe extern "C" fn(Object),
 }
 
-// Calls the function in the first argument. An interpreter that ends makes each thread that waits for
-// its lock exit, which unwinds the thread's stack. The unwinding may not run through a frame of Rust: the
-// process would be aborted. This frame has no unwinding information, so it counts as the end of the
-// stack, and the thread exits here.
+// Calls the function in the first argument. An interpreter that ends makes each thread that waits
+// for its lock exit, which unwinds the thread's stack. An unwinding through a frame of Rust would
+// abort the process. This frame has no unwinding information, so it counts as the end of the stack,
+// and the thread exits here.
 core::arch::global_asm!(
     ".hidden fakecuda_last_frame",
     ".globl fakecuda_last_frame",
@@ -59,7 +58,7 @@ unsafe extern "C" {
     fn fakecuda_last_frame(function: unsafe extern "C" fn() -> c_int) -> c_int;
 }
 
-/// Looks a function up.
+/// Finds a function by name.
 ///
 /// # Safety
 /// `F` is the type of a pointer to the function of that name.
@@ -117,7 +116,7 @@ impl Interpreter {
         }
     }
 
-    /// Returns the lines that a thread is in.
+    /// Returns a thread's lines.
     ///
     /// # Safety
     /// The interpreter's lock is held, and the state is the calling thread's.
@@ -146,8 +145,7 @@ impl Interpreter {
     }
 }
 
-/// Returns the lines that this thread is in, the innermost first; none in a program that is not
-/// Python's.
+/// Returns this thread's lines, the innermost first, or none outside of Python.
 ///
 /// The calling thread must hold no lock that a thread with the interpreter's lock may wait for.
 pub(crate) fn lines() -> Vec<Line> {
@@ -163,8 +161,8 @@ pub(crate) fn lines() -> Vec<Line> {
     if !lives {
         return Vec::new();
     }
-    // SAFETY: the interpreter lives. A thread that it knows may take its lock, whether or not it
-    // holds it, and gives it back in the same state.
+    // SAFETY: the interpreter lives. A thread that it knows may take its lock, held or not, and
+    // gives it back in the same state.
     unsafe {
         let thread = (python.thread)();
         if thread.is_null() {

@@ -10,7 +10,6 @@ use super::site::{Frame, Site};
 /// The most frames of one site in the text.
 const SHOWN: usize = 8;
 
-/// All that a report says.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) pid: u32,
@@ -53,7 +52,6 @@ impl Report {
         text
     }
 
-    /// Returns the JSON, one line.
     pub(crate) fn json(&self) -> String {
         let findings: Vec<_> = self.findings.kept.iter().map(as_json).collect();
         let report = json!({
@@ -70,7 +68,7 @@ impl Report {
     }
 }
 
-/// Returns a finding's line: the text of the first, and the figures of all if there are several.
+/// Returns a finding's line: its text, or the figures of all if there are several.
 fn line(finding: &Finding) -> String {
     if finding.times == 1 {
         return finding.text.clone();
@@ -82,7 +80,7 @@ fn line(finding: &Finding) -> String {
     format!("{}; {} times here{bytes}", finding.text, finding.times)
 }
 
-/// Returns a size for people: in the largest binary unit that it is a multiple of.
+/// Formats a size in the largest binary unit that divides it.
 pub(crate) fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let fits = |&&(_, shift): &&(&str, u32)| bytes > 0 && bytes.is_multiple_of(1 << shift);
@@ -92,7 +90,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// Returns the lines for a site: those of a Python program, or else the native frames.
+/// Returns a site's lines: of the Python program, else of the native frames.
 fn places(site: &Site) -> Vec<String> {
     let mut lines: Vec<_> = site
         .python

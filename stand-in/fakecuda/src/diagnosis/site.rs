@@ -1,4 +1,4 @@
-//! Sites: where in the program an object was made, released or misused.
+//! Sites: the places in the program where an object was made, released or misused.
 //!
 //! A site is captured as bare addresses, which is cheap, and gets its names when it is printed.
 
@@ -9,7 +9,6 @@ use super::python::{self, Line};
 use crate::calls;
 use crate::loaded::{self, Module};
 
-/// The most frames that are kept of one site.
 const DEPTH: usize = 48;
 
 /// A call of the program, with the frames that led to it.
@@ -19,11 +18,10 @@ pub(crate) struct Site {
     pub(crate) call: &'static str,
     /// Return addresses, the innermost first.
     native: Vec<usize>,
-    /// The lines of the Python program, the innermost first; empty in other programs.
+    /// Lines of the Python program, the innermost first; empty in other programs.
     pub(crate) python: Vec<Line>,
 }
 
-/// A native frame with the names that were found for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frame {
     pub(crate) function: Option<String>,
@@ -38,7 +36,7 @@ impl Site {
     pub(crate) fn here() -> Arc<Self> {
         let mut native = Vec::with_capacity(DEPTH);
         backtrace::trace(|frame| {
-            // The end of some stacks is a frame without an address.
+            // Some stacks end with a frame without an address.
             native.extend(Some(frame.ip().addr()).filter(|&address| address != 0));
             native.len() < DEPTH
         });
@@ -72,7 +70,7 @@ impl Site {
             }
             for frame in named(*address) {
                 let name = frame.function.as_deref().unwrap_or_default();
-                // Rust's runtime calls a thread's function, and `main`, by a function of this name.
+                // Rust's runtime calls `main`, and a thread's function, by a function of this name.
                 if name.contains("__rust_begin_short_backtrace") {
                     return frames;
                 }

@@ -1,8 +1,8 @@
 //! Faults of calls by the name of their C function: `cuMemCreate:3`, `cuMemMap:2-:INVALID_VALUE`.
 //!
-//! They are counted where the program calls, not below. A fault of the driver's wrapper
-//! (`cuvmm_driver::fault`) would also count what one C function asks of several devices, and would
-//! miss the functions that need no driver, such as those of contexts.
+//! Faults count the program's calls. A fault of the driver's wrapper (`cuvmm_driver::fault`) would
+//! also count one C function's calls for several devices, and would miss functions that need no
+//! driver, such as those of contexts.
 
 use cuvmm_driver::CUresult;
 
@@ -33,9 +33,8 @@ fn is_version(rest: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-/// Reads faults with commas between them. Each is `CALL:N` for the nth call, `CALL:N-M` for some,
-/// or `CALL:N-` for all from the nth on, and may end in `:CODE`; the code is otherwise
-/// `OUT_OF_MEMORY`.
+/// Parses faults separated by commas. Each is `CALL:N` for the nth call, `CALL:N-M` for some, or
+/// `CALL:N-` for all from the nth on, and may end in `:CODE`; the default code is `OUT_OF_MEMORY`.
 pub(crate) fn parse(text: &str) -> Result<Vec<Planned>, String> {
     let parts = text.split(',').map(str::trim);
     parts.filter(|part| !part.is_empty()).map(one).collect()

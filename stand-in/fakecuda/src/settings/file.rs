@@ -1,4 +1,4 @@
-//! The file of settings: TOML or JSON, by its name.
+//! The file of settings: TOML or JSON, by its ending.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// The longest file that is read: a device like `/dev/zero` has no end.
 const LONGEST: u64 = 1 << 20;
 
-/// The entries of a file in their order, also those with one name.
+/// The entries of a file in order, duplicate names included.
 struct Entries(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -38,7 +38,6 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// Reads the text of a file.
 pub(super) fn text(path: &str) -> Result<String, String> {
     let mut text = String::new();
     File::open(path)

@@ -1,9 +1,8 @@
-//! The settings: what the environment and the file `FAKECUDA_CONFIG` say, read once.
+//! The settings from the environment and the file `FAKECUDA_CONFIG`, read once.
 //!
 //! A setting has one name: `capacity` in the file is `FAKECUDA_CAPACITY` in the environment, which
-//! wins. A name or value that is wrong is an error, with the place where it stands. It is printed
-//! once on standard error, and `cuInit` then returns `SYSTEM_NOT_READY`: a test that runs with other
-//! settings than it asked for would be worth nothing.
+//! wins. A wrong name or value is printed once on standard error with its place, and `cuInit`
+//! returns `SYSTEM_NOT_READY`: a test with other settings than it asked for would be worth nothing.
 
 mod faults;
 mod file;
@@ -21,35 +20,30 @@ use crate::recorded::Gpu;
 
 pub(crate) use faults::{Planned, parse as parse_faults};
 
-/// The CUDA version that is reported by default.
 const NEWEST: CudaVersion = CudaVersion::new(13, 0);
 
-/// Variables with this beginning that are not settings: they tell a command that starts programs
-/// where the library is.
+/// Variables with this prefix that are not settings: they tell a command that starts programs where
+/// the library is.
 const OTHERS: &[&str] = &["LIBRARY"];
 
-/// Where the report goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Standard error.
     Stderr,
-    /// A file, to which each process appends. `%p` in its name stands for the process's number.
+    /// A file, to which each process appends. `%p` in its name is the process's number.
     File(PathBuf),
 }
 
-/// The objects that count as leaks at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Leaks {
-    /// Those that hold memory or addresses.
+    /// Objects that hold memory or addresses.
     #[default]
     Memory,
     /// Also streams, events, graphs and contexts.
     All,
-    /// None.
     None,
 }
 
-/// When work of a stream runs that nothing waits for.
+/// The time at which a stream's work runs if nothing waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Work {
     /// In the call that submits it.
@@ -59,13 +53,12 @@ pub(crate) enum Work {
     Late,
 }
 
-/// All settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) devices: u16,
     pub(crate) capacity: Option<u64>,
     pub(crate) name: String,
-    /// The recorded GPU whose attributes the devices have; the driver's own if there is none.
+    /// The recorded GPU that the devices take their attributes from, if any.
     pub(crate) gpu: Option<Gpu>,
     pub(crate) version: CudaVersion,
     /// The costs that calls take in real time; `None` for no time.
@@ -103,13 +96,11 @@ impl Default for Settings {
     }
 }
 
-/// A setting's text, and where it stands.
 struct Entry {
     text: String,
     place: String,
 }
 
-/// Returns the settings, or the message about what is wrong with them.
 pub(crate) fn get() -> Result<&'static Settings, &'static str> {
     static SETTINGS: OnceLock<Result<Settings, String>> = OnceLock::new();
     let settings = SETTINGS.get_or_init(|| {
@@ -130,8 +121,7 @@ pub(crate) fn get() -> Result<&'static Settings, &'static str> {
     settings.as_ref().map_err(String::as_str)
 }
 
-/// Reads the settings from variables, whose names are given without their common beginning, and from
-/// the file that they name.
+/// Reads the settings from variables, named without their prefix, and from the file that they name.
 fn read(variables: impl Iterator<Item = (String, String)>) -> Result<Settings, String> {
     let mut entries = BTreeMap::new();
     let mut file = None;
@@ -168,7 +158,7 @@ fn read(variables: impl Iterator<Item = (String, String)>) -> Result<Settings, S
         }
     }
     let mut settings = Settings::default();
-    // Named first, because a GPU's name and memory are defaults that other settings replace.
+    // The GPU comes first, because its name and memory are defaults that other settings replace.
     if let Some(entry) = entries.remove("gpu") {
         values::set(&mut settings, "gpu", &entry.text)
             .map_err(|what| format!("{}={}: {what}", entry.place, entry.text))?;

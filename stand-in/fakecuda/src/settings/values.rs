@@ -1,4 +1,4 @@
-//! The settings by name, and how their texts are read.
+//! Settings by name, and the parsing of their texts.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::recorded::{self, Gpu};
 
 use super::{Leaks, NEWEST, Settings, Target, Work, faults};
 
-/// Sets one setting. The error says how its value is written.
+/// Sets one setting. The error describes the expected value.
 pub(super) fn set(settings: &mut Settings, name: &str, text: &str) -> Result<(), String> {
     let text = text.trim();
     match name {
@@ -64,7 +64,6 @@ fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     }
 }
 
-/// Returns the value of one of a few words.
 fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
     if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
         return Ok(*value);
@@ -74,7 +73,7 @@ fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<T, String> {
     Err(format!("it must be {} or {last}", rest.join(", ")))
 }
 
-/// Reads a size: a number of bytes, or a number with a unit of 1,024 or 1,000.
+/// Parses a size: a number of bytes, or a number with a unit of 1,024 or 1,000.
 fn size(text: &str) -> Result<u64, String> {
     let wrong = || "it must be a size in bytes, or like 512MiB or 80GiB".to_owned();
     let end = text.find(|letter: char| !letter.is_ascii_digit());
@@ -136,7 +135,7 @@ fn latency(text: &str) -> Result<Option<Costs>, String> {
     read.parse().map(Some).map_err(|error| format!("{error}"))
 }
 
-/// Reads the target of the report, and checks that a file can be written.
+/// Parses the target of the report, and checks that a file can be written.
 fn target(text: &str) -> Result<Target, String> {
     if ["-", "stderr"].contains(&text) {
         return Ok(Target::Stderr);

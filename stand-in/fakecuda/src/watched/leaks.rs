@@ -1,4 +1,4 @@
-//! The leaks of a report: what lives when the process ends.
+//! The leaks of a report: objects that live when the process ends.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::diagnosis::site::Site;
 use crate::settings::Leaks;
 
 impl Watched {
-    /// Returns what was found so far, and the leaks if the process ended now.
+    /// Returns the findings so far, and the leaks if the process ended now.
     pub(crate) fn found(&self, leaks: Leaks, contexts: &Contexts) -> Findings {
         let keepers = self.keepers();
         let objects = self.host.objects();
@@ -56,13 +56,12 @@ impl Watched {
         found
     }
 
-    /// Asks the libraries that keep memory.
     fn keepers(&self) -> Keepers {
         let sites = self.books().sites();
         Keepers::among(&sites)
     }
 
-    /// Forgets what was found, and makes everything that lives no leak.
+    /// Forgets all findings, and excludes all live objects from later leaks.
     pub(crate) fn forget(&self, contexts: &Contexts) {
         let lent = self.keepers().lent.into_iter();
         let objects = self.host.objects();
@@ -79,7 +78,7 @@ impl Watched {
     }
 }
 
-/// Adds the contexts that live, without references to primary contexts that libraries keep.
+/// Adds live contexts, without references to primary contexts that libraries keep.
 fn add_contexts(found: &mut Findings, contexts: &Contexts, books: &Books, keepers: &Keepers) {
     for &(number, device) in &contexts.created {
         if !books.is_forgiven(Class::Context, number) {
@@ -101,7 +100,6 @@ fn add_contexts(found: &mut Findings, contexts: &Contexts, books: &Books, keeper
     }
 }
 
-/// Returns `true` if a live object of a kind counts as a leak.
 fn counts(kind: ObjectKind, leaks: Leaks) -> bool {
     let memory = !matches!(
         kind,
@@ -151,7 +149,7 @@ fn leak(object: &Object, site: Option<Arc<Site>>) -> Finding {
     }
 }
 
-/// Returns the leak of memory that a user of a library has, with the place where it was mapped.
+/// Returns the leak of memory that a library's user has, with the site of its mapping.
 fn lent(memory: &Lent, books: &Books) -> Finding {
     let below = [(Class::Mapping, "mapped"), (Class::Memory, "made")];
     let site = below.into_iter().find_map(|(class, did)| {

@@ -13,11 +13,8 @@ use crate::diagnosis::findings::{Finding, Findings, What};
 use crate::diagnosis::report::size;
 use crate::diagnosis::site::Site;
 
-/// The contexts that live.
 pub(crate) struct Contexts {
-    /// The number of references to the primary context of each device.
     pub(crate) retained: Vec<u32>,
-    /// The contexts that the program created, with the device of each.
     pub(crate) created: Vec<(u64, Ordinal)>,
 }
 
@@ -32,7 +29,6 @@ impl Watched {
         }
     }
 
-    /// Turns the watch on or off.
     pub(crate) fn watch(&self, on: bool) {
         self.on.store(on, Ordering::Relaxed);
     }
@@ -56,7 +52,7 @@ impl Watched {
         }
     }
 
-    /// Notes the place where a device's primary context was retained.
+    /// Notes the site of a reference to a device's primary context.
     pub(crate) fn note_retained(&self, device: Ordinal) {
         if self.is_on() {
             let site = Site::here();
@@ -64,7 +60,6 @@ impl Watched {
         }
     }
 
-    /// Notes that a reference to a device's primary context was released.
     pub(crate) fn note_released(&self, device: Ordinal) {
         if self.is_on() {
             let site = Site::here();
@@ -72,12 +67,10 @@ impl Watched {
         }
     }
 
-    /// Notes that a device's primary context was reset.
     pub(crate) fn note_reset(&self, device: Ordinal) {
         self.books().reset(device.0);
     }
 
-    /// Notes a context that the program created.
     pub(crate) fn note_context(&self, number: u64) {
         self.note_made(Class::Context, number, 0);
     }
@@ -118,7 +111,7 @@ impl Watched {
         }
     }
 
-    /// Notes the addresses of a call: if it was refused as invalid, memory that was there may be
+    /// Notes the addresses of a call. If it was refused as invalid, memory there may have been
     /// released.
     pub(super) fn note_addresses(&self, error: Option<&DriverError>, at: &[DeviceAddress]) {
         self.note_ranges(
@@ -128,7 +121,7 @@ impl Watched {
         );
     }
 
-    /// Notes the address of a call that maps there, which an earlier mapping does not disturb.
+    /// Notes the address of a refused mapping. Earlier mappings there are no mistake.
     pub(super) fn note_place(&self, error: &DriverError, at: DeviceAddress) {
         self.note_ranges(Some(error), &[Class::Reservation], &[at]);
     }
@@ -165,7 +158,7 @@ impl Watched {
             return call();
         }
         let site = Site::here();
-        // Noted first: when the call returns, another thread may have been given the value again.
+        // Noted first: when the call returns, another thread may have got the value again.
         let before = {
             let mut books = self.books();
             let before = books.release(class, value, &site);
@@ -184,7 +177,6 @@ impl Watched {
         answer
     }
 
-    /// Runs a call that unmaps a range.
     pub(super) fn unmapping(
         &self,
         start: u64,
@@ -232,8 +224,8 @@ impl Watched {
         });
     }
 
-    /// Notes what the driver found in this call: memory taken from queued work, and bytes read that
-    /// were never written.
+    /// Notes the driver's findings in this call: memory taken from queued work, and reads of bytes
+    /// that were never written.
     fn note_taken(&self) {
         let hazards = match self.host.hazards() {
             0 => Vec::new(),

@@ -1,4 +1,4 @@
-//! Leases and allocations of one tenant while another tenant reclaims 16 GiB from all the others.
+//! Leases and allocations of one tenant while another tenant reclaims 16 GiB from the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +20,6 @@ pub(super) const NAMES: [&str; 3] = [
 
 const SIZE: u64 = 16 * GIB;
 
-/// The number of tenants whose memory is reclaimed.
 const TENANTS: u64 = 16;
 
 /// Timeout that covers the wait for the previous tenants' fences.
@@ -28,18 +27,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 const BASELINE: &str = "the same while no tenant takes memory back";
 
-/// An operation of a tenant on a stream, which returns its time. It is told how often it was run before.
+/// An operation of a tenant on a stream, which returns its time. The number counts earlier runs.
 type Operation = fn(&Tenant, &Stream, u64) -> anyhow::Result<f64>;
 
-/// The operations of the rows.
 const OPERATIONS: [Operation; 3] = [lease, allocate, pair];
 
-/// Measures taking and ending a lease, allocating cached memory that no stream cache holds, and
-/// allocating and freeing it, while another thread reclaims the cached memory of 16 tenants in extents
-/// of 2 MiB.
-///
-/// # Errors
-/// When an operation fails.
+/// Measures a lease, an allocation of cached memory outside of stream caches, and that allocation
+/// with its free, while another thread reclaims the cached memory of 16 tenants in extents of 2
+/// MiB.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(SIZE + 4 * PAGE)?;
     let device = stage.device.with_own_counters();
@@ -89,7 +84,6 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Takes a lease on a block and ends it, and returns the time.
 fn lease(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     let block = tenant.allocate_on(stream, PAGE)?;
     let (took, ()) = wall(|| {
@@ -99,8 +93,7 @@ fn lease(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-/// Allocates a block from memory that is cached in the pool and in no stream cache, and returns the
-/// time.
+/// Times an allocation of memory that is cached in the pool and in no stream cache.
 fn allocate(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     drop(tenant.allocate_on(stream, PAGE)?);
     // Empties the stream caches into the pool.
@@ -110,8 +103,7 @@ fn allocate(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     Ok(took)
 }
 
-/// Allocates and frees a block of another size than before, which no stream cache holds, and returns the
-/// time.
+/// Times an allocation and a free of another size than before, which no stream cache holds.
 fn pair(tenant: &Tenant, stream: &Stream, number: u64) -> anyhow::Result<f64> {
     let size = PAGE - number % (PAGE / 2);
     let (took, ()) = wall(|| {

@@ -1,4 +1,4 @@
-//! Taking leases while another thread waits for memory that the device still uses.
+//! Leases while another thread waits for memory that the device still uses.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,11 +23,11 @@ const BASELINE: &str = "the same while no thread waits";
 /// Time that the waiter waits. The device uses the freed blocks for twice as long.
 const WHILE: Duration = Duration::from_millis(200);
 
-/// Measures taking and ending a lease while another thread waits for memory and 512 freed blocks
-/// are pending, and while no thread waits.
+/// Measures a lease while another thread waits for memory and 512 freed blocks are pending, and
+/// while no thread waits.
 ///
 /// # Errors
-/// When an operation fails, or memory becomes free while it is in use.
+/// Memory becomes free while it is in use.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room((PENDING + 1) * PAGE)?;
     let busy = Busy::new(stage)?;
@@ -73,7 +73,6 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Takes a lease and ends it, and returns the time.
 fn lease(block: &Block) -> anyhow::Result<f64> {
     let (took, ()) = wall(|| {
         drop(block.lease());

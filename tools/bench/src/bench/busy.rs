@@ -1,9 +1,9 @@
 //! Work that uses a block for a while, on any driver, and detects other writes to the block.
 //!
-//! On a GPU, one kernel writes every word of the block and keeps running for the given time, and a
-//! second kernel checks every word. On the other drivers, a kernel that reads the block is queued
-//! on a held stream, which is released when the time has passed. The model has no bytes to check,
-//! but a kernel whose memory is unmapped loses the context there too.
+//! On a GPU, one kernel writes every word of the block and runs for the given time, and a second
+//! kernel checks every word. On the other drivers, a kernel that reads the block is queued on a
+//! held stream, which is released after that time. The model has no bytes to check, but an unmap
+//! under a kernel loses the context there too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,13 +19,11 @@ use cuvmm_command::drivers::Concrete;
 
 const PATTERN: u32 = 0x5a5a_5a5a;
 
-/// The means by which a device is kept busy.
 pub(super) enum Busy<'a> {
     Kernels(&'a Kernels),
     Held(Held),
 }
 
-/// A machine whose streams can be held.
 pub(super) struct Held {
     machine: Arc<dyn Holds>,
     device: Ordinal,
@@ -55,7 +53,6 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// Describes the work, for the note of a row.
     pub(super) const fn said(&self) -> &'static str {
         match self {
             Self::Kernels(_) => "the work is a kernel",
@@ -63,10 +60,7 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// Queues the work and returns without waiting.
-    ///
-    /// # Errors
-    /// When the driver refuses.
+    /// Queues the work without waiting.
     pub(super) fn use_block(
         &self,
         stream: &Stream,
@@ -93,10 +87,10 @@ impl<'a> Busy<'a> {
         })
     }
 
-    /// Waits until the work has ended, and checks that the block was not modified before.
+    /// Waits for the end of the work, and checks that the block was not modified before.
     ///
     /// # Errors
-    /// When the block was modified, or the driver refuses.
+    /// The block was modified.
     pub(super) fn end(&self, used: Used) -> anyhow::Result<()> {
         let changed = match self {
             Self::Kernels(kernels) => {
@@ -148,7 +142,6 @@ impl<'a> Busy<'a> {
 /// Ranges that a kernel reads, and ranges that it fills with a byte.
 type Ranges = (Vec<(DeviceAddress, u64)>, Vec<(DeviceAddress, u64, u8)>);
 
-/// The operations that the host and model drivers share.
 trait Holds: Send + Sync {
     fn held(&self, device: Ordinal, stream: &Stream, yes: bool);
     fn kernel(&self, device: Ordinal, stream: &Stream, ranges: Ranges) -> anyhow::Result<()>;

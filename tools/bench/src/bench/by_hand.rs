@@ -1,8 +1,8 @@
-//! Driver calls by hand: what a program does without the library, with as few calls as possible.
+//! Driver calls by hand: the work of a program without the library, with as few calls as possible.
 //!
-//! `unsafe` here: the `Driver` methods that take addresses and handles. Each owner below passes the
-//! driver only what the driver gave it, and returns it once. The only work launched on this memory
-//! is fills and copies that are waited for.
+//! `unsafe` here: the `Driver` methods that take addresses and handles. Each owner below passes
+//! only values that the driver returned, and returns each once. The only work launched on this
+//! memory is fills and copies that are waited for.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -15,7 +15,6 @@ use cuvmm::driver::{
     Ordinal, PhysicalHandle, PhysicalProps, Result,
 };
 
-/// A driver and a device, for driver calls by hand.
 #[derive(Clone, Debug)]
 pub(super) struct Hand {
     driver: Arc<dyn Driver>,
@@ -35,12 +34,10 @@ impl Hand {
         self.device
     }
 
-    /// Returns a shared handle of the driver.
     pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
 
-    /// Creates a physical allocation without mapping it.
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
         let props = PhysicalProps::device(self.device);
         let handle = self.driver.create(size, &props, 0)?;
@@ -51,7 +48,7 @@ impl Hand {
         })
     }
 
-    /// Creates a physical allocation that can be exported as a descriptor.
+    /// Creates a physical that can be exported as a descriptor.
     pub(super) fn create_shareable(&self, size: u64) -> Result<Bare<'_>> {
         let mut props = PhysicalProps::device(self.device);
         props.handle_types = HandleTypes::POSIX_FD;
@@ -63,7 +60,7 @@ impl Hand {
         })
     }
 
-    /// Imports the physical allocation behind a descriptor from another process.
+    /// Imports a physical by a descriptor from another process.
     pub(super) fn import(&self, descriptor: BorrowedFd<'_>, size: u64) -> Result<Bare<'_>> {
         let source = ImportSource::Fd(descriptor.as_raw_fd());
         // SAFETY: the descriptor is borrowed, so it is open.
@@ -86,7 +83,7 @@ impl Hand {
         })
     }
 
-    /// Commits adjacent extents of these sizes: reserve, create and map each, one set_access.
+    /// Commits adjacent extents: reserve, create and map each, one set_access.
     pub(super) fn commit(&self, extents: &[u64]) -> Result<Range<'_>> {
         let mut range = self.reserve(extents.iter().sum(), extents.len())?;
         extents.iter().try_for_each(|&size| range.hold(size))?;
@@ -126,7 +123,6 @@ impl Hand {
     }
 }
 
-/// One physical allocation, released when dropped.
 #[derive(Debug)]
 pub(super) struct Bare<'a> {
     hand: &'a Hand,
@@ -135,17 +131,16 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
-    /// Exports the allocation as a descriptor for another process.
     pub(super) fn export(&self) -> Result<Exported> {
         let driver = &self.hand.driver;
         // SAFETY: this value owns the handle, which is live.
         unsafe { driver.export(self.handle, HandleTypes::POSIX_FD, 0) }
     }
 
-    /// Releases the allocation.
+    /// Releases the physical.
     ///
     /// # Errors
-    /// When the driver refuses; the process cannot use or free the memory then.
+    /// The driver refuses; the process cannot use or release the physical then.
     pub(super) fn release(self) -> Result<()> {
         let bare = std::mem::ManuallyDrop::new(self);
         // SAFETY: this value owns the handle and is not dropped, so the handle is released once.
@@ -161,15 +156,14 @@ impl Drop for Bare<'_> {
     }
 }
 
-/// A reservation, and physicals that are mapped in it without gaps from its start. Returned when
-/// dropped.
+/// A reservation with physicals mapped from its start without gaps. Freed when dropped.
 #[derive(Debug)]
 pub(super) struct Range<'a> {
     hand: &'a Hand,
     address: DeviceAddress,
     size: u64,
     held: Vec<Bare<'a>>,
-    /// Bytes from the start that are mapped.
+    /// Mapped bytes from the start.
     mapped: u64,
 }
 
@@ -180,12 +174,11 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
-    /// Adds an existing physical, to be mapped behind the others.
     pub(super) fn adopt(&mut self, bare: Bare<'a>) {
         self.held.push(bare);
     }
 
-    /// Maps all held physicals that are not mapped, with one set_access.
+    /// Maps the held physicals that are not mapped, with one set_access.
     pub(super) fn map(&mut self) -> Result<()> {
         let driver = &self.hand.driver;
         let from = self.mapped;
@@ -226,7 +219,6 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Sets access to the mappings from an offset on.
     fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
         let (place, size) = (self.address_at(from), self.mapped - from);
         // SAFETY: the mappings were just made, and no work uses them yet.
@@ -237,12 +229,10 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Bytes from the start that are mapped.
     pub(super) const fn mapped(&self) -> u64 {
         self.mapped
     }
 
-    /// Returns the address at an offset in the range.
     pub(super) const fn address_at(&self, offset: u64) -> DeviceAddress {
         DeviceAddress(self.address.0 + offset)
     }
@@ -276,7 +266,7 @@ impl<'a> Range<'a> {
         other.map()
     }
 
-    /// Fills everything with zeros and waits for it.
+    /// Fills everything with zeros and waits.
     pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
         let hand = self.hand;
         // SAFETY: the range is mapped, no other work uses it, and the fill is waited for.
@@ -288,15 +278,11 @@ impl<'a> Range<'a> {
         }
     }
 
-    /// Releases the held physicals.
     pub(super) fn release(&mut self) -> Result<()> {
         self.held.drain(..).try_for_each(Bare::release)
     }
 
-    /// Frees the reservation, after unmapping and releasing all of its physicals.
-    ///
-    /// # Errors
-    /// When the driver refuses.
+    /// Unmaps and releases all physicals, and frees the reservation.
     pub(super) fn give_back(mut self) -> Result<()> {
         self.unmap()?;
         self.release()?;
@@ -333,20 +319,19 @@ impl Plain<'_> {
         self.address
     }
 
-    /// Returns the size in bytes.
     pub(super) const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Queues a fill of the first bytes with zeros. The memory is freed by a call that waits for
-    /// it.
+    /// Queues a fill of the first bytes with zeros. The free of the memory waits for the fill.
     pub(super) fn fill(&self, stream: &Stream, bytes: u64) -> Result<()> {
         let Hand { driver, device } = self.hand;
         // SAFETY: freeing, explicitly or by dropping, waits for the device.
         unsafe { driver.fill_async(*device, self.address, 0, bytes, stream.as_raw()) }
     }
 
-    /// Queues a copy of the first bytes to other memory. Both are freed by calls that wait for it.
+    /// Queues a copy of the first bytes to other memory. The free of either memory waits for the
+    /// copy.
     pub(super) fn copy_to(&self, other: &Self, stream: &Stream, bytes: u64) -> Result<()> {
         let Hand { driver, device } = self.hand;
         let (to, from) = (other.address, self.address);
@@ -365,9 +350,6 @@ impl Plain<'_> {
     }
 
     /// Frees the memory with `cuMemFree`, which waits for the device.
-    ///
-    /// # Errors
-    /// When the driver refuses.
     pub(super) fn free(self) -> Result<()> {
         let plain = std::mem::ManuallyDrop::new(self);
         // SAFETY: this value owns the memory and is not dropped, so it is freed once; the call
@@ -383,12 +365,8 @@ impl Drop for Plain<'_> {
     }
 }
 
-/// Makes the mappings of a snapshot on a driver that has none, and leaves them there. Allocates no
-/// bookkeeping of its own, because the caller measures the memory that the model keeps for the
-/// mappings.
-///
-/// # Errors
-/// When the driver refuses.
+/// Makes the mappings of a snapshot on a driver without mappings, and leaves them there. Keeps no
+/// books of its own, because the caller measures the memory of the model's books.
 pub(super) fn repeat_mappings(
     driver: &dyn Driver,
     device: Ordinal,

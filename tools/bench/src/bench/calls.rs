@@ -1,8 +1,8 @@
 //! Single driver calls, so that each can be timed.
 //!
 //! `unsafe` here: the `Driver` methods that take addresses and handles. Each receives values that
-//! the driver returned before. A call out of order returns a driver error and corrupts nothing,
-//! because no work is launched on the memory.
+//! the driver returned. A call out of order returns an error and corrupts nothing, because no work
+//! is launched on the memory.
 #![allow(unsafe_code)]
 
 use cuvmm::Stream;
@@ -13,7 +13,7 @@ use cuvmm::driver::{
 
 use super::by_hand::Hand;
 
-/// One mapping, created and removed step by step. Dropping it removes what remains.
+/// A mapping, created and removed step by step. A drop removes what remains.
 pub(super) struct Calls<'a> {
     driver: &'a dyn Driver,
     device: Ordinal,
@@ -70,7 +70,6 @@ impl<'a> Calls<'a> {
         self.open(&[read_write(peer)])
     }
 
-    /// Removes the access of `peer`.
     pub(super) fn shut_out(&mut self, peer: Ordinal) -> Result<()> {
         let flags = AccessFlags::NONE;
         let location = Location::device(peer);
@@ -127,7 +126,7 @@ fn read_write(device: Ordinal) -> AccessDesc {
     }
 }
 
-/// Returns the next device such that each of the two devices can access the other's memory.
+/// Returns the next device such that both devices can access each other's memory.
 pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
     let (driver, device) = (hand.driver(), hand.device());
     let count = driver.device_count().ok()?;
@@ -137,7 +136,6 @@ pub(super) fn peer_of(hand: &Hand) -> Option<Ordinal> {
         .find(|&peer| reaches(peer, device) && reaches(device, peer))
 }
 
-/// An event, destroyed when dropped.
 pub(super) struct Event<'a> {
     hand: &'a Hand,
     handle: EventHandle,
@@ -165,7 +163,6 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Makes later work of the stream wait for the event.
     pub(super) fn wait_on(&self, stream: &Stream) -> Result<()> {
         let (driver, device) = (self.hand.driver(), self.hand.device());
         // SAFETY: the event and the stream are live.

@@ -1,5 +1,5 @@
-//! cuvmm's side of cold rows: a pool that is trimmed to nothing, new addresses, and a create for
-//! every extent.
+//! cuvmm's side of cold rows: a pool trimmed to nothing, new addresses, and a create for every
+//! extent.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use cuvmm::{Block, Pool, Scrub, Stream, Tenant};
 
 use super::stage::Stage;
 
-/// Timeout for returning all of the pool's memory.
+/// Timeout for the release of all memory of the pool.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A pool that holds no memory between measurements.
@@ -22,12 +22,10 @@ pub(super) struct Cold<'a> {
     tenants: Cell<u64>,
 }
 
-/// A block that was committed cold. Dropping it makes its memory cached; [`Cold::empty`] returns
-/// the memory to the driver.
+/// A block that was committed cold. A drop makes its memory cached; [`Cold::empty`] trims it.
 pub(super) struct Taken {
-    /// The sizes of the extents, in order, in bytes.
+    /// The sizes of the extents in bytes, in order.
     pub(super) extents: Vec<u64>,
-    /// Driver calls made for the block.
     pub(super) calls: u64,
     _block: Block,
     /// Dropped with the block, which frees the addresses, so that the next block has new ones.
@@ -36,9 +34,6 @@ pub(super) struct Taken {
 
 impl<'a> Cold<'a> {
     /// Creates a pool with a limit, which holds no memory yet.
-    ///
-    /// # Errors
-    /// When the pool or the stream cannot be created.
     pub(super) fn new(stage: &'a Stage, limit: u64) -> anyhow::Result<Self> {
         let pool = stage.pool(limit, Scrub::default())?;
         let stream = Stream::new(&stage.device)?;
@@ -50,10 +45,10 @@ impl<'a> Cold<'a> {
         })
     }
 
-    /// Times making a block, and checks that all of its memory was new.
+    /// Times `make`, and checks that all of the block's memory was new.
     ///
     /// # Errors
-    /// When the block cannot be made, or was not cold.
+    /// The block cannot be made, or was not cold.
     pub(super) fn take(
         &self,
         make: impl FnOnce(&Tenant, &Stream) -> Result<Block, BlockError>,
@@ -90,7 +85,7 @@ impl<'a> Cold<'a> {
     /// Returns all memory to the driver. No block may be live.
     ///
     /// # Errors
-    /// When memory is left after a timeout of 5 seconds.
+    /// Memory is left after [`PATIENCE`].
     pub(super) fn empty(&self) -> anyhow::Result<()> {
         self.stream.synchronize()?;
         let begun = Instant::now();

@@ -13,7 +13,6 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const PAGE: u64 = 2 * MIB;
 
-/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 8] = [
     ("2MiB", 2 * MIB),
     ("32MiB", 32 * MIB),
@@ -32,15 +31,14 @@ pub(super) fn name(size: &str) -> String {
     format!("commit_cold_{size}")
 }
 
-/// Returns a function that allocates a block of `size` bytes for the cold rows.
 fn block(size: u64) -> impl Fn(&Tenant, &Stream) -> Result<Block, BlockError> {
     move |tenant, stream| tenant.block(size).home_stream(stream).try_allocate()
 }
 
-/// Measures cold commits of one size against the same by hand.
+/// Measures cold commits of one size.
 ///
 /// # Errors
-/// When a side fails, or cuvmm's side was not cold.
+/// cuvmm's side was not cold.
 pub(super) fn measure(
     stage: &Stage,
     report: &mut Report,
@@ -63,8 +61,8 @@ pub(super) fn measure(
         Ok(took)
     };
     let pairs = stage.times(30, 3);
-    // The driver is still busy with a large release at the next create, so each side has to
-    // follow a release of its own.
+    // The driver is still busy with a large release at the next create, so each side follows a
+    // release of its own.
     let (ours, baselines) = if size > GIB {
         alternate(pairs, after_itself(ours), after_itself(by_hand))?
     } else {
@@ -75,8 +73,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Returns the baseline of a commit: one physical up to 1 GiB, the default largest extent of a
-/// pool, and the same extents above that.
+/// Returns the baseline of a commit: one physical up to 1 GiB, a pool's default largest extent, and
+/// cuvmm's extents above that.
 fn baseline(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
     if size <= GIB {
         (ONE_PHYSICAL, vec![size])

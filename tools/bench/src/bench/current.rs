@@ -1,8 +1,8 @@
 //! Makes a device's context current on the measuring thread.
 //!
-//! `unsafe` here: the two driver-table calls that push and pop the context. The `Driver` trait does
-//! both around each call that needs a context. A program that uses the device has its context
-//! current anyway, and the figures of the baselines must not include these pushes and pops.
+//! `unsafe` here: the two driver calls that push and pop the context. The `Driver` trait does both
+//! around each call that needs a context. A program that uses the device has its context current
+//! anyway, so the baselines must not include these pushes and pops.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -23,10 +23,6 @@ pub(super) struct Current {
 }
 
 impl Current {
-    /// Pushes the context of `device`.
-    ///
-    /// # Errors
-    /// When there is no context, or the driver refuses.
     pub(super) fn enter(driver: Arc<CudaDriver>, device: Ordinal) -> anyhow::Result<Self> {
         let context = driver.context(device)?;
         // SAFETY: the context is valid for as long as the driver, which the guard keeps alive.
@@ -42,8 +38,8 @@ impl Current {
 impl Drop for Current {
     fn drop(&mut self) {
         let mut popped = ptr::null_mut();
-        // SAFETY: the popped context was pushed by `enter`, and the result is written to a local. A
-        // lost context is current all the same, so an error needs no handling.
+        // SAFETY: `enter` pushed the popped context, and the result is written to a local. A lost
+        // context is current all the same, so an error needs no handling.
         let _ = unsafe { (self.driver.api().cuCtxPopCurrent_v2)(&mut popped) };
     }
 }

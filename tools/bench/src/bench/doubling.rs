@@ -1,9 +1,9 @@
 //! A vector that grows by pushing to a given size, compared with growth without virtual memory:
-//! whenever it is full, allocate twice the size, copy, and free the old memory.
+//! when full, allocate twice the size, copy, and free the old memory.
 //!
-//! Pushed elements are filled on the device, so that the time is that of growth and not of copies
-//! from the host. A push is a sixteenth of the present size: this reaches the end of the memory as
-//! often as pushing single elements does, with no more calls than needed.
+//! Pushed elements are filled on the device, so that no copies from the host are timed. A push is a
+//! sixteenth of the present size: pushes reach the end of the memory as often as pushes of single
+//! elements, with no more calls than needed.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -21,7 +21,6 @@ use super::stage::Stage;
 use super::wanted::Wanted;
 use cuvmm_command::drivers::Concrete;
 
-/// The final size of a vector.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Size {
     Bytes(u64),
@@ -29,7 +28,6 @@ pub(super) enum Size {
     OfAll(u64),
 }
 
-/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, Size); 5] = [
     ("2MiB", Size::Bytes(2 * MIB)),
     ("32MiB", Size::Bytes(32 * MIB)),
@@ -56,7 +54,6 @@ fn against(word: &str, rival: &str) -> String {
     format!("{}_vs_{rival}", name(word))
 }
 
-/// Returns the names of the rows of one size, in order.
 pub(super) fn names(word: &str) -> Vec<String> {
     let mut names = vec![name(word)];
     names.extend(["alloc_copy_free", "reserved"].map(|rival| against(word, rival)));
@@ -81,7 +78,6 @@ struct End {
     wanted: u64,
 }
 
-/// The measurement of one size.
 struct Growth<'a> {
     stage: &'a Stage,
     device: Device,
@@ -94,10 +90,8 @@ struct Growth<'a> {
     end: Cell<Option<End>>,
 }
 
-/// Measures the rows of one size.
-///
 /// # Errors
-/// When a side fails, except that a vector by hand runs out of memory.
+/// A side fails, except a vector by hand that runs out of memory.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -106,8 +100,8 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let size = stage.written(size.bytes(stage)?);
     stage.room(size)?;
-    // The host driver can allocate more than the system has; old and new memory are written at the
-    // same time.
+    // The host driver can allocate more than the system has; old and new memory are written
+    // together.
     if let Concrete::Host(_) = stage.driver {
         stage.room_to_write(2 * size)?;
     }
@@ -151,7 +145,6 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Returns the byte ranges that are pushed, in order.
 fn pushes(size: u64) -> Vec<Range<u64>> {
     let mut pushes = Vec::new();
     let mut at = 0;
@@ -227,7 +220,7 @@ impl Growth<'_> {
         Ok(took)
     }
 
-    /// Times a vector by hand that doubles its memory each time it is full.
+    /// Times a vector by hand that doubles its memory when full.
     fn doubled(&self) -> anyhow::Result<f64> {
         let hand = &self.stage.hand;
         let (took, (plain, end)) = self.timed(|queue| {
@@ -265,7 +258,6 @@ impl Growth<'_> {
         Ok(took)
     }
 
-    /// Times the fills alone.
     fn filled(&self) -> anyhow::Result<f64> {
         let plain = self.stage.hand.plain(self.size)?;
         let (took, ()) = self.timed(|queue| self.fill(queue, Memory::from(&plain)))?;

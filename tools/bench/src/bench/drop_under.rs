@@ -21,11 +21,11 @@ const BASELINE: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
 /// Time for which the device uses the block.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// Measures the drop, lets another tenant request the memory while the work runs, and checks that
-/// the memory was not modified.
+/// Measures the drop. Meanwhile another tenant requests the memory; checks that it was not
+/// modified.
 ///
 /// # Errors
-/// When a side fails, or memory changed under running work.
+/// Memory changed under running work.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room_to_write(2 * SIZE)?;
     let busy = Busy::new(stage)?;
@@ -60,7 +60,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Requests the memory for another tenant, and writes to it if it is granted.
+/// Requests the memory for another tenant, and writes to it if granted.
 fn steal(pool: &Pool, stage: &Stage) -> anyhow::Result<Option<Block>> {
     let thief = pool.tenant("B").register()?;
     let stream = Stream::new(&stage.device)?;

@@ -14,9 +14,6 @@ pub(super) const NAME: &str = "free_1GiB";
 const BASELINE: &str = "giving one physical back by hand: unmap, release, address free";
 
 /// Measures dropping a block of 1 GiB with a home stream.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * GIB)?;
     let pool = stage.pool(GIB, Scrub::default())?;

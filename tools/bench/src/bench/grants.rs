@@ -12,7 +12,6 @@ use super::samples::Samples;
 use super::stage::Stage;
 use super::wanted::Wanted;
 
-/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 3] =
     [("2MiB", 2 * MIB), ("128MiB", 128 * MIB), ("2GiB", 2 * GIB)];
 
@@ -21,7 +20,6 @@ const OWN: &str = "set_access for the memory's own device by hand";
 const TAKEN: &str = "set_access of nothing for that device by hand";
 const WAITS: &str = "ours also waits for the device, which does nothing";
 
-/// Returns the names of the rows of one size, in order.
 pub(super) fn names(size: &str) -> Vec<String> {
     [
         format!("grant_{size}"),
@@ -32,9 +30,6 @@ pub(super) fn names(size: &str) -> Vec<String> {
 }
 
 /// Measures granting a second device access to a new region of one extent, and revoking it.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -47,8 +42,7 @@ pub(super) fn measure(
         |act: &mut dyn FnMut() -> anyhow::Result<()>| stage.watch.time(act).map(|(took, ())| took);
     let mut samples: [Samples; 5] = Default::default();
     for turn in 0..=stage.times(20, 2) {
-        // Page tables may remain where access was granted before, so each turn uses new memory and
-        // addresses.
+        // Page tables may remain after a grant, so each turn uses new memory and addresses.
         let mut region = Region::builder(&stage.device, size)
             .largest_extent(size)
             .reserve()?;

@@ -19,7 +19,7 @@ pub(super) const NAME: &str = "grow_8GiB";
 /// Measures all steps together, immediately after a release.
 ///
 /// # Errors
-/// When a side fails, or cuvmm's side was not cold.
+/// cuvmm's side was not cold.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(SIZE)?;
     let cold = Cold::new(stage, SIZE)?;

@@ -1,8 +1,8 @@
-//! Device code for GPUs: a kernel that writes and waits, and one that checks.
+//! Device code for GPUs: a kernel that writes and waits, and a kernel that checks.
 //!
 //! `unsafe` here: device code is loaded and launched through the table of driver symbols, because
 //! the `Driver` trait has no such calls. A kernel touches a block that is borrowed for the launch;
-//! that the library keeps its memory mapped while the kernel runs is what the bench tests.
+//! the bench tests that the library keeps the block mapped while the kernel runs.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -22,14 +22,14 @@ const PTX: &str = include_str!("kernels.ptx");
 /// Target architectures to try: the oldest that the newest compilers support, and an older one.
 const TARGETS: [&str; 2] = ["sm_75", "sm_52"];
 
-/// A small grid, so that other kernels can run at the same time as a waiting one.
+/// A small grid, so that other kernels can run beside a waiting kernel.
 const WAITING: (u32, u32) = (16, 512);
 const WIDE: (u32, u32) = (256, 512);
 const ONE: (u32, u32) = (1, 1);
 
 const REPORT: u64 = 8;
 
-/// The loaded kernels. The device's context must be current when one is launched.
+/// The loaded kernels. A launch needs the device's context current.
 pub(super) struct Kernels {
     driver: Arc<CudaDriver>,
     device: Ordinal,
@@ -44,7 +44,7 @@ impl Kernels {
     /// Loads the kernels. The device's context must be current.
     ///
     /// # Errors
-    /// A text that says why the kernels cannot be loaded.
+    /// The reason why the kernels cannot be loaded.
     pub(super) fn load(driver: Arc<CudaDriver>, device: Ordinal) -> Result<Self, String> {
         let api = driver.api();
         let load = api
@@ -105,11 +105,7 @@ impl Kernels {
         self.changed().map(drop)
     }
 
-    /// Writes every word of a block, keeps the kernel running for `time`, and then checks every
-    /// word.
-    ///
-    /// # Errors
-    /// When the driver refuses.
+    /// Writes every word of a block, keeps the kernel running for `time`, and checks every word.
     pub(super) fn use_block(
         &self,
         stream: &Stream,
@@ -128,19 +124,12 @@ impl Kernels {
         )
     }
 
-    /// Keeps a stream busy for some time.
-    ///
-    /// # Errors
-    /// When the driver refuses.
     pub(super) fn wait(&self, stream: &Stream, time: Duration) -> anyhow::Result<()> {
         let wait = u64::try_from(time.as_nanos())?;
         self.launch(self.fill, ONE, raw(stream), [self.report.0, 0, 0, wait])
     }
 
     /// Returns the number of words with wrong values since the last call.
-    ///
-    /// # Errors
-    /// When the driver does not answer.
     pub(super) fn changed(&self) -> anyhow::Result<u64> {
         let mut bytes = [0; REPORT as usize];
         // SAFETY: this value owns the report; the copy and the fill are waited for.

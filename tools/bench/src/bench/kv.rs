@@ -23,7 +23,7 @@ pub(super) const SHAPE: Shape = Shape {
     max_sequences: 256,
 };
 
-/// The rows of decode steps: name, layout, and bytes that each sequence ends up holding.
+/// Rows of decode steps: name, layout, and bytes that each sequence holds in the end.
 pub(super) const STEPS: [(&str, Layout, u64); 2] = [
     ("kv_decode_step_token_major", Layout::TokenMajor, 208 * MIB),
     ("kv_decode_step_layer_major", Layout::LayerMajor, 384 * MIB),
@@ -31,7 +31,6 @@ pub(super) const STEPS: [(&str, Layout, u64); 2] = [
 
 pub(super) const CREATE: &str = "kv_create_after_free";
 
-/// Decode steps per second.
 const A_SECOND: u32 = 100;
 
 /// Warm-up steps that are not counted: the mapper has to observe that the sequences grow.
@@ -45,11 +44,8 @@ fn prompt(index: u64) -> u64 {
 }
 
 /// Measures a decode step that appends a token to each of 256 sequences, 100 steps per second,
-/// until each sequence has entered its second granule of 1,024 tokens. The thread spins between
-/// steps, in place of a program that has other work.
-///
-/// # Errors
-/// When a step fails.
+/// until each has entered its second granule of 1,024 tokens. The thread spins between steps, in
+/// place of a program's other work.
 pub(super) fn step(
     stage: &Stage,
     report: &mut Report,
@@ -98,11 +94,10 @@ pub(super) fn step(
     Ok(())
 }
 
-/// Measures creating and freeing a sequence of about 800 tokens where one of 911 tokens was freed
-/// before.
+/// Measures creating and freeing a sequence of about 800 tokens after one of 911 was freed.
 ///
 /// # Errors
-/// When a sequence cannot be created.
+/// A sequence cannot be created.
 pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * GIB)?;
     let device = stage.device.with_own_counters();

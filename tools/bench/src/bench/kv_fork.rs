@@ -25,11 +25,8 @@ const FORKS: u64 = 8;
 const COPY: &str = "a copy of it by hand: reserve, create, map and set_access of one physical, copy \
                     on the device, wait";
 
-/// Measures forking a sequence as its cache allocated it, and one whose prefix was compacted into
-/// few large extents.
-///
-/// # Errors
-/// When a side fails.
+/// Measures forking a sequence as its cache allocated it, and a sequence whose prefix was compacted
+/// into few large extents.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     for name in [SMALL, FEW] {
         if wanted.has(name) {
@@ -39,9 +36,8 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// Measures forking a sequence at its end, in the middle of a granule, including the wait for the
-/// copy of the granule that is not shared. Also counts the memory that the prompt and eight forks
-/// hold.
+/// Measures a fork at the end of a sequence, in the middle of a granule, with the wait for the copy
+/// of the unshared granule. Also counts the memory of the prompt and eight forks.
 fn forks(stage: &Stage, name: &'static str, report: &mut Report) -> anyhow::Result<()> {
     let device = stage.device.with_own_counters();
     let pool = Pool::builder(&device)

@@ -1,5 +1,5 @@
-//! The budget that processes share: a charge, memory that another process has idle, and a request
-//! that waits.
+//! The budget that processes share: a charge, idle memory of another process, and a waiting
+//! request.
 //!
 //! All members of the ledger are in this process, each with a slot, a thread and a pool of its own.
 
@@ -26,13 +26,13 @@ pub(super) const WAIT: &str = "ledger_wait_8";
 /// The members of a ledger in which a request waits.
 const MEMBERS: usize = 8;
 
-/// For how long a request waits for one sample.
+/// The wait of a request for one sample.
 const WAITS: Duration = Duration::from_millis(200);
 
-/// How often a member looks at the ledger while a request waits.
+/// The interval of a member's looks at the ledger while a request waits.
 const LOOKS: Duration = Duration::from_millis(5);
 
-/// How often a charge is made for one sample.
+/// Charges per sample.
 const ROUNDS: u32 = 1000;
 
 /// The extents that are taken from the other process.
@@ -54,9 +54,6 @@ fn directory() -> std::io::Result<tempfile::TempDir> {
 }
 
 /// Measures one charge and its refund, over 128 slots.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn charge(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let dir = directory()?;
     let ledger = open(stage, &dir, GIB)?;
@@ -87,11 +84,11 @@ pub(super) fn charge(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures an allocation of 1 GiB out of memory that another process has cached, from the request
-/// to the block.
+/// Measures an allocation of 1 GiB out of another process's cached memory, from the request to the
+/// block.
 ///
 /// # Errors
-/// When a side fails, or the memory was not the other process's.
+/// The memory was not the other process's.
 pub(super) fn take(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * GIB)?;
     let dir = directory()?;
@@ -138,11 +135,11 @@ pub(super) fn take(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the processor time of eight members in one second in which a request of one of them waits
-/// for memory that another one has in use.
+/// Measures the processor time of eight members in a second in which one member's request waits for
+/// memory that another member uses.
 ///
 /// # Errors
-/// When an operation fails, the request does not wait, or the system does not report processor times.
+/// The request does not wait, or the system does not report processor times.
 pub(super) fn wait(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let size = 64 * MIB;
     stage.room(2 * size)?;
@@ -191,7 +188,7 @@ pub(super) fn wait(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
 /// Returns samples of the processor time that this process uses in a second.
 fn processor_times(count: usize) -> anyhow::Result<Samples> {
     let mut samples = Samples::with_room(count);
-    // What has just begun takes longer for a moment.
+    // New threads take longer for a moment.
     std::thread::sleep(WAITS);
     for _ in 0..count {
         let (began, before) = (Instant::now(), processor_time()?);
@@ -202,7 +199,7 @@ fn processor_times(count: usize) -> anyhow::Result<Samples> {
     Ok(samples)
 }
 
-/// Returns the nanoseconds of processor time that the threads of this process have used.
+/// Returns the nanoseconds of processor time that this process's threads have used.
 fn processor_time() -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for task in std::fs::read_dir("/proc/self/task")? {

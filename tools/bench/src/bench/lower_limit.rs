@@ -17,7 +17,7 @@ pub(super) const NAME: &str = "lower_limit_16GiB";
 /// Measures `Pool::set_limit` down to one granule, with 16 GiB cached for a tenant.
 ///
 /// # Errors
-/// When a side fails, or memory remains above the limit.
+/// Memory remains above the limit.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * SIZE)?;
     let pool = stage.pool(SIZE, Scrub::Never)?;

@@ -1,8 +1,7 @@
-//! A pool with a mapper thread, and the driver calls that remain on the calling threads.
+//! A pool with a mapper thread, and a count of driver calls that other threads still make.
 
 use cuvmm::{Device, Limit, Mapper, Pool};
 
-/// A pool whose mapper precommits memory for growing blocks.
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub(super) pool: Pool,
@@ -13,7 +12,7 @@ impl Mapped {
     /// Starts a mapper for the device, and creates a pool that it serves.
     ///
     /// # Errors
-    /// When the pool cannot be created, or the device has a mapper already.
+    /// The pool cannot be created, or the device has a mapper already.
     pub(super) fn start(device: &Device, limit: u64) -> anyhow::Result<Self> {
         let device = device.with_own_counters();
         let mapper = Mapper::start(&device)?;
@@ -24,7 +23,7 @@ impl Mapped {
         Ok(Self { pool, mapper })
     }
 
-    /// Returns the number of driver calls made for the pool by threads other than the mapper's.
+    /// Returns the number of driver calls for the pool by threads other than the mapper's.
     pub(super) fn calls_of_others(&self) -> u64 {
         let mapper = || self.pool.device().mapper_calls().total();
         // The two counters are not read atomically, so they are read again until the mapper makes
@@ -38,7 +37,7 @@ impl Mapped {
         }
     }
 
-    /// Drops the pool, with the memory that was precommitted, and stops the mapper.
+    /// Drops the pool with its precommitted memory, and stops the mapper.
     pub(super) fn stop(self) {
         drop(self.pool);
         self.mapper.stop();

@@ -1,4 +1,4 @@
-//! Memory pools of the driver within a tenant's limit, beside pools by themselves.
+//! Memory pools of the driver within a tenant's limit, compared with pools by themselves.
 
 use cuvmm::{MemPool, Pool, Scrub, Stream, Tenant, TenantMemPool};
 
@@ -16,12 +16,12 @@ pub(super) const RESERVE: &str = "memory_pool_reserve";
 pub(super) const EXCHANGE: &str = "memory_pool_exchange_1GiB";
 pub(super) const TRIM: &str = "memory_pool_trim_1GiB";
 
-/// Pairs per sample. A clock is too coarse for a single one.
+/// Pairs per sample. A clock is too coarse for a single pair.
 const BATCH: usize = 64;
 
 const NOTE: &str = "each figure is the mean of a batch of 64";
 
-/// A tenant with a memory pool of the driver, and a pool of the driver by itself.
+/// A tenant with a memory pool, and a memory pool by itself.
 struct World {
     // Fields in drop order.
     memory: TenantMemPool,
@@ -45,7 +45,6 @@ fn world(stage: &Stage, maximum: u64) -> anyhow::Result<World> {
     })
 }
 
-/// Returns the mean of a batch.
 fn batch(mut work: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let (took, ()) = wall(|| (0..BATCH).try_for_each(|_| work()))?;
     Ok(took / BATCH as f64)
@@ -55,10 +54,7 @@ fn add(report: &mut Report, name: &str, (ours, theirs): &(Samples, Samples), bas
     report.add(Row::new(name, ours, baseline, theirs).note(NOTE));
 }
 
-/// Measures allocating and freeing, through the pool and while it is the current one.
-///
-/// # Errors
-/// When a side fails.
+/// Measures allocating and freeing, through the pool and while it is the device's current pool.
 pub(super) fn allocate(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(GIB)?;
     let size = 2 * MIB;
@@ -100,10 +96,7 @@ pub(super) fn allocate(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Measures asking for room that is there, an exchange of the driver's pool, and a trim.
-///
-/// # Errors
-/// When a side fails.
+/// Measures a request for room that is there, an exchange of the driver's pool, and a trim.
 pub(super) fn change(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(8 * GIB)?;
     let world = world(stage, GIB)?;

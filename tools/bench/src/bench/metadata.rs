@@ -23,9 +23,6 @@ const BASELINE: &str = "the 2 MiB of a block; all figures are bytes for a block"
 const NOTE: &str = "counted by the allocator, on a model driver of its own";
 
 /// Measures the heap bytes per block of one granule.
-///
-/// # Errors
-/// When an allocation fails.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let count = stage.times(10_000, 2_000);
     let bytes = count as u64 * PAGE;

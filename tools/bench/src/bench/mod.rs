@@ -1,10 +1,10 @@
-//! `cuvmm-bench run`: what the library costs beside what the driver costs, in one run.
+//! `cuvmm-bench run`: the costs of the library and of the driver, in one run.
 //!
-//! `docs/bench.md` says what each row is. From the bottom up: `samples` and `row` hold figures,
+//! `docs/bench.md` describes the rows. From the bottom up: `samples` and `row` hold figures,
 //! `report` shows them; `by_hand` and `calls` are the driver's own calls, `queue` work on memory,
-//! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a mapper;
-//! `stage` has all that a row needs; `cold` is our cold side and `pairs` takes turns. Then a file
-//! for each kind of row, and `prices` for the table of costs.
+//! `pinned` host memory, `kernels` device code, `busy` work that lasts, `mapper` a pool with a
+//! mapper; `stage` has the common parts of all rows; `cold` is cuvmm's cold side and `pairs` takes
+//! turns. Then a file for each kind of row, and `prices` for the table of costs.
 
 mod beside_taking;
 mod beside_waiter;
@@ -68,7 +68,6 @@ pub(crate) use share::Reader;
 
 type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;
 
-/// Rows that are measured together.
 struct Group {
     names: Vec<String>,
     measure: Measure,
@@ -94,7 +93,7 @@ impl Group {
         })
     }
 
-    /// Measures what is asked for; every row of it is then there or named as left out.
+    /// Measures the selected rows; afterwards each is in the report, or named as left out.
     fn run(&self, stage: &Stage, wanted: &Wanted, report: &mut Report) {
         let names: Vec<&String> = self.names.iter().filter(|name| wanted.has(name)).collect();
         if names.is_empty() {
@@ -110,7 +109,6 @@ impl Group {
     }
 }
 
-/// All rows in the order they are measured.
 fn groups() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(commit::SIZES.map(|size| {
@@ -195,7 +193,7 @@ fn groups() -> Vec<Group> {
     groups
 }
 
-/// The rows of the containers and of what a region does besides, and those of two devices.
+/// Rows of containers and regions, and of two devices.
 fn containers() -> Vec<Group> {
     let mut groups = Vec::new();
     groups.extend(doubling::SIZES.map(|size| {
@@ -228,8 +226,8 @@ impl Args {
     /// Measures and prints.
     ///
     /// # Errors
-    /// Options that do not fit together, a driver that cannot be had, a file that cannot be read or
-    /// written, and rows that failed.
+    /// Options contradict each other, a driver is missing, a file cannot be read or written, or
+    /// rows failed.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let groups = groups();
         let known: Vec<String> = groups

@@ -6,11 +6,11 @@ use cuvmm_command::drivers::{Choice, Opened, StandIn};
 use cuvmm_command::size::size;
 use cuvmm_command::{costs, files};
 
-/// Memory that a driver without a GPU can map by default: enough for every row. Only what is written is
-/// taken from the system.
+/// Memory that a driver without a GPU can map by default: enough for every row. Only written memory
+/// is taken from the system.
 const MAPPABLE: u64 = 40 << 30;
 
-/// How many devices a driver without a GPU plays: for the rows that take two.
+/// The number of devices of a driver without a GPU: some rows take two.
 pub(super) const PLAYED: u16 = 2;
 
 /// Measure the library beside the driver's own calls
@@ -63,10 +63,10 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Opens the driver, and reads the table of costs if one is given.
+    /// Opens the driver, and reads the table of costs if given.
     ///
     /// # Errors
-    /// Files that cannot be read or written, a driver that cannot be had.
+    /// A file cannot be read or written, or the driver is missing.
     pub(super) fn open(&self) -> anyhow::Result<Opened> {
         let costs = self.costs.as_deref().map(costs::read).transpose()?;
         if let Some(file) = &self.save_costs {

@@ -14,8 +14,7 @@ use cuvmm_command::watch::wall;
 
 pub(super) const NAME: &str = "grow_mapper_step";
 
-/// Growth that is not counted: the mapper has to observe a growth rate before it can stay ahead of
-/// it.
+/// Growth that is not counted: the mapper has to observe a growth rate before it can stay ahead.
 const BEFORE: u64 = 64 * MIB;
 
 const A_SECOND: u64 = GIB;
@@ -23,10 +22,7 @@ const A_SECOND: u64 = GIB;
 const BASELINE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 /// Measures each step after the first 64 MiB, at 1 GiB per second. The thread spins between steps,
-/// in place of a program that has other work.
-///
-/// # Errors
-/// When a step fails.
+/// in place of a program's other work.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let size = stage.times(8, 1) as u64 * GIB;
     stage.room(size + GIB)?;

@@ -22,7 +22,7 @@ pub(super) fn alternate(
 }
 
 /// Wraps a side so that it runs twice and only the second run is measured: immediately after its
-/// own release, regardless of what the other side left behind.
+/// own release, regardless of the other side's.
 pub(super) fn after_itself(
     mut side: impl FnMut() -> anyhow::Result<f64>,
 ) -> impl FnMut() -> anyhow::Result<f64> {

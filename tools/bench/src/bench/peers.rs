@@ -33,17 +33,15 @@ fn against_once(name: &str) -> String {
     format!("{name}_vs_one_copy")
 }
 
-/// Returns the names of the rows, in order.
 pub(super) fn names() -> Vec<String> {
     let with_rival = |name: &str| [name.to_owned(), against_once(name), against_plain(name)];
     [WRITE, READ].into_iter().flat_map(with_rival).collect()
 }
 
-/// Opens the second device of a row: the next device such that each of the two can access the
-/// other's memory.
+/// Opens the second device of a row, by [`peer_of`].
 ///
 /// # Errors
-/// A `Skip` if there is no such device; another error when it cannot be opened.
+/// A `Skip` if there is no such device; another error if the device cannot be opened.
 pub(super) fn second(stage: &Stage) -> anyhow::Result<Device> {
     let none = || {
         let first = stage.hand.device();
@@ -56,7 +54,6 @@ pub(super) fn second(stage: &Stage) -> anyhow::Result<Device> {
     Ok(Device::open(driver, u32::try_from(ordinal.0)?)?)
 }
 
-/// A copy with its source and destination.
 enum Way<'a> {
     /// One driver call.
     Once { from: Memory<'a>, to: Memory<'a> },
@@ -72,7 +69,6 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Returns the nanoseconds until the copy is complete.
     fn time(&self, stage: &Stage, stream: &Stream) -> anyhow::Result<f64> {
         let (took, ()) = stage.watch.time(|| match self {
             Self::Once { from, to } => waited(&stage.hand, stream, |queue| queue.copy(*to, *from)),
@@ -88,7 +84,7 @@ impl<'a> Way<'a> {
 /// Measures writing the stripes from the first device and reading them from the second.
 ///
 /// # Errors
-/// When a side fails, or the bytes read differ from those written.
+/// The bytes read differ from those written.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let peer = second(stage)?;
     let size = stage.written(GIB);
@@ -131,7 +127,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     rows(stage, &stream, wanted, report, WRITE, size, &ways)?;
     there.give_back()?;
 
-    // Write the stripes in any case: the rows of writing may not be selected.
+    // The stripes are written in any case: the rows of writing may not be selected.
     let (from, to) = (&mine, &region);
     Way::Ours { from, to }.time(stage, &stream)?;
     let here = near.commit(&[size])?;
@@ -160,7 +156,6 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// cuvmm's copy, and its baselines.
 struct Ways<'a> {
     ours: Way<'a>,
     once: Way<'a>,
@@ -168,7 +163,6 @@ struct Ways<'a> {
     plain: Way<'a>,
 }
 
-/// Measures the rows of one direction.
 fn rows(
     stage: &Stage,
     stream: &Stream,

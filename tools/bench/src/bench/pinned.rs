@@ -1,7 +1,7 @@
 //! Pinned host memory, and copies from it without the library.
 //!
-//! `unsafe` here: the `Driver` methods that take addresses, and slices of the memory. The memory is
-//! allocated by the driver and stays valid until it is dropped, and every copy is waited for.
+//! `unsafe` here: the `Driver` methods that take addresses, and slices of the memory. The driver
+//! allocated the memory, which stays valid until its drop, and every copy is waited for.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -11,7 +11,6 @@ use cuvmm::driver::{CUresult, Call, DriverError, Result};
 
 use super::by_hand::{Hand, Range};
 
-/// Pinned host memory, freed when dropped.
 #[derive(Debug)]
 pub(super) struct Pinned<'a> {
     hand: &'a Hand,
@@ -34,26 +33,22 @@ impl<'a> Pinned<'a> {
         })
     }
 
-    /// Returns the memory as numbers.
     pub(super) fn numbers(&self) -> &[f32] {
         // SAFETY: the memory is that large, is initialized, is aligned to a page, and any bits are
         // a valid `f32`; nothing writes to it while it is borrowed.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
-    /// Returns the memory as mutable numbers.
     pub(super) fn numbers_mut(&mut self) -> &mut [f32] {
         // SAFETY: as in `numbers`, and the exclusive borrow prevents every other access.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr().cast(), self.size / 4) }
     }
 
-    /// Returns the memory as bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: as in `numbers`.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.size) }
     }
 
-    /// Returns the memory as mutable bytes.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `numbers_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }

@@ -1,4 +1,4 @@
-//! The cost of each driver call by size: the table that the model driver reads.
+//! The cost of each driver call by size: the model driver's table.
 
 use std::iter;
 use std::time::Duration;
@@ -26,13 +26,12 @@ const PASSED: Duration = Duration::from_millis(100);
 /// The number of small mappings made first after a wait.
 const FIRST: usize = 5;
 
-/// The ranks of a cost's range and median, in thousandths: 80 percent of the samples are within.
+/// The ranks of a cost's range and median, in thousandths: 80 percent of the samples lie between.
 const RANGE: [usize; 3] = [100, 500, 900];
 
 /// Sizes of copies and fills, in bytes.
 const COPIES: [u64; 4] = [4_096, 2 * MIB, 32 * MIB, 256 * MIB];
 
-/// The samples of a curve, by size.
 #[derive(Default)]
 struct Points(Vec<(u64, Samples)>);
 
@@ -74,7 +73,7 @@ fn rounded(micros: f64) -> f64 {
     (micros * 1e4).round() / 1e4
 }
 
-/// Returns a table as the text of a file, with a header that says what wrote it.
+/// Returns a table as the text of a file, with a header.
 pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     let mut text = "# What driver calls cost, in microseconds; by size as MiB:microseconds.\n\
          # Written by `cuvmm-bench run --save-costs`, read by `--costs`. warm_for_us is not measured.\n"
@@ -85,10 +84,6 @@ pub(super) fn written(stage: &Stage, costs: &Costs) -> String {
     text + &costs.to_string()
 }
 
-/// Measures the cost table of this machine, in turns.
-///
-/// # Errors
-/// When a call fails.
 pub(super) fn measure(stage: &Stage) -> anyhow::Result<Costs> {
     measured(stage).context("what calls cost cannot be measured")
 }
@@ -110,7 +105,7 @@ fn measured(stage: &Stage) -> anyhow::Result<Costs> {
     Ok(costs)
 }
 
-/// Returns the sizes to measure. Several mappings of a size have to fit in memory at the same time.
+/// Returns the sizes to measure. Several mappings of a size have to fit in memory together.
 fn sizes(stage: &Stage) -> Vec<u64> {
     let sizes = SIZES.iter().map(|mib| mib * MIB);
     sizes
@@ -118,8 +113,7 @@ fn sizes(stage: &Stage) -> Vec<u64> {
         .collect()
 }
 
-/// Prices that are measured once per turn, so that slow and fast periods of the driver affect all
-/// of them.
+/// Prices that are measured once per turn, so that slow and fast periods of the driver affect all.
 #[derive(Default)]
 struct Turns {
     /// Reserve, create, map, set_access, unmap, release and address free, immediately after a
@@ -133,7 +127,7 @@ struct Turns {
 
 impl Turns {
     fn turn(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
-        // Wait until the driver has finished with the memory that the previous turn released.
+        // Waits until the driver has finished with the memory that the previous turn released.
         stage.settle()?;
         first(stage)?;
         for bytes in SIZES.map(|mib| mib * MIB) {
@@ -175,14 +169,14 @@ impl Turns {
     }
 
     /// Measures commits half a second after the last release: all sizes one after the other,
-    /// releasing none in between. The first commit is not counted, because half a second also
+    /// without a release in between. The first commit is not counted, because half a second also
     /// empties the processor's caches.
     fn cold(&mut self, stage: &Stage, sizes: &[u64]) -> anyhow::Result<()> {
         stage.settle()?;
         let first = stage.hand.commit(&[PAGE])?;
         let mut kept = Vec::new();
         let mut together = PAGE;
-        // Commit rounds omit 8 MiB too, and the commits before a commit affect it slightly.
+        // Commit rounds omit 8 MiB too, and earlier commits affect a commit slightly.
         for &bytes in sizes.iter().filter(|&&bytes| bytes != 8 * MIB) {
             together += bytes;
             if together > stage.memory() {
@@ -194,8 +188,8 @@ impl Turns {
             let mapped = time(stage, || calls.map())?;
             self.access_cold
                 .add(bytes, time(stage, || calls.set_access())?);
-            // Reserve and map take longer as well by then. The table has only one curve for cold
-            // calls, so their excess is added to the create's.
+            // Reserve and map also take longer then. The table has only one curve for cold calls,
+            // so their excess is added to the create's.
             let [reserve, _, map, ..] = &self.life;
             let usual = [(reserved, reserve), (mapped, map)];
             let more =
@@ -222,8 +216,8 @@ impl Turns {
         costs.busy = self.busy(costs);
     }
 
-    /// Returns how long after a release of the same size the last create of a commit can begin, for
-    /// commits that take longer than the sum of their calls.
+    /// Returns the time after a release of the same size until which a commit's last create can
+    /// begin, for commits that take longer than the sum of their calls.
     fn busy(&self, costs: &Costs) -> Curve {
         let (low, high) = costs.range().unwrap_or((costs.clone(), costs.clone()));
         let point = |&(bytes, _): &(u64, Samples)| {
@@ -265,7 +259,6 @@ fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
     ])
 }
 
-/// Measures the driver's own allocations.
 fn plain(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> {
     let mut alloc = Points::default();
     let mut free = Points::default();

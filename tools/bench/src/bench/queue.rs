@@ -1,9 +1,9 @@
-//! Fills and copies that are queued on a stream by hand, without the library, and waited for.
+//! Fills and copies queued on a stream by hand, without the library, and waited for.
 //!
 //! `unsafe` here: the `Driver` methods that take addresses. All work has ended when [`waited`]
 //! returns, and host memory is borrowed for that long. Device memory whose owner is dropped earlier
-//! is returned by a call that waits: a container's drop, or `cuMemFree`. The driver refuses a call
-//! on memory that is not mapped or that the stream's device has no access to.
+//! is returned by a call that waits: a container's drop, or `cuMemFree`. The driver refuses memory
+//! that is not mapped or that the stream's device has no access to.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,10 +17,8 @@ use cuvmm::{DeviceVec, Region, Stream};
 
 use super::by_hand::{Hand, Plain, Range};
 
-/// The byte that fills write.
 pub(super) const FILLED: u8 = 0x5a;
 
-/// Device memory, borrowed from its owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory<'a> {
     address: DeviceAddress,
@@ -40,7 +38,7 @@ impl<'a> Memory<'a> {
     /// Returns the part at `bytes`.
     ///
     /// # Errors
-    /// When `bytes` is not within this memory.
+    /// `bytes` is not within this memory.
     pub(super) fn part(self, bytes: Bytes<u64>) -> anyhow::Result<Self> {
         let size = bytes.end.checked_sub(bytes.start);
         let size = size.filter(|_| bytes.end <= self.size);
@@ -78,8 +76,8 @@ impl<'a> From<&'a DeviceVec<u8>> for Memory<'a> {
 pub(super) struct Queue<'q> {
     hand: &'q Hand,
     stream: &'q Stream,
-    /// Makes `'q` invariant: memory borrowed for the queue stays borrowed until the stream has been
-    /// waited for.
+    /// Makes `'q` invariant: memory borrowed for the queue stays borrowed until the wait for the
+    /// stream.
     borrowed: PhantomData<Cell<&'q ()>>,
 }
 
@@ -114,9 +112,6 @@ impl<'q> Queue<'q> {
     }
 
     /// Queues `cuMemsetD8Async` with [`FILLED`].
-    ///
-    /// # Errors
-    /// When the driver refuses.
     pub(super) fn fill(&self, memory: Memory<'_>) -> anyhow::Result<()> {
         self.set(memory, FILLED)
     }

@@ -1,5 +1,4 @@
-//! Moving memory between the device and the host at unchanged addresses, compared with a plain
-//! copy.
+//! Moving memory between device and host at unchanged addresses, compared with a plain copy.
 
 use anyhow::ensure;
 use cuvmm::driver::DeviceAttribute;
@@ -28,7 +27,7 @@ const NEW: &str = "the device memory is new each time";
 /// Measures moving a region to the host and back.
 ///
 /// # Errors
-/// When a side fails, or bytes were changed.
+/// Bytes were changed.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let size = stage.written(GIB);
     // While the region moves, its memory exists twice.
@@ -79,8 +78,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
             }
         }
     }
-    // Also measure moves of a region to which the host's processors get access after each move to
-    // the host.
+    // Also measures moves after each of which the host's processors get access to the region.
     let (mut access, mut back) = (Samples::default(), Samples::default());
     for _ in 0..stage.times(5, 1) {
         relocate(&mut region, &host)?;
@@ -108,7 +106,6 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     Ok(())
 }
 
-/// Returns the NUMA node nearest to the device.
 fn nearest_node(stage: &Stage) -> anyhow::Result<i32> {
     let ask = |attribute| {
         let (driver, device) = (stage.hand.driver(), stage.hand.device());

@@ -1,4 +1,4 @@
-//! The result of a run, as a table for people and as JSON for programs.
+//! The result of a run, as a table and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,19 +12,18 @@ use cuvmm_command::page::Page;
 use cuvmm_command::terminal::{self, safe};
 use cuvmm_command::watch::in_words;
 
-/// The rows of a run, and what is missing from it. The keys are a stable interface; others may be
-/// added.
+/// The rows of a run, and the omitted rows. The keys are a stable interface; others may be added.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     driver: &'static str,
     device: String,
-    /// For people: why this driver, and its version.
+    /// The reason for this driver, and its version, for people.
     about: String,
     quick: bool,
     rows: Vec<Row>,
-    /// Rows that are left out, and why.
+    /// Reasons of the rows that are left out.
     skipped: BTreeMap<String, String>,
-    /// Which of those should have been there.
+    /// The rows among those whose omission is a failure.
     #[serde(skip)]
     failed: Vec<String>,
     #[serde(skip)]
@@ -59,15 +58,14 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// Leaves a row out.
     pub(super) fn skip(&mut self, name: &str, reason: impl Into<String>) {
         let reason = reason.into();
         self.tell(|| format!("{name}: left out, {reason}"));
         self.skipped.insert(name.to_owned(), reason);
     }
 
-    /// Leaves a row out because of an error: what cannot be measured here is skipped, anything
-    /// else is a failure of the run.
+    /// Leaves a row out because of an error. [`Skip`] means that the row cannot be measured here;
+    /// any other error is a failure of the run.
     pub(super) fn leave_out(&mut self, name: &str, error: &anyhow::Error) {
         if error.is::<Skip>() {
             self.skip(name, error.to_string());
@@ -82,7 +80,6 @@ impl Report {
         self.skipped.contains_key(name) || self.rows.iter().any(|row| row.name == name)
     }
 
-    /// The rows that should have been there.
     pub(super) fn failed(&self) -> &[String] {
         &self.failed
     }
@@ -132,7 +129,7 @@ impl Report {
     }
 }
 
-/// Times are in microseconds in all columns; what is no time has its own unit beside it.
+/// Times are in microseconds in all columns; other figures have their unit beside them.
 fn table(rows: &[Row], page: Page) -> Table {
     let mut head = vec!["row", "n", "p50 us", "p99 us", "baseline us", "ratio"];
     if page.is_verbose() {
@@ -160,7 +157,7 @@ fn table(rows: &[Row], page: Page) -> Table {
     table
 }
 
-/// A figure for the table: microseconds without the unit, or with the unit of what is no time.
+/// Formats a figure: microseconds without a unit, or another unit's figure with the unit.
 fn figure(value: f64, unit: &str) -> String {
     match unit {
         "ns" if value < 1e5 => format!("{:.3}", value / 1e3),
@@ -169,7 +166,6 @@ fn figure(value: f64, unit: &str) -> String {
     }
 }
 
-/// Returns the note and the counts of a row.
 fn remark(row: &Row) -> Option<String> {
     let counts = row
         .counts
@@ -199,7 +195,7 @@ fn baseline(row: &Row) -> String {
     }
 }
 
-/// Three figures that count, whether it is 1/150 or 30 times.
+/// Formats a ratio with three significant digits.
 fn ratio(ratio: f64) -> String {
     if ratio >= 100.0 || ratio == 0.0 {
         return format!("{ratio:.0}");

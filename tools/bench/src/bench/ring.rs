@@ -18,11 +18,8 @@ const RUN: u64 = MIB;
 const BASELINE: &str =
     "a plain ring by hand: the same in two copies in and two out, waited for in pairs";
 
-/// Measures pushing and popping 1 MiB through pinned memory. Half of the run is before the end of
+/// Measures pushing and popping 1 MiB through pinned memory. Half of the run lies before the end of
 /// the ring's memory and half at its beginning.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * SIZE)?;
     stage.room_to_write(2 * SIZE)?;

@@ -1,4 +1,4 @@
-//! One row of the result: a measurement, and the baseline that it is compared with.
+//! A row of the result: a measurement, and the baseline that it is compared with.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,19 @@ use serde::Serialize;
 
 use super::samples::Samples;
 
-/// A row. Times are in nanoseconds. A row that counts something else names the unit in `unit`; its
-/// keys keep their names.
+/// A row. Times are in nanoseconds. A row of another quantity names its unit in `unit`; its keys
+/// keep their names.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) unit: &'static str,
-    /// The number of samples of cuvmm's side.
     pub(super) n: usize,
     pub(super) p50_ns: f64,
     pub(super) p99_ns: f64,
     pub(super) max_ns: f64,
-    /// A description of the baseline.
     pub(super) baseline: String,
     pub(super) baseline_p50_ns: f64,
-    /// The ratio of the medians, cuvmm's side by the baseline; `None` if the baseline costs
-    /// nothing.
+    /// The median of cuvmm's side divided by the baseline's; `None` if the baseline costs nothing.
     pub(super) ratio: Option<f64>,
     /// Further figures that were counted during the measurement.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -60,7 +57,6 @@ impl Row {
         self
     }
 
-    /// Inverts the ratio: the baseline by cuvmm's side.
     pub(super) fn turned_over(mut self) -> Self {
         self.ratio = (self.p50_ns > 0.0).then(|| self.baseline_p50_ns / self.p50_ns);
         self

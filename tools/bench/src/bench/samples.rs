@@ -1,6 +1,6 @@
 //! Repeated measurements of one quantity.
 
-/// Samples in the order in which they were taken: nanoseconds, or another unit of the row.
+/// Samples in the order of measurement: nanoseconds, or another unit of the row.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<f64>);
 
@@ -18,13 +18,12 @@ impl Samples {
         self.0.len()
     }
 
-    /// Returns the samples in the order in which they were taken.
     pub(super) fn values(&self) -> &[f64] {
         &self.0
     }
 
-    /// Returns the given per-mille rank by the nearest-rank method, so always a measured value.
-    /// Returns 0 if there are no samples.
+    /// Returns the given per-mille rank by the nearest-rank method (so always a measured value), or
+    /// 0 without samples.
     pub(super) fn per_mille(&self, thousandths: usize) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable_by(f64::total_cmp);

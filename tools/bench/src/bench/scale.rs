@@ -1,6 +1,5 @@
 //! Allocation of cached memory in a pool with 100,000 live blocks, compared with a pool with 100.
-//! Always runs on the model driver, because these rows measure the cost of the library's own
-//! bookkeeping.
+//! Always runs on the model driver, because these rows measure the library's own bookkeeping.
 
 use std::sync::Arc;
 
@@ -60,8 +59,7 @@ impl Crowd {
         })
     }
 
-    /// Returns the nanoseconds of an allocation and a free, by one tenant or by each tenant in
-    /// turn.
+    /// Returns the nanoseconds of an allocation and a free, by one tenant or by each in turn.
     fn batch(&mut self, each: bool) -> anyhow::Result<f64> {
         let (took, ()) = wall(|| {
             for _ in 0..BATCH {
@@ -77,9 +75,6 @@ impl Crowd {
 }
 
 /// Measures the large and the small pool alternately.
-///
-/// # Errors
-/// When an allocation fails.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let mut many = Crowd::new(TENANTS)?;
     let mut few = Crowd::new(1)?;

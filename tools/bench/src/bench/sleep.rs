@@ -16,14 +16,13 @@ use super::samples::Samples;
 use super::stage::{Stage, skip};
 use super::wanted::Wanted;
 
-/// The size of the block that sleeps.
 const SIZE: u64 = 8 * GIB;
 
 /// Time asleep in the rows that wake later.
 const ASLEEP: Duration = Duration::from_secs(1);
 
-/// One way to discard contents: the extent size, and whether the memory is released to the driver
-/// or kept in the pool.
+/// A way to discard contents: the extent size, and whether memory is released to the driver or kept
+/// in the pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Discarded {
     extent: u64,
@@ -107,9 +106,6 @@ impl Model {
 }
 
 /// Measures sleeping and waking, alternately with unmapping and mapping a range by hand.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn discard(
     stage: &Stage,
     wanted: &Wanted,
@@ -185,12 +181,12 @@ pub(super) const STAGED: [&str; 2] = ["sleep_keep_8GiB_staged", "wake_kept_8GiB_
 const DOWN: &str = "cuMemcpyDtoHAsync of as much to pinned memory, 1 GiB again and again";
 const UP: &str = "cuMemcpyHtoDAsync of as much from pinned memory, 1 GiB again and again";
 
-/// Measures sleeping with the contents kept and waking with them, alternately with copies by hand.
-/// If `staged`, the contents are kept in pageable memory and copied through a pinned arena of an
-/// eighth of their size.
+/// Measures sleeping and waking with the contents kept, alternately with copies by hand. If
+/// `staged`, the contents are in pageable memory and copied through a pinned arena of an eighth of
+/// their size.
 ///
 /// # Errors
-/// When a side fails, or bytes were changed. The row is skipped on the model driver.
+/// Bytes were changed. The row is skipped on the model driver.
 pub(super) fn keep(
     stage: &Stage,
     wanted: &Wanted,

@@ -11,7 +11,7 @@ use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
 
-/// The rows of snapshots of 1 GiB with their extent sizes: the default, a small and a large one.
+/// Rows of snapshots of 1 GiB with their extent sizes: the default, a small and a large one.
 pub(super) const SNAPSHOTS: [(&str, u64); 3] = [
     ("snapshot_1GiB", DEFAULT_COW_EXTENT),
     ("snapshot_1GiB_by_8MiB", EXTENT),
@@ -38,9 +38,6 @@ fn buffer(
 }
 
 /// Measures taking a snapshot of a writable buffer of 1 GiB.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn snapshot(
     stage: &Stage,
     report: &mut Report,
@@ -60,7 +57,7 @@ pub(super) fn snapshot(
         let shared = buffer.shared();
         ensure!(shared == size, "{shared} bytes are shared");
         drop(snapshot);
-        // Make the buffer writable again for the next snapshot.
+        // Makes the buffer writable again for the next snapshot.
         let all = 0..buffer.len();
         buffer.make_mut(all)?;
         Ok(took)
@@ -87,9 +84,6 @@ pub(super) fn snapshot(
 }
 
 /// Measures unsharing one extent after the other while a snapshot holds them too.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let pairs = stage.times(100, 3);
     // One extent for each turn; the first turn is not counted.
@@ -128,7 +122,7 @@ pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
             place.unmap()?;
             anyhow::Ok(beside.move_into(&mut place)?)
         })?;
-        // In cuvmm's side, the snapshot keeps this memory.
+        // On cuvmm's side, the snapshot keeps this memory.
         beside.release()?;
         Ok(took)
     };

@@ -24,9 +24,6 @@ const ALIASES: &str = "the same aliases by hand of memory that was had: map each
 const KEPT: &str = "the memory behind the zeros was there before, on both sides";
 
 /// Measures committing all tiles of 1 GiB in one call.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * GIB)?;
     let device = stage.device.with_own_counters();
@@ -69,9 +66,6 @@ pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// Measures backing 1 TiB of holes with zeros.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn zeros(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(2 * ALIAS)?;
     let stream = Stream::new(&stage.device)?;

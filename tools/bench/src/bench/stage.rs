@@ -1,4 +1,4 @@
-//! The environment of every measurement: a driver, a device, a clock, and the amount of work.
+//! The environment of every measurement: driver, device, clock, and amount of work.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +28,6 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Returns the error for a row that cannot be measured here.
 pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
     Skip(why.into()).into()
 }
@@ -36,36 +35,30 @@ pub(super) fn skip(why: impl Into<String>) -> anyhow::Error {
 /// Memory left free on a GPU for the driver, streams, kernels and other processes.
 const LEFT_FREE: u64 = 2 << 30;
 
-/// The limit on bytes that one row writes to host memory in a quick run.
+/// The most bytes that one row writes to host memory in a quick run.
 const QUICKLY: u64 = 128 << 20;
 
-/// The driver, device and clock to measure with.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) driver: Concrete,
     pub(super) device: Device,
     pub(super) watch: Watch,
-    /// Driver calls by hand, for the baselines.
     pub(super) hand: Hand,
-    /// A description for people: the device, its driver and the day.
+    /// The device, its driver and the day, for people.
     pub(super) about: String,
     /// The kernels, or the reason that there are none.
     pub(super) kernels: Result<Kernels, String>,
     quick: bool,
-    /// Bytes that can be mapped at the same time.
+    /// Bytes that can be mapped together.
     memory: u64,
-    /// Bytes that can be written at the same time.
+    /// Bytes that can be written together.
     writable: u64,
-    /// Keeps the context current, as in any program that uses the device, so that driver calls
-    /// which need a context find it current.
+    /// Keeps the context current, as a program that uses the device does.
     _current: Option<Current>,
 }
 
 impl Stage {
     /// Opens a device of the driver, and loads the kernels if it is a GPU.
-    ///
-    /// # Errors
-    /// When the device does not answer.
     pub(super) fn new(opened: Opened, ordinal: u32, quick: bool) -> anyhow::Result<Self> {
         let device = Device::open(Arc::clone(&opened.driver), ordinal)?;
         let info = device.memory_info()?;
@@ -74,8 +67,8 @@ impl Stage {
                 let bytes = info.free.saturating_sub(LEFT_FREE);
                 (bytes, bytes)
             }
-            // The host driver's default capacity is the memory that the system can spare; more than
-            // that can be mapped.
+            // The host driver's default capacity is the memory that the system can spare; more can
+            // be mapped.
             Concrete::Host(_) => {
                 let spare = HostDriver::new(HostOptions::new()).total_memory(Ordinal(0))?;
                 (info.free, info.free.min(spare))
@@ -147,17 +140,14 @@ impl Stage {
         }
     }
 
-    /// Waits until a create is truly cold, and then makes one driver call that is not counted.
-    ///
-    /// # Errors
-    /// When the driver does not answer.
+    /// Waits until a create is truly cold, and then makes one uncounted driver call.
     pub(super) fn settle(&self) -> anyhow::Result<()> {
         self.watch.wait(A_WHILE);
         self.device.memory_info()?;
         Ok(())
     }
 
-    /// Checks that `bytes` can be mapped at the same time.
+    /// Checks that `bytes` can be mapped together.
     ///
     /// # Errors
     /// A `Skip` if there is too little memory.
@@ -176,7 +166,7 @@ impl Stage {
     /// Checks that `bytes` can be mapped on another device.
     ///
     /// # Errors
-    /// A `Skip` if there is too little memory, or when the device does not answer.
+    /// A `Skip` if there is too little memory.
     pub(super) fn room_on(&self, other: &Device, bytes: u64) -> anyhow::Result<()> {
         let free = other.memory_info()?.free;
         let left = match &self.driver {
@@ -188,9 +178,6 @@ impl Stage {
     }
 
     /// Creates a pool whose driver calls are counted separately.
-    ///
-    /// # Errors
-    /// When the pool cannot be created.
     pub(super) fn pool(&self, limit: u64, scrub: Scrub) -> anyhow::Result<Pool> {
         let device = self.device.with_own_counters();
         Ok(Pool::builder(&device)

@@ -24,11 +24,10 @@ const MOVED_AND_ZEROED: &str =
 /// Timeout that covers the wait for the previous tenant's fence.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Measures reclaim with or without a scrub. Two tenants pass all of the pool's memory back and
-/// forth.
+/// Measures reclaim with or without a scrub: two tenants pass the pool's memory back and forth.
 ///
 /// # Errors
-/// When a side fails, or cuvmm's side created new memory.
+/// cuvmm's side created new memory.
 pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyhow::Result<()> {
     let scrubbed = scrub != Scrub::Never;
     stage.room(2 * SIZE)?;

@@ -22,12 +22,9 @@ const THREADS: usize = 8;
 
 const BASELINE: &str = "1 thread; time by operations of all threads; the ratio is the gain";
 
-/// Measures threads that share one tenant, threads with one tenant each, and the latter with a size that
-/// changes with each operation, so that no stream cache serves it; every thread has a home stream of its
-/// own.
-///
-/// # Errors
-/// When an allocation fails.
+/// Measures threads that share a tenant, threads with a tenant each, and the latter with a size
+/// that changes with each operation, so that no stream cache serves it. Every thread has its own
+/// home stream.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     stage.room(THREADS as u64 * PAGE)?;
     let cores = std::thread::available_parallelism()?.get();
@@ -84,7 +81,7 @@ fn round(workers: &[(Tenant, Stream)], (each, sizes): (usize, u64)) -> anyhow::R
     Ok(nanos(took.unwrap_or_default()) / (workers.len() * each) as f64)
 }
 
-/// Runs one thread's operations, of `sizes` different sizes in turn, and returns when it began and ended.
+/// Runs one thread's operations, of `sizes` sizes in turn, and returns its begin and end.
 fn work(
     start: &Barrier,
     (tenant, stream): (&Tenant, &Stream),

@@ -17,9 +17,6 @@ const BASELINE: &str =
     "the same copies by hand, each waited for, into memory that was there before";
 
 /// Measures pushing 1 MiB at a time from pinned memory until the vector holds 8 GiB.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let size = stage.times(8, 1) as u64 * GIB;
     stage.room(2 * size)?;

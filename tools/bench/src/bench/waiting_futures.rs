@@ -1,4 +1,4 @@
-//! The cost for the mapper's thread of waking futures that wait for memory: one at a time, and many
+//! The time of the mapper's thread for waking futures that wait for memory: one at a time, and many
 //! whose memory becomes free together.
 
 use std::collections::VecDeque;
@@ -29,27 +29,26 @@ const WAITING: usize = 1000;
 /// Wakings per sample. The thread's clock is too coarse for a single one.
 const WAKINGS: usize = 50;
 
-/// The pause between two wakings. The thread that is woken sleeps again meanwhile, as in a program that
+/// The pause between two wakings. The woken thread sleeps again meanwhile, as in a program that
 /// frees memory now and then.
 const PAUSE: Duration = Duration::from_micros(30);
 
 const BASELINE: &str = "a thread that sleeps, is woken as often and does nothing";
 
-/// How often the mapper's thread is looked at until it has little to do, 20 ms apart.
+/// Looks at the mapper's thread, 20 ms apart, until it has little to do.
 const ROUNDS: usize = 25;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The name of the mapper's thread, and that of the thread it is compared with.
+/// The name of the mapper's thread, and of the thread it is compared with.
 const MAPPER: &str = "cuvmm-mapper";
 const BARE: &str = "bare";
 
-/// Measures the processor time that the mapper's thread spends on each future that is granted a block
-/// freed by another owner.
+/// Measures the processor time of the mapper's thread for each future that is granted a block freed
+/// by another owner.
 ///
 /// # Errors
-/// When an operation fails, the system does not report a thread's processor time, or a future is
-/// not woken.
+/// The system does not report a thread's processor time, or a future is not woken.
 pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> anyhow::Result<()> {
     let page = stage.device.granularity();
     let all = WAKINGS as u64 * page;
@@ -83,7 +82,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Takes all memory in `blocks` blocks, and makes futures wait: those of [`WAITING`], and `woken`.
+    /// Takes all memory in `blocks` blocks, and makes [`WAITING`] and `woken` futures wait.
     fn fill(
         (tenant, stream): (&Tenant, &Stream),
         page: u64,
@@ -109,7 +108,8 @@ impl Queue {
     /// Returns the processor time of the mapper's thread for each waking.
     fn wakings(mut self, samples: usize) -> anyhow::Result<Samples> {
         self.next()?;
-        // Until each future has had its first turn. The mapper looks now and then from then on.
+        // Waits until each future has had its first turn. The mapper looks now and then from then
+        // on.
         let mut before = Duration::ZERO;
         for _ in 0..ROUNDS {
             let used = thread_time(MAPPER)?;
@@ -156,7 +156,7 @@ impl Queue {
     }
 }
 
-/// A waker that counts and makes no system call, so that the mapper's time includes no executor's
+/// A waker that counts without a system call, so that the mapper's time includes no executor's
 /// work.
 #[derive(Default)]
 struct Bell(AtomicUsize);
@@ -180,7 +180,8 @@ fn pause() {
     }
 }
 
-/// Returns the processor time for each waking of a thread that waits for a condition and does nothing.
+/// Returns the processor time for each waking of a thread that waits for a condition and does
+/// nothing.
 fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
     let (called, woken) = (Mutex::new(0), Condvar::new());
     let (seen, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -233,7 +234,7 @@ fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
     })
 }
 
-/// Returns the processor time used so far by this process's thread with a name.
+/// Returns the processor time used so far by this process's thread of a name.
 fn thread_time(name: &str) -> anyhow::Result<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();

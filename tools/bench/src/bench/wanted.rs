@@ -2,15 +2,15 @@
 
 use cuvmm_command::command::usage;
 
-/// The selected rows: all of them, or those named on the command line.
+/// The selected rows; an empty list selects all.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted(Vec<String>);
 
 impl Wanted {
-    /// Creates a selection from the names on the command line; an empty list selects all rows.
+    /// Creates a selection from the names on the command line.
     ///
     /// # Errors
-    /// A usage error if no row has one of the names.
+    /// Wrong usage: no row has one of the names.
     pub(super) fn new(names: &[String], known: &[String]) -> anyhow::Result<Self> {
         match names.iter().find(|name| !known.contains(name)) {
             None => Ok(Self(names.to_vec())),
@@ -22,7 +22,7 @@ impl Wanted {
     }
 
     /// Returns `true` if `row` is selected, by its own name or by the name of the row that it
-    /// extends with another baseline (`_vs_`).
+    /// compares with another baseline (`_vs_`).
     pub(super) fn has(&self, row: &str) -> bool {
         let names = |name: &String| {
             let rest = row.strip_prefix(name.as_str());

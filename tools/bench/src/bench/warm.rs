@@ -9,7 +9,6 @@ use super::row::Row;
 use super::stage::Stage;
 use cuvmm_command::watch::wall;
 
-/// The sizes, with the labels used in row names.
 pub(super) const SIZES: [(&str, u64); 3] = [("2MiB", 2 * MIB), ("32MiB", 32 * MIB), ("1GiB", GIB)];
 
 /// Pairs per sample. A clock is too coarse for a single pair.
@@ -23,10 +22,6 @@ pub(super) fn name(size: &str) -> String {
     format!("warm_alloc_free_{size}")
 }
 
-/// Measures allocating and freeing blocks of one size.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(
     stage: &Stage,
     report: &mut Report,

@@ -6,7 +6,7 @@ use cuvmm::driver::Ordinal;
 use cuvmm::driver::model::ModelDriver;
 use cuvmm::{Device, Stream};
 
-/// Queues work for each allocation. None of it is complete before the next multiple of `every`
+/// Queues work for each allocation. The work completes only at the next multiple of `every`
 /// operations, as if the host were that far ahead of the GPU.
 #[derive(Debug)]
 pub(super) struct Ahead<'a> {
@@ -19,7 +19,7 @@ pub(super) struct Ahead<'a> {
 }
 
 impl<'a> Ahead<'a> {
-    /// Begins, with all streams held back.
+    /// Begins with all streams held.
     pub(super) fn new(model: &'a ModelDriver, device: &Device, every: u64) -> Self {
         let device = device.ordinal();
         model.hold_all(device);
@@ -45,7 +45,6 @@ impl<'a> Ahead<'a> {
         queued.map_err(|code| anyhow::anyhow!("no work can be queued on the model: {code:?}"))
     }
 
-    /// Ends an operation.
     pub(super) fn step(&mut self) {
         self.operations += 1;
         if self.operations.is_multiple_of(self.every) {

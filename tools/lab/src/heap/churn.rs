@@ -1,9 +1,10 @@
-//! Traces that are made by a law of sizes.
+//! Traces made by a law of sizes.
 //!
 //! All laws have one rule: before an allocation that would exceed the cap of live bytes, live
-//! allocations are freed, each chosen uniformly at random, until it fits. Random numbers are those of
-//! SplitMix64, from the seed: first the size, then the stream, then the victims. A number below `n` is the remainder of a number by `n`; a number in
-//! 0..1 has the upper 53 bits. Sizes are cut to multiples of 512 bytes.
+//! allocations are freed, each chosen uniformly at random, until it fits. Random numbers come from
+//! SplitMix64 with the seed: first the size, then the stream, then the victims. A number below `n`
+//! is a remainder by `n`; a number in 0..1 has the upper 53 bits. Sizes are cut to multiples of 512
+//! bytes.
 
 use rand::{Rng as _, SeedableRng as _};
 use rand_xoshiro::SplitMix64;
@@ -30,7 +31,6 @@ pub(super) enum Law {
     Streams,
 }
 
-/// SplitMix64, and distributions over it.
 struct Random(SplitMix64);
 
 impl Random {
@@ -60,7 +60,7 @@ impl Law {
         }
     }
 
-    /// Returns the size of an allocation, which is at `progress` (0 to 1) of the trace.
+    /// Returns the size of an allocation at `progress` (0 to 1) of the trace.
     fn size(self, random: &mut Random, progress: f64) -> u64 {
         let size = match self {
             Self::Uniform | Self::Streams => MIB + random.below(511 * MIB),
@@ -81,9 +81,9 @@ impl Law {
         (size / 512 * 512).max(512)
     }
 
-    /// Returns the stream of allocation `at` of `count`. The trace has eight phases of equal length.
-    /// In phase p, three of four allocations are on stream p modulo 4, and the others on one of the
-    /// other three.
+    /// Returns the stream of allocation `at` of `count`. The trace has eight phases of equal
+    /// length. In phase p, three of four allocations are on stream p modulo 4, and the others on
+    /// one of the other three.
     fn stream(self, random: &mut Random, at: u64, count: u64) -> u64 {
         if self != Self::Streams {
             return 0;
@@ -96,7 +96,6 @@ impl Law {
         (phase + further) % 4
     }
 
-    /// Makes the trace of a seed.
     pub(super) fn trace(self, seed: u64) -> Trace {
         let mut random = Random(SplitMix64::seed_from_u64(seed));
         let (cap, count) = self.bounds();

@@ -1,4 +1,4 @@
-//! The figures of a run: as JSON, and as text for people.
+//! The figures of a run, as JSON and as text.
 
 use bytesize::ByteSize;
 use serde::Serialize;
@@ -26,7 +26,6 @@ pub(super) struct Figures {
     driver_us_per_operation: Option<f64>,
     /// The time of the whole run. `None` on the model.
     us_per_operation: Option<f64>,
-    /// Allocations that failed.
     failed: u64,
     smallest_limit_bytes: Option<u64>,
     /// PyTorch's native allocator, modelled.
@@ -35,18 +34,17 @@ pub(super) struct Figures {
     expandable: Modelled,
 }
 
-/// The terms of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct Terms {
-    /// The law that made the trace, and its seed. `None` if the trace was read from a file.
+    /// The law of the trace, and its seed. `None` if the trace was read from a file.
     pub(super) law: Option<String>,
     pub(super) seed: Option<u64>,
     pub(super) preset: String,
-    /// `None` if all of the device is the limit.
+    /// `None` if the device's memory is the limit.
     pub(super) limit_bytes: Option<u64>,
 }
 
-/// The figures of a model of an allocator.
+/// The figures of a modelled allocator.
 #[derive(Debug, Serialize)]
 pub(super) struct Modelled {
     peak_live_bytes: u64,
@@ -58,7 +56,7 @@ pub(super) struct Modelled {
     smallest_limit_bytes: Option<u64>,
 }
 
-/// Returns `part` over `whole`, also where that is zero.
+/// Divides by at least 1.
 fn over(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
@@ -108,7 +106,6 @@ impl Figures {
         }
     }
 
-    /// Returns the text for people.
     pub(super) fn text(&self) -> String {
         let origin = match (&self.terms.law, self.terms.seed) {
             (Some(law), Some(seed)) => format!(" made by `{law}` from seed {seed}"),

@@ -10,16 +10,16 @@ use super::snapshot::Snapshot;
 use super::trace::{Trace, parse};
 use cuvmm_command::files;
 
-/// The first bytes of a file that is compressed with gzip.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The most bytes of a file and of a decompressed snapshot.
 const MOST: u64 = 256 << 20;
 
-/// Reads a trace: lines, or a snapshot of PyTorch's recorder, of which `device` chooses one.
+/// Reads a trace: lines, or the part of a snapshot that `device` chooses.
 ///
 /// # Errors
-/// Wrong usage: a file that cannot be read or is no trace, with the line or the entry.
+/// Wrong usage: the file cannot be read or is no trace; the error names the line or the entry.
 pub(super) fn read(path: &Path, device: Option<usize>) -> anyhow::Result<Trace> {
     let bytes = files::bytes(path, MOST)?;
     let parsed = match bytes.starts_with(&GZIP) {

@@ -1,8 +1,9 @@
-//! `cuvmm heap`: runs a trace of allocations on a heap, and shows what it held for them.
+//! `cuvmm heap`: runs a trace of allocations on a heap, and shows the memory that it held.
 //!
-//! From the bottom up: `trace` reads lines, `pickle` and `snapshot` what PyTorch's recorder wrote,
-//! `file` any of them; `churn` makes a trace by a law. `run` plays it on the library's heap, with work in
-//! flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` shows what each held.
+//! From the bottom up: `trace` reads lines, `pickle` and `snapshot` files of PyTorch's recorder,
+//! `file` any of these; `churn` makes a trace by a law. `run` plays it on the library's heap, with
+//! work in flight by `ahead`, and `torch` on models of PyTorch's allocators. `figures` shows the
+//! results.
 
 mod ahead;
 mod churn;
@@ -128,7 +129,7 @@ impl Weight {
     }
 }
 
-/// Returns the word of the command line for a value.
+/// Returns the command-line word of a value.
 fn word(value: &impl clap::ValueEnum) -> String {
     let word = value.to_possible_value();
     word.map_or_else(String::new, |word| word.get_name().to_owned())
@@ -138,7 +139,7 @@ impl Args {
     /// Runs the trace and prints the figures.
     ///
     /// # Errors
-    /// A trace or options that cannot be used, and a driver that cannot be opened.
+    /// The trace or the options cannot be used, or the driver cannot be opened.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let trace = match &self.file {
             Some(file) => file::read(file, self.device)?,
@@ -180,7 +181,7 @@ impl Args {
         })
     }
 
-    /// Returns the terms of the run, as the report has them.
+    /// Returns the terms of the run for the report.
     fn terms(&self) -> Terms {
         let is_made = self.file.is_none();
         Terms {
@@ -216,7 +217,7 @@ impl Args {
         run::play(&self.driver.open_as(&stand_in)?, trace, options)
     }
 
-    /// Plays a trace on a model of an allocator, on a device like that of the heap.
+    /// Plays a trace on a modelled allocator, on a device like the heap's.
     fn model(
         &self,
         kind: Kind,
@@ -235,7 +236,7 @@ impl Args {
         Ok(Modelled::new(&outcome, heap.operations, smallest))
     }
 
-    /// Returns the smallest limit, if it is wanted.
+    /// Returns the smallest limit, if requested.
     fn smallest(
         &self,
         peaks: Peaks,

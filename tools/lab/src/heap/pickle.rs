@@ -1,9 +1,9 @@
-//! A reader of Python pickles that contain plain data: dictionaries, lists, tuples, numbers, text.
+//! A reader of Python pickles with plain data: dictionaries, lists, tuples, numbers, text.
 //!
 //! A pickle is a program for a stack machine, which can also name Python functions and call them.
-//! This reader refuses those. It uses no recursion, and memory in proportion to the file up to fixed
-//! limits. Values that occur several times are kept once. Of dictionaries it keeps only the keys that
-//! are wanted.
+//! This reader refuses those. It uses no recursion, and memory in proportion to the file up to
+//! fixed limits. Values that occur several times are kept once. Of dictionaries it keeps only the
+//! wanted keys.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ enum Value {
     Dict(u32),
 }
 
-/// The values of a pickle. Dictionaries are lists of keys and values by turns.
+/// The values of a pickle. A dictionary is a list of alternating keys and values.
 struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -48,7 +48,7 @@ struct Machine<'a> {
 /// Reads a pickle of a value of type `T`. Of dictionaries only the keys in `wanted` are kept.
 ///
 /// # Errors
-/// What is wrong with it, with the byte where that was found.
+/// The pickle is wrong; the error names the byte.
 pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], wanted: &[&str]) -> Result<T, String> {
     let mut machine = Machine {
         bytes,
@@ -78,7 +78,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8], wanted: &[&str]) -> Result
 }
 
 impl Machine<'_> {
-    /// Carries out one instruction. Returns the value at the last one.
+    /// Executes one instruction. Returns the value at the last instruction.
     fn step(&mut self) -> Result<Option<Value>, String> {
         let [code] = self.take()?;
         match code {
@@ -111,7 +111,7 @@ impl Machine<'_> {
         Ok(None)
     }
 
-    /// Numbers the value on the stack, or pushes one by its number.
+    /// Numbers the value on the stack, or pushes the value of a number.
     fn memory(&mut self, code: u8) -> Result<(), String> {
         let number = match code {
             b'q' | b'h' => u32::from(u8::from_le_bytes(self.take()?)),
@@ -278,12 +278,11 @@ impl Machine<'_> {
 const ENDS: &str = "the file ends too early";
 const SHORT: &str = "a value is missing";
 
-/// A value, for serde.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     machine: &'a Machine<'a>,
     value: Value,
-    /// How many elements were read. A list can be in another one many times.
+    /// The number of elements read. A list can be in another one many times.
     read: &'a Cell<usize>,
 }
 
@@ -418,9 +417,9 @@ mod tests {
     #[test]
     #[ignore = "slow: `.ci/run` runs it"]
     fn lists_in_themselves_and_deep_and_wide_ones_end() {
-        // A list that is in itself, where lists of numbers are expected.
+        // A list that contains itself, where lists of numbers are expected.
         assert!(error(b"\x80\x04}\x8c\x01b]\x94h\0as.").contains("invalid type"));
-        // A million lists, each in the next: deeper than a stack would bear.
+        // A million lists, each in the next: deeper than a stack could hold.
         let mut deep = b"\x80\x04}\x8c\x01b".to_vec();
         deep.resize(deep.len() + 1_000_000, b']');
         deep.resize(deep.len() + 999_999, b'a');

@@ -12,18 +12,17 @@ use super::ahead::Ahead;
 use super::trace::{Operation, Trace};
 use cuvmm_command::drivers::{Concrete, Opened};
 
-/// How a heap is built.
+/// The properties of a heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) preset: Preset,
     pub(super) aliases: bool,
     pub(super) limit: Option<u64>,
-    /// After how many operations the work of all streams is complete, on the model. `None` if no
-    /// work is queued.
+    /// On the model, the number of operations after which the work of all streams is complete.
+    /// `None` if no work is queued.
     pub(super) ahead: Option<NonZero<u64>>,
 }
 
-/// The figures of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     pub(super) driver: &'static str,
@@ -43,7 +42,7 @@ pub(super) struct Outcome {
 /// Plays a trace on a heap over all of a device's memory, or over `limit` bytes.
 ///
 /// # Errors
-/// What the device or the pool refuses. An allocation that fails is counted and left out.
+/// The device or the pool refuses. A failed allocation is counted and left out.
 pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::Result<Outcome> {
     let device = Device::open(opened.driver.clone(), 0)?;
     let granule = device.granularity();
@@ -97,7 +96,7 @@ pub(super) fn play(opened: &Opened, trace: &Trace, options: Options) -> anyhow::
     })
 }
 
-/// A run. Held work runs first when it ends, because all else waits for it.
+/// A run. The drop of `ahead` comes first, because all else waits for its work.
 struct Run<'a> {
     ahead: Option<Ahead<'a>>,
     live: HashMap<u64, Allocation>,
@@ -135,7 +134,6 @@ impl Run<'_> {
     }
 }
 
-/// The peaks of a run without a limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peaks {
     pub(super) live: u64,
@@ -144,7 +142,8 @@ pub(super) struct Peaks {
 }
 
 /// Returns the smallest limit with which no allocation fails, to 1/512 of the peak of live bytes or
-/// a granule. `None` if some failed without a limit. `failed` plays the trace with a limit.
+/// a granule. `None` if an allocation failed without a limit. `failed` plays the trace with a
+/// limit.
 ///
 /// # Errors
 /// Those of `failed`.
@@ -157,7 +156,7 @@ pub(super) fn smallest_limit(
         return Ok(None);
     }
     let step = (peaks.live / 512).max(granule);
-    // The lower one fails, or holds too little for what is live; the upper one suffices.
+    // The lower limit fails, or is less than the live bytes; the upper limit suffices.
     let (mut low, mut high) = (peaks.live.saturating_sub(1), peaks.held);
     while high.saturating_sub(low) > step {
         let middle = low + (high - low) / 2;

@@ -1,12 +1,12 @@
 //! Snapshots of PyTorch's recorder of allocations.
 //!
-//! `torch.cuda.memory._dump_snapshot` writes them as a pickle, and Python's `json` can write what
-//! `torch.cuda.memory._snapshot` returns. A snapshot has the recorded entries of each device, and the
-//! blocks that existed at its end.
+//! `torch.cuda.memory._dump_snapshot` writes a snapshot as a pickle, and Python's `json` can write
+//! the result of `torch.cuda.memory._snapshot`. A snapshot has the recorded entries of each device,
+//! and the blocks that existed at its end.
 //!
-//! Memory that was allocated before the recorder began, or whose entries were overwritten since, is
+//! Memory allocated before the recorder began, or whose entries were overwritten since, is
 //! allocated at the start of the trace. Memory is freed where the allocator could use it again
-//! (`free_completed`): at once, or when the work of other streams that used it was complete.
+//! (`free_completed`): at once, or when the work of other streams on it was complete.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use serde::Deserialize;
 use super::pickle;
 use super::trace::{Operation, Trace};
 
-/// A snapshot: the parts that are needed.
+/// The needed parts of a snapshot.
 #[derive(Debug, Deserialize)]
 pub(super) struct Snapshot {
     #[serde(default)]
@@ -36,7 +36,7 @@ struct Segment {
 
 #[derive(Debug, Deserialize)]
 struct Block {
-    /// Older versions have no addresses in blocks. They are side by side.
+    /// Older versions have no addresses in blocks, which are side by side.
     address: Option<u64>,
     size: u64,
     requested_size: Option<u64>,
@@ -51,7 +51,7 @@ struct Entry {
     stream: Option<i64>,
 }
 
-/// The keys of all of these.
+/// The keys of all these structs.
 const KEYS: &[&str] = &[
     "segments",
     "device_traces",
@@ -68,26 +68,20 @@ const KEYS: &[&str] = &[
 
 impl Snapshot {
     /// Reads a pickle.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub(super) fn from_pickle(bytes: &[u8]) -> Result<Self, String> {
         pickle::read(bytes, KEYS)
     }
 
     /// Reads JSON.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }
 
-    /// Returns the operations on a device; by default on the only one that has any.
+    /// Returns the operations on a device, by default on the only device with any.
     ///
     /// # Errors
-    /// No operations, several devices of which none was chosen, and entries that contradict each
-    /// other.
+    /// There are no operations, several devices of which none was chosen, or entries that
+    /// contradict each other.
     pub(super) fn trace(&self, device: Option<usize>) -> Result<Trace, String> {
         let used = self.device_traces.iter().enumerate();
         let used = used.filter(|(_, entries)| !entries.is_empty());
@@ -116,15 +110,15 @@ impl Snapshot {
     }
 }
 
-/// A trace of which the entries are read in order.
+/// A trace while its entries are read in order.
 #[derive(Default)]
 struct Reading {
     operations: Vec<Operation>,
-    /// Addresses of live allocations, and their IDs.
+    /// The ID of each live address.
     live: HashMap<u64, u64>,
     /// All addresses that entries name.
     named: HashSet<u64>,
-    /// The allocations that were live at the start: address to ID, size and stream.
+    /// Allocations that were live at the start: address to ID, size and stream.
     before: BTreeMap<u64, (u64, u64, u64)>,
     ids: u64,
 }

@@ -6,14 +6,13 @@ use std::io::BufRead;
 /// The most bytes of lines that are read.
 const MOST: u64 = 4 << 30;
 
-/// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Allocate { id: u64, size: u64, stream: u64 },
     Free { id: u64 },
 }
 
-/// Operations in order. Each allocation has an ID of its own and is freed at most once, later.
+/// Operations in order. Each allocation has its own ID and is freed at most once, later.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trace {
     pub(super) operations: Vec<Operation>,
@@ -22,7 +21,7 @@ pub(super) struct Trace {
 /// Reads lines.
 ///
 /// # Errors
-/// What is wrong, with the line.
+/// A line is wrong; the error names it.
 pub(super) fn parse(input: impl BufRead) -> Result<Trace, String> {
     let mut trace = Trace::default();
     let (mut seen, mut live) = (HashSet::new(), HashSet::new());

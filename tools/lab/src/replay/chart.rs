@@ -1,5 +1,5 @@
-//! The chart: for each policy the memory of each model over virtual time with the limits, and below it
-//! the number of requests that wait.
+//! The chart: for each policy the memory of each model over virtual time with the limits, and below
+//! it the number of waiting requests.
 
 use std::path::Path;
 
@@ -11,17 +11,15 @@ use super::timeline::Timeline;
 use crate::chart::{self, Area, Failed, GIB, LIMIT, Mark, color};
 use cuvmm_command::terminal::safe;
 
-/// A policy and its course.
 #[derive(Clone, Debug)]
 pub(crate) struct Panel {
     pub(crate) policy: Policy,
     /// Granules of each model.
     pub(crate) memory: Timeline,
-    /// Requests of each model that wait.
+    /// Waiting requests of each model.
     pub(crate) waiting: Timeline,
 }
 
-/// The facts that all panels share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale<'a> {
     pub(crate) models: &'a [String],
@@ -84,14 +82,14 @@ fn minutes(time: Nanos) -> f64 {
     time as f64 / NANOS_A_MINUTE
 }
 
-/// Formats a number of minutes as the axis of a run of this length needs it.
+/// Formats minutes for the axis of a run of this length.
 fn minutes_label(end: Nanos) -> impl Fn(&f64) -> String {
     let digits = if minutes(end) > 10.0 { 0 } else { 1 };
     move |minutes| format!("{minutes:.digits$}")
 }
 
-/// Draws the memory of each model as an area. Under the static policy each begins where its model's
-/// share begins, and ends below the limit of the model. Under the others the areas are stacked.
+/// Draws the memory of each model as an area. Under the static policy each area begins at its
+/// model's share, and ends below the model's limit. Under the others the areas are stacked.
 fn draw_memory<'a>(
     area: &Area<'a>,
     scale: &Scale<'_>,
@@ -147,7 +145,6 @@ fn draw_memory<'a>(
     Ok(())
 }
 
-/// Draws the number of waiting requests of each model as a line.
 fn draw_waiting<'a>(
     area: &Area<'a>,
     scale: &Scale<'_>,

@@ -3,10 +3,9 @@
 use super::settings::Settings;
 use super::simulate::Request;
 
-/// Returns the mean number of bytes that the requests hold together, over the time in which they
-/// arrive, if each begins when it arrives and its block grows token by token.
-///
-/// `None` for requests that all arrive at one time.
+/// Returns the mean number of bytes that the requests hold together while they arrive, if each
+/// begins at its arrival and its block grows token by token. `None` if all requests arrive at one
+/// time.
 pub(crate) fn mean(requests: &[Request], settings: &Settings) -> Option<f64> {
     let first = requests.first()?.arrival;
     let last = requests.last()?.arrival;
@@ -15,7 +14,7 @@ pub(crate) fn mean(requests: &[Request], settings: &Settings) -> Option<f64> {
     Some(held / over)
 }
 
-/// Bytes times nanoseconds of one request, which grows evenly while it generates.
+/// Returns the bytes times nanoseconds of one request, which grows evenly while it generates.
 fn held(request: &Request, settings: &Settings) -> f64 {
     let (context, generated) = (u64::from(request.context), u64::from(request.generated));
     let bytes = |tokens: f64| tokens * settings.kv_bytes_per_token as f64;

@@ -17,7 +17,7 @@ use cuvmm_command::terminal::counted;
 pub(crate) struct Cost {
     /// Driver calls, without those that stamp and verify.
     pub(crate) calls: u64,
-    /// Time spent in these calls; virtual time on the model driver.
+    /// Time in these calls; virtual time on the model driver.
     pub(crate) time: Duration,
     /// Count and time by kind of call. Empty for the cost of one model.
     #[serde(skip)]
@@ -35,13 +35,12 @@ pub(crate) struct FirstToken {
     pub(crate) max: Nanos,
 }
 
-/// The figures of one model or of all models.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     pub(crate) requests: usize,
     pub(crate) completed: usize,
     pub(crate) rejected: usize,
-    /// Preemptions, not preempted requests: one request may be preempted several times.
+    /// Preemptions: a request may be preempted several times.
     pub(crate) preempted: u64,
     /// `None` if no request completed.
     pub(crate) first_token: Option<FirstToken>,
@@ -54,19 +53,17 @@ pub(crate) struct Figures {
     pub(crate) cost: Cost,
 }
 
-/// A run under one policy: its course and its cost.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) played: Played,
-    /// Of each model.
+    /// Costs of each model.
     pub(crate) costs: Vec<Cost>,
-    /// Of all models, with opening and closing of the pools.
+    /// The cost of all models, with opening and closing of the pools.
     pub(crate) all: Cost,
-    /// Empty where time was virtual.
+    /// Empty if time was virtual.
     pub(crate) processes: Vec<Process>,
 }
 
-/// The figures of one policy.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyFigures {
     pub(crate) all: Figures,
@@ -74,14 +71,14 @@ pub(crate) struct PolicyFigures {
     pub(crate) models: Vec<(String, Figures)>,
     /// The expected cost, if `--expect` is given.
     pub(crate) expected: Option<Expected>,
-    /// Empty where time was virtual.
+    /// Empty if time was virtual.
     pub(crate) processes: Vec<Process>,
 }
 
-/// The cost of a replay that a cost table predicts, beside the measured cost.
+/// A replay's cost that a cost table predicts, beside the measured cost.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Expected {
-    /// A description of where the table was measured.
+    /// The origin of the table.
     pub(crate) costs: String,
     pub(crate) driver_calls: u64,
     pub(crate) driver_time_ms: f64,
@@ -90,7 +87,6 @@ pub(crate) struct Expected {
     pub(crate) by_call: BTreeMap<&'static str, Pair>,
 }
 
-/// Measured and expected figures of one kind of call.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Pair {
     measured: u64,
@@ -123,7 +119,6 @@ impl Expected {
 }
 
 impl PolicyFigures {
-    /// Computes the figures of a run.
     pub(crate) fn new(names: &[String], requests: &[Request], granule: u64, run: &Run) -> Self {
         let of = |model: Option<usize>, cost: &Cost| {
             figures(requests, &run.played, granule, model, cost.clone())
@@ -185,8 +180,8 @@ fn figures(
     figures
 }
 
-/// Returns percentiles of sorted values by nearest rank: the smallest value that at least the
-/// given percentage of the values do not exceed. Returns `None` if there are no values.
+/// Returns nearest-rank percentiles of sorted values: the smallest value that at least the given
+/// percentage of the values do not exceed. Returns `None` without values.
 fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
     let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
     let max = *sorted.last()?;
@@ -198,15 +193,15 @@ fn percentiles(sorted: &[Nanos]) -> Option<FirstToken> {
     })
 }
 
-/// A model that does worse under elastic, and in which figures.
+/// A model that does worse under elastic, and its worse figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Loss {
     pub(crate) model: String,
     pub(crate) how: String,
 }
 
-/// Returns the models that lose under elastic: those with a longer time to first token at the
-/// median or at p99, or with fewer completed requests.
+/// Returns the models that lose under elastic: with a longer time to first token at the median or
+/// at p99, or with fewer completed requests.
 pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss> {
     let mut losses = Vec::new();
     for ((model, before), (_, after)) in split.models.iter().zip(&elastic.models) {
@@ -241,7 +236,7 @@ pub(crate) fn losses(split: &PolicyFigures, elastic: &PolicyFigures) -> Vec<Loss
     losses
 }
 
-/// Returns the p99 time to first token of one policy divided by that of another, over all requests.
+/// Divides the p99 time to first token of a policy by another's, over all requests.
 pub(crate) fn p99_ratio(one: &PolicyFigures, other: &PolicyFigures) -> Option<f64> {
     let (before, after) = (one.all.first_token?, other.all.first_token?);
     (after.p99 > 0).then(|| before.p99 as f64 / after.p99 as f64)
@@ -256,7 +251,7 @@ fn in_milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The keys of the JSON output, used for a policy and for each of its models.
+/// Keys of the JSON output, for a policy and for each of its models.
 #[derive(Serialize)]
 struct Keys {
     requests: usize,

@@ -1,7 +1,6 @@
-//! The parser of timestamps: a date and a time as in RFC 3339, with two liberties of the traces. A
-//! space may stand between the date and the time, and a timestamp without an offset is in UTC.
+//! A parser of timestamps: a date and a time as in RFC 3339, with two liberties of the traces. A
+//! space may stand between date and time, and a timestamp without an offset is in UTC.
 
-/// Nanoseconds in a second.
 const SECOND: i128 = 1_000_000_000;
 
 /// Parses a timestamp like `2023-11-16 18:15:46.6805900` or `2024-05-10T00:00:00+02:00`.
@@ -40,8 +39,8 @@ fn days(date: &[u8]) -> Option<i64> {
     if !(1..=last).contains(&day) {
         return None;
     }
-    // Years that begin in March have their leap day at the end. 719,468 days are between
-    // 0000-03-01 and 1970-01-01.
+    // Years that begin in March have their leap day at the end. 719,468 days are between 0000-03-01
+    // and 1970-01-01.
     let (year, month) = match month {
         3.. => (year, month - 3),
         _ => (year - 1, month + 9),
@@ -69,14 +68,13 @@ fn offset_seconds(offset: &[u8]) -> Option<i64> {
     }
 }
 
-/// Returns the minutes in hours, of which a day has 24, and minutes.
+/// Returns hours, below 24, and minutes as minutes.
 fn minutes(hours: [u8; 2], minutes: [u8; 2]) -> Option<i64> {
     let (hours, minutes) = (number(&hours)?, number(&minutes)?);
     (hours < 24 && minutes < 60).then_some(hours * 60 + minutes)
 }
 
-/// Splits a point and up to nine digits, if the text begins with a point, from the rest. Returns
-/// the nanoseconds that they are.
+/// Splits a point and up to nine digits, if any, from the rest. Returns their nanoseconds.
 fn decimals(text: &[u8]) -> Option<(i64, &[u8])> {
     let Some(text) = text.strip_prefix(b".") else {
         return Some((0, text));
@@ -89,7 +87,7 @@ fn decimals(text: &[u8]) -> Option<(i64, &[u8])> {
     Some((number(digits)? * 10_i64.pow(missing), rest))
 }
 
-/// Returns the number that up to nine digits are.
+/// Parses up to nine digits.
 fn number(digits: &[u8]) -> Option<i64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -138,7 +136,7 @@ mod tests {
             let text = format!("1970-01-01 00:00:00{decimals}");
             assert_eq!(parse(text.as_bytes()), Some(expected), "{text}");
         }
-        // Before 1970 they count forwards too.
+        // Fractions count forwards before 1970 too.
         let before = parse(b"1969-12-31 23:59:59.25");
         assert_eq!(before, Some(-750_000_000));
     }

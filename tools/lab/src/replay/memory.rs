@@ -1,23 +1,21 @@
 //! The interface between the simulator and its memory, so that tests can replace the memory.
 //!
-//! All sizes are whole granules, because each granule has a stamp at both ends. A request
-//! therefore calls the memory only when a token begins in the next granule.
+//! All sizes are whole granules, because each granule has a stamp at both ends. So a request calls
+//! the memory only when a token begins in the next granule.
 //!
-//! A memory also has the clock. In virtual time an event takes place when it is due. In real time it
-//! takes place when its turn has come, and a request that was refused may be served meanwhile.
+//! A memory also has the clock. In virtual time an event takes place when it is due. In real time
+//! it takes place at its turn, and a request that was refused may be served meanwhile.
 
 use super::settings::Nanos;
 
 /// Memory that several models share under one policy.
 pub(crate) trait Memory {
-    /// The memory of one request.
     type Block;
 
-    /// Returns the size of a granule in bytes.
     fn granule(&self) -> u64;
 
-    /// Returns the largest size in granules that a block of the model can have while no other
-    /// memory is in use.
+    /// Returns the largest size in granules of a block of the model while no other memory is in
+    /// use.
     fn ceiling(&self, model: usize) -> u64;
 
     /// Allocates a block of `granules` granules that can grow to `capacity` granules, for one
@@ -30,10 +28,9 @@ pub(crate) trait Memory {
         capacity: u64,
     ) -> anyhow::Result<Option<Self::Block>>;
 
-    /// Grows a block in place. Returns `false` and changes nothing if that does not fit now.
+    /// Grows a block in place. Returns `false` and changes nothing if the growth does not fit now.
     fn grow(&mut self, block: &mut Self::Block, granules: u64) -> anyhow::Result<bool>;
 
-    /// Frees a block.
     fn free(&mut self, block: Self::Block) -> anyhow::Result<()>;
 
     /// Waits until all freed memory can be reused.
@@ -42,18 +39,18 @@ pub(crate) trait Memory {
     /// Returns the reason of the last refusal, with figures.
     fn last_refusal(&self) -> Option<String>;
 
-    /// Returns the time at which an event that is due at `due` takes place.
+    /// Returns the time at which an event due at `due` takes place.
     fn now(&self, due: Nanos) -> Nanos {
         due
     }
 
     /// Waits until the next event is due or, without one, until the request that was refused last
-    /// may fit. Returns the time if that request is to be tried again before the event.
+    /// may fit. Returns the time if that request should be tried again before the event.
     fn pause(&mut self, _due: Option<Nanos>) -> anyhow::Result<Option<Nanos>> {
         Ok(None)
     }
 
-    /// Returns `true` if every change of the timelines is to be kept.
+    /// Returns `true` if every change of the timelines should be kept.
     fn keeps_course(&self) -> bool {
         false
     }
@@ -65,7 +62,7 @@ pub(crate) mod fake {
 
     use super::Memory;
 
-    /// Granules held by each model, under one limit.
+    /// Granules of each model, under one limit.
     #[derive(Debug)]
     pub(crate) struct Counted {
         pub(crate) granule: u64,

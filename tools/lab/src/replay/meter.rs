@@ -1,4 +1,4 @@
-//! The cost of a run's driver calls, less those that stamp.
+//! The cost of a run's driver calls, without those of stamping.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,21 +10,19 @@ use cuvmm::{CallCounts, Device};
 
 use super::figures::Cost;
 
-/// Counts the driver calls of a run, less those of stamping.
 pub(crate) struct Meter {
-    /// Counts for the stream and all pools. It was at zero when the run began.
+    /// Counts for the stream and all pools, from zero at the start of the run.
     pub(crate) device: Device,
     aside: BTreeMap<Call, Calls>,
     clock: Option<Virtual>,
 }
 
-/// A model's clock, and the cost of its calls when the run began. The run alone uses the model.
+/// A model's clock, and the cost of its calls when the run began. Only the run uses the model.
 struct Virtual {
     model: Arc<ModelDriver>,
     begun: Vec<Duration>,
 }
 
-/// Driver calls and the time in them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Calls {
     pub(crate) count: u64,
@@ -45,8 +43,8 @@ impl Virtual {
 }
 
 impl Meter {
-    /// A meter of a device with counters of its own. Where the device is a model's, its clock says
-    /// what the calls take.
+    /// Makes a meter of a device with its own counters. On a model, `clock` gives the time of
+    /// calls.
     pub(crate) fn new(device: Device, clock: Option<Arc<ModelDriver>>) -> Self {
         Self {
             device,
@@ -55,14 +53,14 @@ impl Meter {
         }
     }
 
-    /// Does something that makes driver calls, and counts them by kind.
+    /// Runs `act` and counts its driver calls by kind.
     fn measure<T>(&self, act: impl FnOnce() -> T) -> (T, BTreeMap<Call, Calls>) {
         let before = self.device.calls();
         let outcome = act();
         (outcome, by_kind(&self.device.calls().since(&before)))
     }
 
-    /// Does something and says what all its driver calls cost together.
+    /// Runs `act` and returns the total cost of its driver calls.
     pub(crate) fn charge<T>(&self, act: impl FnOnce() -> T) -> (T, Calls) {
         let now = || self.clock.as_ref().map(|clock| clock.model.clock());
         let begun = now();
@@ -74,8 +72,8 @@ impl Meter {
         (outcome, calls)
     }
 
-    /// Does something whose copies, and the waiting they need, do not count. Mapping and the like
-    /// do: they are the pool's own, should it be at work meanwhile.
+    /// Runs `act` without counting its copies and their waits. Mapping and the like count: those
+    /// are the pool's own calls, if the pool is at work meanwhile.
     pub(crate) fn aside<T>(&mut self, act: impl FnOnce() -> T) -> T {
         let (outcome, made) = self.measure(act);
         for (call, calls) in made.into_iter().filter(|&(call, _)| !maps(call)) {

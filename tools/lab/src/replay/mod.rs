@@ -1,10 +1,10 @@
 //! `cuvmm replay`: a request trace against an elastic pool, beside the same memory split evenly.
 //!
-//! Time is virtual and comes from the trace; the memory operations are real, on whichever driver.
-//! From the bottom up: `trace` and `workload` say what is asked for, `settings` what it costs,
-//! `memory` what the simulator asks of a memory, `simulate` plays it, `pooled` answers with the
+//! Time is virtual and comes from the trace; the memory operations are real, on any driver. From
+//! the bottom up: `trace` and `workload` have the requests, `settings` their costs, `memory` the
+//! simulator's interface to a memory, `simulate` plays the requests, `pooled` serves them with the
 //! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report` and `chart`
-//! show it. `processes` plays it in real time, in one process or several.
+//! show the result. `processes` plays in real time, in one process or several.
 
 mod chart;
 mod demand;
@@ -53,8 +53,8 @@ impl Args {
     /// Replays and prints.
     ///
     /// # Errors
-    /// Options that do not fit together, traces that cannot be read, failures of the driver, and
-    /// stamps that are wrong.
+    /// Options contradict each other, a trace cannot be read, the driver fails, or a stamp is
+    /// wrong.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let page = Page::verbose(self.verbose);
         let workload = self.workload()?;
@@ -77,7 +77,7 @@ impl Args {
         setup.stamps = opened.driver.kind() != DriverKind::Model;
         setup.speed = terms.as_ref().map(|terms| terms.speed);
 
-        // What one policy leaves to the next is expected too.
+        // The model expects a policy's effects on the next policy too.
         stand_in.granularity = Some(setup.granule);
         let model = Arc::new(stand_in.model());
         let mut results = Vec::new();
@@ -138,7 +138,7 @@ impl Args {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Returns the setup on a device, of a driver that is to be named.
+    /// Returns the setup on a device. The caller names the driver.
     fn setup(&self, workload: &Workload, device: &Device) -> anyhow::Result<Setup> {
         let (granule, models) = (device.granularity(), workload.models.len());
         let memory = self.memory_limit(granule, models)?;
@@ -167,7 +167,7 @@ fn scale<'a>(models: &'a [String], setup: &Setup) -> Scale<'a> {
     }
 }
 
-/// Plays the workload in virtual time, in pools of its own with counters of their own.
+/// Plays the workload in virtual time, in pools of its own with their own counters.
 fn play(
     policy: Policy,
     workload: &Workload,

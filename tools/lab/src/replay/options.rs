@@ -1,4 +1,4 @@
-//! The options of `cuvmm replay`, and what follows from them.
+//! The options of `cuvmm replay`, and their consequences.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -135,8 +135,8 @@ pub(super) enum Policies {
 }
 
 impl Args {
-    /// Returns the policies in the order in which they are played: first the one that needs a ledger,
-    /// which other programs may have with other terms.
+    /// Returns the policies in the order of playing: first the policy with a ledger, which other
+    /// programs may have with other terms.
     pub(super) fn policies(&self) -> impl Iterator<Item = Policy> {
         let split = (self.policy != Policies::Elastic).then_some(Policy::Static);
         let elastic = (self.policy != Policies::Static).then_some(Policy::Elastic);
@@ -157,7 +157,7 @@ impl Args {
         }
     }
 
-    /// Where the requests come from, for the head of the report.
+    /// Describes the origin of the requests, for the head of the report.
     pub(super) fn described(&self, workload: &Workload) -> String {
         let requests = counted(workload.requests.len() as u64, "request");
         let models = workload.models.join(", ");
@@ -171,7 +171,7 @@ impl Args {
     /// Returns the table of costs for the model.
     ///
     /// # Errors
-    /// Options that mean nothing together, and a table that cannot be had.
+    /// Options contradict each other, or the table cannot be read.
     pub(super) fn cost_table(&self) -> anyhow::Result<Costs> {
         let model = self.driver == Choice::Model;
         if self.expect && model {
@@ -187,10 +187,10 @@ impl Args {
         costs::chosen(self.costs.as_deref(), self.gpu.as_deref())
     }
 
-    /// Returns how processes are to be started, if time is real.
+    /// Returns the terms for processes, if time is real.
     ///
     /// # Errors
-    /// Options that mean nothing together, and what keeps signals from being handled.
+    /// Options contradict each other, or signals cannot be handled.
     pub(super) fn terms(&self, driver: DriverKind, costs: String) -> anyhow::Result<Option<Terms>> {
         if !self.processes {
             return Ok(None);
@@ -212,7 +212,7 @@ impl Args {
         }))
     }
 
-    /// Bytes of memory that a driver without a GPU has: no pool leaves anything free.
+    /// Returns the memory in bytes of a driver without a GPU: no pool leaves anything free.
     pub(super) fn capacity(&self) -> u64 {
         self.memory.saturating_add(SLACK)
     }
@@ -225,7 +225,7 @@ impl Args {
         }
     }
 
-    /// The memory in whole granules, enough that each model's share holds one.
+    /// Returns the memory in whole granules, at least one for each model's share.
     pub(super) fn memory_limit(&self, granule: u64, models: usize) -> anyhow::Result<u64> {
         let limit = self.memory / granule * granule;
         if limit / granule < models as u64 {
@@ -237,7 +237,6 @@ impl Args {
         Ok(limit)
     }
 
-    /// The guarantee of each model in whole granules.
     pub(super) fn guarantee(
         &self,
         memory: u64,
@@ -256,7 +255,6 @@ impl Args {
     }
 }
 
-/// A size for people, in binary units.
 fn iec(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }

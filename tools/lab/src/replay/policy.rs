@@ -1,23 +1,22 @@
-//! The policies for dividing the memory among the models.
+//! Policies for dividing the memory among the models.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A policy for dividing the memory among the models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Policy {
     /// Each model has a fixed share; all shares are equal.
     Static,
-    /// All models share one pool: each has its guarantee, and can use memory that the other models
-    /// do not use.
+    /// All models share one pool: each has its guarantee, and can use memory that the others do not
+    /// use.
     Elastic,
     /// Elastic with a process for each model, and one ledger instead of one pool.
     Ledger,
 }
 
 impl Policy {
-    /// Returns the name that the command line and the output use.
+    /// Returns the name on the command line and in the output.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Static => "static",

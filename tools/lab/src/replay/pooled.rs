@@ -1,9 +1,9 @@
 //! The replay's memory on a device: pools, tenants and blocks of the library, with every granule
 //! stamped.
 //!
-//! Under `static` each model has a pool of its own with an even share of the limit; under
-//! `elastic` all models are tenants of one pool, and under `ledger` each has a process, whose pool
-//! is in the ledger. Everything else is the same, so that what differs between two runs is the policy.
+//! Under `static` each model has a pool with an even share of the limit; under `elastic` all models
+//! are tenants of one pool, and under `ledger` each has a process whose pool is in the ledger.
+//! Everything else is the same, so that only the policy differs between runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +24,15 @@ use super::policy::Policy;
 use super::stamps::Verified;
 use super::stamps::{self, Bytes};
 
-/// How long the growth of a block waits for memory that other processes have idle. To preempt a
-/// request instead costs far more.
+/// The timeout of a block's growth for idle memory of other processes. Preempting a request costs
+/// far more.
 const GROWTH_WAITS: Duration = Duration::from_millis(5);
 
-/// How the memory is to be divided.
+/// The division of the memory.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Division {
     pub(crate) policy: Policy,
-    /// How many models there are, in all processes.
+    /// The number of models in all processes.
     pub(crate) models: usize,
     /// Bytes for all models together, whole granules.
     pub(crate) limit: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// Bytes that one model's memory is limited to.
+    /// Returns the limit of one model's memory in bytes.
     fn tenant_limit(&self, granule: u64) -> u64 {
         match self.policy {
             Policy::Static => share(self.limit, self.models, granule),
@@ -49,7 +49,8 @@ impl Division {
         }
     }
 
-    /// Bytes that its pool guarantees to one model. A ledger guarantees them to the process.
+    /// Returns the bytes that a pool guarantees to one model. A ledger guarantees them to the
+    /// process.
     fn tenant_guarantee(&self) -> u64 {
         match self.policy {
             Policy::Elastic => self.guarantee,
@@ -57,7 +58,7 @@ impl Division {
         }
     }
 
-    /// The most bytes that one model can have with all others idle.
+    /// Returns the most bytes of one model while all others are idle.
     fn ceiling(&self, granule: u64) -> u64 {
         let others = (self.models as u64).saturating_sub(1);
         match self.policy {
@@ -67,29 +68,28 @@ impl Division {
     }
 }
 
-/// Returns the even share of `limit` of one of `models`, in whole granules.
+/// Returns one of `models` even shares of `limit`, in whole granules.
 pub(crate) const fn share(limit: u64, models: usize, granule: u64) -> u64 {
     let models = if models == 0 { 1 } else { models as u64 };
     limit / models / granule * granule
 }
 
-/// Memory of some models on one device.
+/// The memory of some models on one device.
 pub(crate) struct Pooled {
     granule: u64,
-    /// Most granules of one block, the same for every model.
+    /// The most granules of one block, for every model.
     ceiling: u64,
     stamped: bool,
     costs: Vec<Cost>,
     meter: Meter,
     last_refusal: Option<BlockError>,
-    // In the order in which they are to go: tenants before their pools, the stream last.
+    // Drop order: tenants before their pools, the stream last.
     tenants: Vec<Tenant>,
     pools: Vec<Pool>,
     mapper: Option<Mapper>,
     stream: Stream,
 }
 
-/// A request's block.
 pub(crate) struct Held {
     block: Block,
     model: usize,
@@ -108,12 +108,12 @@ impl Bytes for Block {
 }
 
 impl Pooled {
-    /// Pools and tenants for the models, on a stream of their own. Where the device is a model's,
-    /// its clock says what the calls take. Pools in a ledger have a mapper, which serves requests
-    /// that wait for memory of other processes.
+    /// Makes pools and tenants for the models, on a stream of their own. On a model, `clock` gives
+    /// the time of calls. Pools in a ledger have a mapper, which serves requests that wait for
+    /// memory of other processes.
     ///
     /// # Errors
-    /// What building pools, registering tenants and starting a mapper gives.
+    /// A pool, a tenant or the mapper cannot be made.
     pub(crate) fn new(
         device: &Device,
         models: &[String],
@@ -153,11 +153,11 @@ impl Pooled {
         Ok(memory)
     }
 
-    /// Ends the run: the cost of each model, and of all with the opening and closing of the pools
-    /// in it.
+    /// Ends the run: returns the cost of each model, and of all with the opening and closing of the
+    /// pools.
     ///
     /// # Errors
-    /// Memory that is still in use, a pool that went over its limit, and failures to give back.
+    /// Memory is still in use, a pool exceeded its limit, or memory cannot be released.
     pub(crate) fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
         for pool in &self.pools {
             let stats = pool.stats();
@@ -195,7 +195,7 @@ impl Pooled {
         Ok((costs, all))
     }
 
-    /// Does something for a model, and charges it with the driver calls made.
+    /// Runs `act` for a model, and charges the model with its driver calls.
     fn charged<T>(&mut self, model: usize, act: impl FnOnce(&Tenant, &Stream) -> T) -> T {
         let (outcome, calls) = self
             .meter
@@ -218,13 +218,13 @@ impl Pooled {
         }
     }
 
-    /// Asks for a block that may wait for memory.
+    /// Requests a block that may wait for memory.
     pub(crate) fn ask(&self, model: usize, granules: u64, capacity: u64) -> AllocateFuture {
         let sizes = (granules * self.granule, capacity * self.granule);
         wish(&self.tenants[model], &self.stream, sizes).allocate_async()
     }
 
-    /// Makes a block that of a request, and stamps it.
+    /// Assigns a block to a request, and stamps it.
     pub(crate) fn hold(
         &mut self,
         block: Block,
@@ -242,14 +242,13 @@ impl Pooled {
         Ok(held)
     }
 
-    /// Returns why the ledger refused the last request that did not fit; `None` if it did not.
+    /// Returns the ledger's reason for the last refusal, or `None` if the ledger did not refuse.
     pub(crate) fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
         let refusal = self.last_refusal.as_ref().and_then(BlockError::shortage);
         Some(refusal?.ledger?.reason)
     }
 
-    /// Grows a block as [`grow`](Memory::grow) does, and waits a moment for memory of other
-    /// processes.
+    /// Grows a block like [`grow`](Memory::grow), and waits a moment for memory of other processes.
     pub(crate) fn grow_waiting(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
         self.grow_by(held, granules, Block::grow_to)
     }
@@ -289,7 +288,8 @@ impl Pooled {
     }
 }
 
-/// A block of the first size in bytes that can grow to the second. Its timeout is that of growth.
+/// Builds a block of the first size in bytes that can grow to the second, with the timeout of
+/// growth.
 fn wish<'a>(
     tenant: &'a Tenant,
     stream: &'a Stream,

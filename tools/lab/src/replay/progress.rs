@@ -1,5 +1,5 @@
-//! The progress bar. It is drawn only on a terminal and on standard error, so that it is never part
-//! of the output.
+//! The progress bar. It is drawn only on a terminal and on standard error, so it is never part of
+//! the output.
 
 use std::io::IsTerminal as _;
 
@@ -7,8 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::policy::Policy;
 
-/// Creates a progress bar for `requests` requests. It is hidden if it is not `wanted` or standard
-/// error is not a terminal.
+/// Creates a progress bar for `requests` requests, hidden if not `wanted` or without a terminal.
 pub(crate) fn bar(policy: Policy, requests: usize, wanted: bool) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -17,27 +17,27 @@ use cuvmm_command::terminal::{self, counted, safe};
 /// The workload, the driver and the memory, for the head of the report.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// Driver and device, and why this driver.
+    /// The driver, the device, and the reason for the driver.
     pub(crate) driver: String,
     pub(crate) device: String,
-    /// Where the requests come from, in words.
+    /// The origin of the requests, in words.
     pub(crate) workload: String,
     /// The mean number of bytes that the requests would hold if none waited.
     pub(crate) demand: Option<f64>,
-    /// Set when the workload is generated.
+    /// Set for a generated workload.
     pub(crate) seed: Option<u64>,
     pub(crate) memory: u64,
     pub(crate) granule: u64,
     pub(crate) guarantee: u64,
     pub(crate) settings: Settings,
-    /// False where the driver has no memory to stamp.
+    /// `false` if the driver has no memory to stamp.
     pub(crate) stamps: bool,
-    /// Seconds of the trace in one second, where time is real.
+    /// Seconds of the trace in one second, if time is real.
     pub(crate) speed: Option<f64>,
 }
 
 impl Setup {
-    /// Returns how a policy divides the memory among `models` models.
+    /// Returns a policy's division of the memory among `models` models.
     pub(crate) fn division(&self, policy: Policy, models: usize) -> Division {
         Division {
             policy,
@@ -48,10 +48,9 @@ impl Setup {
     }
 }
 
-/// The figures of the policies that were played.
 pub(crate) type Results = [(Policy, PolicyFigures)];
 
-/// Returns the figures of a policy and of elastic, where both were played.
+/// Returns the figures of a policy and of elastic, if both were played.
 fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, &PolicyFigures)> {
     let of = |wanted| {
         results
@@ -62,13 +61,14 @@ fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, 
     of(policy).zip(of(Policy::Elastic))
 }
 
-/// Returns the p99 time to first token with a process for each model, divided by that of one process.
+/// Returns the p99 time to first token with a process for each model, divided by that of one
+/// process.
 fn ledger_ratio(results: &Results) -> Option<f64> {
     let (ledger, elastic) = beside_elastic(results, Policy::Ledger)?;
     figures::p99_ratio(ledger, elastic)
 }
 
-/// Returns what the policies come to, as one line: nothing where there is no pair to compare.
+/// Summarizes the policies in one line, empty without a pair to compare.
 pub(crate) fn headline(results: &Results) -> String {
     let lines = [ledger_line(results), elastic_line(results)];
     let lines = lines
@@ -97,7 +97,6 @@ fn elastic_line(results: &Results) -> Option<String> {
     Some(format!("elastic is {times:.2} times {better} than static"))
 }
 
-/// The report for people.
 pub(crate) fn text(setup: &Setup, results: &Results, page: Page) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -211,7 +210,7 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     Ok(())
 }
 
-/// A row per policy and model, the whole last.
+/// Returns a row for each policy and model, the total last.
 fn rows(results: &Results) -> impl Iterator<Item = (Policy, &str, &Figures)> {
     results.iter().flat_map(|(policy, figures)| {
         let models = figures
@@ -318,8 +317,8 @@ fn process_table(results: &Results, page: Page) -> Table {
     table
 }
 
-/// Returns how late the latest event of all was, in real time, and under which policy, if under any
-/// policy that is more than a quarter of its median time to first token.
+/// Returns the greatest lateness of an event, in real time, and its policy, if under any policy it
+/// is more than a quarter of the median time to first token.
 fn too_late(results: &Results, speed: f64) -> Option<(f64, Policy)> {
     let late_ms = |figures: &PolicyFigures| {
         let processes = figures.processes.iter().map(|process| process.late_max_ms);
@@ -340,10 +339,10 @@ fn members(results: &Results) -> impl Iterator<Item = &Process> {
     all.filter(|process| process.ledger_stalled_ms.is_some())
 }
 
-/// A row of the table of grants: what, how often, bytes, and milliseconds.
+/// A row of the table of grants: name, count, bytes, and milliseconds.
 type Grant<'a> = (&'a str, Option<u64>, Option<u64>, Option<f64>);
 
-/// Shows how often and for how long each process of a ledger waited, gave and called the driver. A narrow
+/// Shows the count and time of waits, grants and driver calls of each process of a ledger. A narrow
 /// page has only rows with a figure that is not zero.
 fn grants_table(members: &[&Process], page: Page) -> Table {
     let unit = Unit::of_bytes(members.iter().map(|process| process.gave_bytes));
@@ -401,12 +400,12 @@ fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Virtual time in milliseconds.
+/// Formats virtual time in milliseconds.
 fn time(time: Nanos) -> String {
     format!("{:.0}", time as f64 / 1e6)
 }
 
-/// The report for programs. What stands under `policies` is a stable interface; other keys may be
+/// The report for programs. The keys under `policies` are a stable interface; other keys may be
 /// added.
 #[derive(Serialize)]
 struct Document<'a> {
@@ -422,11 +421,11 @@ struct Document<'a> {
     prefill_tokens_per_second: f64,
     decode_tokens_per_second: f64,
     stamps: bool,
-    /// Only where time was real.
+    /// Only if time was real.
     #[serde(skip_serializing_if = "Option::is_none")]
     speed: Option<f64>,
     policies: InOrder<'a, &'static str, PolicyFigures>,
-    /// Only where static and elastic were played.
+    /// Only if static and elastic were played.
     #[serde(flatten)]
     comparison: Option<Comparison>,
     /// Only with a process for each model.

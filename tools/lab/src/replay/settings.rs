@@ -1,7 +1,7 @@
 //! The settings of a model: memory per token, and the rates at which tokens are processed.
 //!
-//! Requests do not queue for compute: each request runs at these rates regardless of the load, so
-//! that the replay measures memory only.
+//! Requests do not queue for compute: each runs at these rates regardless of the load, so the
+//! replay measures memory only.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,6 @@ pub(crate) type Nanos = u64;
 
 const SECOND: f64 = 1e9;
 
-/// The settings of every model of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// Bytes of KV cache per token, at least 1.
@@ -36,12 +35,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Returns the time to read `tokens` tokens of context.
     pub(crate) fn prefill(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.prefill_rate)
     }
 
-    /// Returns the time to generate `tokens` tokens.
     pub(crate) fn decode(&self, tokens: u64) -> Nanos {
         nanos(tokens, self.decode_rate)
     }

@@ -1,18 +1,17 @@
 //! The replay itself: requests in virtual time over a real memory.
 //!
-//! A request waits in its model's queue until a block for its context fits, reads its context,
-//! then generates. Token k has come when the memory for it is there: context and k tokens. When
-//! its growth does not fit, the youngest running request of the model gives its block up and goes
-//! to the head of the queue; that may be the request that wanted to grow. A request that was
-//! preempted reads its context and the tokens it had before it goes on, and is taken back only
-//! when the token it then generates fits too: so every run but the first yields a token, and the
-//! replay ends.
+//! A request waits in its model's queue until a block for its context fits, reads its context, then
+//! generates. Token k has come when the memory for context and k tokens is there. When its growth
+//! does not fit, the youngest running request of the model gives its block up and goes to the head
+//! of the queue; that may be the growing request itself. A preempted request reads its context and
+//! its earlier tokens before it goes on, and is admitted again only when its next token fits too:
+//! so every run but the first yields a token, and the replay ends.
 //!
 //! Two invariants hold at all times, and the rest depends on them: within a model, every running
 //! request is older than every waiting one; and a queue is in the order of arrival.
 //!
-//! Tokens are not events. A running request has one event ahead: the next token that needs
-//! memory, or else its first or its last.
+//! Tokens are not events. A running request has one event ahead: the next token that needs memory,
+//! or else its first or its last token.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
@@ -25,12 +24,10 @@ use super::memory::Memory;
 use super::settings::{Nanos, Settings};
 use super::timeline::Timeline;
 
-/// One request of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// Index of the model.
     pub(crate) model: usize,
-    /// Virtual time of its arrival.
+    /// Virtual time of the arrival.
     pub(crate) arrival: Nanos,
     /// Tokens of context.
     pub(crate) context: u32,
@@ -38,47 +35,40 @@ pub(crate) struct Request {
     pub(crate) generated: u32,
 }
 
-/// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Fate {
-    /// It did not come to its end: never the answer of [`run`].
+    /// The request did not come to its end: [`run`] never returns this.
     Unfinished,
-    /// Larger than its model's memory can ever be.
+    /// The request is larger than its model's memory can ever be.
     Rejected,
-    /// All tokens came.
     Completed {
-        /// From arrival to the first token, or to the end of the context where there is none.
+        /// From arrival to the first token, or to the end of the context without one.
         first_token: Nanos,
     },
 }
 
-/// A request's story.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) fate: Fate,
-    /// How often it was preempted.
+    /// The number of preemptions.
     pub(crate) preempted: u32,
-    /// All the time it spent in the queue.
+    /// The total time in the queue.
     pub(crate) waited: Nanos,
 }
 
-/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
     /// In the order of the requests.
     pub(crate) outcomes: Vec<Outcome>,
     /// Granules of the blocks.
     pub(crate) timeline: Timeline,
-    /// Requests that wait.
     pub(crate) waiting: Timeline,
 }
 
-/// Plays `requests`, which are in the order of their arrival, and calls `progress` for each one
-/// that is done with.
+/// Plays `requests`, in the order of their arrival, and calls `progress` for each that is done.
 ///
 /// # Errors
-/// An error of the memory other than that something does not fit, or a memory that refuses a
-/// request which it could hold although nothing else runs.
+/// The memory fails, or refuses a request which it could hold although nothing else runs.
 pub(crate) fn run<M: Memory>(
     requests: &[Request],
     models: usize,
@@ -125,21 +115,21 @@ pub(crate) fn run<M: Memory>(
 /// A request between its arrival and its end.
 struct Life<B> {
     outcome: Outcome,
-    /// Tokens generated so far; while it runs, as of its last event.
+    /// Tokens generated so far; while the request runs, as of its last event.
     tokens: u64,
     first_token: Option<Nanos>,
     waiting_since: Nanos,
     running: Option<Running<B>>,
-    /// Tells a live event from that of an earlier run of the same request.
+    /// Distinguishes a live event from one of an earlier run of the request.
     run: u32,
 }
 
 struct Running<B> {
     block: B,
     granules: u64,
-    /// When the context, and what had been generated before, is read.
+    /// The time at which the context and the earlier tokens are read.
     ready: Nanos,
-    /// Tokens it had when this run began.
+    /// Tokens when this run began.
     had: u64,
     /// The token of its event.
     next: u64,
@@ -181,7 +171,7 @@ struct State<'a, M: Memory> {
     steps: BinaryHeap<Reverse<(Nanos, usize, u32)>>,
     timeline: Timeline,
     waiting: Timeline,
-    /// Of the last event or arrival.
+    /// The time of the last event or arrival.
     now: Nanos,
 }
 
@@ -197,7 +187,7 @@ impl<M: Memory> State<'_, M> {
                 self.admit_all(now)?;
                 continue;
             }
-            // What ends or grows at the same time as an arrival goes first.
+            // Ends and growths go before an arrival at the same time.
             match (step, arrival) {
                 (Some(step), arrival) if arrival.is_none_or(|arrival| step <= arrival) => {
                     self.step()?;
@@ -238,7 +228,7 @@ impl<M: Memory> State<'_, M> {
         Ok(())
     }
 
-    /// Takes the head of a model's queue in, if it fits.
+    /// Admits the head of a model's queue, if it fits.
     fn admit(&mut self, model: usize, now: Nanos) -> anyhow::Result<bool> {
         let Some(&at) = self.models[model].queue.front() else {
             return Ok(false);
@@ -270,7 +260,7 @@ impl<M: Memory> State<'_, M> {
             had: life.tokens,
             next: 0,
         });
-        // What another process gave was free before it was taken.
+        // Memory from another process was free before it was taken.
         let taken = self.memory.now(now);
         self.timeline.change(taken, model, granules.cast_signed());
         self.schedule(at);
@@ -278,7 +268,7 @@ impl<M: Memory> State<'_, M> {
     }
 
     /// Admits the requests of all models that fit now, the oldest head first. A head that does not
-    /// fit holds up its own model only.
+    /// fit delays its own model only.
     fn admit_all(&mut self, now: Nanos) -> anyhow::Result<bool> {
         let mut open: Vec<usize> = (0..self.models.len()).collect();
         let mut any = false;
@@ -298,7 +288,6 @@ impl<M: Memory> State<'_, M> {
         }
     }
 
-    /// Sets the one event of a running request.
     fn schedule(&mut self, at: usize) {
         let request = &self.requests[at];
         let life = &mut self.lives[at];
@@ -321,7 +310,8 @@ impl<M: Memory> State<'_, M> {
         self.steps.push(Reverse((time, at, life.run)));
     }
 
-    /// The next event of a running request: a token that needs memory, the first, or the last.
+    /// Handles the next event of a running request: a token that needs memory, the first, or the
+    /// last.
     fn step(&mut self) -> anyhow::Result<()> {
         let Some(Reverse((due, at, run))) = self.steps.pop() else {
             return Ok(());
@@ -369,7 +359,8 @@ impl<M: Memory> State<'_, M> {
         Ok(())
     }
 
-    /// Grows the block of a running request to what it needs; `false` when that does not fit.
+    /// Grows the block of a running request to `need` granules; returns `false` if that does not
+    /// fit.
     fn grow(&mut self, at: usize, need: u64, now: Nanos) -> anyhow::Result<bool> {
         let Some(running) = &mut self.lives[at].running else {
             return Ok(true);
@@ -391,8 +382,8 @@ impl<M: Memory> State<'_, M> {
     fn preempt(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
         let life = &mut self.lives[at];
         if let Some(running) = &life.running {
-            // Tokens since its last event needed no memory, and count; one that is due right now
-            // has not had its turn, since the older request that grows goes first.
+            // Tokens since its last event needed no memory, and count. A token due right now has
+            // not had its turn, since the older request that grows goes first.
             if now > running.ready {
                 let since = 1 + self.settings.decoded_within(now - running.ready - 1);
                 life.tokens = life
@@ -409,7 +400,7 @@ impl<M: Memory> State<'_, M> {
         Ok(())
     }
 
-    /// Gives the block of a running request back.
+    /// Frees the block of a running request.
     fn release(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
         let life = &mut self.lives[at];
         let Some(running) = life.running.take() else {
@@ -423,8 +414,8 @@ impl<M: Memory> State<'_, M> {
         self.memory.free(running.block)
     }
 
-    /// Nothing runs and nothing arrives, yet a request waits: only memory whose return is pending can
-    /// be the reason.
+    /// Unblocks a request that waits although nothing runs and nothing arrives: only memory whose
+    /// return is pending can be the reason.
     fn unblock(&mut self) -> anyhow::Result<()> {
         self.memory.settle()?;
         let admitted = self.admit_all(self.now)?;

@@ -1,36 +1,31 @@
 //! Stamps at both ends of every granule, which detect wrong mappings.
 //!
-//! The first eight bytes of a granule hold the request it belongs to and its index in the block of
-//! that request. The last eight bytes hold the bitwise complement. Zero, the content of fresh
-//! memory, is never a valid stamp. The last bytes of a granule and the first bytes of the next are
-//! adjacent, so a block of n granules needs n + 1 copies, not 2n.
+//! The first eight bytes of a granule hold its request and its index in the request's block. The
+//! last eight bytes hold the bitwise complement. Zero, the content of fresh memory, is never a
+//! valid stamp. The last bytes of a granule and the first bytes of the next are adjacent, so a
+//! block of n granules needs n + 1 copies, not 2n.
 
 use serde::{Deserialize, Serialize};
 
 /// Memory that can be written and read by offset.
 pub(crate) trait Bytes {
-    /// Writes `bytes` at `offset`.
     fn write(&mut self, offset: u64, bytes: &[u8]) -> anyhow::Result<()>;
 
-    /// Fills `bytes` from `offset`.
     fn read(&mut self, offset: u64, bytes: &mut [u8]) -> anyhow::Result<()>;
 }
 
 const STAMP: usize = 8;
 
-/// The result of verifying stamps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Verified {
     /// Stamps read, right or wrong.
     pub(crate) stamps: u64,
-    /// Stamps that differ from what was written.
+    /// Stamps that differ from the written ones.
     pub(crate) wrong: u64,
-    /// A description of the first wrong stamp.
     pub(crate) first_wrong: Option<String>,
 }
 
 impl Verified {
-    /// Adds the result of another verification.
     pub(crate) fn add(&mut self, other: Self) {
         self.stamps += other.stamps;
         self.wrong += other.wrong;

@@ -3,8 +3,7 @@
 
 use super::settings::Nanos;
 
-/// The most slices kept. When a run exceeds them, adjacent slices are merged and the length of a
-/// slice doubles.
+/// The most slices kept. Beyond them, adjacent slices are merged and the length of a slice doubles.
 const SLICES: usize = 1024;
 
 /// The memory of several models over time, in granules.
@@ -19,7 +18,7 @@ pub(crate) struct Timeline {
     course: Option<Course>,
 }
 
-/// Every change of memory: when, of which model, and by how many granules.
+/// Every change of memory: time, model, and granules.
 pub(crate) type Course = Vec<(Nanos, usize, i64)>;
 
 #[derive(Clone, Debug, Default)]
@@ -41,7 +40,7 @@ impl Timeline {
         }
     }
 
-    /// Makes the timeline of all models of the changes of each, in any order.
+    /// Makes a timeline of all models from their changes, in any order.
     pub(crate) fn of(models: usize, mut changes: Course) -> Self {
         changes.sort_by_key(|&(at, ..)| at);
         let mut timeline = Self::new(models);
@@ -56,7 +55,7 @@ impl Timeline {
         self.course.get_or_insert_default();
     }
 
-    /// Returns the changes that were kept.
+    /// Returns the kept changes.
     pub(crate) fn into_course(self) -> Course {
         self.course.unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! `cuvmm demo`: two services in two processes under one ledger, and `cuvmm top` beside them.
 //!
-//! `service` is one of the processes: this command, started again.
+//! `service` is one of the two processes; this command starts it.
 
 mod service;
 
@@ -24,13 +24,11 @@ use cuvmm_command::subprocess;
 
 pub(crate) use self::service::Service;
 
-/// The names of the services.
 const NAMES: [&str; 2] = ["chat", "code"];
 
-/// The interval between two looks of `top`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time after which the figures are printed where there is no terminal.
+/// The time after which the figures are printed if there is no terminal.
 const UNSEEN: Duration = Duration::from_secs(10);
 
 /// Run two services under one memory limit, with `cuvmm top` beside them
@@ -60,7 +58,7 @@ pub(crate) struct Args {
     seconds: Option<Duration>,
 }
 
-/// Takes the word of a driver whose memory two processes can use: the model has none.
+/// Parses a driver whose memory two processes can share: all but the model.
 fn with_memory() -> impl TypedValueParser<Value = Choice> {
     let all = Choice::value_variants().iter();
     let words = all.filter(|it| **it != Choice::Model);
@@ -69,18 +67,16 @@ fn with_memory() -> impl TypedValueParser<Value = Choice> {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// A driver that cannot be opened, a service that fails, a signal before the figures are printed,
-    /// and a terminal that cannot be used.
+    /// The driver or the terminal cannot be used, a service fails, or a signal comes before the
+    /// figures are printed.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let terminal = std::io::stdout().is_terminal();
         let seconds = self.seconds.or((!terminal).then_some(UNSEEN));
         let mut services = Services::new()?;
         let at = Where::at(services.folder.path());
         let Some(seconds) = seconds else {
-            // Nothing but the picture may be written to the terminal.
+            // Services must not write over the picture on the terminal.
             services.start(&self, Stdio::null)?;
             return top::live(&at, INTERVAL, || services.end());
         };
@@ -95,7 +91,7 @@ impl Args {
     }
 }
 
-/// The services and their private folder. They end, and the folder is removed, when this is dropped.
+/// The services and their private folder. A drop ends the services and removes the folder.
 #[derive(Debug)]
 struct Services {
     each: Vec<Running>,
@@ -106,7 +102,8 @@ struct Services {
 struct Running {
     name: &'static str,
     process: Child,
-    /// One line when it has joined the ledger, and one with the reason if it fails.
+    /// One line when the service has joined the ledger, and one with the reason if the service
+    /// fails.
     output: BufReader<ChildStdout>,
 }
 
@@ -118,10 +115,10 @@ impl Services {
         })
     }
 
-    /// Starts all services and waits until each has joined the ledger in the folder.
+    /// Starts all services and waits until each has joined the ledger.
     ///
     /// # Errors
-    /// A process that cannot be started, and the reason for which a service could not join.
+    /// A process cannot be started, or a service cannot join (with its reason).
     fn start(&mut self, args: &Args, errors: fn() -> Stdio) -> anyhow::Result<()> {
         for name in NAMES {
             let mut command = Command::new(std::env::current_exe()?);
@@ -131,7 +128,7 @@ impl Services {
                 .arg(name);
             command.args([args.driver.word(), &args.device.to_string()]);
             command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            // Ctrl-C reaches this process alone, which ends the services.
+            // Ctrl-C reaches only this process, which then ends the services.
             let process = command.stderr(errors()).process_group(0).spawn();
             let mut process = process.with_context(|| format!("{name}: no process"))?;
             let output = process.stdout.take().context("output is piped")?;
@@ -154,10 +151,10 @@ impl Services {
         Ok(())
     }
 
-    /// Ends all services and waits for them. The last one removes the folder.
+    /// Ends all services, waits for them, and removes the folder.
     ///
     /// # Errors
-    /// The reason for which a service failed before.
+    /// The reason of a service that failed earlier.
     fn end(&mut self) -> anyhow::Result<()> {
         for service in &mut self.each {
             drop(service.process.stdin.take());
@@ -168,7 +165,7 @@ impl Services {
             let status = subprocess::end(&mut service.process, until)?;
             if !status.success() && failed.is_ok() {
                 let mut line = String::new();
-                // What cannot be read is no reason.
+                // Unreadable output counts as no reason.
                 let _ = service.output.read_to_string(&mut line);
                 failed = Err(anyhow::anyhow!(
                     "{} ({status}): {}",
@@ -183,12 +180,11 @@ impl Services {
 
 impl Drop for Services {
     fn drop(&mut self) {
-        // The first error is on its way already.
+        // The error that led to this drop is reported already.
         let _ = self.end();
     }
 }
 
-/// Returns what a service said last, as one line.
 fn said(line: &str) -> String {
     match line.trim() {
         "" => "it ended and named no reason".to_owned(),

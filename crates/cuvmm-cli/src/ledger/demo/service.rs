@@ -1,4 +1,4 @@
-//! One service of `cuvmm demo`: weights, and a cache that grows and shrinks with the time of day.
+//! A service of `cuvmm demo`: weights, and a cache whose size follows the time of day.
 
 use std::f64::consts::TAU;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::NAMES;
 use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess::remove_left;
 
-/// The beginning of the line that tells that the service has joined the ledger.
+/// The start of the line that reports that the service has joined the ledger.
 pub(super) const JOINED: &str = "joined on ";
 
 const MIB: u64 = 1 << 20;
@@ -24,28 +24,24 @@ const MIB: u64 = 1 << 20;
 /// The limit of both services together.
 const LIMIT: u64 = 1024 * MIB;
 
-/// The guarantee of each service.
 const GUARANTEE: u64 = 128 * MIB;
 
-/// The memory of a device without a GPU: more than the limit, and nothing of it is written.
+/// The capacity of a stand-in device: more than the limit, and nothing writes to the memory.
 const CAPACITY: u64 = 4 * LIMIT;
 
 const WEIGHTS: u64 = 64 * MIB;
 
-/// The size of a block of the cache.
 const BLOCK: u64 = 32 * MIB;
 
-/// The fewest and the most blocks that a cache wants. Both caches want 30 at any time, which with the
-/// weights is 64 MiB more than there is.
+/// The least and the greatest number of blocks that a cache wants. The two caches always want 30
+/// blocks together, which with the weights is 64 MiB more than the limit.
 const BLOCKS: [f64; 2] = [4.0, 26.0];
 
-/// How long it takes to grow and to shrink again.
+/// The time in which a cache grows and shrinks once.
 const PERIOD: Duration = Duration::from_secs(16);
 
-/// The pause between two changes of the cache.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long a block is waited for.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Run one service of `cuvmm demo`, which starts this command
@@ -59,8 +55,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Serves until standard input ends. An error is written to standard output, for the command that
-    /// started this one.
+    /// Serves until standard input ends. An error goes to standard output, for the command that
+    /// started the service.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -84,7 +80,7 @@ impl Service {
         })?;
         let driver = opened.said();
         let device = Device::open(opened.driver, self.device)?;
-        // The tenant that sleep and wake move. This program queues no work on its blocks.
+        // The tenant that sleep and wake act on. No work is queued on its blocks.
         let sleeper: Arc<Mutex<Option<Tenant>>> = Arc::default();
         let ledger = self.ledger(&device, &sleeper)?;
         let pool = Pool::builder(&device).ledger(&ledger).build()?;
@@ -129,8 +125,8 @@ impl Service {
     }
 }
 
-/// Gives the pool's memory back before the process ends. A thread of the ledger may still be asking the
-/// pool for its figures, and would give the memory back when the driver has ended.
+/// Closes the pool before the process ends. A thread of the ledger may still read the pool's
+/// figures; as the last owner it would release the memory after the driver has ended.
 fn close(mut pool: Pool) -> anyhow::Result<()> {
     for _ in 0..10 {
         match pool.close() {
@@ -142,7 +138,7 @@ fn close(mut pool: Pool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps the cache at the size that is wanted at each time, as far as there is memory.
+/// Keeps the cache at the wanted size, as far as memory allows.
 fn work(cache: &Tenant, first: bool, stop: &Stop) -> anyhow::Result<()> {
     let mut blocks = Vec::new();
     while !stop.within(TICK) {
@@ -152,7 +148,7 @@ fn work(cache: &Tenant, first: bool, stop: &Stop) -> anyhow::Result<()> {
         if blocks.len() < wanted {
             match cache.block(BLOCK).timeout(PATIENCE).allocate() {
                 Ok(block) => blocks.push(block),
-                // It is asked for again, unless it is not wanted any more by then.
+                // The next tick asks again, if the block is still wanted.
                 Err(BlockError::OutOfMemory(_)) => {}
                 Err(other) => return Err(other.into()),
             }
@@ -161,8 +157,8 @@ fn work(cache: &Tenant, first: bool, stop: &Stop) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns how many blocks a cache wants at a time since 1970, which is the same for both processes:
-/// one grows while the other shrinks.
+/// Returns the number of blocks that a cache wants at a time since 1970. Both processes compute
+/// from the same clock: one cache grows while the other shrinks.
 fn wanted(now: Duration, first: bool) -> usize {
     let turn = (now.as_millis() % PERIOD.as_millis()) as f64 / PERIOD.as_millis() as f64;
     let wave = (turn * TAU).sin() * if first { 1.0 } else { -1.0 };

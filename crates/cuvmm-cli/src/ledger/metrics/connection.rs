@@ -1,6 +1,4 @@
-//! One connection of a client: a request is read, an answer is written, and the connection ends.
-//!
-//! Nothing here blocks.
+//! One connection of a client: reads a request, writes the answer and closes. No call blocks.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,37 +7,33 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-/// The time in which a client has to send its request, slow or not.
+/// The time in which a client has to send its whole request.
 const READS: Duration = Duration::from_secs(5);
 
-/// The time in which it has to receive the answer.
+/// The time in which a client has to receive the answer.
 const RECEIVES: Duration = Duration::from_secs(10);
 
-/// The time that it has for closing the connection. One that is closed while it still sends would
-/// lose the answer.
+/// The time in which a client has to close the connection. If the server closed first while the
+/// client still sends, the answer would be lost.
 const CLOSES: Duration = Duration::from_secs(1);
 
-/// The most bytes of a request.
 const LONGEST_REQUEST: usize = 8 << 10;
 
-/// A client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
-    /// When it is closed at the latest.
+    /// The deadline at which the connection is closed.
     pub(super) until: Instant,
     phase: Phase,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// The request, as far as it has come.
+    /// The bytes of the request received so far.
     Reading(Vec<u8>),
-    /// A request for the figures, which are to be read.
     Asked(Method),
-    /// The bytes that are still to be written.
     Writing(Vec<u8>),
-    /// The answer is written.
+    /// The answer is written; the client has to close.
     Closing,
     Closed,
 }
@@ -47,11 +41,11 @@ enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Get,
-    /// The answer has no body.
+    /// Gets an answer without a body.
     Head,
 }
 
-/// An answer without its length.
+/// An answer, still without its length.
 #[derive(Debug)]
 pub(super) struct Answer<'a> {
     pub(super) status: &'static str,
@@ -68,7 +62,6 @@ impl Connection {
         }
     }
 
-    /// Returns the events that bring the connection on.
     pub(super) const fn events(&self) -> PollFlags {
         match self.phase {
             Phase::Writing(_) => PollFlags::OUT,
@@ -80,12 +73,11 @@ impl Connection {
         matches!(self.phase, Phase::Closed)
     }
 
-    /// Returns `true` if the client awaits the figures.
     pub(super) const fn asks(&self) -> bool {
         matches!(self.phase, Phase::Asked(_))
     }
 
-    /// Reads or writes what is possible now.
+    /// Reads or writes as far as possible without blocking.
     pub(super) fn go_on(&mut self, now: Instant) {
         match &mut self.phase {
             Phase::Reading(_) => self.read(now),
@@ -95,7 +87,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection of a client that was too slow. One that has not sent its request is told.
+    /// Ends a connection past its deadline. A client that has not sent its request gets status 408.
     pub(super) fn expire(&mut self, now: Instant) {
         match self.phase {
             Phase::Reading(_) => {
@@ -199,7 +191,6 @@ impl Connection {
         }
     }
 
-    /// Reads what the client still sends, until it has closed the connection.
     fn discard(&mut self) {
         let mut part = [0; LONGEST_REQUEST];
         match recv(&self.socket, &mut part, RecvFlags::empty()) {
@@ -215,7 +206,6 @@ impl AsFd for Connection {
     }
 }
 
-/// Returns an answer of plain text.
 pub(super) const fn plain<'a>(status: &'static str, body: &'a str) -> Answer<'a> {
     Answer {
         status,
@@ -224,7 +214,7 @@ pub(super) const fn plain<'a>(status: &'static str, body: &'a str) -> Answer<'a>
     }
 }
 
-/// Returns the part of a request before the empty line, if that has come.
+/// Returns the head of a request, if the empty line after it has arrived.
 fn head(request: &[u8]) -> Option<&[u8]> {
     let end = |line: &[u8]| request.windows(line.len()).position(|it| it == line);
     let end = end(b"\r\n\r\n").or_else(|| end(b"\n\n"))?;
@@ -247,7 +237,6 @@ mod tests {
         (Connection::new(own.into(), now), other, now)
     }
 
-    /// Returns what a client gets, and closes the connection.
     fn answer_to(request: &[u8]) -> String {
         let (mut connection, mut other, now) = pair();
         other.write_all(request).unwrap();

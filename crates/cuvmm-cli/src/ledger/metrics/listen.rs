@@ -15,7 +15,7 @@ use self::unix::UnixListener;
 use cuvmm_command::command::usage;
 use cuvmm_command::terminal::safe;
 
-/// A socket that listens and does not block.
+/// A listening socket that does not block.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
@@ -26,7 +26,7 @@ impl Listener {
     /// Listens at a loopback address with a port or, after `unix:`, at a path.
     ///
     /// # Errors
-    /// An address that cannot be read, is of other machines too, or cannot be listened at.
+    /// The address cannot be parsed, is reachable from other machines, or cannot be listened at.
     pub(super) fn open(address: &str) -> anyhow::Result<Self> {
         if let Some(path) = address.strip_prefix("unix:") {
             return match path {
@@ -49,7 +49,6 @@ impl Listener {
         Ok(Self::Tcp(listener))
     }
 
-    /// Returns the address as a text.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Tcp(listener) => listener.local_addr().map_or_else(|_| String::new(), url),
@@ -57,7 +56,7 @@ impl Listener {
         }
     }
 
-    /// Accepts a connection that waits. It does not block.
+    /// Accepts a waiting connection, without blocking.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if none waits, and the errors of the system.

@@ -1,12 +1,12 @@
-//! The figures at an address, for any number of clients.
+//! Serves the figures at an address, to any number of clients.
 //!
-//! One thread waits for all connections, and nothing that a client does stops it. Each connection has
-//! a deadline for sending its request and one for receiving the answer. There is a cap of
-//! connections: where more come, the one is closed whose deadline is nearest, so a client that
-//! asks at once is answered, however many are idle.
+//! One thread polls all connections, and no client can stop it. Each connection has a deadline for
+//! sending its request and one for receiving the answer. The number of connections is capped: at
+//! the cap, a new connection replaces the one with the nearest deadline, so a client that asks at
+//! once is answered even if all others are idle.
 //!
-//! The loop is written here and not taken from a library: the part of HTTP that a scraper uses is one
-//! request line and one answer, and the deadlines and the cap need a hand on each connection.
+//! No HTTP library is used: a scraper needs one request line and one answer, and the deadlines and
+//! the cap need control of each connection.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,22 +25,21 @@ use super::listen::Listener;
 use crate::ledger::find::Where;
 use cuvmm_command::terminal::tell;
 
-/// The content type of OpenMetrics text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The most connections at one time, and the part of the process's descriptors that they may be:
-/// the ledgers and the connections to their processes need some too.
+/// The most connections at one time, and the fraction of the process's descriptors that they may
+/// take: the ledgers and their control connections need some too.
 const MOST: u64 = 64;
 const PART: u64 = 4;
 
-/// How long no connection is accepted after the system has refused one for want of descriptors or
-/// memory, although no connection is open.
+/// The pause in accepting after the system has refused a connection for lack of descriptors or
+/// memory although no connection is open.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves the figures for ever.
+/// Serves the figures until the system fails.
 ///
 /// # Errors
-/// A failure of the system that no connection causes.
+/// A failure of the system that no single connection causes.
 pub(super) fn serve(listener: &Listener, at: &Where) -> anyhow::Result<Infallible> {
     let mut server = Server {
         listener,
@@ -69,12 +68,10 @@ struct Server<'a> {
     figures: Figures<'a>,
     connections: Vec<Connection>,
     most: usize,
-    /// The time until which no connection is accepted.
     paused: Option<Instant>,
 }
 
 impl Server<'_> {
-    /// Waits for events, and does what they make possible.
     fn turn(&mut self) -> io::Result<()> {
         let ready = self.wait()?;
         let now = Instant::now();
@@ -94,8 +91,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Waits until a descriptor is ready or a deadline has come. Returns for the listener and each
-    /// connection whether it is ready.
+    /// Waits until a descriptor is ready or a deadline has come. Returns whether the listener
+    /// (first) and each connection are ready.
     fn wait(&self) -> io::Result<Vec<bool>> {
         let events = match self.paused {
             Some(_) => PollFlags::empty(),
@@ -108,7 +105,7 @@ impl Server<'_> {
         let deadlines = self.connections.iter().map(|it| it.until);
         let next = deadlines.chain(self.paused).min();
         let left = next.map(|next| next.saturating_duration_since(Instant::now()));
-        // The system's clock may be behind by less than that.
+        // The system's clock may lag by less than a millisecond.
         let left = left.map(|left| left + Duration::from_millis(1));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut polled, left.as_ref()) {
@@ -118,7 +115,7 @@ impl Server<'_> {
         }
     }
 
-    /// Accepts the connections that wait, at most as many as there may be at one time.
+    /// Accepts waiting connections, at most `most` in one turn.
     fn accept(&mut self, now: Instant) -> io::Result<()> {
         for _ in 0..self.most {
             match self.listener.accept() {
@@ -128,7 +125,7 @@ impl Server<'_> {
                         self.close_one();
                     }
                     let mut connection = Connection::new(socket, now);
-                    // Most clients have sent their requests by now.
+                    // Most clients have already sent their requests.
                     connection.go_on(now);
                     self.connections.push(connection);
                 }
@@ -140,7 +137,7 @@ impl Server<'_> {
                             return Ok(());
                         }
                     }
-                    // Errors of one connection, which has ended or was refused by a firewall.
+                    // Errors of one connection: it has ended, or a firewall refused it.
                     Some(
                         Errno::CONNABORTED
                         | Errno::PROTO
@@ -157,7 +154,7 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Closes the connection whose deadline is nearest. Returns `false` if there is none.
+    /// Closes the connection with the nearest deadline. Returns `false` if there is none.
     fn close_one(&mut self) -> bool {
         let idle = self.connections.iter().enumerate();
         let idle = idle.filter(|(_, it)| !it.asks());
@@ -168,8 +165,8 @@ impl Server<'_> {
         next.is_some()
     }
 
-    /// Closes half of the connections, and keeps as few from now on: the rest of the descriptors is for
-    /// reading the figures. Returns `false` if there is none.
+    /// Closes half of the connections and lowers the cap to as many, to free descriptors for
+    /// reading the figures. Returns `false` if there is no connection.
     fn close_half(&mut self) -> bool {
         self.most = (self.connections.len() / 2).max(1);
         let mut closed = false;
@@ -193,18 +190,18 @@ impl Server<'_> {
             },
             Err(error) => plain("500 Internal Server Error", error),
         };
-        // Reading the figures takes time.
+        // Deadlines count from here: reading the figures took time.
         let now = Instant::now();
         let connections = self.connections.iter_mut();
         connections.for_each(|it| it.answer(&answer, now));
     }
 }
 
-/// The ledgers, which stay open: an open ledger knows which processes are stopped.
+/// The ledgers. They stay open because an open view notices stopped processes.
 struct Figures<'a> {
     at: &'a Where,
     views: Vec<LedgerView>,
-    /// The errors of files, as they were said last.
+    /// The last printed errors of files.
     told: BTreeSet<String>,
 }
 

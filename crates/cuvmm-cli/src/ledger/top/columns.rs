@@ -1,4 +1,4 @@
-//! The columns of the live table: figures of one process, and the order by them.
+//! Columns of the live table, and the order of processes by a column.
 
 use std::cmp::Ordering;
 
@@ -9,14 +9,14 @@ use super::look::{Process, Shown};
 use cuvmm_command::page::Unit;
 use cuvmm_command::terminal::safe;
 
-/// The change of a process's charge since the last look.
+/// Change of a process's charge since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Growth {
-    /// Bytes charged in one second, negative if it shrank.
+    /// Bytes charged per second, negative if the charge shrank.
     pub(super) per_second: f64,
 }
 
-/// A column of the table, from left to right.
+/// Columns of the table, from left to right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Column {
     Name,
@@ -39,7 +39,6 @@ pub(super) enum Column {
 const NAME: u16 = 12;
 
 impl Column {
-    /// All columns, from left to right.
     pub(super) const ALL: [Self; 14] = [
         Self::Name,
         Self::Pid,
@@ -57,7 +56,7 @@ impl Column {
         Self::Growth,
     ];
 
-    /// Columns that a narrow screen does without, the first first.
+    /// The columns that a narrow screen omits, in the order of omission.
     const OMITTED: [Self; 13] = [
         Self::Priority,
         Self::Cached,
@@ -74,7 +73,6 @@ impl Column {
         Self::Charged,
     ];
 
-    /// Returns the head of the column.
     pub(super) const fn head(self) -> &'static str {
         match self {
             Self::Name => "process",
@@ -94,7 +92,7 @@ impl Column {
         }
     }
 
-    /// Returns the column's width; that of names is the least.
+    /// Returns the width of the column; for names, the least width.
     const fn width(self) -> u16 {
         match self {
             Self::Name => NAME,
@@ -106,12 +104,11 @@ impl Column {
         }
     }
 
-    /// Returns `true` if its figures are aligned to the right.
     pub(super) const fn is_figure(self) -> bool {
         !matches!(self, Self::Name | Self::State)
     }
 
-    /// Returns the columns that fit, with their widths. A space is between two.
+    /// Returns the columns that fit, with their widths; one space separates columns.
     pub(super) fn that_fit(width: u16) -> Vec<(Self, u16)> {
         let mut columns = Self::ALL.to_vec();
         let needed = |columns: &[Self]| columns.iter().map(|it| it.width() + 1).sum::<u16>() - 1;
@@ -129,7 +126,6 @@ impl Column {
         wide.collect()
     }
 
-    /// Returns the next column to sort by.
     pub(super) fn next(self, back: bool) -> Self {
         let step = if back { Self::ALL.len() - 1 } else { 1 };
         let at = Self::ALL.iter().position(|it| *it == self);
@@ -137,7 +133,6 @@ impl Column {
         Self::ALL.get(next).copied().unwrap_or(Self::Charged)
     }
 
-    /// Returns the text of the column for a process.
     pub(super) fn cell(
         self,
         ledger: &Shown,
@@ -170,7 +165,7 @@ impl Column {
         }
     }
 
-    /// Compares two processes by this column: large figures and low names first.
+    /// Compares two processes by this column: large figures first, low names first.
     pub(super) fn compare(
         self,
         (one, one_growth): (&Process, Option<Growth>),
@@ -208,7 +203,6 @@ fn cached(process: &Process) -> Option<u64> {
     process.sum(|tenant| tenant.cached)
 }
 
-/// Returns a word for a state.
 pub(super) fn state(state: ProcessState) -> &'static str {
     match state {
         ProcessState::Running => "running",
@@ -219,7 +213,7 @@ pub(super) fn state(state: ProcessState) -> &'static str {
     }
 }
 
-/// Returns a percentage as a figure.
+/// Formats a percentage; less than 0.05 is `0`.
 pub(super) fn percent(share: f64) -> String {
     match share {
         ..0.05 => "0".to_owned(),

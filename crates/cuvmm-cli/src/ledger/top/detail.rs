@@ -1,5 +1,5 @@
-//! Lines about a ledger and about one process: stall times, what a process waits for, foreign memory
-//! and exported blocks.
+//! Lines about a ledger and about one process: stall times, waits, foreign memory and exported
+//! blocks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,15 +10,12 @@ use cuvmm::ledger::{ExportStats, StallAverages};
 use super::look::{Process, Shown};
 use cuvmm_command::terminal::{counted, safe};
 
-/// The most processes that are listed with what they hold.
 const LISTED: usize = 5;
 
-/// Returns a size as text.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
-/// Returns a time in seconds as text.
 pub(super) fn seconds(time: Duration) -> String {
     match time.as_secs_f64() {
         0.0 => "0".to_owned(),
@@ -27,7 +24,6 @@ pub(super) fn seconds(time: Duration) -> String {
     }
 }
 
-/// Returns the name of the process in a slot.
 pub(super) fn name(ledger: &Shown, slot: usize) -> String {
     let mut processes = ledger.processes.iter();
     match processes.find(|it| it.stats.slot == slot) {
@@ -41,13 +37,12 @@ fn shares(some: StallAverages, full: StallAverages) -> String {
     format!("some {}, full {} (10, 60, 300 s)", of(some), of(full))
 }
 
-/// Says how long the processes of a ledger have waited lately.
 pub(super) fn stalls(ledger: &Shown) -> String {
     let lately = shares(ledger.stalled_average, ledger.stalled_full_average);
     format!("stalled: {lately}")
 }
 
-/// Says how much of the device is not the ledger's, if it is known.
+/// Describes the memory of the device outside the ledger, if any is known.
 pub(super) fn foreign(ledger: &Shown) -> Option<String> {
     let found = size(ledger.foreign);
     let leaves = match ledger.usable < ledger.limit {
@@ -57,7 +52,7 @@ pub(super) fn foreign(ledger: &Shown) -> Option<String> {
     (ledger.foreign > 0).then(|| format!("foreign memory: {found}, which {leaves}"))
 }
 
-/// Says which processes have exported memory to which others, in one line for each pair.
+/// Describes exported memory, in one line for each pair of owner and holders.
 pub(super) fn exports(ledger: &Shown) -> Vec<String> {
     let mut alike: BTreeMap<_, (u64, u64)> = BTreeMap::new();
     for export in &ledger.exports {
@@ -93,7 +88,6 @@ pub(super) fn exports(ledger: &Shown) -> Vec<String> {
     alike.into_iter().map(line).collect()
 }
 
-/// Returns the lines about one process that are shown if the user asks for them.
 pub(super) fn lines(ledger: &Shown, process: &Process) -> Vec<String> {
     let stats = &process.stats;
     let lately = shares(stats.stalled_average, stats.stalled_full_average);

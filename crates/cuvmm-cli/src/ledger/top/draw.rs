@@ -1,4 +1,4 @@
-//! The live picture: a function of the state and the area.
+//! Draws the live picture: a function of the state and the area.
 
 use cuvmm::ledger::TenantReport;
 use ratatui::buffer::Buffer;
@@ -13,16 +13,16 @@ use super::waits::waits;
 use cuvmm_command::page::Unit;
 use cuvmm_command::terminal::{counted, safe};
 
-/// The lines around the rows: the title, the status and the keys.
+/// The number of lines around the rows: title, status and keys.
 const AROUND: u16 = 3;
 
-/// The most columns of a bar.
+/// The greatest width of a bar in columns.
 const BAR: u16 = 40;
 
 const KEYS: &str =
     "q quit  ? help  j/k select  Enter details  s sort  r reverse  t trim  z sleep  w wake";
 
-/// The keys in 80 columns. A narrower screen does without the last ones.
+/// The keys for 80 columns. A narrower screen omits the last ones.
 const FEWER: [&str; 9] = [
     "q quit",
     "? help",
@@ -35,7 +35,7 @@ const FEWER: [&str; 9] = [
     "r reverse",
 ];
 
-/// Fits a terminal of 80 columns and 24 lines.
+/// The help text, for a terminal of 80 columns and 24 lines.
 const HELP: &[&str] = &[
     "up, down, k, j   select a process or tenant; also PageUp, PageDown, Home, End",
     "Enter, space     show or hide details and tenants of the selected process",
@@ -60,7 +60,6 @@ const HELP: &[&str] = &[
     "In the bar, # is memory in use or kept and = is idle memory.",
 ];
 
-/// Draws everything.
 pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
     if area.is_empty() {
         return;
@@ -87,7 +86,6 @@ pub(super) fn draw(state: &State, area: Rect, to: &mut Buffer) {
     }
 }
 
-/// Returns the keys that fit.
 fn keys(width: usize) -> String {
     if KEYS.len() <= width {
         return KEYS.to_owned();
@@ -103,7 +101,6 @@ fn keys(width: usize) -> String {
     shown
 }
 
-/// An area of the screen, with lines numbered from its top.
 struct Pen<'a> {
     area: Rect,
     to: &'a mut Buffer,
@@ -124,7 +121,8 @@ impl Pen<'_> {
         self.to.set_stringn(x, y, text, width.into(), style);
     }
 
-    /// Writes a figure at the right of its column. One that is too long ends with `~`.
+    /// Writes a figure right-aligned in its column. A figure that is too long is cut and ends with
+    /// `~`.
     fn right(&mut self, x: u16, y: u16, width: u16, text: &str, style: Style) {
         let (room, length) = (usize::from(width), text.chars().count());
         if length > room {
@@ -172,7 +170,7 @@ fn status(state: &State) -> (String, Style) {
     }
 }
 
-/// Draws the lines of all ledgers that are in sight: the selected one always is.
+/// Draws the visible lines of all ledgers; the selected line is always visible.
 fn body(state: &State, height: u16, pen: &mut Pen<'_>) {
     let rows = state.rows();
     if rows.is_empty() {
@@ -187,11 +185,11 @@ fn body(state: &State, height: u16, pen: &mut Pen<'_>) {
     let targets: Vec<_> = rows.iter().map(Row::target).collect();
     let chosen = |at: &usize| state.selected.is_some() && targets.get(*at) == Some(&state.selected);
     let selected = (0..rows.len()).find(chosen);
-    // The lines about the first ledger stay in sight as long as the selection does beside them.
+    // The lines about the first ledger stay visible while the selection fits below them.
     let first = selected.filter(|at| *at >= room);
     let first = first.map_or(0, |at| at - room / 2);
     let first = first.min(rows.len().saturating_sub(room));
-    // All ledgers have one unit.
+    // All ledgers are shown in one unit.
     let limits = state.ledgers.iter().flatten().map(|it| it.limit);
     let unit = Unit::of_bytes(limits);
     for ((y, at), row) in (1..=height).zip(first..).zip(rows.iter().skip(first)) {
@@ -224,7 +222,7 @@ fn row_at(state: &State, row: &Row<'_>, unit: Unit, y: u16, pen: &mut Pen<'_>) {
     }
 }
 
-/// Writes a path, without its beginning if it is too long.
+/// Writes a path, and cuts its beginning if it is too long.
 fn path(path: &str, y: u16, pen: &mut Pen<'_>) {
     let (path, room) = (safe(path), usize::from(pen.area.width));
     let style = Style::new().fg(Color::Cyan);
@@ -249,7 +247,7 @@ fn bar(ledger: &Shown, unit: Unit, y: u16, pen: &mut Pen<'_>) {
     );
     let around = u16::try_from(text.len() + 2).unwrap_or(u16::MAX);
     let width = pen.area.width.saturating_sub(around).min(BAR);
-    // Parts of the bar, rounded up so that a little is seen.
+    // Parts of the bar are rounded up, so small amounts stay visible.
     let part = |bytes: u64| {
         let cells =
             (u128::from(bytes) * u128::from(width)).div_ceil(u128::from(ledger.limit.max(1)));
@@ -275,7 +273,7 @@ fn head(state: &State, y: u16, pen: &mut Pen<'_>) {
         let mut text = column.head().to_owned();
         if column == state.sort {
             style = style.add_modifier(Modifier::BOLD | Modifier::REVERSED);
-            // The names have room for a sign, the others have it in the space before them.
+            // A name has room for the sign; other columns show it in the space before them.
             if column.is_figure() || column == Column::State {
                 pen.text(x.saturating_sub(1), y, 1, sign(state), style);
             } else {
@@ -290,7 +288,6 @@ fn head(state: &State, y: u16, pen: &mut Pen<'_>) {
     }
 }
 
-/// Returns the sign of the order beside the column's head.
 fn sign(state: &State) -> &'static str {
     if state.reverse { "^" } else { "v" }
 }
@@ -323,10 +320,9 @@ fn process_row(
     }
 }
 
-/// A column of tenants: its head, its width, and the figure.
 type OfTenant = (&'static str, u16, fn(&TenantReport, Unit) -> String);
 
-/// The columns of tenants. A narrow screen does without the last ones.
+/// The columns of tenants. A narrow screen omits the last ones.
 const TENANT: [OfTenant; 8] = [
     ("in use", 6, |it, unit| unit.figure(it.in_use as f64)),
     ("cached", 6, |it, unit| unit.figure(it.cached as f64)),
@@ -345,7 +341,7 @@ const TENANT: [OfTenant; 8] = [
 /// The least width of a tenant's name and the space before it.
 const TENANT_NAME: u16 = 14;
 
-/// Returns the columns of tenants that fit, and the width of the names.
+/// Returns the width of the names, and the columns of tenants that fit.
 fn tenant_columns(width: u16) -> (u16, Vec<OfTenant>) {
     let mut left = width.saturating_sub(TENANT_NAME);
     let fitting = TENANT.into_iter().take_while(|(_, width, _)| {

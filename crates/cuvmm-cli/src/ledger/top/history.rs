@@ -1,21 +1,21 @@
-//! The charge of a process in the last minutes, as a row of bars.
+//! The recent charge of a process, as a row of bars.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The time of one bar, and the most bars.
+/// The time that one bar covers, and the most bars.
 const BAR: Duration = Duration::from_secs(10);
 const BARS: usize = 30;
 
-/// The bars from the lowest on. Nothing charged has none.
+/// Bars from the lowest on. A charge of 0 is a space.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The most that a process was charged in each of the last times, the newest last.
+/// The greatest charge of a process in each of the last intervals, the newest last.
 #[derive(Clone, Debug)]
 pub(super) struct History {
     /// The time at which the newest bar begins.
     since: Instant,
-    /// `None` where there was no look.
+    /// `None` for an interval without a look.
     bars: VecDeque<Option<u64>>,
 }
 
@@ -27,7 +27,6 @@ impl History {
         }
     }
 
-    /// Notes what is charged at a time.
     pub(super) fn note(&mut self, at: Instant, charged: u64) {
         let passed = at.saturating_duration_since(self.since).as_secs() / BAR.as_secs();
         // More bars than are kept would all be empty.
@@ -44,7 +43,7 @@ impl History {
         }
     }
 
-    /// Returns the bars as text; `None` while there is only one. A full block is `full` bytes.
+    /// Returns the bars as text, or `None` while there is only one. A full block is `full` bytes.
     pub(super) fn text(&self, full: u64) -> Option<String> {
         let bar = |charged: Option<u64>| match charged {
             None | Some(0) => ' ',

@@ -1,26 +1,22 @@
-//! The keys of the live picture.
+//! Keys of the live picture.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::state::{Change, Request, State};
 use cuvmm_command::terminal::safe;
 
-/// The lines by which a page key moves.
 const PAGE: isize = 10;
 
 /// The work that a key leaves to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// None but to draw.
     Draw,
-    /// Draw every cell anew.
+    /// Draws every cell anew.
     Redraw,
-    /// Send a request to a process.
     Send(Request),
     Quit,
 }
 
-/// Changes the state as a key says.
 pub(super) fn press(state: &mut State, key: KeyEvent) -> Action {
     if key.kind == KeyEventKind::Release {
         return Action::Draw;
@@ -67,7 +63,7 @@ pub(super) fn press(state: &mut State, key: KeyEvent) -> Action {
     Action::Draw
 }
 
-/// Makes a request to the selection. Sleep needs a yes first.
+/// Requests a change of the selection. Sleep needs a confirmation first.
 fn ask(state: &mut State, change: Change) -> Action {
     let Some(mut target) = state.selected.clone() else {
         state.said = "no process is selected".to_owned();
@@ -95,7 +91,6 @@ fn send(state: &mut State, request: Request) -> Action {
     Action::Send(request)
 }
 
-/// Returns the name of the process or tenant that a request is for.
 pub(super) fn named(request: &Request) -> String {
     let target = &request.target;
     match &target.tenant {

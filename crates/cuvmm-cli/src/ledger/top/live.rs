@@ -1,4 +1,4 @@
-//! The loop of the live picture: it waits for events and draws.
+//! The loop of the live picture: waits for events and draws.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -12,25 +12,24 @@ use super::worker::{Event, start};
 use crate::ledger::find::Where;
 use cuvmm_command::signals;
 
-/// The reason why the loop ended.
 #[derive(Debug)]
 enum End {
     Quit,
     Signal(i32),
 }
 
-/// Shows the figures until a key or a signal ends it, and returns the signal. The terminal is then as
-/// it was.
+/// Shows the figures until a key or a signal ends the loop, restores the terminal, and returns the
+/// signal.
 ///
 /// # Errors
-/// A ledger that cannot be read at first, and an error of the terminal.
+/// A ledger cannot be read at first, or the terminal fails.
 pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<Option<i32>> {
-    // What is wrong from the beginning is told before the screen changes.
+    // Errors of unreadable ledgers are printed before the screen changes.
     at.open()?;
     let (to, events) = channel();
     let signaled = to.clone();
     signals::forward(move |signal| {
-        // It fails if the loop has ended already.
+        // Sending fails if the loop has ended.
         let _ = signaled.send(Event::Signal(signal));
     })?;
     let mut screen = Screen::open().context("the terminal cannot be used")?;

@@ -10,14 +10,13 @@ use cuvmm::ledger::{
 };
 use serde::Serialize;
 
-/// How long a process may take to tell its tenants' figures.
+/// The timeout for a process's report.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A ledger and its processes, as they were at one time.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Shown {
     pub(super) path: String,
-    /// `false` if the file was removed or replaced since it was opened.
+    /// `false` if the file was removed or replaced after it was opened.
     pub(super) in_place: bool,
     pub(super) limit: u64,
     pub(super) charged: u64,
@@ -31,32 +30,31 @@ pub(super) struct Shown {
     pub(super) exports: Vec<ExportStats>,
 }
 
-/// A process and, if it answered, its tenants.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Process {
     #[serde(flatten)]
     pub(super) stats: ProcessStats,
-    /// The figures of its pools and tenants, if it answered.
+    /// The figures of the process's pools and tenants, if it answered.
     pub(super) report: Option<ProcessReport>,
-    /// The reason why it did not.
     pub(super) no_report: Option<String>,
 }
 
 impl Process {
-    /// Returns its tenants, each with the number of its pool.
+    /// Returns the tenants, each with the number of its pool.
     pub(super) fn tenants(&self) -> impl Iterator<Item = (usize, &TenantReport)> {
         let pools = self.report.iter().flat_map(|report| &report.pools);
         let pools = pools.enumerate();
         pools.flat_map(|(pool, it)| it.tenants.iter().map(move |tenant| (pool, tenant)))
     }
 
-    /// Returns the most that it can be charged: its own limit, or the ledger's if that is less.
+    /// Returns the most that the process can be charged: the lesser of its own limit and the
+    /// ledger's.
     pub(super) fn limit(&self, ledger: &Shown) -> u64 {
         self.stats.limit.min(ledger.limit)
     }
 
-    /// Returns a tenant of one of its pools with the most that it can be charged as its limit: its own,
-    /// its pool's or that of the process, whichever is least.
+    /// Returns a copy of a tenant whose limit is the least of its own, its pool's and the
+    /// process's.
     pub(super) fn limited(
         &self,
         ledger: &Shown,
@@ -71,15 +69,15 @@ impl Process {
         tenant
     }
 
-    /// Returns the sum of a figure of its tenants, if it answered.
+    /// Returns the sum of a figure over the tenants, if the process answered.
     pub(super) fn sum(&self, of: impl Fn(&TenantReport) -> u64) -> Option<u64> {
         self.report.as_ref()?;
         Some(self.tenants().map(|(_, tenant)| of(tenant)).sum())
     }
 }
 
-/// Reads the figures of ledgers and asks their processes. Processes that do not answer cost half a
-/// second together, not each.
+/// Reads the figures of ledgers and asks their processes for reports. Processes that do not answer
+/// cost half a second together, not each.
 pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
     let found: Vec<(&LedgerView, LedgerStats)> =
         views.iter().map(|view| (view, view.stats())).collect();
@@ -110,7 +108,7 @@ pub(super) fn look(views: &[LedgerView]) -> Vec<Shown> {
     shown.collect()
 }
 
-/// Returns a process with its report, which is the next one if the process was asked.
+/// Combines a process with its report, which is the next one if the process was asked.
 fn process(
     stats: ProcessStats,
     reports: &mut impl Iterator<Item = Result<ProcessReport, ControlError>>,
@@ -131,7 +129,6 @@ fn process(
     }
 }
 
-/// Returns `true` if a process can be expected to answer.
 fn runs(process: &ProcessStats) -> bool {
     process.state == ProcessState::Running
 }

@@ -1,8 +1,9 @@
-//! `cuvmm top`: what each process and tenant has of each GPU.
+//! `cuvmm top`: the memory of each process and tenant on each GPU.
 //!
-//! `look` gathers the figures and `plain` prints them as text. On a terminal `live` shows them until
-//! it is told to end: `worker` has the threads that look and send requests, `state` what is
-//! shown, `history` the last minutes, `keys` what keys do, `columns`, `waits`, `detail` and `draw` the picture, and `screen` the terminal.
+//! `look` gathers the figures and `plain` prints them as text. On a terminal `live` shows them:
+//! `worker` has the threads that look and send requests, `state` the displayed state, `history` the
+//! last minutes, `keys` the effect of keys, `columns`, `waits`, `detail` and `draw` the picture,
+//! and `screen` the terminal.
 
 mod columns;
 mod detail;
@@ -59,10 +60,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Runs the command.
-    ///
     /// # Errors
-    /// A ledger that cannot be read, and a terminal that cannot be used.
+    /// A ledger cannot be read, or the terminal cannot be used.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.json {
             let ledgers = look::look(&self.at.open()?);
@@ -77,10 +76,9 @@ impl Args {
     }
 }
 
-/// The shortest time between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Takes a duration in which looks can follow each other.
+/// Parses the interval between looks, at least [`SHORTEST`].
 fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         time if time < SHORTEST => Err("an interval is at least 100ms".to_owned()),
@@ -91,16 +89,16 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// Prints the figures once, as text.
 ///
 /// # Errors
-/// A ledger that cannot be read.
+/// A ledger cannot be read.
 pub(super) fn once(at: &Where) -> anyhow::Result<()> {
     print(&plain::text(&look::look(&at.open()?), &at.shown()))
 }
 
-/// Shows the figures on the terminal until a key or a signal ends it, and then calls `after`. A signal
-/// has its default effect after that.
+/// Shows the figures on the terminal until a key or a signal ends the picture, then calls `after`.
+/// A signal has its default effect after that.
 ///
 /// # Errors
-/// A ledger that cannot be read, a terminal that cannot be used, and an error of `after`.
+/// A ledger cannot be read, the terminal cannot be used, or `after` fails.
 pub(super) fn live(
     at: &Where,
     interval: Duration,

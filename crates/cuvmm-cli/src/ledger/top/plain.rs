@@ -9,7 +9,7 @@ use super::waits::waits;
 use cuvmm_command::page::{Page, Unit};
 use cuvmm_command::terminal::{safe, shown};
 
-/// The columns, by weight: a narrow terminal does without the last ones.
+/// The columns by importance: a narrow terminal omits the last ones.
 const HEAD: [&str; 10] = [
     "process",
     "state",
@@ -23,7 +23,7 @@ const HEAD: [&str; 10] = [
     "asleep",
 ];
 
-/// Returns a table for each ledger of those at a path.
+/// Returns one table for each ledger found at a path.
 pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
     if ledgers.is_empty() {
         return format!("there is no ledger in {path}\n");

@@ -1,7 +1,7 @@
-//! Figures of processes for tests.
+//! Sample figures of processes for tests.
 //!
-//! The library's structs can be made by the library only. So one process joins a ledger of the host
-//! driver, and its figures are changed.
+//! Only the library can construct its structs, so one process joins a ledger of the host driver,
+//! and its figures are changed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -41,7 +41,6 @@ pub(super) fn process(slot: usize, name: &str) -> Process {
     }
 }
 
-/// Adds a tenant with this memory in use.
 pub(super) fn with_tenant(mut process: Process, name: &str, in_use: u64) -> Process {
     let mut tenant = TenantReport::default();
     tenant.name = name.to_owned();
@@ -75,8 +74,8 @@ pub(super) fn ledger(path: &str, processes: Vec<Process>) -> Shown {
     }
 }
 
-/// Makes a process wait for memory behind the processes in some slots. The holders are slots with
-/// the memory above their guarantees and the idle part of it.
+/// Makes a process wait for memory behind the processes in the slots `behind`. A holder is a slot,
+/// its memory above the guarantee, and the idle part of that memory.
 pub(super) fn waiting(
     process: &mut Process,
     lacks: u64,

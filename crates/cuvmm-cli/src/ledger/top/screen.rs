@@ -1,7 +1,7 @@
 //! The terminal while the live picture is shown.
 //!
-//! It is restored when the screen is dropped, and before the message of a panic is printed, on
-//! whatever thread that is.
+//! A drop of the screen restores the terminal; so does a panic on any thread, before its message is
+//! printed.
 
 use std::io::{self, Stdout};
 use std::panic;
@@ -19,23 +19,22 @@ use ratatui::crossterm::terminal::{
 use super::draw::draw;
 use super::state::State;
 
-/// The terminal's alternate screen in raw mode.
+/// The alternate screen of the terminal, in raw mode.
 #[derive(Debug)]
 pub(super) struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
-    /// Restores the terminal after the last draw.
     taken: Taken,
 }
 
-/// The fact that the terminal is to be restored. Shared by the screen and the panic hook.
+/// A flag, shared with the panic hook, that the terminal has to be restored.
 #[derive(Clone, Debug)]
 struct Taken(Arc<AtomicBool>);
 
 impl Screen {
-    /// Takes the terminal that is standard output.
+    /// Takes the terminal of standard output.
     ///
     /// # Errors
-    /// An error of the terminal, which is then as it was.
+    /// An error of the terminal, which is restored.
     pub(super) fn open() -> io::Result<Self> {
         let taken = Taken(Arc::new(AtomicBool::new(false)));
         let (hooked, before) = (taken.clone(), panic::take_hook());
@@ -45,7 +44,7 @@ impl Screen {
         }));
         enable_raw_mode()?;
         taken.0.store(true, Ordering::SeqCst);
-        // A terminal that has no second screen shows what was written before.
+        // A terminal without an alternate screen would show earlier output.
         let entered = execute!(io::stdout(), EnterAlternateScreen, Clear(ClearType::All));
         let terminal = entered.and_then(|()| Terminal::new(CrosstermBackend::new(io::stdout())));
         match terminal {
@@ -57,7 +56,7 @@ impl Screen {
         }
     }
 
-    /// Draws the state. Returns `false` if the terminal was restored because a thread panicked.
+    /// Draws the state. Returns `false` if a panic has restored the terminal.
     ///
     /// # Errors
     /// An error of writing.
@@ -86,10 +85,10 @@ impl Drop for Screen {
 }
 
 impl Taken {
-    /// Restores the terminal the first time it is called.
+    /// Restores the terminal, on the first call only.
     fn restore(&self) {
         if self.0.swap(false, Ordering::SeqCst) {
-            // An error of the terminal itself cannot be reported on it.
+            // An error of the terminal cannot be reported on the terminal.
             let _ = disable_raw_mode();
             let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
         }

@@ -1,4 +1,4 @@
-//! The state of the live picture: the last look, the selection, and the order of processes.
+//! State of the live picture: the last look, the selection, and the order of processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::detail::{exports, foreign, lines, stalls};
 use super::history::History;
 use super::look::{Process, Shown};
 
-/// One process of one ledger. The id tells it from a later process in its slot.
+/// A process of a ledger. The pid distinguishes it from a later process in its slot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ProcessId {
     pub(super) path: String,
@@ -18,17 +18,14 @@ pub(super) struct ProcessId {
     pub(super) pid: u32,
 }
 
-/// A process, or one of its tenants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) process: ProcessId,
-    /// The process's name.
     pub(super) name: String,
     /// The number of the pool, and the name of the tenant.
     pub(super) tenant: Option<(usize, String)>,
 }
 
-/// A change that a process is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Trim,
@@ -36,35 +33,31 @@ pub(super) enum Change {
     Wake,
 }
 
-/// A request to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) change: Change,
     pub(super) target: Target,
 }
 
-/// The ledgers at one time.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
-    /// `None` if none could be read.
+    /// `None` if no ledger could be read.
     pub(super) ledgers: Option<Vec<Shown>>,
-    /// Why some could not be read; empty if all could.
+    /// Errors of unreadable ledgers; empty if there are none.
     pub(super) wrong: String,
 }
 
-/// A line of the picture.
 #[derive(Debug)]
 pub(super) enum Row<'a> {
     Path(&'a Shown),
     Bar(&'a Shown),
     Head,
     Process(&'a Shown, &'a Process),
-    /// The reason why the process above waits.
+    /// The reason why the process in the row above waits.
     Waits(&'a Shown, &'a Process),
-    /// A line about the ledger.
     Line(String),
-    /// A line about the process above.
+    /// Text about the process in the row above.
     Detail(String),
     TenantHead,
     Tenant(&'a Shown, &'a Process, usize, &'a TenantReport),
@@ -72,24 +65,20 @@ pub(super) enum Row<'a> {
     Blank,
 }
 
-/// Everything that the picture shows.
 #[derive(Debug)]
 pub(super) struct State {
-    /// The last ledgers that could be read, or `None` before the first look.
+    /// The ledgers of the last successful look.
     pub(super) ledgers: Option<Vec<Shown>>,
-    /// The path of the ledgers.
     pub(super) folder: String,
-    /// The reason why the last look failed.
     pub(super) trouble: Option<String>,
-    /// The result of the last command.
     pub(super) said: String,
-    /// The request that is sent if the user says yes.
+    /// The request to send after a confirmation.
     pub(super) asking: Option<Request>,
     pub(super) help: bool,
     pub(super) sort: Column,
     pub(super) reverse: bool,
     pub(super) selected: Option<Target>,
-    /// The place of the selection among all that can be selected.
+    /// The index of the selection among all selectable rows.
     place: usize,
     expanded: BTreeSet<ProcessId>,
     at: Option<Instant>,
@@ -129,7 +118,7 @@ impl ProcessId {
 }
 
 impl Row<'_> {
-    /// Returns what a line lets the user select.
+    /// Returns the process or tenant that the row selects.
     pub(super) fn target(&self) -> Option<Target> {
         let of = |ledger, process: &Process, tenant| Target {
             process: ProcessId::of(ledger, process),
@@ -147,7 +136,6 @@ impl Row<'_> {
 }
 
 impl State {
-    /// Takes the result of a look.
     pub(super) fn look(&mut self, look: Look) {
         self.trouble = Some(look.wrong).filter(|wrong| !wrong.is_empty());
         let Some(ledgers) = look.ledgers else {
@@ -185,7 +173,7 @@ impl State {
         self.find_selection();
     }
 
-    /// Returns the changes of a process since the look before the last.
+    /// Returns the growth of a process between the last two looks.
     pub(super) fn growth(&self, ledger: &Shown, process: &Process) -> Option<Growth> {
         self.growth.get(&ProcessId::of(ledger, process)).copied()
     }
@@ -194,7 +182,6 @@ impl State {
         self.expanded.contains(&ProcessId::of(ledger, process))
     }
 
-    /// Returns the lines from top to bottom.
     pub(super) fn rows(&self) -> Vec<Row<'_>> {
         let mut rows = Vec::new();
         for ledger in self.ledgers.iter().flatten() {
@@ -260,7 +247,7 @@ impl State {
         self.rows().iter().filter_map(Row::target).collect()
     }
 
-    /// Keeps the selection if it is still there, and else selects what is in its place.
+    /// Keeps the selection if it still exists, else selects the row in its place.
     fn find_selection(&mut self) {
         let targets = self.targets();
         let found = targets
@@ -272,7 +259,6 @@ impl State {
         self.selected = targets.into_iter().nth(self.place);
     }
 
-    /// Moves the selection by some lines, at most to the first or the last.
     pub(super) fn select(&mut self, by: isize) {
         self.find_selection();
         self.place = self.place.saturating_add_signed(by);
@@ -293,20 +279,19 @@ impl State {
         self.find_selection();
     }
 
-    /// Sorts by another column.
+    /// Sorts by the next column, or the previous one if `back`.
     pub(super) fn sort(&mut self, back: bool) {
         self.sort = self.sort.next(back);
         self.find_selection();
     }
 
-    /// Turns the order around.
     pub(super) fn turn(&mut self) {
         self.reverse = !self.reverse;
         self.find_selection();
     }
 }
 
-/// Returns the changes of the processes that were there before.
+/// Returns the growth of all processes that the look before saw too.
 fn growth(before: &[Shown], now: &[Shown], seconds: f64) -> BTreeMap<ProcessId, Growth> {
     let processes = |ledgers: &[Shown]| -> BTreeMap<ProcessId, u64> {
         let all = ledgers.iter().flat_map(|ledger| {

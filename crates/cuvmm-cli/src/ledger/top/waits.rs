@@ -3,11 +3,10 @@
 use super::detail::{name, seconds, size};
 use super::look::{Process, Shown};
 
-/// The most processes that are named.
 const NAMED: usize = 3;
 
-/// Says for how much memory a process waits, for how long it has, which requests are before its own,
-/// and which processes have the memory, in the order in which they are asked.
+/// Describes a waiting process: the bytes it waits for, the time, the requests before its own, and
+/// the processes that hold the memory, in the order in which they are asked.
 pub(super) fn waits(ledger: &Shown, process: &Process) -> Option<String> {
     let stats = &process.stats;
     let wanted = stats.waits_for?;
@@ -49,7 +48,7 @@ pub(super) fn waits(ledger: &Shown, process: &Process) -> Option<String> {
     })
 }
 
-/// Lists the first names.
+/// Lists the first [`NAMED`] names and the number of the rest.
 fn named(mut all: Vec<String>) -> String {
     let more = match all.len().saturating_sub(NAMED) {
         0 => String::new(),
@@ -65,11 +64,11 @@ mod tests {
     use super::super::sample::{MIB, ledger, process, waiting};
     use super::waits;
 
-    /// The slots of the processes with older requests, and those that have memory: above their
-    /// guarantees, and idle, in MiB.
+    /// The slots of processes with older requests; and for each holder its slot, its memory above
+    /// the guarantee and its idle memory, in MiB.
     type Others<'a> = (&'a [usize], &'a [(usize, u64, u64)]);
 
-    /// Returns a ledger of 1000 MiB of which this much is charged, with a process that waits.
+    /// Returns a ledger of 1000 MiB, `charged` MiB of them charged, with a process that waits.
     fn waits_in(charged: u64, limit: u64, (behind, holders): Others<'_>) -> Shown {
         let mut processes: Vec<_> = (0..6)
             .map(|slot| process(slot, &format!("p{slot}")))

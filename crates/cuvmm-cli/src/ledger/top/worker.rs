@@ -1,4 +1,4 @@
-//! The threads that look, send requests and read keys, so that drawing waits for none of them.
+//! The threads that look, send requests and read keys; drawing waits for none of them.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,31 +16,27 @@ use super::state::{Change, Look, Request};
 use crate::ledger::find::Where;
 use cuvmm_command::terminal::{chain, safe};
 
-/// How long a process may take to do what it is asked. Sleep and wake move memory.
+/// The timeout of a request. Sleep and wake move memory.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An event for the thread that draws.
 #[derive(Debug)]
 pub(super) enum Event {
     Key(KeyEvent),
-    /// The terminal has another size.
     Resized,
     /// Keys can no longer be read.
     NoKeys(io::Error),
     Look(Look),
-    /// The result of a request.
     Said(String),
     Signal(i32),
-    /// A thread has ended.
     Ended,
 }
 
-/// Tells the drawing thread that a thread has ended, by a panic too.
+/// Reports the end of a thread, also by a panic, to the drawing thread.
 struct Ends(Sender<Event>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // It fails if the drawing thread has ended.
+        // Sending fails if the drawing thread has ended.
         let _ = self.0.send(Event::Ended);
     }
 }
@@ -48,7 +44,7 @@ impl Drop for Ends {
 /// Starts all threads. Returns the channel for requests.
 ///
 /// # Errors
-/// The error of starting a thread.
+/// A thread cannot be started.
 pub(super) fn start(
     at: Where,
     interval: Duration,
@@ -65,7 +61,7 @@ pub(super) fn start(
     Ok(requests)
 }
 
-/// Looks every interval and after each request.
+/// Looks at each interval and after each request.
 fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     // A view has to stay open to notice processes that do not answer.
     let mut views = Vec::new();
@@ -89,7 +85,6 @@ fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     }
 }
 
-/// Sends requests, one after the other.
 fn answers(to: &Ends, asked: &Receiver<Request>, wake: &Sender<()>) {
     for request in asked {
         let said = match answer(&request) {
@@ -102,7 +97,6 @@ fn answers(to: &Ends, asked: &Receiver<Request>, wake: &Sender<()>) {
     }
 }
 
-/// Sends a request and returns the answer.
 fn answer(request: &Request) -> Result<String, String> {
     let control = control(request)?.timeout(PATIENCE);
     let tenant = request.target.tenant.as_ref();
@@ -118,11 +112,12 @@ fn answer(request: &Request) -> Result<String, String> {
     said.map_err(|error| error.to_string())
 }
 
-/// Returns the process that was selected, if it is still in its slot.
+/// Returns the control of the selected process, if that process is still in its slot.
 fn control(request: &Request) -> Result<Control, String> {
     let process = &request.target.process;
     let view = LedgerView::open(&process.path).map_err(|error| error.to_string())?;
-    // The owner is checked second: a request to an earlier one reaches no later one.
+    // The owner is checked after `control` is made, so a request to an earlier owner reaches no
+    // later one.
     let control = view.control(process.slot);
     let mut processes = view.stats().processes.into_iter();
     let same = |pid, name: &str| pid == process.pid && name == request.target.name;
@@ -132,7 +127,6 @@ fn control(request: &Request) -> Result<Control, String> {
     }
 }
 
-/// Reads the keyboard.
 fn keys(to: &Ends) {
     loop {
         let event = match event::read() {

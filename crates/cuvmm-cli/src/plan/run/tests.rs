@@ -8,7 +8,7 @@ use super::*;
 
 const G: u64 = 2 << 20;
 
-/// Reads steps, written one in each line without the header.
+/// Parses steps, one in each line, without the header.
 fn steps(text: &str) -> Vec<Step> {
     #[derive(serde::Deserialize)]
     struct Read {
@@ -115,7 +115,7 @@ fn a_name_is_free_again_and_addresses_may_then_be_used_otherwise() {
     assert_eq!(report.ending.calls["cuMemUnmap"], 4);
 }
 
-/// Checks what is said about the last of some steps.
+/// Checks the error of the last of some steps.
 #[track_caller]
 fn wrong(text: &str, said: &str) {
     let (model, devices) = model();

@@ -22,13 +22,13 @@ const LONGEST_SOCKET: usize = 107;
 /// How long an answer may take by default.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A process of a ledger, to be asked for its figures and given new terms by another program. Made
-/// by [`LedgerView::control`](crate::LedgerView::control).
+/// A process of a ledger, whose figures another program reads and whose terms it changes. Made by
+/// [`LedgerView::control`](crate::LedgerView::control).
 ///
 /// Each method makes one connection to the process's Unix socket. Limits and guarantees are those
 /// that the process's own methods set; see [`Tenant::set_limit`](crate::Tenant::set_limit) and
-/// [`Ledger::set_process_limit`](crate::Ledger::set_process_limit). The process refuses what it does
-/// not allow, and what its own methods refuse, with the reason
+/// [`Ledger::set_process_limit`](crate::Ledger::set_process_limit). The process refuses, with the
+/// reason, whatever it does not allow and whatever its own methods refuse
 /// ([`ControlError::Refused`](crate::error::ControlError::Refused)).
 ///
 /// # Examples
@@ -79,8 +79,7 @@ impl Control {
     }
 
     /// Asks several processes at one time for the figures of their pools and tenants. Returns the
-    /// answers in the same order. Processes that do not answer cost the `timeout` together, not each,
-    /// and their own timeouts do not count.
+    /// answers in the same order. All share the `timeout`; their own timeouts do not count.
     ///
     /// # Errors
     /// A [`ControlError`] for each process that does not serve requests or does not answer.
@@ -92,8 +91,8 @@ impl Control {
         together::ask(processes, timeout)
     }
 
-    /// Changes the limit of a tenant, or of the process, in bytes. Returns the bytes that it still
-    /// holds beyond the limit.
+    /// Changes the limit of a tenant, or of the process, in bytes. Returns the bytes still held
+    /// beyond the limit.
     ///
     /// # Errors
     /// [`ControlError`] if the process refuses or does not answer.
@@ -117,7 +116,7 @@ impl Control {
         self.change(tenant, Change::Priority(priority)).map(drop)
     }
 
-    /// Gives the process's idle memory back to the driver until its pools hold at most `keep` bytes
+    /// Releases the process's idle memory to the driver until its pools hold at most `keep` bytes
     /// or no idle memory above guarantees is left. Returns the bytes that the process refunded.
     ///
     /// # Errors
@@ -168,7 +167,7 @@ impl Control {
         reply_of(&reply)
     }
 
-    /// Checks that the slot's user serves a socket.
+    /// Checks that the user of the slot serves the socket.
     fn check(&self, stream: &UnixStream, patience: Duration) -> Result<(), ControlError> {
         let served_by = peer_of(stream).map_err(|errno| self.failed(errno.into(), patience))?;
         match served_by.uid == self.uid {
@@ -209,8 +208,8 @@ fn report_of(reply: Reply) -> Result<ProcessReport, ControlError> {
     }
 }
 
-/// Sends a request and receives the answer. A process may refuse before it has read the request, and
-/// close the connection: then the request cannot be sent, and the answer says why.
+/// Sends a request and receives the answer. A process that refuses may close the connection before
+/// it has read the request: sending then fails, and the answer says why.
 fn exchange(stream: &UnixStream, line: &[u8], until: Until) -> io::Result<Vec<u8>> {
     let sent = send(stream, line, until);
     match (receive(stream, LONGEST_REPLY, until), sent) {
@@ -224,8 +223,8 @@ fn malformed(reason: &str) -> ControlError {
     ControlError::Malformed(reason.to_owned())
 }
 
-/// Calls a function with the path of a socket, or with a shorter path of it if it is too long for
-/// the system.
+/// Calls a function with the path of a socket, or with a shorter path of it if the path is too long
+/// for the system.
 pub(super) fn address<T>(path: &Path, call: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
     if path.as_os_str().len() <= LONGEST_SOCKET {
         return call(path);
@@ -255,7 +254,7 @@ mod tests {
         drop(other);
         let error = exchange(&stream, b"x\n", until()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
-        // What was sent before the connection was closed, and not read.
+        // Data sent before the connection was closed, and not read.
         let (stream, mut other) = UnixStream::pair().unwrap();
         send(&stream, b"x", until()).unwrap();
         other.write_all(b"it refuses\n").unwrap();

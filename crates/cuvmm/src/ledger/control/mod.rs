@@ -1,9 +1,9 @@
-//! Figures and terms of one process of a ledger, asked and changed by another program.
+//! Figures and terms of a process of a ledger, read and changed by another program.
 //!
 //! Each process serves a Unix socket beside the ledger's file, named by the file's number, the slot
-//! and how often that was taken. A connection carries one request and its answer, each a line of JSON. A thread of its
-//! own answers, one connection after the other, and gives a client one second to send its request
-//! and another to receive the answer.
+//! and the slot's generation. A connection carries one request and its answer, each a line of JSON.
+//! A thread answers one connection after the other. A client has one second to send its request and
+//! another to receive the answer.
 //!
 //! Processes of the ledger in other PID namespaces get a [pidfd](pidfds) here, to know when this
 //! process has ended.
@@ -30,17 +30,16 @@ pub(super) use server::{Commands, start};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Remote {
-    /// None: no socket is served.
+    /// None: the process serves no socket.
     Nothing,
     /// Reading the process's figures.
     Figures,
-    /// Changing limits, guarantees and priorities, and giving back idle memory, too. Sleep and wake
+    /// Also changing limits, guarantees and priorities, and releasing idle memory. Sleep and wake
     /// need functions in addition ([`LedgerBuilder::on_sleep`](super::LedgerBuilder::on_sleep)).
     #[default]
     Changes,
 }
 
-/// A new value of a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Change {
@@ -53,7 +52,7 @@ pub(crate) enum Change {
 #[serde(rename_all = "snake_case")]
 enum Request {
     Report,
-    /// A pidfd of the process, sent beside the answer. For [`pidfds`].
+    /// Has a pidfd of the process beside it; for [`pidfds`].
     Pidfd,
     Change {
         tenant: Option<String>,
@@ -74,7 +73,6 @@ enum Request {
 #[serde(rename_all = "snake_case")]
 enum Reply {
     Report(ProcessReport),
-    /// A number of bytes that depends on the request.
     Done(u64),
     Refused(String),
 }
@@ -94,13 +92,13 @@ pub struct ProcessReport {
 pub struct PoolReport {
     /// The pool's own limit.
     pub limit: u64,
-    /// The part of the ledger's limit that the pool has.
+    /// The part of the ledger's limit that was granted to the pool.
     pub granted: u64,
     /// Memory charged to tenants.
     pub committed: u64,
-    /// Memory that is unmapped and that no tenant holds.
+    /// Unmapped memory that no tenant holds.
     pub free: u64,
-    /// Memory that could not be given back to the driver.
+    /// Memory that could not be released to the driver.
     pub quarantined: u64,
     /// The tenants, in the order of their registration.
     pub tenants: Vec<TenantReport>,
@@ -140,8 +138,8 @@ pub struct TenantReport {
     pub refusals: u64,
 }
 
-/// The most bytes of a request.
+/// In bytes.
 const LONGEST_REQUEST: u64 = 64 << 10;
 
-/// The most bytes of an answer.
+/// In bytes.
 const LONGEST_REPLY: u64 = 16 << 20;

@@ -1,19 +1,18 @@
-//! Descriptors of other processes (pidfds), opened by their numbers or got over their sockets.
+//! Descriptors of other processes (pidfds), opened by number or received over sockets.
 //!
-//! A process number means nothing in another PID namespace. A pidfd does: it becomes readable when
-//! its process has ended, in whichever namespace it is polled. So where a process cannot be
-//! [opened by its number](super::super::proc), another one connects to its socket while it runs, and
+//! A process number means nothing in another PID namespace. A pidfd does: in whichever namespace it
+//! is polled, it becomes readable when its process has ended. So where a process cannot be [opened
+//! by its number](super::super::proc), another process connects to its socket while it runs, and
 //! keeps one pidfd of it.
 //!
-//! The kernel says which process listens (`SO_PEERPIDFD`, Linux 6.5). An older kernel does not, and
-//! the process is asked for a pidfd of its own (`SCM_RIGHTS`). Where the two processes can see each
-//! other's numbers, the one of that pidfd has to be the one that listens (`SO_PEERCRED`). Where they
-//! cannot, the answer is believed: a pidfd counts for the slot alone whose socket it came from, and
-//! only if its process runs as the slot's user. Such a process could as well write into the file
-//! that it has ended.
+//! The kernel says which process listens (`SO_PEERPIDFD`, Linux 6.5). On older kernels the process
+//! is asked for a pidfd of its own (`SCM_RIGHTS`). Where the two processes can see each other's
+//! numbers, that pidfd must be of the listening process (`SO_PEERCRED`). Where they cannot, the
+//! answer is believed: a pidfd counts only for the slot of its socket, and only if its process runs
+//! as the slot's user. Such a process could as well write into the file that it has ended.
 //!
-//! Nothing here waits for another process: what does not come at once is looked for at the next
-//! pass.
+//! Nothing here waits for another process: the next pass looks for an answer that does not come at
+//! once.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,26 +37,26 @@ use super::client::address;
 use super::timed::connect_now;
 use crate::peer::{overflow_uid, peer_of, peer_pidfd};
 
-/// How long a process is not asked again that has not given a pidfd, and how long an answer may take.
+/// The pause before a process that has given no pidfd is asked again, and the longest wait for an
+/// answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The most descriptors that are received with one answer. More than one is refused.
+/// The most descriptors received with one answer; more than one is refused.
 const MOST: usize = 4;
 
-/// The processes of the slots, as far as they are known.
+/// The known processes of the slots.
 #[derive(Debug, Default)]
 pub(in crate::ledger) struct Pidfds(BTreeMap<usize, Entry>);
 
 #[derive(Debug)]
 struct Entry {
-    /// How often the slot was taken before.
     generation: u64,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    /// The process ran when it was last asked.
+    /// The process ran when it was last polled.
     Held(Process),
     Ended,
     /// The process was asked over this connection.
@@ -65,18 +64,17 @@ enum State {
     Refused(Instant),
 }
 
-/// The ways in which a process can be met.
+/// The ways to meet a process.
 pub(in crate::ledger) struct Whom<L, S> {
-    /// The user that it runs as.
+    /// The user of the process.
     pub(in crate::ledger) uid: u64,
-    /// Looks at its number.
     pub(in crate::ledger) look: L,
-    /// Returns the path of its socket, if it serves one.
+    /// Returns the path of the socket, if the process serves one.
     pub(in crate::ledger) socket: Option<S>,
 }
 
 impl Pidfds {
-    /// Asks all processes that are held whether they have ended, with one system call.
+    /// Polls all held processes, with one system call.
     pub(in crate::ledger) fn poll(&mut self) {
         let states = self.0.values().map(|entry| &entry.state);
         let processes: Vec<&Process> = states.filter_map(State::process).collect();
@@ -91,7 +89,7 @@ impl Pidfds {
         }
     }
 
-    /// Returns what is known of the process that took a slot, since it is held or has ended.
+    /// Returns the life of the process that took a slot, if it is held or has ended.
     pub(in crate::ledger) fn known(&self, slot: usize, generation: u64) -> Option<Life> {
         let entry = self.0.get(&slot);
         match &entry.filter(|entry| entry.generation == generation)?.state {
@@ -101,9 +99,8 @@ impl Pidfds {
         }
     }
 
-    /// Finds out what is known of the process of a slot that is not [known](Self::known) yet. Tries
-    /// to hold it from then on. A process that was refused is not looked at for a moment, unless it
-    /// is to be looked at again.
+    /// Looks up the process of a slot that is not [known](Self::known) yet, and tries to hold it. A
+    /// process that was refused is looked up again only after a pause, unless `again` is set.
     pub(in crate::ledger) fn meet(
         &mut self,
         (slot, generation): (usize, u64),
@@ -135,7 +132,6 @@ impl Pidfds {
         life
     }
 
-    /// Forgets the process of a slot.
     pub(in crate::ledger) fn forget(&mut self, slot: usize) {
         self.0.remove(&slot);
     }
@@ -150,7 +146,7 @@ impl State {
     }
 }
 
-/// Gets a pidfd of a process over its socket, or over the connection over which it was asked.
+/// Gets a pidfd of a process over its socket, or over an open connection.
 fn ask_over(known: Option<State>, socket: impl FnOnce() -> PathBuf, uid: u64) -> State {
     let held = |pidfd| State::Held(Process::Pidfd(pidfd));
     let refused = |_| State::Refused(clock::now());
@@ -170,7 +166,7 @@ fn ask_over(known: Option<State>, socket: impl FnOnce() -> PathBuf, uid: u64) ->
     }
 }
 
-/// Connects to the socket of a process of a user, without waiting for a place in its queue.
+/// Connects to the socket of a user's process, without waiting for a place in its queue.
 fn connect_to(path: &Path, uid: u64) -> io::Result<UnixStream> {
     let stream = address(path, connect_now)?;
     let found = peer_of(&stream)?.uid;
@@ -211,13 +207,13 @@ fn send(stream: &UnixStream, line: &[u8], descriptor: Option<&OwnedFd>) -> io::R
     }
 }
 
-/// Answers a request for a pidfd with one of this process.
+/// Answers with a pidfd of this process.
 pub(super) fn give_own(stream: &UnixStream) -> io::Result<()> {
     let own = pidfd_open(getpid(), PidfdFlags::empty())?;
     send(stream, b"{\"done\":0}\n", Some(&own))
 }
 
-/// Receives the pidfd of the process at the other end; `None` if it has not answered yet.
+/// Receives the pidfd of the process at the other end; `None` if no answer has come yet.
 fn receive(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -229,7 +225,7 @@ fn receive(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
         Err(Errno::AGAIN) => return Ok(None),
         Err(errno) => return Err(errno.into()),
     };
-    // Owned first, so that no descriptor leaks whatever check fails.
+    // Owned first, so that no descriptor leaks if a check fails.
     let mut received: Vec<OwnedFd> = Vec::new();
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -243,8 +239,8 @@ fn receive(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Returns the number of the process of a pidfd, or 0 if this process cannot see it. Fails for any
-/// other descriptor.
+/// Returns the number of a pidfd's process, or 0 if this process cannot see it. Fails for any other
+/// descriptor.
 fn number_of(pidfd: &OwnedFd) -> io::Result<i64> {
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
     let number = facts.lines().find_map(|line| line.strip_prefix("Pid:"));
@@ -256,12 +252,11 @@ fn number_of(pidfd: &OwnedFd) -> io::Result<i64> {
 mod tests {
     use super::*;
 
-    /// Returns the two ends of a connection of this process.
     fn pair() -> (UnixStream, UnixStream) {
         UnixStream::pair().unwrap()
     }
 
-    /// Returns a process that can be met at a socket only.
+    /// Returns a process that can only be met at a socket.
     fn at(path: &Path, uid: u64) -> Whom<impl FnOnce() -> Look, impl FnOnce() -> PathBuf> {
         Whom {
             uid,
@@ -283,7 +278,7 @@ mod tests {
         let own = receive(&other).unwrap().unwrap();
         assert_eq!(number_of(&own).unwrap(), i64::from(std::process::id()));
         assert_eq!(have_ended(&[&Process::Pidfd(own)]), [false]);
-        // Another process than the one at the other end.
+        // A process other than the one at the other end.
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -292,7 +287,7 @@ mod tests {
         assert!(receive(&other).is_err());
         child.kill().unwrap();
         child.wait().unwrap();
-        // A file, and no descriptor.
+        // A file instead of a descriptor of a process.
         send(
             &one,
             b"{}\n",
@@ -302,7 +297,7 @@ mod tests {
         assert!(receive(&other).is_err());
         send(&one, b"{}\n", None).unwrap();
         assert!(receive(&other).is_err());
-        // A process that another test is just starting has this end for a moment, too.
+        // A process that another test is starting has this end for a moment, too.
         one.shutdown(std::net::Shutdown::Both).unwrap();
         assert!(receive(&other).is_err(), "the end of the connection");
     }
@@ -362,7 +357,7 @@ mod tests {
         let mut pidfds = Pidfds::default();
         let met = pidfds.meet((3, 0), at(&path, uid + 1), false);
         assert_eq!((met, pidfds.known(3, 0)), (Life::Unknown, None));
-        // It is not asked again so soon.
+        // The process is not asked again so soon.
         let met = pidfds.meet((3, 0), at(&path, uid), false);
         assert_eq!((met, pidfds.known(3, 0)), (Life::Unknown, None));
         pidfds.forget(3);
@@ -377,7 +372,7 @@ mod tests {
         drop(listener);
     }
 
-    /// The exchange of kernels before Linux 6.5.
+    /// The exchange on kernels before Linux 6.5.
     #[test]
     fn a_process_is_asked_and_answers_later() {
         let (one, other) = pair();

@@ -1,4 +1,4 @@
-//! The socket of a process, and the end of the thread that serves it.
+//! The socket of a process, and the end of its thread.
 
 use std::fs;
 use std::net::Shutdown;
@@ -7,22 +7,20 @@ use std::path::PathBuf;
 
 use super::super::file::LedgerFile;
 
-/// The end of the name of every socket. The name begins with that of the ledger's file, followed by
-/// the file's number, the slot and how often it was taken. A file that was removed while processes
-/// have it open leaves its number to no other.
+/// The end of every socket's name. The beginning is the name of the ledger's file, followed by the
+/// file's number, the slot and its generation. A removed file that is still open keeps its number
+/// from other files.
 const SOCKET_ENDING: &str = "control";
 
-/// Returns the path of the socket of a process that took a ledger's slot.
 pub(in crate::ledger) fn socket_path(file: &LedgerFile, slot: usize, generation: u64) -> PathBuf {
     let (mut path, number) = (file.path().as_os_str().to_owned(), file.number());
     path.push(format!("-{number}-{slot}-{generation}.{SOCKET_ENDING}"));
     path.into()
 }
 
-/// The socket of this process, which a thread serves.
 #[derive(Debug)]
 pub(in crate::ledger) struct Served {
-    /// Shut down to end the thread. Closing it is not enough: a forked child has it too.
+    /// Shut down to end the thread. A close is not enough: a forked child has the socket too.
     pub(super) stop: UnixStream,
     pub(super) path: PathBuf,
 }

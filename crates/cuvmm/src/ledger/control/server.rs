@@ -22,16 +22,15 @@ use crate::error::LedgerError;
 use crate::modes::{self, Failed};
 use crate::peer::{Users, overflow_uid, peer_of};
 
-/// How long a client has to send its request, and to receive the answer.
+/// How long a client may take to send its request, and to receive the answer.
 const LONGEST_CLIENT: Duration = Duration::from_secs(1);
 
-/// The number of connections that may wait for the thread.
+/// The most connections that wait for the thread.
 const BACKLOG: i32 = 128;
 
-/// A function that puts a tenant, or all of them, to sleep or wakes it.
+/// Puts a tenant, or all tenants, to sleep or wakes it.
 pub(in crate::ledger) type Hook = Arc<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
 
-/// The requests that a process answers, and its functions for them.
 #[derive(Clone, Default)]
 pub(in crate::ledger) struct Commands {
     pub(in crate::ledger) remote: Remote,
@@ -39,14 +38,13 @@ pub(in crate::ledger) struct Commands {
     pub(in crate::ledger) wake: Option<Hook>,
     /// `true` if users of the file's group are answered.
     pub(in crate::ledger) group: bool,
-    /// `true` if tenants are also put to sleep because other processes wait for memory.
+    /// `true` if tenants also sleep because other processes wait for memory.
     pub(in crate::ledger) sleeps_for_others: bool,
     /// Held during a call of a function of the program.
     calling: Arc<Mutex<()>>,
 }
 
 impl Commands {
-    /// Calls the program's function that puts a tenant, or all of them, to sleep.
     pub(in crate::ledger) fn sleep(&self, tenant: Option<&str>) -> Result<(), String> {
         self.call(self.sleep.as_ref(), "puts it to sleep", tenant)
     }
@@ -79,8 +77,8 @@ struct Serving {
     stop: UnixStream,
 }
 
-/// Starts the thread. The socket's name is this member's alone: it contains the file's number and
-/// the slot's generation.
+/// Starts the thread. The socket's name contains the file's number and the slot's generation, so it
+/// is this member's alone.
 pub(in crate::ledger) fn start(
     member: &Arc<Member>,
     commands: Arc<Commands>,
@@ -94,7 +92,7 @@ pub(in crate::ledger) fn start(
             errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
         }
     };
-    // A dead process can have left one if its ledger's file had this one's number.
+    // A dead process whose ledger file had this file's number may have left a socket.
     let _ = fs::remove_file(&path);
     let mode = if commands.group { 0o660 } else { 0o600 };
     let listener = address(&path, |path| Ok(listen_at(path, mode))).map_err(failed("open"))?;
@@ -115,7 +113,7 @@ pub(in crate::ledger) fn start(
     Ok(Served { stop, path })
 }
 
-/// Listens at a path, at a socket whose file has this mode.
+/// Listens at a socket file with this mode.
 fn listen_at(path: &Path, mode: u32) -> Result<UnixListener, Failed> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -175,7 +173,7 @@ impl Serving {
         }
     }
 
-    /// Reads a request of a client that may make one.
+    /// Reads the request of a permitted client.
     fn request(&self, client: &UnixStream) -> Result<Request, String> {
         if self.commands.group {
             let uid = peer_of(client).map_err(|errno| errno.to_string())?.uid;

@@ -1,6 +1,6 @@
 //! Lines sent and received within a time, however slowly the other side reads or writes.
 //!
-//! A socket's own timeouts begin anew with each part. So each part gets what is left of the time.
+//! A socket's own timeouts begin anew with each part, so each part gets the time that is left.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,24 +11,21 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// The most bytes of one write. The system sends as many at once, with one timeout.
+/// The most bytes of one write, which the system sends with one timeout.
 const PART: usize = 16 << 10;
 
-/// Longer than anyone waits, and not too long for the system.
+/// Longer than any wait, and short enough for the system.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// The time at which something has to be done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until(Instant);
 
 impl Until {
-    /// Returns the time after `patience`.
     pub(super) fn after(patience: Duration) -> Self {
         let now = Instant::now();
         Self(now.checked_add(patience.min(LONGEST)).unwrap_or(now))
     }
 
-    /// Returns how long there is left.
     pub(super) fn left(self) -> io::Result<Duration> {
         let left = self.0.saturating_duration_since(Instant::now());
         match left.is_zero() {
@@ -63,7 +60,6 @@ pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
-/// Sends all bytes.
 pub(super) fn send(mut stream: &UnixStream, mut bytes: &[u8], until: Until) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_write_timeout(Some(until.left()?))?;

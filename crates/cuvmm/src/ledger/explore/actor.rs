@@ -1,4 +1,4 @@
-//! A member that does what a script says, as a process with one pool would.
+//! A member that follows a script, as a process with one pool would.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,57 +19,51 @@ use crate::ledger::member::{Member, NamedExport, Purpose};
 use crate::ledger::waiting::Waiting;
 use crate::ledger::{Change, Hook, clock};
 
-/// The bytes of a granule.
+/// In bytes.
 pub(super) const G: u64 = 2 << 20;
 
 /// How long a waiting request sleeps between two attempts.
 const POLL: Duration = Duration::from_millis(15);
 
-/// How long memory is awaited that must come.
+/// How long to wait for memory that must come.
 const LONG: Duration = Duration::from_secs(2);
 
 /// A step of a script. Sizes in granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Opens the ledger.
     Join,
     /// Opens the ledger with a limit, which may be refused.
     JoinUnder(u64),
-    /// Allocates.
     Take(u64),
-    /// Allocates, which must succeed.
+    /// Allocates; must succeed.
     MustTake(u64),
     /// Charges without the protocol.
     TakeUnchecked(u64),
-    /// Frees; what was freed goes back to the driver.
+    /// Frees memory to the driver.
     Give(u64),
-    /// Frees; what was freed stays cached until another process needs it.
+    /// Frees memory, which stays cached until another process needs it.
     Cache(u64),
-    /// Allocates, and waits at most for some milliseconds.
+    /// Allocates, and waits at most these milliseconds.
     Await(u64, u64),
     /// Allocates, and waits for memory that must come.
     MustAwait(u64),
-    /// Waits until a request of another process waits, allocates past it, and keeps everything until
-    /// none waits.
+    /// Waits until a request of another process waits, allocates past it, and keeps the memory
+    /// until none waits.
     TakeBehind(u64),
     Guarantee(u64),
-    /// Exports memory that it has.
     Export(u64),
-    /// Frees what it has exported first.
+    /// Frees the oldest export.
     Lend,
-    /// Imports what another process has exported first.
+    /// Imports the oldest export of another process.
     Import,
-    /// Frees what it has imported first.
+    /// Releases the oldest import.
     Release,
-    /// Does what the ledger's thread does each time.
+    /// Makes one pass of the ledger's thread.
     Pass,
-    /// Leaves the ledger.
     Leave,
-    /// Is killed.
     Die,
 }
 
-/// Returns what members open the ledger with.
 pub(super) fn wishes(limit: u64) -> Wishes {
     Wishes {
         limit: Some(limit * G),
@@ -88,7 +82,7 @@ pub(super) const TERMS: Terms = Terms {
     group: false,
 };
 
-/// Memory that a pool has cached.
+/// Cached memory of a pool.
 struct Cache {
     member: Weak<Member>,
     granules: Mutex<u64>,
@@ -141,7 +135,6 @@ impl Giver for Cache {
     }
 }
 
-/// The belongings of a member while it is in the ledger.
 struct Joined {
     named: Vec<(u64, NamedExport)>,
     waiting: Option<Waiting>,
@@ -260,7 +253,7 @@ impl Actor {
         });
     }
 
-    /// Returns the granules that it has and that are neither exported nor cached.
+    /// Returns the granules that are neither exported nor cached.
     fn free(&self) -> u64 {
         let cached = self.joined.as_ref().map_or(0, |it| it.giver.1.idle() / G);
         self.ghost(|it| it.has) - cached
@@ -275,7 +268,7 @@ impl Actor {
                 .owes(granules * G, has * G, place, || free * G);
             owed.map_or(Ok(()), Err)?;
         }
-        // What is cached is used first.
+        // Cached memory is used first.
         let cached = self.joined().giver.1.take(granules);
         let rest = granules - cached;
         if rest == 0 {
@@ -391,7 +384,6 @@ impl Actor {
         }
     }
 
-    /// Returns the first exported block that meets a condition.
     fn find(&self, which: impl Fn(&Export) -> bool) -> Option<(u64, u64)> {
         let world = self.world();
         let mut exports = world.ghost.exports.iter();
@@ -473,7 +465,7 @@ impl Actor {
         }
     }
 
-    /// Drops what a killed process had. Nothing is written.
+    /// Drops what a killed process had, without a write.
     pub(super) fn vanish(mut self) {
         if let Some(joined) = self.joined.take() {
             let member = Arc::clone(&joined.member);
@@ -482,7 +474,7 @@ impl Actor {
                 self.world().kept.push(file);
             }
             drop(joined);
-            // Otherwise the file would stay open, as it does in a process that lives.
+            // Otherwise the file would stay open, as in a living process.
             member.give(member.used());
         }
     }

@@ -1,55 +1,53 @@
-//! The memory that the driver would say the processes have, kept beside the ledger: the ledger is right if it
-//! charges no less, and no more than the limit.
+//! The driver's view of the processes' memory. The ledger is right if it charges no less than that,
+//! and no more than the limit.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
 use crate::ledger::charge::Count;
 
-/// How long after its end the driver still has the memory of a process that had any.
+/// How long the driver still has the memory of a process that has ended.
 pub(super) const LINGERS: Duration = Duration::from_millis(100);
 
-/// The memory of all processes. Sizes in granules.
+/// Sizes in granules.
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Ghost {
     pub(super) members: Vec<Member>,
     pub(super) exports: Vec<Export>,
 }
 
-/// The memory of one process.
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Member {
-    /// Its slot, while it is a member.
+    /// The slot of a member.
     pub(super) slot: Option<usize>,
-    /// Memory that it has created and not exported.
+    /// Memory created and not exported.
     pub(super) has: u64,
     pub(super) guarantee: u64,
-    /// The limit under which it has joined, while it is a member.
+    /// The limit under which a member has joined.
     pub(super) limit: Option<u64>,
-    /// When its memory is free again, if it was killed.
+    /// When a killed process's memory is free again.
     gone: Option<Duration>,
 }
 
-/// An exported block.
 #[derive(Clone, Debug, Hash)]
 pub(super) struct Export {
     pub(super) owner: usize,
-    /// The slot of the owner when it exported the block.
+    /// The owner's slot at the export.
     pub(super) slot: usize,
     pub(super) granules: u64,
     pub(super) id: u64,
-    /// `true` while its owner has not given it back.
+    /// `true` until the owner has released the block.
     pub(super) is_owned: bool,
-    /// `true` once the ledger has said that no process has it.
+    /// `true` once the ledger has said that no process has the block.
     pub(super) is_free: bool,
-    /// The processes that have imported it.
+    /// The processes that have imported the block.
     pub(super) holders: Vec<usize>,
 }
 
 impl Ghost {
     pub(super) fn new(threads: usize) -> Self {
         Self {
-            // The last one is the test's own.
+            // The last member is the test's own.
             members: vec![Member::default(); threads + 1],
             exports: Vec::new(),
         }
@@ -78,13 +76,11 @@ impl Ghost {
         export.holders.iter().any(|&it| !self.is_gone(it, now))
     }
 
-    /// Returns `true` if the memory of a block exists.
     fn exists(&self, export: &Export, now: Duration) -> bool {
         let is_owned = export.is_owned && !self.is_gone(export.owner, now);
         is_owned || self.is_held(export, now)
     }
 
-    /// Returns what is wrong.
     pub(super) fn fault(&self, charges: &[u64], limit: u64, now: Duration) -> Option<String> {
         let charged: u64 = charges.iter().map(|&it| Count::of(it).charged()).sum();
         if charged > limit {

@@ -1,17 +1,17 @@
-//! Members of one ledger that take turns at each use of a word that they share: all orders of two
-//! members with a few operations each, and random orders of more. At each of these points a process
+//! Members of one ledger that take turns at each use of a shared word: all orders of two members
+//! with a few operations each, and random orders of more members. At each of these points a process
 //! can also be killed or stopped, or its waiting request dropped.
 //!
 //! The members run the ledger's own code in a thread each; only the time and the process numbers
-//! are the test's (see [`probe`](super::probe)). After each step the charges are compared with what
-//! the driver would say that the processes have, and in the end one process must get everything.
+//! are the test's (see [`probe`](super::probe)). After each step the charges are compared with the
+//! driver's view of the memory, and in the end one process must get everything.
 //!
-//! The time goes on when all threads sleep. So a thread that is interrupted takes no time, unless
-//! its process is stopped.
+//! The time goes on when all threads sleep. So an interrupted thread takes no time, unless its
+//! process is stopped.
 //!
-//! A state is what is in the file, what each thread has read, and the time. No order is explored
-//! beyond a state that another one has led to. Where there are too many orders, a scenario limits how
-//! often a member is interrupted that could go on, or takes random orders.
+//! A state is the content of the file, what each thread has read, and the time. No order is
+//! explored beyond a state that another order has led to. Where there are too many orders, a
+//! scenario limits how often a runnable member is interrupted, or takes random orders.
 
 mod actor;
 mod ghost;
@@ -35,17 +35,16 @@ use super::member::{Member, Purpose};
 use super::seen::Seen;
 use super::{clock, dead, exports, probe};
 
-/// The operations of one member: those that prepare, and those that are interrupted.
+/// The operations of one member: uninterrupted preparations, then interrupted ones.
 #[derive(Clone, Debug, Default)]
 struct Script {
     before: Vec<Op>,
     ops: Vec<Op>,
 }
 
-/// Members of one ledger.
 #[derive(Clone, Debug)]
 struct Scenario {
-    /// Granules of the ledger.
+    /// In granules.
     limit: u64,
     scripts: Vec<Script>,
     faults: Faults,
@@ -80,7 +79,6 @@ impl Scenario {
         (std::mem::replace(&mut inner.schedule, used), report)
     }
 
-    /// Plays one member.
     fn play(&self, world: &Arc<World>, me: usize, script: &Script, path: &Path) {
         let handle = Rc::new(Handle::new(world, me));
         let shared: Rc<dyn probe::Probe> = handle.clone();
@@ -114,12 +112,12 @@ impl Scenario {
         world.done(me);
     }
 
-    /// Explores all orders. Returns the number of different states and of runs, or what was wrong.
+    /// Explores all orders. Returns the number of different states and of runs, or the fault.
     fn explore(&self) -> Result<(usize, usize), String> {
         let dir = super::tests::directory();
         let uses = Uses::new(false);
         let path = dir.path().join("ledger");
-        // Most words that several members use are found before the first order.
+        // Finds most words that several members use before the first order.
         for seed in 0..100 {
             self.run_at_random(&path, seed, &uses)?;
         }
@@ -146,7 +144,6 @@ impl Scenario {
         }
     }
 
-    /// Runs a random order.
     fn run_at_random(&self, path: &Path, seed: u64, uses: &Arc<Uses>) -> Result<(), String> {
         let _ = std::fs::remove_file(path);
         let random = Schedule::Random(Random::with_seed(seed));
@@ -155,7 +152,7 @@ impl Scenario {
     }
 }
 
-/// Checks as another member what is left when all have ended.
+/// Checks the end state as another member.
 fn judge(world: &Arc<World>, path: &Path, limit: u64) -> Result<(), String> {
     let me = world.lock().ghost.members.len() - 1;
     let shared: Rc<dyn probe::Probe> = Rc::new(Handle::new(world, me));
@@ -195,7 +192,6 @@ fn judge(world: &Arc<World>, path: &Path, limit: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the slots that are not free.
 fn states(member: &Member) -> Vec<(usize, State)> {
     let slots = member.file().layout().slots.iter().enumerate();
     let states = slots.map(|(index, it)| (index, it.state().0));

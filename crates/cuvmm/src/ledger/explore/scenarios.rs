@@ -6,11 +6,11 @@ use super::{End, Faults, Scenario, Script, Sight};
 
 const ENDS: &[End] = &[End::AtOnce, End::Late];
 
-/// The operations of a member before it is interrupted, and those while it is.
+/// The operations of a member before and during interruptions.
 type Part<'a> = (&'a [Op], &'a [Op]);
 
-/// Returns a scenario of two members that have joined. One of them is killed at any point, or its
-/// request dropped.
+/// Returns a scenario of two members that have joined. One is killed at any point, or its request
+/// is dropped.
 fn two(one: Part<'_>, other: Part<'_>) -> Scenario {
     let script = |(before, ops): Part<'_>| Script {
         before: [&[Join], before].concat(),
@@ -29,7 +29,6 @@ fn two(one: Part<'_>, other: Part<'_>) -> Scenario {
     }
 }
 
-/// Explores all orders.
 fn explore(scenario: &Scenario) {
     let begun = std::time::Instant::now();
     match scenario.explore() {
@@ -95,7 +94,7 @@ fn dead_processes_are_collected() {
     }
 }
 
-/// Memory of a process of which nothing is known is free after two seconds.
+/// The memory of a process of which nothing is known is free after two seconds.
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn dead_processes_of_which_nothing_is_known_are_collected() {
@@ -128,8 +127,8 @@ fn two_requests_wait() {
     explore(&scenario);
 }
 
-/// Returns a scenario of a request that is served when the memory is given back that was charged
-/// before it came, however much two later ones are charged past it: these granules.
+/// Returns a scenario of a request that is served when earlier memory is released, however many of
+/// these granules two later requests are charged past it.
 fn passing(later: [&[u64]; 2]) -> Scenario {
     let waits: Part<'_> = (&[], &[MustAwait(8)]);
     let mut scenario = two((&[Take(7)], &[Give(7)]), waits);
@@ -143,9 +142,9 @@ fn passing(later: [&[u64]; 2]) -> Scenario {
     scenario
 }
 
-/// Two granules are left to those that pass, which want three: in all orders in which a member that
-/// could go on is interrupted once, the request that waits is served. These are 239,000 states; with
-/// two interruptions there are too many for a test that always runs. One and one granules, and two and
+/// Two granules are left to the passing requests, which want three. In all orders in which a
+/// runnable member is interrupted once, the waiting request is served: 239,000 states. With two
+/// interruptions there are too many for a test that always runs. One and one granules, and two and
 /// two, were explored in the same way, with about as many states.
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
@@ -252,7 +251,7 @@ fn a_late_collector_keeps_the_names_of_the_next_owner() {
     two_collectors(first, &[Import], &[Import]);
 }
 
-/// The explorer finds what a wrong protocol does.
+/// The explorer finds the fault of a wrong protocol.
 #[test]
 fn a_charge_without_tentative_granules_is_found_out() {
     let mut scenario = two((&[], &[TakeUnchecked(6)]), (&[], &[TakeUnchecked(6)]));
@@ -261,7 +260,6 @@ fn a_charge_without_tentative_granules_is_found_out() {
     assert!(fault.contains("12 granules are charged of 10"), "{fault}");
 }
 
-/// Returns random operations.
 fn script(random: &mut fastrand::Rng) -> Script {
     let op = |random: &mut fastrand::Rng| match random.u8(..14) {
         0 => Join,
@@ -291,7 +289,7 @@ fn script(random: &mut fastrand::Rng) -> Script {
 fn three_members_at_random() {
     sample(1_000, |seed| {
         let mut random = fastrand::Rng::with_seed(seed);
-        // A lock that a forked child keeps tells nothing: something else has to.
+        // A lock kept by a forked child tells nothing, so the members need another sight.
         let (sight, ends): (_, &[End]) = match random.u8(..3) {
             0 => (Sight::Nothing, ENDS),
             1 => (Sight::Numbers, &[End::AtOnce, End::Late, End::Forked]),

@@ -1,19 +1,15 @@
-//! Which thread goes on at each point: all orders, or random ones.
+//! The choice of the next thread at each point: all orders, or random ones.
 
 use std::collections::HashSet;
 
-/// One step of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// A thread goes on to its next point.
     Run(usize),
-    /// A process is killed. Its locks are free at once, and it has ended at once or later.
+    /// Kills a process. Its locks are free at once, and it has ended at once or later.
     Kill(usize, End),
-    /// A process is stopped.
     Stop(usize),
-    /// A stopped process goes on.
     Resume(usize),
-    /// A waiting request is dropped.
+    /// Drops a waiting request.
     Cancel(usize),
 }
 
@@ -23,7 +19,6 @@ impl Choice {
     }
 }
 
-/// How a killed process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     AtOnce,
@@ -33,47 +28,45 @@ pub(super) enum End {
     Forked,
 }
 
-/// The means by which members find out whether each other's processes have ended.
+/// The means by which members notice the ends of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight {
-    /// They hold descriptors.
+    /// Held descriptors.
     Pidfds,
-    /// They look at numbers each time.
+    /// A look at the number each time.
     Numbers,
-    /// Only the locks tell.
+    /// Only the locks.
     Nothing,
 }
 
-/// How members are disturbed.
+/// Disturbances of members.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
-    /// How many processes are killed or stopped and how many requests dropped, at most.
+    /// The most kills, stops and dropped requests.
     pub(super) most: usize,
     pub(super) ends: &'static [End],
     pub(super) sight: Sight,
-    /// `true` if processes are stopped too.
     pub(super) stops: bool,
-    /// How often a member is interrupted that could go on, at most; any number of times if this is
-    /// `None`.
+    /// The most interruptions of a runnable member; `None` if unlimited.
     pub(super) interruptions: Option<usize>,
 }
 
-/// The rule by which threads are chosen, over many runs.
+/// The choice of threads over many runs.
 #[derive(Debug)]
 pub(super) enum Schedule {
     All(All),
     Random(Random),
 }
 
-/// Random orders: the thread with the highest priority goes on, and a few times, at random points,
-/// the one whose turn it is gets the lowest. So a thread can be interrupted at one point until
-/// another has done much.
+/// Random orders. The thread with the highest priority runs; at a few random points the running
+/// thread gets the lowest priority. So a thread can be interrupted at one point until another has
+/// done much.
 #[derive(Debug)]
 pub(super) struct Random {
     random: fastrand::Rng,
-    /// The priority of each thread; a higher number goes first.
+    /// The priority of each thread; the highest runs.
     priorities: [i32; 8],
-    /// The numbers of the points at which the priorities change.
+    /// The numbers of the points at which priorities change.
     changes: Vec<u32>,
     points: u32,
 }
@@ -81,14 +74,14 @@ pub(super) struct Random {
 /// All orders, depth first. A state that was reached before is not explored again.
 #[derive(Debug, Default)]
 pub(super) struct All {
-    /// The choice at each point of this run, and how many there were.
+    /// The choice at each point of this run, and the number of choices there.
     path: Vec<(usize, usize)>,
     at: usize,
     reached: HashSet<u64>,
 }
 
 impl Schedule {
-    /// Returns `true` if the next choice depends on which states were reached before.
+    /// Returns `true` if the next choice depends on the states reached before.
     pub(super) fn needs_key(&self) -> bool {
         matches!(self, Self::All(all) if all.at >= all.path.len())
     }
@@ -101,7 +94,7 @@ impl Schedule {
         }
     }
 
-    /// Chooses; `None` if this run need not go on. `key` is a number for the state.
+    /// Chooses; `None` if this run need not go on. `key` identifies the state.
     pub(super) fn pick(
         &mut self,
         choices: &[Choice],
@@ -188,7 +181,6 @@ impl All {
         false
     }
 
-    /// Begins anew.
     pub(super) fn restart(&mut self) {
         *self = Self::default();
     }

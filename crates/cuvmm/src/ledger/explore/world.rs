@@ -1,8 +1,8 @@
-//! The members' threads, one of which runs at a time, the time, and what has to be true after each
-//! step.
+//! The members' threads, one of which runs at a time, the time, and the conditions checked after
+//! each step.
 //!
-//! They are coroutines on the test's thread, because a switch between threads of the system takes
-//! longer than what a thread does between two of them.
+//! The threads are coroutines on the test's thread, because a switch of system threads takes longer
+//! than the work between two switches.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,40 +21,36 @@ use crate::ledger::layout::{Agreed, Export, Header, Layout, SIZE, SLOTS, Slot};
 use crate::ledger::probe::{self, Probe};
 use crate::ledger::proc::Life;
 
-/// The number of the first thread's process.
 const FIRST_PID: u32 = 100_000_000;
 
-/// The number of the namespaces of all threads' processes.
 const NAMESPACE: u64 = 1;
 
-/// For how long a stopped process is stopped, if it is not resumed before.
+/// How long a stopped process stays stopped, unless it is resumed before.
 const STOPPED: Duration = Duration::from_millis(300);
 
-/// How long a process must be stopped to be noticed.
+/// The shortest stop that other processes notice.
 const LEAST_STOP: Duration = Duration::from_millis(5);
 
-/// How long after it was killed a process ends that ends late.
+/// How long after its kill a process ends that ends late.
 const LATE: Duration = Duration::from_millis(40);
 
-/// The most points of one run.
 const MOST_STEPS: usize = 100_000;
 
-/// The words of a member's stack.
+/// In words.
 const STACK: usize = 1 << 16;
 
-/// The words in the file.
 const WORDS: usize = SIZE as usize / 8;
 
-/// The value with which a thread of a killed process unwinds.
+/// The value with which a killed process's thread unwinds.
 pub(super) struct Killed;
 
-/// Which threads have used each word, and which have written it, over all runs. A thread can be
-/// interrupted before each use of a word that another thread uses too and one of them writes.
+/// The threads that have used and written each word, over all runs. A thread can be interrupted
+/// before each use of a word that another thread uses too and one of them writes.
 pub(super) struct Uses {
     words: Vec<AtomicU32>,
-    /// Set when a word turned out to be used by several threads.
+    /// Set when a word turned out to be shared.
     pub(super) has_grown: AtomicBool,
-    /// `true` if the words of the first few slots count as used by several threads from the start.
+    /// `true` if the words of the first few slots count as shared from the start.
     fixed: bool,
 }
 
@@ -79,14 +75,13 @@ impl Uses {
         if before != now && (now & 0xffff).count_ones() > 1 && now >> 16 != 0 {
             self.has_grown.store(true, Ordering::SeqCst);
         }
-        // Only a write by another thread changes what is read, and only another thread's use what a
-        // write changes.
+        // A read is affected by other threads' writes only, and a write by any of their uses.
         let others = if writes { now & 0xffff } else { now >> 16 };
         others & !bit != 0
     }
 }
 
-/// Returns `true` for the counts that wake threads, which say nothing.
+/// Returns `true` for the counts of bells, which say nothing about the state.
 fn is_bell(word: usize) -> bool {
     let bells = [offset_of!(Header, wanted), offset_of!(Header, given)];
     bells.contains(&(8 * word))
@@ -116,15 +111,13 @@ pub(super) struct Inner {
     pub(super) kept: Vec<File>,
     /// `true` while threads are not interrupted: before and after the operations in question.
     quiet: bool,
-    /// `true` if the run ends early.
     ended: bool,
-    /// The thread whose turn it is; the test's own if there is no such thread.
+    /// The running thread; the test's own if out of range.
     running: usize,
     threads: Vec<Thread>,
     now: Duration,
     contents: Vec<u64>,
     hash: u64,
-    /// The disturbances that are left.
     faults: Faults,
     steps: usize,
     trace: Vec<String>,
@@ -139,8 +132,8 @@ struct Thread {
     awaits: bool,
     cancelled: bool,
     quiet: bool,
-    /// `true` if its last step changed something. Killing it after a step that changed nothing has
-    /// the outcome of killing it before.
+    /// `true` if the last step changed something. A kill after a step without a change equals a
+    /// kill before it.
     acted: bool,
 }
 
@@ -149,8 +142,8 @@ struct Stop {
     /// When the thread goes on, if it is not resumed before.
     until: Duration,
     since: Duration,
-    /// `true` once another thread has changed a word that this one writes, because this one was
-    /// still for so long.
+    /// `true` once another thread has changed a word that this thread writes, because this thread
+    /// was still for so long.
     touched: bool,
 }
 
@@ -205,7 +198,7 @@ impl World {
                 quiet: true,
                 ended: false,
                 running: usize::MAX,
-                // The last one is the test's own.
+                // The last thread is the test's own.
                 threads: (0..=threads).map(thread).collect(),
                 now: Duration::ZERO,
                 contents: vec![0; WORDS],
@@ -222,13 +215,13 @@ impl World {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a thread its turn, and goes on when the test's own thread has it again.
+    /// Gives a thread its turn; returns when the test's own thread has the turn again.
     pub(super) fn turn_to(&self, players: &mut [Player<'_>], thread: usize) {
         self.lock().running = thread;
         self.go(players);
     }
 
-    /// Lets threads be interrupted, and goes on when all have ended.
+    /// Lets threads be interrupted; returns when all have ended.
     pub(super) fn begin(&self, players: &mut [Player<'_>]) {
         let mut inner = self.lock();
         inner.quiet = false;
@@ -240,7 +233,7 @@ impl World {
         self.lock().quiet = true;
     }
 
-    /// Runs whichever thread's turn it is, until it is that of the test's own.
+    /// Runs the threads in turn until the test's own thread is next.
     fn go(&self, players: &mut [Player<'_>]) {
         loop {
             let running = self.lock().running;
@@ -251,14 +244,15 @@ impl World {
         }
     }
 
-    /// Hands the turn back after a thread's preparations.
+    /// Hands the turn back after a thread's preparations. Returns `false` if its process was
+    /// killed.
     pub(super) fn prepared(&self, me: usize) -> bool {
         self.lock().running = usize::MAX;
         rest();
         self.lock().threads[me].killed.is_none()
     }
 
-    /// Ends a thread, as far as the schedule is concerned.
+    /// Ends a thread for the schedule.
     pub(super) fn done(&self, me: usize) {
         let mut inner = self.lock();
         inner.threads[me].state = State::Done;
@@ -290,7 +284,6 @@ impl World {
     }
 }
 
-/// A thread that plays a member.
 pub(super) type Player<'a> = Generator<'a, (), ()>;
 
 /// Makes a thread, which begins at its first turn.
@@ -298,7 +291,7 @@ pub(super) fn player<'a>(play: impl FnOnce() + Send + 'a) -> Player<'a> {
     Gn::<()>::new_opt(STACK, play)
 }
 
-/// Goes on with what has resumed this thread, and returns when it is resumed again.
+/// Continues what has resumed this thread; returns when the thread is resumed again.
 fn rest() {
     let own = probe::set(None);
     #[allow(
@@ -310,7 +303,7 @@ fn rest() {
 }
 
 impl Inner {
-    /// Makes the next choice, and those before it that are no thread's turn.
+    /// Makes choices up to the next one that is a thread's turn.
     fn choose(&mut self) {
         loop {
             self.check();
@@ -359,7 +352,6 @@ impl Inner {
         }
     }
 
-    /// Makes all threads end, one after the other.
     fn end(&mut self) {
         self.ended = true;
         let next = self.threads.iter().position(|it| it.state != State::Done);
@@ -369,7 +361,7 @@ impl Inner {
         }
     }
 
-    /// Returns what can happen next, in an order that depends on the state only.
+    /// Returns the possible choices, in an order that depends on the state only.
     fn choices(&self) -> Vec<Choice> {
         let threads = || self.threads.iter().enumerate();
         let is_stopped = |it: &Thread| it.stopped.is_some_and(|it| it.until > self.now);
@@ -411,7 +403,7 @@ impl Inner {
         choices
     }
 
-    /// Returns `true` if it is a thread's turn then.
+    /// Returns `true` if the choice is a thread's turn.
     fn apply(&mut self, choice: Choice) -> bool {
         if !matches!(choice, Choice::Run(_)) {
             self.trace.push(format!("{choice:?} at {:?}", self.now));
@@ -457,7 +449,7 @@ impl Inner {
         false
     }
 
-    /// Returns a number for the state: what is in the file, and what each thread has seen.
+    /// Returns a number for the state: the file's content, and what each thread has seen.
     fn key(&self) -> u64 {
         let mut key = mix(self.hash, self.now.as_nanos() as u64);
         key = mix(key, self.faults.most as u64);
@@ -480,7 +472,7 @@ impl Inner {
             let ended = thread.ended.map_or(u64::MAX, |at| at.as_nanos() as u64);
             let killed = thread.killed.map_or(0, |end| end as u64 + 1);
             let cancelled = u64::from(thread.cancelled);
-            // What a thread that has ended has seen is of no consequence.
+            // The history of an ended thread has no effect.
             let history = if kind == 2 { 0 } else { thread.history };
             for value in [
                 u64::from(thread.acted && self.faults.most > 0),
@@ -499,7 +491,6 @@ impl Inner {
         key
     }
 
-    /// Checks what has to be true after each step.
     fn check(&mut self) {
         let at = offset_of!(Layout, charges) / 8;
         let charges = &self.contents[at..at + SLOTS];
@@ -509,14 +500,13 @@ impl Inner {
         }
     }
 
-    /// Returns what was wrong, with the last steps.
+    /// Returns the fault, with the last steps.
     pub(super) fn report(&self) -> Option<String> {
         let failure = self.failure.as_ref()?;
         let from = self.trace.len().saturating_sub(120);
         Some(format!("{failure}\n{}", self.trace[from..].join("\n")))
     }
 
-    /// Returns the memory of a thread's process, to be changed.
     pub(super) fn memory(&mut self, thread: usize) -> &mut Ghost {
         self.threads[thread].acted = true;
         &mut self.ghost
@@ -532,7 +522,6 @@ impl Inner {
         }
     }
 
-    /// Returns `true` unless a thread's process was killed.
     pub(super) fn is_here(&self, thread: usize) -> bool {
         self.threads[thread].killed.is_none()
     }
@@ -545,7 +534,7 @@ impl Inner {
         self.threads[thread].killed
     }
 
-    /// Says that a thread waits for memory, so that its request can be canceled.
+    /// Notes that a thread waits for memory, so that its request can be canceled.
     pub(super) fn awaits(&mut self, thread: usize, yes: bool) {
         self.threads[thread].awaits = yes;
         if !yes {
@@ -557,13 +546,12 @@ impl Inner {
         self.threads[thread].cancelled
     }
 
-    /// Lets a thread go on without being interrupted.
+    /// Keeps a thread from being interrupted.
     pub(super) fn hush(&mut self, thread: usize) {
         self.threads[thread].quiet = true;
     }
 }
 
-/// The probe of one thread.
 pub(super) struct Handle {
     pub(super) world: Arc<World>,
     pub(super) me: usize,
@@ -583,17 +571,16 @@ impl Handle {
         }
     }
 
-    /// Makes the thread that of a killed process, which writes nothing any more.
+    /// Makes the thread that of a killed process, which writes nothing more.
     pub(super) fn die(&self) {
         self.dead.set(true);
     }
 
-    /// Lets other threads go on.
     pub(super) fn rest(&self) {
         self.point(u64::MAX - 3, State::Ready);
     }
 
-    /// Makes the process one that was killed here.
+    /// Kills the process here.
     pub(super) fn be_killed(&self) {
         let mut inner = self.world.lock();
         let at = inner.now;
@@ -677,7 +664,7 @@ impl Probe for Handle {
         inner.hash ^= of(inner.contents[word]) ^ of(value);
         inner.contents[word] = value;
         inner.threads[self.me].acted = true;
-        // A thread that is not interrupted has no point after this.
+        // A thread that is not interrupted has no later point.
         if !inner.ended
             && (offset_of!(Layout, charges)..offset_of!(Layout, tickets)).contains(&(8 * word))
         {
@@ -737,7 +724,6 @@ impl Probe for Handle {
     }
 }
 
-/// Names a word of the file.
 fn place(word: usize) -> String {
     let at = 8 * word;
     let within = |from: usize, each: usize| ((at - from) / each, (at - from) % each / 8);

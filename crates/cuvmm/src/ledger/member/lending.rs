@@ -1,16 +1,15 @@
-//! Exported blocks of the process, and blocks of other processes that it imports.
+//! Exported blocks of the process, and imported blocks of other processes.
 
 use std::sync::Arc;
 
 use super::Member;
 use crate::ledger::exports::{self, ExportId};
 
-/// The exported blocks that the process has given back and other processes still have.
+/// Exported blocks that the process has released and other processes still have.
 #[derive(Debug, Default)]
 pub(super) struct Lent(Vec<(ExportId, u64)>);
 
 impl Lent {
-    /// Returns the bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.iter().map(|&(_, bytes)| bytes).sum()
     }
@@ -23,13 +22,13 @@ impl Lent {
     }
 }
 
-/// The blocks of other processes that this one has imported, and how often each.
+/// Blocks that this process has imported, and how often each.
 pub(super) type Named = Vec<(ExportId, usize)>;
 
 impl Member {
-    /// Counts exported memory of a pool as one block: the one named, or a new one if there is none
-    /// or its memory was given back. Returns the block's name, or `None` if the ledger has no room
-    /// for another one.
+    /// Counts exported memory of a pool as part of the `known` block, or as a new block if there is
+    /// none or its memory was released. Returns the block's name, or `None` if the ledger has no
+    /// entry left.
     pub(crate) fn export(&self, known: Option<u64>, bytes: u64) -> Option<u64> {
         let layout = self.file.layout();
         let granules = self.granules(bytes);
@@ -39,8 +38,8 @@ impl Member {
         }
     }
 
-    /// Counts released memory of an exported block. Returns `true` if other processes have it: it
-    /// is no longer granted to the pool then, and stays charged until they do not.
+    /// Counts released memory of an exported block. Returns `true` if other processes have the
+    /// memory: it is then no longer granted to the pool, and stays charged while they have it.
     pub(crate) fn lend(&self, block: u64, bytes: u64) -> bool {
         if self.own_process().is_err() {
             return false;
@@ -70,8 +69,8 @@ impl Member {
         self.refund(&account, 0);
     }
 
-    /// Names a block that this process is about to import from a process of the same ledger.
-    /// Returns `None` if that process has given it back.
+    /// Names a block before this process imports it from a process of the same ledger. Returns
+    /// `None` if the exporting process has released the block.
     pub(crate) fn name(self: &Arc<Self>, block: u64) -> Option<NamedExport> {
         self.own_process().ok()?;
         let mut named = self.named();
@@ -89,14 +88,14 @@ impl Member {
         Some(NamedExport { member, id })
     }
 
-    /// Returns the number that names the ledger's file, to tell it from other ledgers.
+    /// Returns the number that tells this ledger's file from others.
     pub(crate) fn ledger_number(&self) -> u64 {
         self.file.number()
     }
 }
 
-/// A block of another process that this one has named. The block counts as used here until this is
-/// dropped, which must be after its memory was released.
+/// A block of another process that this process has named. The block counts as used here until this
+/// value is dropped, after the memory was released.
 #[derive(Debug)]
 pub(crate) struct NamedExport {
     member: Arc<Member>,

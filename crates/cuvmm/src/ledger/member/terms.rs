@@ -1,16 +1,16 @@
-//! Changes of what the process may have: its guarantee, its limit and its priority.
+//! Changes of the process's guarantee, limit and priority.
 
 use super::super::charge::MOST;
 use super::{InLine, Member, Purpose, check_limit};
 use crate::error::LedgerError;
 
 impl Member {
-    /// Changes the bytes that the process is always charged. Raising them is a charge.
+    /// Changes the guarantee, in bytes. A higher guarantee is a charge.
     pub(in crate::ledger) fn set_guarantee(&self, bytes: u64) -> Result<(), LedgerError> {
         self.set_guarantee_at(bytes, None)
     }
 
-    /// Changes the bytes that the process is always charged, for a request at a place in the line.
+    /// Changes the guarantee, for a request at a place in the line.
     pub(in crate::ledger) fn set_guarantee_at(
         &self,
         bytes: u64,
@@ -30,8 +30,8 @@ impl Member {
         Ok(())
     }
 
-    /// Changes the bytes that the process may be charged at most, and gives idle memory back as far
-    /// as more is charged. Returns the bytes that stay charged beyond the limit.
+    /// Changes the process's limit, in bytes, and releases idle memory charged above it. Returns
+    /// the bytes that stay charged beyond the limit.
     pub(in crate::ledger) fn set_limit(&self, bytes: u64) -> Result<u64, LedgerError> {
         self.own_process()?;
         let account = self.account();
@@ -50,7 +50,6 @@ impl Member {
         Ok(excess.saturating_mul(granule))
     }
 
-    /// Changes the process's priority.
     pub(in crate::ledger) fn set_priority(&self, priority: i32) -> Result<(), LedgerError> {
         self.own_process()?;
         let priority = i64::from(priority).cast_unsigned();
@@ -58,8 +57,8 @@ impl Member {
         Ok(())
     }
 
-    /// Makes the pools give memory back until they have at most `keep` bytes or nothing idle is
-    /// left, and refunds what they do not need. Returns the bytes that were refunded.
+    /// Makes the pools release memory until they have at most `keep` bytes or nothing idle is left,
+    /// and refunds what they do not need. Returns the refunded bytes.
     pub(in crate::ledger) fn give_back_to(&self, keep: u64) -> u64 {
         let before = self.count().charged();
         self.givers.each(|giver| {

@@ -28,8 +28,8 @@ pub(crate) use reader::Reader;
 
 const SIZE: u64 = 8 * GIB;
 
-/// The rows with their extent sizes: one extent, as `cuvmm share` publishes it; extents of the
-/// default size of a region; and extents of the smallest size.
+/// The rows with their extent sizes: one extent, as `cuvmm share` publishes; the default of a
+/// region; and the smallest.
 pub(super) const SHARED: [(&str, u64); 3] = [
     ("share_attach_8GiB", SIZE),
     ("share_attach_8GiB_by_1GiB", GIB),
@@ -58,9 +58,6 @@ fn vs_copy(name: &str) -> String {
 }
 
 /// Measures attaching from another process, until the first byte has been read.
-///
-/// # Errors
-/// When a side fails.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -93,8 +90,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Publishes memory, runs the reader process, and returns its figures and the nanoseconds that
-/// publishing took.
+/// Publishes memory, runs the reader process, and returns its figures and the nanoseconds of
+/// publishing.
 fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     stage.room(2 * SIZE)?;
     let count = usize::try_from(SIZE / extent)?;
@@ -142,7 +139,7 @@ fn read(stage: &Stage, extent: u64) -> anyhow::Result<(Reading, f64)> {
     Ok((reading, published))
 }
 
-/// Checks that this process may hold `wanted` descriptors: on the host driver, each shareable
+/// Checks that this process may hold `wanted` descriptors. On the host driver each shareable
 /// physical takes one.
 ///
 /// # Errors
@@ -157,8 +154,8 @@ fn descriptors(stage: &Stage, wanted: u64) -> anyhow::Result<()> {
     )))
 }
 
-/// Measures copies of the same size, which may be reduced in a quick run, and returns the size with
-/// the times.
+/// Measures copies of the same size, or a smaller one in a quick run, and returns the size with the
+/// times.
 fn copies(stage: &Stage) -> anyhow::Result<(Samples, u64)> {
     let size = stage.written(SIZE);
     stage.room(2 * size)?;

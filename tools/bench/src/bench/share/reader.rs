@@ -1,5 +1,5 @@
-//! The reader process: attaches a publication through cuvmm and then by hand, alternately, and
-//! prints its figures.
+//! The reader process: attaches a publication through cuvmm and by hand, alternately, and prints
+//! its figures.
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ pub(super) struct Reading {
     pub(super) calls: Vec<f64>,
     /// Time to open the device, which creates a context on a GPU.
     pub(super) opened: f64,
-    /// Free device memory as reported by the driver, before and during one attachment.
+    /// Free device memory by the driver, before and during one attachment.
     pub(super) free_before: u64,
     pub(super) free_within: u64,
 }
@@ -82,7 +82,7 @@ impl Reader {
     /// Starts the reader process and waits for its figures.
     ///
     /// # Errors
-    /// When the process fails; the error includes its standard error.
+    /// The process fails; the error includes its standard error.
     pub(super) fn start(&self) -> anyhow::Result<Reading> {
         let path = |path: &Path| path.display().to_string();
         let output = Command::new(std::env::current_exe()?)
@@ -104,10 +104,6 @@ impl Reader {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Runs as the reader process.
-    ///
-    /// # Errors
-    /// When a side fails.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let opened = self.driver.open_as(&StandIn {
             devices: Some(PLAYED),
@@ -158,7 +154,6 @@ impl Reader {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Attaches the publication: everything from connecting to reading the first byte.
     fn attach(&self, device: &Device, stream: &Stream) -> anyhow::Result<Publication> {
         let mut subscriber = Subscriber::connect(&self.publisher)?;
         let publication = subscriber.attach(&self.name, &Attachment::builder(device))?;

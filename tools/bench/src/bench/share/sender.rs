@@ -1,5 +1,5 @@
-//! Descriptors of memory sent over a socket by hand: exported and sent to every process that
-//! connects, without metadata.
+//! Sends descriptors of memory over a socket by hand: exported for every process that connects,
+//! without metadata.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,10 +17,8 @@ use rustix::net::{
 
 use crate::bench::by_hand::Bare;
 
-/// The maximum number of descriptors in one message.
 const MOST: usize = 253;
 
-/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 8;
 
 /// A listening socket at a path, which sends descriptors.
@@ -28,10 +26,6 @@ const BACKLOG: i32 = 8;
 pub(super) struct Sender(OwnedFd);
 
 impl Sender {
-    /// Binds a socket to `path` and listens.
-    ///
-    /// # Errors
-    /// When the system refuses.
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
         let listener = socket()?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
@@ -40,9 +34,6 @@ impl Sender {
     }
 
     /// Sends descriptors of all of `memory` on each connection, until the socket is closed.
-    ///
-    /// # Errors
-    /// When the system or the driver refuses.
     pub(super) fn serve(&self, memory: &[Bare<'_>]) -> anyhow::Result<()> {
         loop {
             let connection = match accept(&self.0) {
@@ -71,9 +62,6 @@ impl Sender {
     }
 
     /// Shuts the socket down, which ends [`serve`](Self::serve).
-    ///
-    /// # Errors
-    /// When the system refuses.
     pub(super) fn close(&self) -> anyhow::Result<()> {
         Ok(shutdown(&self.0, Shutdown::Both)?)
     }
@@ -82,7 +70,7 @@ impl Sender {
 /// Connects, and passes each of `count` received descriptors to `act`.
 ///
 /// # Errors
-/// When the system refuses, fewer descriptors arrive, or `act` fails.
+/// The system refuses, fewer descriptors arrive, or `act` fails.
 pub(super) fn fetch(
     path: &Path,
     count: usize,

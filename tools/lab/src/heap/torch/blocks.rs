@@ -1,9 +1,9 @@
-//! The blocks of a caching allocator: side by side in their segments, and the free ones by size.
+//! The blocks of a caching allocator, side by side in their segments; free blocks by size.
 
 use std::collections::BTreeSet;
 
-/// Allocations of one stream that are at most 1 MiB each, or those that are larger. A free block
-/// serves only its own pool.
+/// The allocations of one stream of at most 1 MiB each, or the larger ones. A free block serves
+/// only its own pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pool {
     pub(super) small: bool,
@@ -18,7 +18,6 @@ pub(super) enum State {
     Unmapped,
 }
 
-/// A block's index.
 pub(super) type Id = usize;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +26,7 @@ pub(super) struct Block {
     pub(super) address: u64,
     pub(super) size: u64,
     pub(super) state: State,
-    /// The blocks beside it in its segment.
+    /// The neighboring blocks in the segment.
     pub(super) before: Option<Id>,
     pub(super) after: Option<Id>,
 }
@@ -35,17 +34,17 @@ pub(super) struct Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     all: Vec<Block>,
-    /// Indices whose blocks are gone.
+    /// Indices of removed blocks.
     gone: Vec<Id>,
     /// Free blocks: pool, size, address.
     free: BTreeSet<(Pool, u64, u64, Id)>,
     /// Unmapped blocks: pool, address.
     unmapped: BTreeSet<(Pool, u64, Id)>,
-    /// Where the next segment begins.
+    /// The address of the next segment.
     end: u64,
 }
 
-/// Segments begin at multiples of this, which is a multiple of all pages.
+/// The alignment of segments, a multiple of all pages.
 const ALIGNMENT: u64 = 1_000 << 20;
 
 impl Blocks {
@@ -53,7 +52,7 @@ impl Blocks {
         self.all[id]
     }
 
-    /// Adds a segment that is one block. `None` if no addresses are left for it.
+    /// Adds a segment of one block. Returns `None` if no addresses are left.
     pub(super) fn segment(&mut self, pool: Pool, size: u64, state: State) -> Option<Id> {
         let address = self.end;
         let end = address.checked_add(size)?;
@@ -68,7 +67,7 @@ impl Blocks {
         }))
     }
 
-    /// Removes a segment that is one block.
+    /// Removes a segment of one block.
     pub(super) fn remove(&mut self, id: Id) {
         self.unlist(id);
         self.gone.push(id);
@@ -99,7 +98,7 @@ impl Blocks {
         rest
     }
 
-    /// Joins a block with those beside it that have its state, and returns the whole.
+    /// Joins a block with its neighbors of the same state, and returns the whole.
     pub(super) fn join(&mut self, id: Id) -> Id {
         let alike = |other: &Id| self.all[*other].state == self.all[id].state;
         let first = self.all[id].before.filter(alike);
@@ -116,7 +115,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the free blocks of a pool that have `size` bytes, the smallest first.
+    /// Returns the free blocks of a pool with at least `size` bytes, the smallest first.
     pub(super) fn fitting(&self, pool: Pool, size: u64) -> impl Iterator<Item = Id> {
         let from = self.free.range((pool, size, 0, 0)..);
         from.take_while(move |&&(of, ..)| of == pool)
@@ -130,12 +129,11 @@ impl Blocks {
             .map(|&(.., id)| id)
     }
 
-    /// Returns all free blocks.
     pub(super) fn free(&self) -> Vec<Id> {
         self.free.iter().map(|&(.., id)| id).collect()
     }
 
-    /// Checks that blocks are side by side, that free ones are joined and in the lists, and returns the
+    /// Checks that blocks are side by side, that free ones are joined and listed, and returns the
     /// bytes of used and of free blocks.
     #[cfg(test)]
     pub(super) fn check(&self) -> (u64, u64) {

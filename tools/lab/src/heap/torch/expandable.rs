@@ -10,7 +10,6 @@ pub(super) struct Expandable<'a> {
     meter: Meter<'a>,
 }
 
-/// Returns the size of a pool's pages.
 const fn page(pool: Pool) -> u64 {
     match pool.small {
         true => SMALL,
@@ -24,8 +23,8 @@ impl<'a> Expandable<'a> {
         Self { blocks, meter }
     }
 
-    /// Returns the free block that serves a request: the smallest that fits, where addresses that
-    /// can be mapped behind a block count as a part of it.
+    /// Returns the smallest free block that fits a request. Addresses behind a block that can be
+    /// mapped count as its part.
     fn fitting(&self, pool: Pool, size: u64) -> Option<Id> {
         let reach = |id: Id| {
             let block = self.blocks.get(id);
@@ -44,8 +43,8 @@ impl<'a> Expandable<'a> {
         Some(best)
     }
 
-    /// Returns the first of consecutive blocks of a pool that are free or unmapped and have `size`
-    /// bytes together, from an existing range or a new one. `None` if no range has as many.
+    /// Returns the first of consecutive free or unmapped blocks of a pool with `size` bytes
+    /// together, in an existing range or a new one. Returns `None` if no range has that many.
     fn room(&mut self, pool: Pool, size: u64) -> Option<Id> {
         for hole in self.blocks.holes(pool) {
             let before = self.blocks.get(hole).before;
@@ -73,7 +72,7 @@ impl<'a> Expandable<'a> {
         self.blocks.segment(pool, bytes, State::Unmapped)
     }
 
-    /// Maps memory until a free block has `size` bytes. `None` if the driver refuses.
+    /// Maps memory until a free block has `size` bytes. Returns `None` if the driver refuses.
     fn grow(&mut self, pool: Pool, size: u64) -> Option<Id> {
         let mut id = self.room(pool, size)?;
         if self.blocks.get(id).state == State::Unmapped {
@@ -86,8 +85,8 @@ impl<'a> Expandable<'a> {
         Some(id)
     }
 
-    /// Maps the pages of the first `size` bytes of an unmapped block, or all of it. Returns the free
-    /// block that they are a part of.
+    /// Maps the pages of the first `size` bytes of an unmapped block, or all of it. Returns the
+    /// free block that contains them.
     fn map(&mut self, id: Id, size: u64) -> Option<Id> {
         let block = self.blocks.get(id);
         let page = page(block.pool);
@@ -109,7 +108,7 @@ impl<'a> Expandable<'a> {
         Some(self.blocks.join(id))
     }
 
-    /// Unmaps the pages that are wholly in free blocks.
+    /// Unmaps pages that lie wholly in free blocks.
     fn give_back(&mut self) {
         self.meter.synchronize();
         for id in self.blocks.free() {
@@ -222,7 +221,7 @@ mod tests {
         let first = heap.allocate(50 * MIB, 0).unwrap();
         let second = heap.allocate(50 * MIB, 0).unwrap();
         heap.free(first);
-        // The hole has 40 MiB, with 10 free ones behind it.
+        // The hole has 40 MiB, with 10 free MiB behind it.
         assert!(heap.allocate(61 * MIB, 0).is_none());
         assert_eq!(held(&heap), 60);
         let third = heap.allocate(45 * MIB, 0).unwrap();

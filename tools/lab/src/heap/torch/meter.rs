@@ -1,4 +1,5 @@
-//! The memory that a modelled allocator holds, and the driver calls that it would make with their costs.
+//! The memory that a modelled allocator holds, and the driver calls that it would make, with their
+//! costs.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use cuvmm::driver::model::Costs;
 #[derive(Debug)]
 pub(super) struct Meter<'a> {
     costs: &'a Costs,
-    /// The most bytes that it may hold.
+    /// The most bytes held.
     limit: u64,
     /// Memory of the device in bytes.
     pub(super) memory: u64,
@@ -15,7 +16,7 @@ pub(super) struct Meter<'a> {
     pub(super) peak_held: u64,
     pub(super) calls: u64,
     pub(super) microseconds: f64,
-    /// Sizes of released physicals, and how many of each are cheap to create again.
+    /// Sizes of released physicals, and for each the number that are cheap to create again.
     warm: BTreeMap<u64, u64>,
 }
 
@@ -96,7 +97,7 @@ impl<'a> Meter<'a> {
         self.spend(self.costs.address_free.at(bytes));
     }
 
-    /// Notes that the allocator waits for the device.
+    /// Notes a wait for the device.
     pub(super) fn synchronize(&mut self) {
         self.spend(self.costs.synchronize);
     }

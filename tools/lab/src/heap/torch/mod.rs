@@ -1,8 +1,8 @@
-//! Models of PyTorch's allocators, as far as the memory that they hold and their driver calls go.
+//! Models of PyTorch's allocators: the memory that they hold, and their driver calls.
 //!
-//! `blocks` has what both do alike, `meter` counts. What neither models: garbage collection and other
-//! options, private pools of captured graphs, events of other streams (a trace has none), and what
-//! the context and libraries hold.
+//! `blocks` has the common part, `meter` counts. Not modelled: garbage collection and other
+//! options, private pools of captured graphs, events of other streams (a trace has none), and the
+//! memory of the context and of libraries.
 
 mod blocks;
 mod expandable;
@@ -22,17 +22,15 @@ use super::trace::{Operation, Trace};
 const MIB: u64 = 1 << 20;
 /// The size of segments and pages of small blocks.
 const SMALL: u64 = 2 * MIB;
-/// The size of segments of requests of 1 to 10 MiB, and of pages of large blocks.
+/// The size of segments for requests of 1 to 10 MiB, and of pages of large blocks.
 const LARGE: u64 = 20 * MIB;
 
-/// An allocator of PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Native,
     Expandable,
 }
 
-/// The figures of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     pub(super) peak_live: u64,
@@ -42,7 +40,7 @@ pub(super) struct Outcome {
     pub(super) failed: u64,
 }
 
-/// An allocator with one stream order for each stream, and no memory in common.
+/// An allocator with an order for each stream, and no memory in common.
 trait Caching {
     fn allocate(&mut self, size: u64, stream: u64) -> Option<Id>;
 
@@ -54,13 +52,11 @@ trait Caching {
     fn blocks(&self) -> &blocks::Blocks;
 }
 
-/// Returns the pool of a request.
 const fn pool(size: u64, stream: u64) -> Pool {
     let small = size <= MIB;
     Pool { small, stream }
 }
 
-/// Returns the size of the block for a request.
 const fn rounded(size: u64) -> Option<u64> {
     size.checked_next_multiple_of(512)
 }
@@ -116,8 +112,9 @@ mod tests {
 
     use super::*;
 
-    /// Allocates and frees at random, and checks the blocks after each operation. Each step has a size
-    /// in units of 100,000 bytes, a stream, and whether it frees the oldest, the newest or nothing.
+    /// Allocates and frees at random, and checks the blocks after each operation. Each step has a
+    /// size in units of 100,000 bytes, a stream, and a choice to free the oldest, the newest or
+    /// nothing.
     fn operate(mut allocator: impl Caching, steps: &[(u64, u64, u8)]) -> Result<(), TestCaseError> {
         let (mut live, mut used) = (std::collections::VecDeque::new(), 0);
         for &(size, stream, free) in steps {

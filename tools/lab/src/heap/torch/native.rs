@@ -10,7 +10,7 @@ pub(super) struct Native<'a> {
     meter: Meter<'a>,
 }
 
-/// Requests of less have segments of `LARGE`.
+/// Smaller requests have segments of `LARGE`.
 const OWN_SEGMENT: u64 = 10 * MIB;
 
 impl<'a> Native<'a> {
@@ -19,8 +19,8 @@ impl<'a> Native<'a> {
         Self { blocks, meter }
     }
 
-    /// Returns the free block of a new segment, after all free segments were given back if the
-    /// driver refused at first.
+    /// Returns the free block of a new segment. If the driver refuses at first, gives all free
+    /// segments back.
     fn segment(&mut self, size: u64, stream: u64) -> Option<Id> {
         let pool = pool(size, stream);
         let bytes = match size {
@@ -104,7 +104,7 @@ mod tests {
         for (size, total) in [
             (1, 2),
             (MIB, 2),
-            // 512 bytes and 1 MiB are used, so another one fits no more.
+            // 512 bytes and 1 MiB are used, so another MiB does not fit.
             (MIB, 4),
             (MIB + 1, 24),
             (10 * MIB - 512, 24),

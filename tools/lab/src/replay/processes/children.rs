@@ -1,7 +1,7 @@
-//! The processes of a replay: started, told, heard, ended and awaited.
+//! The processes of a replay: started, sent lines, heard, ended and awaited.
 //!
-//! Each has two threads here, one that writes to it and one that reads from it, so a process that
-//! does neither holds up no other. A process ends when its input ends. One that does not is killed.
+//! Each has a writing and a reading thread here, so a process that neither reads nor writes delays
+//! no other. A process ends when its input ends, and is killed if it does not.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -18,25 +18,25 @@ use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess;
 use cuvmm_command::terminal::safe;
 
-/// How often signals and silent processes are looked for.
+/// The interval of looks for signals and silent processes.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The most bytes of a line: the course of tens of millions of requests.
 const LONGEST: u64 = 4 << 30;
 
-/// Processes that are ended and awaited when this is dropped.
+/// Processes that a drop ends and awaits.
 pub(super) struct Children {
     each: Vec<One>,
     sender: Sender<(usize, Option<Vec<u8>>)>,
     lines: Receiver<(usize, Option<Vec<u8>>)>,
-    /// How long a process may say nothing.
+    /// The longest silence of a process.
     patience: Duration,
 }
 
 struct One {
     name: String,
     process: Child,
-    /// Lines to it. `None` once its input is to end.
+    /// Lines to the process. `None` once its input should end.
     tell: Option<Sender<String>>,
     heard: Instant,
     ended: bool,
@@ -84,20 +84,20 @@ impl Children {
     /// Sends a line to a process.
     ///
     /// # Errors
-    /// What cannot be written as JSON.
+    /// The value cannot be written as JSON.
     pub(super) fn tell(&self, index: usize, what: &impl Serialize) -> anyhow::Result<()> {
         let line = serde_json::to_string(what)? + "\n";
         if let Some(tell) = self.each.get(index).and_then(|one| one.tell.as_ref()) {
-            // A process that is gone is noticed by its output.
+            // The output of a process shows that it is gone.
             let _ = tell.send(line);
         }
         Ok(())
     }
 
-    /// Waits for a process to say something, and returns the index of the process.
+    /// Waits for a line of a process, and returns the index of the process.
     ///
     /// # Errors
-    /// A signal; a process that has ended or failed, says nothing, or says what cannot be read. The
+    /// A signal comes, or a process has ended or failed, is silent, or sends an invalid line. The
     /// error names its models.
     pub(super) fn hear(&mut self, stop: &Stop) -> anyhow::Result<(usize, Said)> {
         loop {
@@ -138,7 +138,7 @@ impl Children {
     /// Ends all processes, and waits for them.
     ///
     /// # Errors
-    /// A process that did not end as it should.
+    /// A process failed at its end.
     pub(super) fn finish(mut self) -> anyhow::Result<()> {
         self.end();
         for one in &mut self.each {
@@ -157,7 +157,7 @@ impl Children {
         }
         let until = subprocess::grace();
         for one in &mut self.each {
-            // What cannot be waited for has ended.
+            // A process that cannot be awaited has ended.
             let _ = subprocess::end(&mut one.process, until);
         }
     }
@@ -170,19 +170,17 @@ impl Drop for Children {
 }
 
 impl One {
-    /// Names the process in errors.
     fn said(&self) -> String {
         format!("{} (process {})", self.name, self.process.id())
     }
 
-    /// Says how the process ended, whose output has ended.
+    /// Describes the end of a process whose output has ended.
     fn status(&mut self) -> String {
         let status = subprocess::ended(&mut self.process, subprocess::grace());
         status.map_or("its output is closed".to_owned(), |it| it.to_string())
     }
 }
 
-/// Writes lines to a process until there are no more.
 fn write(mut input: ChildStdin, told: &Receiver<String>) {
     for line in told {
         if input.write_all(line.as_bytes()).is_err() {

@@ -1,4 +1,4 @@
-//! The lines of JSON between a replay and its processes.
+//! Lines of JSON between a replay and its processes.
 
 use std::path::PathBuf;
 
@@ -11,22 +11,20 @@ use crate::replay::settings::Settings;
 use crate::replay::simulate::{Outcome, Request};
 use crate::replay::timeline::Course;
 
-/// The first line to a process: the part that it plays.
+/// The first line to a process: its part of the replay.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Order {
-    /// The number of the process.
     pub(super) index: usize,
-    /// The models that it plays.
     pub(super) models: Vec<String>,
     pub(super) division: Division,
-    /// The directory of the ledger, and whether the last process that leaves it is to remove it.
+    /// The directory of the ledger; `private` if the last process that leaves it should remove it.
     pub(super) ledger: Option<PathBuf>,
     pub(super) private: bool,
-    /// The word that chooses the driver.
+    /// The command-line word of the driver.
     pub(super) driver: String,
-    /// Bytes of memory that a driver without a GPU has.
+    /// The memory in bytes of a driver without a GPU.
     pub(super) capacity: u64,
-    /// The cost of calls on the model, as a file has it.
+    /// The cost of calls on the model, as in a file.
     pub(super) costs: String,
     pub(super) device: u32,
     pub(super) settings: Settings,
@@ -37,29 +35,27 @@ pub(super) struct Order {
     pub(super) requests: Vec<Request>,
 }
 
-/// The second line to a process: when the first second of the trace begins, in nanoseconds since
-/// 1970. The end of its input ends the process.
+/// The second line to a process: the time at which the first second of the trace begins, in
+/// nanoseconds since 1970. The end of the input ends the process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct StartAt(pub(super) u64);
 
-/// A line from a process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Said {
-    /// It waits for the start.
+    /// The process waits for the start.
     Ready,
-    /// It lives, and this many requests are done.
+    /// The process lives, and has done this many requests.
     Done(u64),
     Failed(String),
     Ended(Box<Played>),
 }
 
-/// The course of a process, and its cost.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Played {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) memory: Course,
     pub(super) waiting: Course,
-    /// Of each model, and of all with the opening and closing of the pools.
+    /// Costs of each model, and of all with the opening and closing of the pools.
     pub(super) costs: Vec<Cost>,
     pub(super) all: Cost,
     pub(super) process: Process,

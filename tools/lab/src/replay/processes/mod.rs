@@ -1,7 +1,7 @@
 //! A replay in real time: in one process, or in one for each model, under one ledger.
 //!
-//! From the bottom up: `message` is what processes say to each other, `paced` memory in real time,
-//! `one` a process, `children` all processes as this one sees them.
+//! From the bottom up: `message` has the lines between processes, `paced` memory in real time,
+//! `one` a process, `children` all processes as the command sees them.
 
 mod children;
 mod message;
@@ -30,33 +30,32 @@ use cuvmm_command::subprocess::private_directory;
 
 pub use self::one::One;
 
-/// How long after all processes are ready the first second of the trace begins.
+/// The time between the last process's readiness and the first second of the trace.
 const AHEAD: Duration = Duration::from_millis(50);
 
-/// How the processes are to be started.
+/// The terms for the processes.
 #[derive(Debug)]
 pub(crate) struct Terms {
-    /// The word that chooses the driver.
+    /// The command-line word of the driver.
     pub(crate) driver: &'static str,
-    /// Bytes of memory that a driver without a GPU has.
+    /// The memory in bytes of a driver without a GPU.
     pub(crate) capacity: u64,
-    /// The cost of calls on the model, as a file has it.
+    /// The cost of calls on the model, as in a file.
     pub(crate) costs: String,
     pub(crate) device: u32,
-    /// The directory of the ledger. A private one is made where there is none.
+    /// The directory of the ledger, by default a private one.
     pub(crate) ledger: Option<PathBuf>,
     /// Seconds of the trace in one second.
     pub(crate) speed: f64,
-    /// How long a process may say nothing.
+    /// The longest silence of a process.
     pub(crate) patience: Duration,
     pub(crate) stop: Stop,
 }
 
-/// Plays the workload in one process, or in one for each model where that is the policy.
+/// Plays the workload in one process, or in one for each model if that is the policy.
 ///
 /// # Errors
-/// A signal, and the failure of a process, by the names of its models. All processes have ended
-/// then.
+/// A signal comes, or a process fails; the error names its models. All processes have ended then.
 pub(crate) fn play(
     policy: Policy,
     workload: &Workload,
@@ -103,7 +102,7 @@ pub(crate) fn play(
     merge(workload, &parts, played)
 }
 
-/// The requests of a part of the models, by the numbers that the models have in the part.
+/// Returns the requests of a part of the models, numbered within the part.
 fn requests(workload: &Workload, part: &Range<usize>) -> Vec<Request> {
     let all = workload.requests.iter();
     let mine = all.filter(|request| part.contains(&request.model));
@@ -114,7 +113,7 @@ fn requests(workload: &Workload, part: &Range<usize>) -> Vec<Request> {
     .collect()
 }
 
-/// Starts all processes at one time when all are ready, and waits until all have played.
+/// Starts all processes together when all are ready, and waits until all have played.
 fn hear_all(
     children: &mut Children,
     count: usize,
@@ -140,14 +139,14 @@ fn hear_all(
                 bar.set_position(done.iter().sum());
             }
             Said::Ended(course) => played[index] = Some(*course),
-            // An error by now.
+            // `hear` has returned an error by now.
             Said::Failed(_) => {}
         }
     }
     Ok(played.into_iter().flatten().collect())
 }
 
-/// Makes one run of all models of what each process did.
+/// Merges the processes' results into one run of all models.
 fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> anyhow::Result<Run> {
     let (mut outcomes, mut memory, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let (mut costs, mut all, mut processes) = (Vec::new(), Cost::default(), Vec::new());
@@ -159,7 +158,7 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
         memory.extend(changes(one.memory));
         waiting.extend(changes(one.waiting));
         outcomes.push(one.outcomes.into_iter());
-        // What a process with one model does is all for this model.
+        // Everything that a process with one model does is for this model.
         costs.extend(match part.len() {
             1 => vec![one.all.clone()],
             _ => one.costs,

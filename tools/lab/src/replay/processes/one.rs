@@ -1,4 +1,4 @@
-//! One process: it reads its order, waits for the start, plays, and says how it went.
+//! One process: reads its order, waits for the start, plays, and reports the result.
 
 use std::cell::Cell;
 use std::io::{BufRead as _, Write as _};
@@ -21,7 +21,7 @@ use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess::remove_left;
 use cuvmm_command::terminal;
 
-/// How often a process says that it lives.
+/// The interval of a process's signs of life.
 const BEAT: Duration = Duration::from_millis(250);
 
 /// Play a part of `cuvmm replay --processes`, which starts this command
@@ -29,10 +29,10 @@ const BEAT: Duration = Duration::from_millis(250);
 pub struct One {}
 
 impl One {
-    /// Plays, and reports to the command that started this one.
+    /// Plays, and reports to the command that started this process.
     ///
     /// # Errors
-    /// Standard output cannot be written. What else fails is reported there.
+    /// Standard output cannot be written. Other failures are reported there.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match play() {
             Ok(()) => Ok(ExitCode::SUCCESS),
@@ -88,7 +88,7 @@ fn join(order: &Order) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Plays the requests against the memory, and gives it back.
+/// Plays the requests against the memory, and gives the memory back.
 fn run(
     order: &Order,
     memory: Pooled,
@@ -164,7 +164,6 @@ fn run(
     })
 }
 
-/// Reads a line of standard input.
 fn line<T: DeserializeOwned>() -> anyhow::Result<T> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
@@ -178,7 +177,7 @@ fn say<T: Serialize>(said: &T) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Returns the time since 1970, which all processes of a machine count alike.
+/// Returns the time since 1970, which is the same for all processes of a machine.
 pub(super) fn since_1970() -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.unwrap_or_default()

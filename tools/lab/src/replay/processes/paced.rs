@@ -1,8 +1,8 @@
-//! Memory in real time. Under a ledger what is refused waits for memory of other processes; without
-//! one it is tried again when this process has freed some.
+//! Memory in real time. Under a ledger a refused request waits for memory of other processes;
+//! without one it is tried again when this process has freed memory.
 //!
 //! Only the oldest waiting request of each model waits here. It gives way when a running request
-//! grows, so what came free is first for requests that run.
+//! grows, so freed memory goes to running requests first.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -21,7 +21,8 @@ use crate::replay::pooled::{Held, Pooled};
 use crate::replay::settings::Nanos;
 use cuvmm_command::stop::Stop;
 
-/// How often a process that waits looks whether it is still wanted, and says that it lives.
+/// The interval at which a waiting process checks that it is still wanted, and sends a sign of
+/// life.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Real time, counted from the first second of the trace.
@@ -37,53 +38,50 @@ impl Clock {
         (self.start.elapsed().as_nanos() as f64 * self.speed) as Nanos
     }
 
-    /// Returns how long it is, in real time, from the start to a time of the trace.
+    /// Returns the real time from the start to a time of the trace.
     fn at(&self, due: Nanos) -> Duration {
         let seconds = Duration::from_nanos(due).as_secs_f64() / self.speed;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
-/// The memory of the models of a process.
 pub(super) struct Paced<'a> {
     pub(super) memory: Pooled,
     pub(super) clock: Clock,
-    /// True if a request that is refused waits for memory of other processes.
+    /// `true` if a refused request waits for memory of other processes.
     pub(super) asks: bool,
     /// Set when this process is not wanted any more.
     pub(super) unwanted: &'a Stop,
-    /// Says that the process lives.
+    /// Sends a sign of life.
     pub(super) lives: &'a dyn Fn() -> anyhow::Result<()>,
-    /// Added to the numbers of the requests in stamps: no two processes stamp alike.
+    /// Added to the numbers of requests in stamps, so that no two processes stamp alike.
     pub(super) first: u64,
     pub(super) counts: Counts,
-    /// The request of each model that waits.
+    /// The waiting request of each model.
     pub(super) asked: Vec<Option<Asked>>,
 }
 
-/// Counts of the events of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counts {
-    /// How often a request was refused and waited for memory of other processes.
+    /// Refused requests that waited for memory of other processes.
     pub(super) waits: u64,
-    /// How often a block could not grow, and how often of these because an older request of another
+    /// Blocks that could not grow; and those that could not because an older request of another
     /// process waited.
     pub(super) growth_refused: u64,
     pub(super) growth_refused_behind: u64,
     pub(super) growth_refused_why: BTreeMap<String, u64>,
-    /// How long requests waited that were granted, in all and at most.
+    /// The waits of granted requests, in all and at most.
     pub(super) waited: Duration,
     pub(super) waited_max: Duration,
-    /// How often a growth waited for memory of other processes, how often that served it, and how
-    /// long that took.
+    /// Growths that waited for memory of other processes; those that this served; and the time of
+    /// these waits.
     pub(super) growth_waits: u64,
     pub(super) growth_served: u64,
     pub(super) growth_waited: Duration,
-    /// How late the latest event was.
+    /// The greatest lateness of an event.
     pub(super) late: Duration,
 }
 
-/// A request that waits.
 pub(super) struct Asked {
     request: u64,
     granules: u64,
@@ -94,7 +92,7 @@ pub(super) struct Asked {
 enum Waiting {
     Pending(AllocateFuture),
     Granted(Block),
-    /// It gave way, and is to be tried again.
+    /// The request gave way, and should be tried again.
     GaveWay,
 }
 
@@ -140,7 +138,7 @@ impl Memory for Paced<'_> {
         capacity: u64,
     ) -> anyhow::Result<Option<Held>> {
         let stamp = self.first + request;
-        // Dropped if it is of a request that gave way to an older one.
+        // Dropped if it belongs to a request that gave way to an older one.
         let asked = self.asked[model].take();
         match asked.filter(|asked| asked.request == request && asked.granules == granules) {
             Some(Asked {
@@ -174,7 +172,7 @@ impl Memory for Paced<'_> {
             return Ok(true);
         }
         for asked in self.asked.iter_mut().flatten() {
-            // This withdraws the request, and gives back what it was granted.
+            // This withdraws the request, and gives its granted memory back.
             asked.state = Waiting::GaveWay;
             if self.memory.grow(held, granules)? {
                 return Ok(true);
@@ -243,7 +241,7 @@ impl Memory for Paced<'_> {
     }
 }
 
-/// Ends the pause of the thread that waits.
+/// Ends the pause of the waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {

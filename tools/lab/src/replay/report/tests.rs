@@ -1,11 +1,11 @@
-//! The parts of the report that depend on real time, from figures that are given.
+//! The parts of the report that depend on real time, from given figures.
 
 use super::*;
 use crate::replay::figures::{Cost, FirstToken};
 use crate::replay::process::Made;
 
-/// The figures of a policy whose median time to first token is 100 ms, with the lateness of its
-/// processes in milliseconds.
+/// Returns the figures of a policy whose median time to first token is 100 ms, with the lateness of
+/// its processes in milliseconds.
 fn late(each: &[f64]) -> PolicyFigures {
     let ttft = 100_000_000;
     let process = |late_max_ms: &f64| Process {

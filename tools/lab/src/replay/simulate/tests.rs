@@ -59,8 +59,8 @@ fn what_does_not_fit_waits_in_line_and_holds_up_its_model_only() {
     let requests = [(0, 0, 3, 2), (0, 1, 6, 1), (0, 2, 1, 0), (1, 2, 1, 0)];
     let played = play(&mut memory, &requests);
     let stories: Vec<_> = played.outcomes.iter().map(story).collect();
-    // The third request would fit at once, but waits behind the second. The request of the other
-    // model does not wait.
+    // The third request would fit at once, but waits behind the second. The other model's request
+    // does not wait.
     assert_eq!(
         stories,
         [
@@ -85,7 +85,7 @@ fn growth_that_does_not_fit_preempts_the_youngest() {
             "stay 0 5",
             "free 1 4",
             "grow 0 5",
-            // It is admitted again when its context and the next token fit.
+            // The request is admitted again when its context and the next token fit.
             "refuse 1 5",
             "grow 0 6",
             "grow 0 7",

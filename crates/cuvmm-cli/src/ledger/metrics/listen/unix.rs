@@ -1,8 +1,8 @@
-//! A Unix socket at a path, which starts again after its process was killed.
+//! A Unix socket at a path, which can be served again after its process was killed.
 //!
-//! A file beside the socket, whose name ends with `.lock`, is locked while the socket is served. So of
-//! two processes that start at one time only one replaces the socket that a killed one has left. Put
-//! the socket into a folder that only this user may write.
+//! While the socket is served, a file beside it with the ending `.lock` is locked, so of two
+//! processes that start at once only one replaces the socket of a killed process. The folder should
+//! be writable only by this user.
 
 use std::fs::{self, File, Metadata};
 use std::io::ErrorKind;
@@ -20,13 +20,11 @@ use rustix::process::geteuid;
 
 use cuvmm_command::terminal::shown;
 
-/// The end of the name of the locked file.
 const LOCK_ENDING: &str = ".lock";
 
-/// How many connections may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A socket of this user alone.
+/// A listening socket that only this user can connect to.
 #[derive(Debug)]
 pub(in crate::ledger::metrics) struct UnixListener {
     socket: OwnedFd,
@@ -35,18 +33,18 @@ pub(in crate::ledger::metrics) struct UnixListener {
 }
 
 impl UnixListener {
-    /// Listens at a path. Replaces the socket that a killed process of this user has left there, and no
-    /// other file.
+    /// Listens at a path. Replaces a socket that a killed process of this user has left there, and
+    /// no other file.
     ///
     /// # Errors
-    /// A path at which another process listens or another file lies, and errors of the system.
+    /// Another process listens at the path, another file is there, or the system fails.
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
         let named = || shown(path);
         let address = SocketAddrUnix::new(path).with_context(named)?;
         let lock = lock(path).with_context(named)?;
         remove_stale(path, &address).with_context(named)?;
         let socket = new_socket().with_context(named)?;
-        // The file that is bound gets the mode of the socket: no link at its name is followed.
+        // The socket's file gets the mode set here, without following a link at its name.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).with_context(named)?;
         bind(&socket, &address).with_context(named)?;
         listen(&socket, BACKLOG).with_context(named)?;

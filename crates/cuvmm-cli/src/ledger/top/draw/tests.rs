@@ -38,7 +38,7 @@ fn terminal(state: &State, width: u16, height: u16) -> Terminal<TestBackend> {
     terminal
 }
 
-/// Returns the lines, without spaces at their ends.
+/// Returns the lines, without trailing spaces.
 fn lines(state: &State, width: u16, height: u16) -> Vec<String> {
     let terminal = terminal(state, width, height);
     let buffer = terminal.backend().buffer();

@@ -1,4 +1,4 @@
-//! The screen after a panic.
+//! Tests of the screen after a panic.
 
 use super::{Screen, State};
 
@@ -7,7 +7,7 @@ mod pty {
     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/pty.rs"));
 }
 
-/// Set in the process that panics.
+/// Environment variable of the process that panics.
 const IN_A_TERMINAL: &str = "CUVMM_TEST_PANICS";
 
 #[test]

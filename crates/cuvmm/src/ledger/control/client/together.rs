@@ -1,6 +1,6 @@
 //! One request to several processes at one time.
 //!
-//! No socket blocks, so a process that is stopped, or that answers slowly, delays no other.
+//! No socket blocks, so a stopped or slow process delays no other.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,14 +15,13 @@ use crate::error::ControlError;
 use crate::ledger::control::timed::{Until, connect_now};
 use crate::ledger::control::{LONGEST_REPLY, ProcessReport, Request};
 
-/// How many bytes are read at one time.
+/// The most bytes of one read.
 const PART: usize = 16 << 10;
 
 type Answer = Result<ProcessReport, ControlError>;
 
-/// The course of one request.
 enum Course {
-    /// The answer, as far as it has come.
+    /// The part of the answer that has come.
     Reading(UnixStream, Vec<u8>),
     Done(Answer),
 }
@@ -69,8 +68,8 @@ fn begin(process: &Control, patience: Duration) -> Result<UnixStream, ControlErr
     }
 }
 
-/// Waits until something can be read, and returns for each request whether that is so. Fails when
-/// no answer is awaited, or the time is over.
+/// Waits until some request can be read, and returns which can. Fails when no answer is awaited, or
+/// the time is over.
 fn wait(courses: &[Course], until: Until) -> io::Result<Vec<bool>> {
     let mut polled = Vec::new();
     for course in courses {
@@ -131,7 +130,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(600);
 
-    /// Returns as many sockets and the processes that serve them.
+    /// Returns `count` sockets and the processes that serve them.
     fn sockets(count: usize, at: &Path) -> Vec<(UnixListener, Control)> {
         let uid = rustix::process::geteuid().as_raw();
         let sockets = (0..count).map(|number| {
@@ -141,7 +140,7 @@ mod tests {
         sockets.collect()
     }
 
-    /// Each answers when all have been asked, and the answers are longer than a socket's buffer.
+    /// Each process answers when all have been asked, with more than a socket's buffer holds.
     #[test]
     fn all_processes_are_asked_before_any_answer_is_awaited() {
         let dir = tempfile::tempdir().unwrap();

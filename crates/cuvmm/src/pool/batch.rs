@@ -1,4 +1,4 @@
-//! Operations on several blocks in one call and under one lock, which change all blocks or none.
+//! Operations on several blocks in one call. Growing and shrinking change all blocks or none.
 
 use super::block::Block;
 use super::core::Core;

@@ -323,8 +323,8 @@ impl Block {
     }
 
     pub(crate) fn may_be_freed(&self) -> Result<(), MemoryError> {
-        // The stream can be capturing only while a capture guard lives: the usual free makes no
-        // driver call.
+        // The stream is queried only while a capture guard lives: the usual free makes no driver
+        // call.
         if !self.core().is_capturing() {
             return Ok(());
         }

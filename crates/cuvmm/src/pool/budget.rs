@@ -505,6 +505,7 @@ impl Budget {
         self.addresses -= bytes;
     }
 
+    /// Counts bytes that came from the driver, or are about to.
     pub(crate) const fn created(&mut self, bytes: u64) {
         self.obtained += bytes;
     }

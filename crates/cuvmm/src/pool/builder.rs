@@ -187,9 +187,9 @@ impl<'a> BlockBuilder<'a> {
     /// a [hardened pool](super#hardened-pools). Between a block's end and the next block no memory
     /// of another block is ever mapped.
     ///
-    /// Each block is otherwise an ordinary block. If `count` blocks that were side by side have
-    /// been freed and their places are unused, up to 1,024 new blocks take over these places with
-    /// the memory that is still mapped there. Otherwise the call makes one reservation
+    /// Each block is otherwise an ordinary block. If `count` blocks that were side by side, at most
+    /// 1,024, have been freed and their places are unused, the new blocks take over these places
+    /// with the memory that is still mapped there. Otherwise the call makes one reservation
     /// (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back to the
     /// driver when all of its blocks have been freed and addresses are needed.
     ///

@@ -9,9 +9,9 @@
 //! **Order.** Requests are served first come, first served among those that fit. Each time memory
 //! becomes free, the mapper attempts every request from the front of the queue. A request that does
 //! not fit keeps its place, and the requests behind it are attempted too. A later request of the
-//! same tenant for as much memory or more is not attempted, unless its home stream differs: there
-//! it may reuse memory that other requests may not use yet. `allocate` and `grow_to`, with and
-//! without a timeout, do not queue: they take memory that is free when they are called. While a
+//! same tenant for as much memory or more is not attempted, unless it has a home stream of its own,
+//! on which it may reuse memory that other requests may not use yet. `allocate` and `grow_to`, with
+//! and without a timeout, do not queue: they take memory that is free when they are called. While a
 //! future waits, freed blocks skip the [stream caches](super::BlockBuilder::home_stream), so that
 //! waiting requests can have them.
 //!

@@ -4,7 +4,7 @@
 //! address is fixed for life, and the block grows and shrinks in place. Freed memory stays mapped,
 //! so freeing and allocating on one stream makes no driver call. When another tenant needs memory,
 //! the pool reclaims idle memory. It never takes a tenant below its guarantee, never takes memory
-//! before the GPU work that may use it is complete or under a live [`Lease`], and scrubs memory
+//! before the GPU work that may use it is complete, nor under a live [`Lease`], and scrubs memory
 //! that changes tenants.
 //!
 //! # Limits that change

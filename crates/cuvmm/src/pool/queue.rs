@@ -171,8 +171,8 @@ impl Queue {
         self.requests.contains_key(&number)
     }
 
-    /// Returns the first request of each group, and the requests that have had no turn, in which
-    /// they may be found to be unservable and hooks are called.
+    /// Returns the first request of each group, and the requests that have had no turn: the first
+    /// turn refuses a request that can never be served, and calls hooks.
     pub(super) fn heads(&self) -> BTreeMap<u64, Group> {
         let heads = self.groups.values().filter_map(BTreeSet::first);
         let heads = heads.chain(&self.fresh);

@@ -19,7 +19,7 @@ use crate::model::{
 };
 use cuvmm_driver::{CUresult, DeviceMemory, DriverKind};
 
-/// The bytes copied at a time.
+/// In bytes.
 const CHUNK: usize = 256 << 10;
 
 /// Host memory behind the addresses.

@@ -186,7 +186,6 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// The changes of a `set_access`.
 struct Plan {
     /// For each device, the new number of mappings that it has access to.
     opened: Vec<u64>,

@@ -3,8 +3,7 @@
 //! A [`ModelDriver`] keeps the real driver's state (reservations, physicals, mappings, access,
 //! streams, events, captures), returns what a GPU was measured to return, and adds up the costs of
 //! the calls on a virtual clock. It moves no bytes: a copy from device memory reads zero. Pinned
-//! and managed memory is real, because programs access it directly; copies by device calls do not
-//! reach it.
+//! and managed memory is real, because programs access it directly; device copies do not reach it.
 //!
 //! ```
 //! use cuvmm_model::model::{ModelDriver, ModelOptions};

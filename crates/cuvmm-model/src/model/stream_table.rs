@@ -52,7 +52,6 @@ pub(crate) struct Stream {
     pub(crate) busy: Option<u64>,
     /// Destroyed, and kept until its work is done.
     pub(crate) ending: bool,
-    /// The capture that the stream records for.
     pub(crate) capture: Option<u64>,
     /// The virtual time at which the executed work is done.
     pub(crate) ready: Duration,
@@ -400,7 +399,6 @@ pub(crate) struct Event {
     pub(crate) capture: Option<u64>,
     /// The nodes of that capture that a stream depends on once it waits for the event.
     pub(crate) nodes: BTreeSet<u64>,
-    /// The virtual time at which the covered work is done.
     pub(crate) ready: Duration,
 }
 

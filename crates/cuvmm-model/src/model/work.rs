@@ -19,13 +19,11 @@ pub(crate) enum Work {
         from: u64,
         size: u64,
     },
-    /// A copy from the host.
     ToDevice {
         to: u64,
         from: Source,
         size: u64,
     },
-    /// A copy to a host address.
     ToHost {
         to: usize,
         from: u64,

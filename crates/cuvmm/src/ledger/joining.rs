@@ -44,7 +44,6 @@ const MOST_TRIES: u32 = 1000;
 /// The terms of a process that joins. Sizes in bytes, in whole granules.
 #[derive(Clone, Debug)]
 pub(super) struct Wishes {
-    /// The limit of all processes together.
     pub(super) limit: Option<u64>,
     /// The memory of the device, as this process sees it.
     pub(super) default_limit: u64,

@@ -51,7 +51,6 @@ pub(super) struct Keeper {
     nap: Duration,
     /// The newest request of another process at the last pass.
     newest: u64,
-    /// The averages of the stall times of the process and of the ledger.
     averages: [Averages; 2],
 }
 

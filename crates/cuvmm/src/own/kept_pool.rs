@@ -50,7 +50,6 @@ fn empty(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     })
 }
 
-/// Returns the bytes that a kept pool holds.
 pub(super) fn reserved(device: &Device, pool: MemPoolHandle) -> Result<u64, CallError> {
     device.call(Call::MemPoolGetAttribute, |driver, device| {
         let attribute = MemPoolAttribute::RESERVED_MEM_CURRENT;

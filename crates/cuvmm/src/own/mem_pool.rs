@@ -76,7 +76,6 @@ struct Shared {
     /// Set by a change that a new pool does not have, except access: rules of reuse, handles of
     /// other processes.
     is_changed: AtomicBool,
-    /// Places whose access was set.
     granted: Mutex<Vec<Location>>,
 }
 

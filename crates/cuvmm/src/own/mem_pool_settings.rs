@@ -166,7 +166,7 @@ impl MemPool {
     /// (`cuMemPoolSetAccess`; before it `cuDeviceCanAccessPeer` for each other device). Other
     /// devices keep their access. The device of the memory keeps full access.
     ///
-    /// Queued work that needs lowered access faults.
+    /// Queued work faults if it needs access that is lowered.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed then.

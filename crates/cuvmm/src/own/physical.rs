@@ -59,7 +59,6 @@ impl ExportMark {
         self.0.counted_as.store(block, Ordering::Release);
     }
 
-    /// Returns the name of the physical's exported block in a ledger.
     pub(crate) fn counted_as(&self) -> Option<u64> {
         Some(self.0.counted_as.load(Ordering::Acquire)).filter(|&block| block != 0)
     }

@@ -173,7 +173,7 @@ impl AllocationOffer {
     ///
     /// The memory is held until each process that opened the parcel has released everything or has
     /// ended, and all copies of the parcel's descriptors are closed, also those of forked children.
-    /// At most 64 processes are noticed that end without a release.
+    /// The end of at most 64 processes without a release is noticed.
     ///
     /// # Errors
     /// [`ShareError`] when a stream captures, the driver refuses, or no file can be opened.

@@ -297,7 +297,6 @@ impl PendingAttachment {
 /// ```
 pub struct Attachment {
     space: Space,
-    /// Ranges with memory.
     runs: Vec<Range<u64>>,
     access: Access,
     users: Users,

@@ -35,13 +35,10 @@ struct Head {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A description of shared memory.
     Description,
     /// Handles: descriptors as ancillary data, or fabric handles in the body.
     Handles,
-    /// An acceptance, or a refusal with its reason.
     Verdict,
-    /// A request or a reply.
     Text,
 }
 

@@ -66,10 +66,8 @@ enum State {
 
 /// The ways to meet a process.
 pub(in crate::ledger) struct Whom<L, S> {
-    /// The user of the process.
     pub(in crate::ledger) uid: u64,
     pub(in crate::ledger) look: L,
-    /// Returns the path of the socket, if the process serves one.
     pub(in crate::ledger) socket: Option<S>,
 }
 

@@ -51,7 +51,6 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// Runs the members once.
     fn run(&self, path: &Path, schedule: Schedule, uses: &Arc<Uses>) -> (Schedule, Option<String>) {
         let count = self.scripts.len();
         let world = World::new(count, &self.faults, schedule, Arc::clone(uses));

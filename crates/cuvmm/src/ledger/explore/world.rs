@@ -252,7 +252,6 @@ impl World {
         self.lock().threads[me].killed.is_none()
     }
 
-    /// Ends a thread for the schedule.
     pub(super) fn done(&self, me: usize) {
         let mut inner = self.lock();
         inner.threads[me].state = State::Done;

@@ -1,7 +1,7 @@
 //! The rules of the driver over real host memory, for machines without a GPU.
 //!
 //! A [`HostDriver`] answers like a [`ModelDriver`](crate::model::ModelDriver) and has bytes behind
-//! its addresses. A reservation is an empty range of this process's address space. A physical is a
+//! its addresses. A reservation is an empty range of this process's addresses, and a physical a
 //! part of a memory file. A mapping maps that part into the reservation, and `set_access` gives the
 //! host the access that any location was granted. Copies check the model's page table and not the
 //! hardware, so they refuse memory that a device may not access even where the host could.
@@ -34,12 +34,11 @@
 //!   limited. Each exportable physical takes a descriptor.
 //!
 //! # Sharing
-//! An exported descriptor opens the physical's own file. The file is sealed against shrinking, so
-//! no access to it ends in SIGBUS. Another process's host driver can import it; size and location
-//! are read from the file, the handle types are not transferred. The memory lives as long as any
-//! process has the file open or mapped. The driver that created it charges for it until all
-//! exported descriptors, and all mappings and imports of them, are gone. An importer charges
-//! nothing.
+//! An exported descriptor opens the physical's own file, which is sealed against shrinking, so no
+//! access to it ends in SIGBUS. Another process's host driver can import it with its size and
+//! location, but without its handle types. The memory lives as long as any process has the file
+//! open or mapped. The driver that created it charges for it until all exported descriptors, and
+//! all mappings and imports of them, are gone. An importer charges nothing.
 
 mod addresses;
 mod arenas;

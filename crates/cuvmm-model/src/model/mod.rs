@@ -38,7 +38,7 @@
 //! - **hints are ignored**: a reservation is placed in the last freed range that is large enough,
 //!   so that a stale user meets the new owner; otherwise at the lowest address that fits, directly
 //!   beside another;
-//! - **handle values are reused at once**, the last freed first, for objects of any kind, so that a
+//! - **handle values are reused at once**, the last freed first, for any kind of object, so that a
 //!   stale handle names another object;
 //! - **a refusal has any code** that is [`documented`] for the call, chosen by
 //!   [`ModelOptions::seed`].
@@ -63,8 +63,8 @@
 //! - As the header says, advice and prefetches of managed memory apply to whole pages of the host,
 //!   NUMA nodes are distinct from the host as a whole, and the last prefetch is reported at once.
 //!   `INVALID_VALUE` for a node that does not exist is an assumption.
-//! - On a device that cannot migrate managed pages while the host uses them, prefetching to it and
-//!   advice that names it are `INVALID_DEVICE`.
+//! - Prefetches to a device that cannot migrate managed pages while the host uses them, and advice
+//!   that names it, are `INVALID_DEVICE`.
 //! - Memory pools follow the documentation: free memory above the release threshold is released at
 //!   a synchronization; freed memory is used again on its stream, behind an event, when its work is
 //!   done, or, rather than failing, behind a dependency that the pool inserts; a shareable pool

@@ -2,21 +2,20 @@
 //! random.
 //!
 //! # Codes with a meaning beyond refusal
-//! A program may act on these codes. The hostile manner neither replaces them nor uses them as
-//! replacements:
+//! The hostile manner neither replaces these codes nor uses them as replacements, because a program
+//! may act on them:
 //! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and freeing some helps.
 //! - The codes after which the context is lost ([`DriverError::is_sticky`]), and any code that a
 //!   context was lost with.
 //! - `DEINITIALIZED`: the process is ending and the driver has shut down, so no report is needed.
 //! - `STREAM_CAPTURE_*` and `CAPTURED_EVENT`: the call disturbs a capture, and may be made later.
-//! - `NOT_READY`: not done yet. The trait returns it as `false`, never as an error.
+//! - `NOT_READY`, which the trait returns as `false`, never as an error.
 //! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the program has to use another way. A missing symbol
 //!   means the same, and has no code.
-//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event was recorded in a capture
-//!   that is over.
+//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event's capture is over.
 //!
-//! All other codes mean that the call was refused and changed nothing. Which of them is returned
-//! differs between drivers, and a program must not depend on it.
+//! All other codes mean that the call was refused and changed nothing. Drivers differ in them, and
+//! a program must not depend on them.
 
 use super::backing::Backing;
 use super::documented::documented;

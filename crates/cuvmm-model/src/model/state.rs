@@ -61,7 +61,7 @@ pub(crate) struct State<B> {
     pub(crate) progress: bool,
     /// Functions of the program that streams have reached and no thread has taken.
     pub(crate) due: VecDeque<Due>,
-    /// Functions of the program that streams have reached so far.
+    /// Counts reached functions of the program.
     pub(crate) host_calls: u64,
     /// Streams that the next waiting thread releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,

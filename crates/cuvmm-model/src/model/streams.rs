@@ -1,7 +1,7 @@
 //! Streams: ordered queues of work, and how they wait for each other.
 //!
-//! Work runs in the call that submits it, unless its stream is held back or the work waits for work
-//! that has not run. Then the work stays queued, and the call that releases the other work runs it.
+//! Work runs in the call that submits it, unless its stream is held back or the work waits for
+//! queued work. Then it stays queued, and the call that releases the other work runs it.
 //!
 //! With the option `late`, all work stays queued until a call waits for some of it, except before a
 //! function of the program, for which a thread may wait without a call. A real GPU runs work at
@@ -12,8 +12,7 @@
 //! machine's owner has run the function (see `host_launch`), and work behind it waits as behind a
 //! held stream.
 //!
-//! The virtual time of work is kept separately: queries ignore it, and a call that waits for a
-//! stream spends it.
+//! Queries ignore the virtual time of work; a call that waits for a stream spends it.
 
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;

@@ -19,8 +19,8 @@
 //! B counts itself, B finds the new limit.
 //!
 //! A process that is stopped or ends before the third step has a slot that counts as free, and that
-//! others pass over while it is locked. After the third step it is a process like any other: it has
-//! no memory, and the limit stays while it has its slot.
+//! others pass over while it is locked. After the third step it is a process like any other,
+//! without memory.
 //!
 //! Keeps I-72.
 

@@ -3,9 +3,9 @@
 //! `unsafe` is used because the driver's copies take addresses. A [`Span`] is made only from a
 //! range that its maker keeps mapped while the span lives. A copy has ended when the call returns,
 //! unless the driver refused three times to wait for it: then [`CopyFailed::ended`] is false, and
-//! the caller keeps both ends. [`Span::write`] and [`Span::read`] borrow the caller's bytes and
-//! cannot keep them, so they only return an error. The driver has finished with pageable memory
-//! when the call that queues a copy returns; page-locked memory of the caller would have to stay.
+//! the caller keeps both ends. [`Span::write`] and [`Span::read`] only borrow the caller's bytes,
+//! so they just return an error. The driver has finished with pageable memory when the call that
+//! queues a copy returns; page-locked memory of the caller would have to stay.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;

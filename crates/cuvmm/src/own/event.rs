@@ -110,9 +110,9 @@ impl Event {
 
 impl Stream {
     /// Makes later work of this stream run behind the queued work of another (`cuEventRecord` and
-    /// `cuStreamWaitEvent`). The caller has asked whether the streams capture. If one of them
-    /// captures by now, the call is refused and draws this stream into no capture. Does nothing if
-    /// one of them has ended.
+    /// `cuStreamWaitEvent`). The caller has asked whether the streams capture; if one does by now,
+    /// the call is refused and draws this stream into no capture. Does nothing if one of them has
+    /// ended.
     pub(crate) fn run_behind(&self, other: &Self) -> Result<(), CallError> {
         if self.has_ended() || other.has_ended() {
             return Ok(());

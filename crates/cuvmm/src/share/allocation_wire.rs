@@ -1,7 +1,7 @@
 //! The serialized description of allocations of a memory pool, which travels beside the pool's
 //! handle.
 //!
-//! All numbers are little-endian. Nothing in received bytes is used before
+//! All numbers are little-endian. Received bytes are used only after
 //! [`AllocationDescription::from_bytes`] has checked all of them. This module makes no call to the
 //! driver or the system.
 

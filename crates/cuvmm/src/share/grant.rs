@@ -3,12 +3,11 @@
 //!
 //! The taker sends a greeting with a descriptor of its process (pidfd) before it imports anything,
 //! and a farewell when its free is complete. If it ends without a farewell, the giver waits until
-//! the process is gone and all copies of the taker's end are closed. Both are needed: the system
-//! closes descriptors before the driver stops the process's work, and a forked child with a copy of
-//! the end also has the process's files of the driver.
+//! the process is gone and all copies of the taker's end are closed: the system closes descriptors
+//! before the driver stops the process's work, and a forked child with a copy of the end also has
+//! the process's files of the driver.
 //!
-//! Everything that a taker sends is bounded here: descriptors, numbers, and the messages that one
-//! look reads.
+//! A taker's descriptors, numbers, and messages at one look are bounded here.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{IoSlice, IoSliceMut};

@@ -28,8 +28,8 @@
 //! channel connects only processes of one user unless [other users](Users::and) are added, its
 //! socket is private to that user, and exported memory is never reused for another purpose.
 //!
-//! Messages from a peer are *not* trusted. A message that is malformed, too short, out of order or
-//! late is an error on this side; no descriptor stays open and nothing stays mapped.
+//! Messages from a peer are *not* trusted. A malformed, short, misordered or late message is an
+//! error; no descriptor stays open and nothing stays mapped.
 
 mod allocation_exchange;
 mod allocation_offer;

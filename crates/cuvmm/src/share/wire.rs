@@ -1,9 +1,8 @@
 //! The serialized description of shared memory: sizes, places and access, which the driver's
 //! handles do not contain.
 //!
-//! All numbers are little-endian. Nothing in received bytes is used before
-//! [`Description::from_bytes`] has checked all of them. This module makes no call to the driver or
-//! the system.
+//! All numbers are little-endian. Received bytes are used only after [`Description::from_bytes`]
+//! has checked all of them. This module makes no call to the driver or the system.
 //!
 //! Keeps I-62.
 

@@ -49,10 +49,12 @@ impl MemPool {
         })
     }
 
+    /// Calls `cuMemPoolGetAttribute`.
     pub(crate) fn used(&self) -> Result<u64, CallError> {
         self.get(MemPoolAttribute::USED_MEM_CURRENT)
     }
 
+    /// Returns the bytes that the pool holds, in use or not (`cuMemPoolGetAttribute`).
     pub(crate) fn reserved(&self) -> Result<u64, CallError> {
         self.get(MemPoolAttribute::RESERVED_MEM_CURRENT)
     }

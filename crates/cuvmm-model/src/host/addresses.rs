@@ -1,10 +1,10 @@
 //! This process's address space: reserving ranges, mapping files in them, changing protection.
 //!
-//! [`arenas`](super::arenas) decides where in those ranges reservations are. Two rules keep this
-//! simple. A mapped piece never merges with its neighbor, because no two physicals are adjacent in
-//! a file (see [`files`](super::files)), so each piece is exactly one memory area of the system:
-//! removing it splits nothing and needs no area. And areas are counted before the system is called,
-//! so that some remain for the rest of the process.
+//! [`arenas`](super::arenas) decides where reservations lie in the ranges. A mapped piece never
+//! merges with its neighbor, because no two physicals are adjacent in a file (see
+//! [`files`](super::files)). So each piece is exactly one memory area of the system, and its
+//! removal splits nothing and needs no area. Areas are counted before the system is called, so that
+//! some remain for the rest of the process.
 //!
 //! `unsafe` is needed to change mappings. In `host/`, only this file does so.
 #![allow(unsafe_code)]
@@ -23,10 +23,10 @@ use super::system;
 use crate::model::{Answer, OUT_OF_MEMORY, Part, Reach};
 use cuvmm_driver::CUresult;
 
-/// Areas left for the rest of the process: its allocator aborts the process when it can get none.
+/// Areas left for the rest of the process: its allocator aborts the process if it gets none.
 const RESERVED_AREAS: usize = 2_048;
 
-/// A part of a file that is mapped at an address.
+/// A part of a file, mapped at an address.
 #[derive(Clone, Debug)]
 struct Piece {
     size: u64,
@@ -64,7 +64,7 @@ fn empty() -> MapFlags {
 }
 
 impl Addresses {
-    /// Creates an empty address space that leaves gaps of `gap` bytes between reservations.
+    /// Creates an address space with gaps of `gap` bytes between reservations.
     pub(super) fn new(gap: u64) -> Self {
         Self {
             arenas: Arenas::new(gap),
@@ -82,7 +82,7 @@ impl Addresses {
         }
     }
 
-    /// Reserves an unused range. If `wanted` is given, reserves it there or fails.
+    /// Reserves an unused range, at `wanted` if that is given.
     pub(super) fn reserve(
         &mut self,
         size: u64,
@@ -133,7 +133,6 @@ impl Addresses {
         Ok(start)
     }
 
-    /// Reserves a range of the system with a gap before and after it.
     fn take(&mut self, size: u64, alignment: u64, gap: u64) -> Answer<u64> {
         self.room_for(1)?;
         let start = take_aligned(size, alignment, gap)?;
@@ -141,7 +140,6 @@ impl Addresses {
         Ok(start)
     }
 
-    /// Frees a reserved range in which nothing is mapped.
     pub(super) fn unreserve(&mut self, address: u64, size: u64) {
         let Some(span) = self.arenas.give_back(address, size) else {
             return;
@@ -153,12 +151,12 @@ impl Addresses {
             unsafe { munmap(at(span.start), length) }.map_err(code)
         });
         if let Err(code) = outcome {
-            // The range stays reserved and empty, which costs addresses only.
+            // The range stays reserved and empty, which costs only addresses.
             tracing::error!(%code, "addresses could not be returned to the system");
         }
     }
 
-    /// Maps a part of a file without access. A call that fails has changed nothing.
+    /// Maps a part of a file without access. A failed call has changed nothing.
     pub(super) fn place(&mut self, part: &Part, file: &Arc<OwnedFd>, offset: u64) -> Answer {
         let more = self.areas_around(part);
         self.room_for(more)?;
@@ -170,8 +168,8 @@ impl Addresses {
             reach: Reach::Nothing,
         };
         if let Err(code) = set_piece(part.address, &piece) {
-            // If the system has already cleared the range, reserve it again before another thread's
-            // mapping is placed there; if it has not, this call is refused.
+            // If the system has already cleared the range, this reserves it again before another
+            // thread's mapping is placed there; if it has not, this call is refused.
             let flags = empty() | MapFlags::FIXED_NOREPLACE;
             // SAFETY: the flag makes the system refuse where anything is mapped.
             let _ = unsafe {
@@ -189,7 +187,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Removes all pieces in these parts. A call that fails has changed nothing.
+    /// Removes all pieces in these parts. A failed call has changed nothing.
     pub(super) fn clear(&mut self, parts: &[Part]) -> Answer {
         let inside = |part: &Part| part.address..part.address + part.size;
         let pieces = parts
@@ -239,7 +237,6 @@ impl Addresses {
         }
     }
 
-    /// Changes the host's access to the pieces in a part.
     pub(super) fn protect(&mut self, part: &Part, to: Reach) -> Answer {
         let inside = part.address..part.address + part.size;
         for (&start, piece) in self.pieces.range_mut(inside) {
@@ -255,7 +252,7 @@ impl Addresses {
     }
 
     /// Returns how many more areas there are with a piece in this part than with a hole: the piece
-    /// splits the hole that it is in, unless it touches an end of the hole.
+    /// splits its hole, unless it touches an end of the hole.
     fn areas_around(&self, part: &Part) -> usize {
         let end = part.address + part.size;
         let before = self.pieces.range(..part.address).next_back();
@@ -304,9 +301,8 @@ fn set_piece(start: u64, piece: &Piece) -> Answer {
         .map_err(code)
 }
 
-/// Reserves an aligned range with a gap before and after it, and returns where the range begins.
-///
-/// Takes more than is needed and unmaps the excess at both ends.
+/// Reserves an aligned range with a gap before and after it, and returns its start. Takes more than
+/// is needed and unmaps the excess at both ends.
 fn take_aligned(size: u64, alignment: u64, gap: u64) -> Answer<u64> {
     let page = system::page_size();
     let more = alignment.saturating_sub(page);

@@ -1,7 +1,7 @@
 //! Reservations inside ranges reserved from the system.
 //!
 //! A range of the system is one memory area, however many reservations are in it: reserved and free
-//! parts look the same to the system, because both are empty. So the system's areas do not limit
+//! parts are both empty, so they look the same to the system. So the system's areas do not limit
 //! the number of reservations. Small reservations share arenas of a fixed size. A large
 //! reservation, or one at an address chosen by the caller, has its own arena.
 //!
@@ -9,16 +9,16 @@
 //! beyond the end of one reservation does not reach the next. Only a reservation at an address
 //! chosen by the caller may touch another.
 //!
-//! This module does not deal with the system's areas: see [`addresses`](super::addresses).
+//! [`addresses`](super::addresses) deals with the system's areas.
 
 use std::collections::BTreeMap;
 
 use crate::model::Space;
 
-/// The size of an arena that small reservations share. Addresses cost nothing.
+/// The size of a shared arena. Addresses cost nothing.
 pub(super) const SHARED: u64 = 256 << 30;
 
-/// The size of the largest reservation, with its alignment, that is put in a shared arena.
+/// The largest reservation, with its alignment, in a shared arena.
 const SMALL: u64 = SHARED / 4;
 
 #[derive(Debug)]
@@ -29,7 +29,6 @@ struct Arena {
     shared: bool,
 }
 
-/// A range to be reserved from the system, or reserved from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) start: u64,
@@ -53,18 +52,16 @@ impl Arenas {
         }
     }
 
-    /// Returns the size of the gap between reservations.
     pub(super) fn gap(&self) -> u64 {
         self.gap
     }
 
-    /// Returns `true` if a reservation belongs in a shared arena.
     pub(super) fn is_small(&self, size: u64, alignment: u64) -> bool {
         let with_gaps = size.checked_add(alignment.max(self.gap));
         with_gaps.is_some_and(|all| all <= SMALL)
     }
 
-    /// Takes a range in a shared arena that has one free.
+    /// Takes a free range of a shared arena.
     pub(super) fn take_anywhere(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let gap = self.gap;
         let mut shared = self.by_start.values_mut().filter(|arena| arena.shared);
@@ -77,9 +74,8 @@ impl Arenas {
         Some(start)
     }
 
-    /// Takes exactly this range in the arena that contains it.
-    ///
-    /// Returns `None` if no arena contains it, `Some(false)` if it is not free.
+    /// Takes exactly this range in the arena that contains it. Returns `None` if no arena contains
+    /// it, `Some(false)` if it is not free.
     pub(super) fn take_at(&mut self, start: u64, size: u64) -> Option<bool> {
         let (_, arena) = self.by_start.range_mut(..=start).next_back()?;
         if start >= arena.end {
@@ -93,7 +89,7 @@ impl Arenas {
         Some(taken)
     }
 
-    /// Adds an arena that was reserved from the system for small reservations.
+    /// Adds a reserved range of the system as a shared arena.
     pub(super) fn add_shared(&mut self, span: Span) {
         let end = span.start + span.size;
         let arena = Arena {
@@ -105,7 +101,7 @@ impl Arenas {
         self.by_start.insert(span.start, arena);
     }
 
-    /// Adds an arena that was reserved from the system for one reservation.
+    /// Adds a reserved range of the system as the arena of one reservation.
     pub(super) fn add_single(&mut self, span: Span, reservation: u64) {
         let arena = Arena {
             end: span.start + span.size,
@@ -117,9 +113,8 @@ impl Arenas {
         self.leads.insert(reservation, reservation - span.start);
     }
 
-    /// Frees a reservation, and returns the arena that can now be returned to the system, if any.
-    ///
-    /// One empty shared arena is kept for the next reservation.
+    /// Frees a reservation, and returns the arena that can now be freed, if any. One empty shared
+    /// arena is kept for the next reservation.
     pub(super) fn give_back(&mut self, start: u64, size: u64) -> Option<Span> {
         let lead = self.leads.remove(&start)?;
         let (&at, arena) = self.by_start.range_mut(..=start).next_back()?;
@@ -140,12 +135,10 @@ impl Arenas {
         another.map(|_| span)
     }
 
-    /// Removes an arena that is being returned to the system.
     pub(super) fn forget(&mut self, start: u64) {
         self.by_start.remove(&start);
     }
 
-    /// Returns the arena that contains an address.
     pub(super) fn containing(&self, address: u64) -> Option<Span> {
         let (&start, arena) = self.by_start.range(..=address).next_back()?;
         (address < arena.end).then_some(Span {
@@ -154,7 +147,6 @@ impl Arenas {
         })
     }
 
-    /// Returns all arenas.
     pub(super) fn all(&self) -> impl Iterator<Item = Span> {
         self.by_start.iter().map(|(&start, arena)| Span {
             start,

@@ -1,8 +1,8 @@
 //! The bytes of physicals, which are in memory files.
 //!
-//! Each physical that can be exported has its own file. All others share one file, each at its own
-//! offset with a gap behind it. So physicals that are adjacent in the address space are never
-//! adjacent in the file, and the system never merges their memory areas. The gaps use no memory.
+//! Each exportable physical has its own file. All others share one file, each at its own offset
+//! with a gap behind it. So physicals that are adjacent in the address space are never adjacent in
+//! the file, and the system never merges their memory areas. The gaps use no memory.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use crate::model::{Answer, MemoryKey, OUT_OF_MEMORY, Space};
 use cuvmm_driver::CUresult;
 
-/// The length of the common file in bytes. Parts that were never written use no memory.
+/// The length of the shared file in bytes. Parts that were never written use no memory.
 const LENGTH: u64 = 1 << 60;
 
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ impl Files {
         Ok(())
     }
 
-    /// Returns the memory to the system. Memory created at the same offset later reads as zero.
+    /// Frees the memory to the system. Memory created at the same offset later reads as zero.
     pub(super) fn destroy(&mut self, key: MemoryKey) {
         let Some(extent) = self.extents.remove(&key) else {
             return;
@@ -105,7 +105,7 @@ impl Files {
     }
 }
 
-/// Removes the memory of a part of a file, which then reads as zero.
+/// Frees the memory of a part of a file, which then reads as zero.
 pub(super) fn punch(file: &OwnedFd, offset: u64, size: u64) -> rustix::io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| fallocate(file, flags, offset, size))

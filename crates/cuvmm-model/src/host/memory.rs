@@ -1,7 +1,7 @@
 //! The backing of the host driver: addresses of this process, bytes in memory files.
 //!
 //! Copies go through the files and not through the addresses. So they need no access of the host,
-//! cannot fault, and reading memory that was never written allocates none.
+//! cannot fault, and allocate nothing to read memory that was never written.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use crate::model::{
 };
 use cuvmm_driver::{CUresult, DeviceMemory, DriverKind};
 
-/// The number of bytes copied at a time.
+/// In bytes.
 const CHUNK: usize = 256 << 10;
 
 /// Host memory behind the addresses.
@@ -98,8 +98,7 @@ impl Backing for HostMemory {
         let extent = self.files.get(key)?.clone();
         for (index, part) in parts.iter().enumerate() {
             if let Err(code) = self.addresses.place(part, &extent.file, extent.offset) {
-                // The parts were mapped a moment ago, so they are areas of their own and can be
-                // cleared.
+                // The new parts are areas of their own and can be cleared.
                 let _ = self.addresses.clear(&parts[..index]);
                 return Err(code);
             }
@@ -203,8 +202,7 @@ impl Backing for HostMemory {
         Ok(())
     }
 
-    /// Fills a range. Zeroing whole pages returns their memory to the system; they still read as
-    /// zero.
+    /// Fills a range. Zeroing whole pages frees their memory; they still read as zero.
     fn fill(&mut self, to: Place, byte: u8, size: u64) -> Answer {
         let (key, offset) = match to {
             Place::Allocation(address) => {

@@ -8,8 +8,7 @@ use cuvmm_driver::DeviceAttribute;
 
 /// Options of a [`HostDriver`](super::HostDriver).
 ///
-/// The default is one device named "host memory" with half of the memory that the system has
-/// available.
+/// The default is one device named "host memory" with half of the system's available memory.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
     rules: Rules,

@@ -1,7 +1,7 @@
-//! The file behind plain memory, parts of which another process can map.
+//! The file of plain memory, parts of which other processes can map.
 //!
-//! Its first part holds a number for each part that was named to other processes, or 0 after that
-//! memory was freed. The rest holds the memory.
+//! Its first part holds a number for each part named to other processes, or 0 once that memory was
+//! freed. The rest is the memory.
 //!
 //! `unsafe` is needed to map parts of the file.
 #![allow(unsafe_code)]
@@ -21,10 +21,9 @@ use crate::model::{Answer, INVALID_VALUE, OUT_OF_MEMORY, PlainName, Space};
 /// The length of the file in bytes. Parts that were never written use no memory.
 const LENGTH: u64 = 1 << 60;
 
-/// The bytes of the numbers of named parts.
+/// The size of the table of numbers, in bytes.
 const NUMBERS: u64 = 1 << 20;
 
-/// Memory of the file that is mapped here.
 #[derive(Debug)]
 pub(super) struct Mapped {
     address: u64,
@@ -33,7 +32,6 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    /// Maps a part of a file at a multiple of the granularity.
     pub(super) fn new(file: &OwnedFd, offset: u64, size: u64, granularity: u64) -> Answer<Self> {
         let room = size.checked_add(granularity).ok_or(OUT_OF_MEMORY)?;
         let room = usize::try_from(room).map_err(|_| OUT_OF_MEMORY)?;
@@ -84,7 +82,6 @@ impl Drop for Mapped {
     }
 }
 
-/// The file of this process.
 #[derive(Debug)]
 pub(super) struct PlainFile {
     file: Option<Arc<OwnedFd>>,
@@ -112,7 +109,6 @@ impl PlainFile {
         Ok(Arc::clone(self.file.insert(Arc::new(file))))
     }
 
-    /// Maps zeroed memory.
     pub(super) fn allocate(&mut self, size: u64) -> Answer<Mapped> {
         let file = self.file()?;
         let alignment = self.granularity;
@@ -127,7 +123,6 @@ impl PlainFile {
         mapped
     }
 
-    /// Unmaps memory and returns it to the system.
     pub(super) fn free(&mut self, mapped: Mapped) {
         let (offset, size) = (mapped.offset, mapped.size);
         drop(mapped);
@@ -139,7 +134,6 @@ impl PlainFile {
         }
     }
 
-    /// Names a part of mapped memory to other processes.
     pub(super) fn name(&mut self, mapped: &Mapped, address: u64, size: u64) -> Answer<PlainName> {
         let file = self.file()?;
         self.named += 1;
@@ -156,16 +150,16 @@ impl PlainFile {
         ]))
     }
 
-    /// Ends a name, because its memory is freed.
+    /// Ends a name when its memory is freed.
     pub(super) fn end_name(&mut self, name: &PlainName) {
         if let Some(file) = &self.file {
-            // A failure leaves a name that another process can still open, which does no harm here.
+            // After a failure other processes can still open the name, which does no harm here.
             let _ = pwrite(&**file, &[0; 8], name.0[5]);
         }
     }
 }
 
-/// Maps memory that a process has named, and returns it with the address of its first byte.
+/// Maps memory that a process has named, and returns its first address too.
 pub(super) fn open(name: &PlainName, granularity: u64) -> Answer<(Mapped, u64)> {
     let [process, descriptor, offset, size, number, place] = name.0;
     let path = format!("/proc/{process}/fd/{descriptor}");

@@ -6,12 +6,11 @@ use std::fs;
 const USUAL_AREAS: usize = 65_530;
 const USUAL_MEMORY: u64 = 4 << 30;
 
-/// Returns the size of a page in bytes.
 pub(super) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Returns the number of memory areas that a process may have.
+/// Returns the most memory areas that a process may have.
 pub(super) fn most_areas() -> usize {
     let said = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     said.and_then(|text| text.trim().parse().ok())

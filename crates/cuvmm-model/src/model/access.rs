@@ -95,7 +95,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Computes all changes that granting makes, before any of them is made.
+    /// Computes all changes of a grant before any is made.
     fn plan(&self, address: u64, size: u64, grants: &[(Who, AccessFlags)]) -> Answer<Plan> {
         let costs = &self.rules.costs;
         let mut plan = Plan {
@@ -149,7 +149,7 @@ impl<B: Backing> State<B> {
         Ok(plan)
     }
 
-    /// Returns `true` if memory at `owner` belongs to another device than `who`. Refuses memory
+    /// Returns `true` if memory at `owner` belongs to a device other than `who`. Refuses memory
     /// that `who` cannot access.
     pub(crate) fn is_peer(&self, who: Who, owner: Location) -> Answer<bool> {
         match (who, owner.kind) {
@@ -173,7 +173,7 @@ impl<B: Backing> State<B> {
         Ok(mapping.rights.of(who))
     }
 
-    /// Updates the devices' counts of accessible mappings after a mapping with these rights is
+    /// Updates the devices' counts of accessible mappings after a mapping with these rights was
     /// removed.
     pub(crate) fn close_for_all(&mut self, rights: &Rights) {
         for (who, _) in rights.iter() {
@@ -186,13 +186,12 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// The changes that a `set_access` makes.
 struct Plan {
-    /// For each device, the number of mappings it will have access to.
+    /// For each device, the new number of mappings that it has access to.
     opened: Vec<u64>,
     rights: Vec<(u64, Rights)>,
     changes: Vec<Change>,
-    /// Handles whose memory gets its first access since it was created cold.
+    /// Handles whose cold memory gets its first access.
     warmed: Vec<u64>,
     cost: f64,
 }

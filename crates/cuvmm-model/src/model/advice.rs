@@ -12,7 +12,7 @@ pub(crate) struct Attributes {
     pub(crate) accessed_by: BTreeSet<Location>,
 }
 
-/// Attributes by address: each entry applies up to the next one.
+/// Attributes by address; each entry applies up to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Advised(BTreeMap<u64, Attributes>);
 
@@ -48,7 +48,7 @@ impl Advised {
         self.0.range(first..end).map(|(_, attributes)| attributes)
     }
 
-    /// Returns the location that the whole range has, if it has the same one everywhere.
+    /// Returns the location of the whole range, if it is the same everywhere.
     pub(crate) fn same(
         &self,
         (start, end): (u64, u64),

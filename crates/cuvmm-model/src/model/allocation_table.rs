@@ -21,7 +21,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns `true` if the program accesses the memory directly.
     pub(crate) fn is_touchable(self) -> bool {
         matches!(self, Self::Pinned | Self::Managed | Self::HostPool)
     }
@@ -35,13 +34,13 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
-    /// The granule that it shares with other small allocations.
+    /// The shared granule of a small allocation.
     pub(crate) slab: Option<u64>,
-    /// The memory pool that it came from, which is charged for it.
+    /// The memory pool that is charged.
     pub(crate) pool: Option<PoolKey>,
-    /// Its range in the memory of a pool that can be shared: the offset of its first byte.
+    /// The range in the memory of a shareable pool, by the offset of its first byte.
     pub(crate) memory: Option<(MemoryKey, u64)>,
-    /// The name that other processes know it by.
+    /// The name for other processes.
     pub(crate) name: Option<PlainName>,
     /// `free_async` was called, and the work that ends the allocation is queued.
     pub(crate) ending: bool,

@@ -1,6 +1,6 @@
 //! Allocations outside virtual memory management: plain, from a memory pool, pinned, managed.
 //!
-//! An allocation takes whole granules, except that small ones share them (see `slabs`).
+//! An allocation takes whole granules; small ones share them (see `slabs`).
 
 use super::advice::Advised;
 use super::allocation_table::{Allocation, Kind};
@@ -26,8 +26,7 @@ impl<B: Backing> State<B> {
             .max(1)
             .checked_next_multiple_of(granularity)
             .ok_or(too_large)?;
-        // Managed pages are charged to no device, because they are wherever they were last
-        // accessed.
+        // Managed pages are charged to no device, because they are where they were last accessed.
         let owner = match kind {
             Kind::Plain => Some(Owner::Device(index)),
             Kind::Pinned => Some(Owner::Host),
@@ -67,7 +66,6 @@ impl<B: Backing> State<B> {
         Ok(address)
     }
 
-    /// Takes memory from the owner and gives it an address.
     fn take_granules(&mut self, kind: Kind, owner: Option<Owner>, taken: u64) -> Answer<Piece> {
         if let Some(owner) = owner {
             self.charge(owner, taken)?;
@@ -85,7 +83,7 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// Gives back what an allocation has taken.
+    /// Frees the memory of an allocation.
     fn give_back(&mut self, address: u64, gone: &Allocation) {
         if let Some(name) = &gone.name {
             self.backing.end_name(name);
@@ -103,7 +101,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Removes an allocation.
     pub(crate) fn end_allocation(&mut self, call: Call, address: u64) {
         let Some(gone) = self.allocations.by_address.remove(&address) else {
             return;
@@ -133,7 +130,7 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Finds the allocation that begins at this address, is of one of these kinds and is not being
+    /// Finds an allocation that begins at this address, is of one of these kinds and is not being
     /// freed.
     pub(crate) fn allocation(&mut self, address: u64, kinds: &[Kind]) -> Answer<&mut Allocation> {
         let found = self
@@ -153,7 +150,7 @@ impl<B: Backing> State<B> {
         Ok(DeviceAddress(address))
     }
 
-    /// Does the part of `free` that precedes waiting for the device.
+    /// Makes the checks of `free`, before it waits for the device.
     pub(crate) fn check_free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
         self.context(device)?;
         self.refuse_in_capture(None)?;
@@ -161,7 +158,7 @@ impl<B: Backing> State<B> {
     }
 
     pub(crate) fn free(&mut self, device: Ordinal, address: DeviceAddress) -> Answer {
-        // Another thread may have freed it while this call waited.
+        // Another thread may have freed the memory while this call waited.
         let freed = self.allocation(address.0, FREEABLE)?;
         let (size, pool) = (freed.size, freed.pool);
         self.end_allocation(Call::MemFree, address.0);

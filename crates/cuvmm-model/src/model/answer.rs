@@ -2,7 +2,7 @@
 
 use cuvmm_driver::sys::CUresult;
 
-/// A result of the rules: a value, or the code that the driver would return.
+/// A value, or the code that the driver would return.
 pub(crate) type Answer<T = ()> = Result<T, CUresult>;
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -14,7 +14,6 @@ pub(crate) const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
 pub(crate) const ILLEGAL_ADDRESS: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 pub(crate) const UNKNOWN: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-/// Returns `Ok` if the condition holds, else the code.
 pub(crate) fn require(condition: bool, code: CUresult) -> Answer {
     if condition { Ok(()) } else { Err(code) }
 }

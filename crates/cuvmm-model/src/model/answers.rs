@@ -1,7 +1,7 @@
 //! The implementation of the trait: each method runs the rules and adds the name of its call.
 //!
-//! `unsafe` is here because methods of the trait are `unsafe`. Only the copies rely on what their
-//! callers promise; they pass host pointers on to [`execution`](super::execution).
+//! `unsafe` is here because methods of the trait are `unsafe`. Only the copies rely on their
+//! callers' promises; they pass host pointers on to [`execution`](super::execution).
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -20,8 +20,8 @@ use cuvmm_driver::{
     PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 
-/// Generates the methods of the trait. Methods that only run the rules are given as lines of call,
-/// name, parameters and result; the other methods are written out at the end.
+/// Generates the methods of the trait. Methods that only run the rules are lines of call, name,
+/// parameters and result; the other methods are written out at the end.
 macro_rules! answers {
     (
         safe { $($call:ident = $name:ident($($arg:ident: $ty:ty),*) -> $out:ty;)* }
@@ -29,7 +29,7 @@ macro_rules! answers {
         $($written_out:tt)*
     ) => {
         impl<B: Backing> Machine<B> {
-    /// Queues a copy to the device of bytes that are read at the call, like those of pageable memory.
+    /// Queues a copy to the device, and reads the bytes at the call, as from pageable memory.
     ///
     /// # Errors
     /// Those of `Driver::copy_to_device_async`.

@@ -1,7 +1,7 @@
 //! The interface between the rules and the memory behind the addresses.
 //!
-//! The rules have checked everything before they call it. A call that fails does so for lack of a
-//! resource (addresses, memory, the system's mappings), and has changed nothing.
+//! The rules have checked everything before they call it. A call fails only for lack of a resource
+//! (addresses, memory, the system's mappings), and has then changed nothing.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -43,8 +43,8 @@ pub struct Change {
     pub(crate) to: Reach,
 }
 
-/// A name of plain memory for another process: the process, the descriptor of the file there, the
-/// offset, the size, a number that no other name of the process has, and where the file holds it.
+/// A name of plain memory for another process: the process, its descriptor of the file, the offset,
+/// the size, a number that is unique among the process's names, and the number's place in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlainName(pub(crate) [u64; 6]);
 
@@ -58,7 +58,6 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the place `bytes` further on.
     pub(crate) fn plus(self, bytes: u64) -> Self {
         match self {
             Self::Memory(key, offset) => Self::Memory(key, offset + bytes),
@@ -98,16 +97,16 @@ pub trait Backing: Debug + Send + 'static {
     fn allocate(&mut self, size: u64, touchable: bool) -> Answer<u64>;
     #[doc(hidden)]
     fn deallocate(&mut self, address: u64, size: u64);
-    /// Names memory outside every reservation to other processes: the first address of the part that
-    /// was allocated, the first named address and the size.
+    /// Names memory outside every reservation to other processes, by the first address of its
+    /// allocation, the first named address and the size.
     #[doc(hidden)]
     fn name(&mut self, _part: u64, address: u64, size: u64) -> Answer<PlainName> {
         Ok(PlainName([0, 0, address, size, 0, 0]))
     }
-    /// Ends a name, because its memory is freed.
+    /// Ends a name when its memory is freed.
     #[doc(hidden)]
     fn end_name(&mut self, _name: &PlainName) {}
-    /// Maps memory that another process has named. `deallocate` ends it.
+    /// Maps memory that another process has named. `deallocate` unmaps it.
     #[doc(hidden)]
     fn open(&mut self, _name: &PlainName) -> Answer<u64> {
         Err(NOT_SUPPORTED)

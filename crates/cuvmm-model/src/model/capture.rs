@@ -14,15 +14,15 @@ const UNSUPPORTED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 const INVALIDATED: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
 
-/// The capture that a stream records for, its graph, and the nodes that the next one depends on, as
-/// numbers that no other node has.
+/// The capture that a stream records for, its graph, and the nodes that the next node depends on,
+/// by unique numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// A number that no other capture has.
+    /// A number that is unique among captures.
     pub id: u64,
     /// The graph that the end of the capture returns.
     pub graph: GraphHandle,
-    /// The nodes.
+    /// The nodes that the next node depends on.
     pub nodes: Vec<u64>,
 }
 
@@ -123,8 +123,7 @@ impl<B: Backing> State<B> {
         Ok(GraphHandle(graph))
     }
 
-    /// Returns the capture that a stream records for, its graph, and the nodes that the next one
-    /// depends on.
+    /// Returns the capture that a stream records for.
     pub(crate) fn captured_graph(
         &mut self,
         device: Ordinal,
@@ -146,7 +145,6 @@ impl<B: Backing> State<B> {
         }))
     }
 
-    /// Ends the captures that began on a device.
     pub(crate) fn end_captures_of(&mut self, device: i32) {
         let captures = self.captures.iter();
         let began = captures.filter(|(_, capture)| capture.origin.device == device);
@@ -161,8 +159,8 @@ impl<B: Backing> State<B> {
         self.captures.remove(&id)
     }
 
-    /// Ends the capture that began on a stream being destroyed, or invalidates the capture that the
-    /// stream joined.
+    /// Ends the captures that began on a stream being destroyed, or invalidates the capture that
+    /// the stream joined.
     pub(crate) fn leave_capture(&mut self, key: StreamKey) {
         let id = self.streams.get(key).and_then(|stream| stream.capture);
         let Some(id) = id else { return };
@@ -178,7 +176,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns `true` if a capture has neither ended nor been invalidated.
     pub(crate) fn is_recording(&self, id: u64) -> bool {
         self.captures
             .get(&id)
@@ -186,7 +183,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Makes a stream that waits for an event of a capture record for that capture from now on. If
-    /// that capture is over, the call is refused and invalidates the stream's own.
+    /// that capture is over, refuses the call and invalidates the stream's own capture.
     pub(crate) fn join_capture(&mut self, key: StreamKey, id: u64, nodes: BTreeSet<u64>) -> Answer {
         let recording = self.is_recording(id);
         let Some(stream) = self.streams.get_mut(key) else {
@@ -245,11 +242,9 @@ impl<B: Backing> State<B> {
         Ok(false)
     }
 
-    /// Refuses a call that is not allowed while a stream captures: a query, a synchronization, a
-    /// plain or pinned allocation and its end, the instantiation of a graph.
-    ///
-    /// Invalidates the captures during which the call is not allowed. A stream that is itself
-    /// capturing may not be queried in any mode.
+    /// Refuses a call that is not allowed while a stream captures (a query, a synchronization, a
+    /// plain or pinned allocation and its end, the instantiation of a graph), and invalidates the
+    /// captures concerned. A capturing stream may not be queried in any mode.
     pub(crate) fn refuse_in_capture(&mut self, asked: Option<StreamKey>) -> Answer {
         if self.captures.is_empty() {
             return Ok(());
@@ -286,7 +281,7 @@ impl<B: Backing> State<B> {
         )
     }
 
-    /// Invalidates the matching captures and returns `true` if there was one. One that was
+    /// Invalidates the matching captures and returns `true` if there was one. A capture that was
     /// invalidated before counts until it has ended.
     pub(crate) fn break_captures(&mut self, fits: impl Fn(u64, &Capture) -> bool) -> bool {
         let mut any = false;

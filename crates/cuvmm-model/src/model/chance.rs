@@ -22,7 +22,6 @@ impl Chance {
         n != 0 && self.next().is_multiple_of(n)
     }
 
-    /// Returns one of the elements, or `None` if there are none.
     pub(crate) fn one_of<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         let count = u64::try_from(from.len()).ok().filter(|&count| count != 0)?;
         let index = usize::try_from(self.next() % count).ok()?;

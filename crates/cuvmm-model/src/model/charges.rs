@@ -7,7 +7,7 @@ use super::state::State;
 use cuvmm_driver::{Call, Ordinal};
 
 impl<B: Backing> State<B> {
-    /// Charges bytes to an owner, if that many are free.
+    /// Charges bytes to an owner, if enough are free.
     pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
         let capacity = match owner {
             Owner::Device(index) => {
@@ -47,7 +47,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Lets other programs take the memory that they are scheduled to take before this call.
+    /// Applies the other programs' allocations that are scheduled before this call.
     pub(crate) fn apply_scheduled(&mut self, call: Call) {
         if self.arrivals.is_empty() {
             return;

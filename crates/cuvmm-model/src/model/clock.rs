@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// A clock that advances only when time is spent.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     now: Duration,
@@ -13,12 +12,11 @@ impl Clock {
         self.now
     }
 
-    /// Advances the clock by microseconds.
     pub(crate) fn spend(&mut self, microseconds: f64) {
         self.advance(micros(microseconds));
     }
 
-    /// Advances the clock to a moment, unless it is past already.
+    /// Advances the clock to a moment that is not past.
     pub(crate) fn reach(&mut self, moment: Duration) {
         self.now = self.now.max(moment);
     }

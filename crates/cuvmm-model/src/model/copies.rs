@@ -1,4 +1,4 @@
-//! Copies and fills: the checks made at the call, before the work is queued on a stream.
+//! Copies and fills: the checks made at the call, before the work is queued.
 
 use std::thread;
 
@@ -13,7 +13,7 @@ use super::work::{Use, Work};
 use cuvmm_driver::{AccessFlags, DeviceAddress, Ordinal, StreamHandle};
 
 impl<B: Backing> State<B> {
-    /// Checks the access to a range at the call. A refusal has no other effect.
+    /// Checks the access to a range. A refusal has no other effect.
     fn check(&self, device: i32, start: DeviceAddress, size: u64, how: Use) -> Answer {
         let parties = self.parties.get(&thread::current().id());
         let pools = match (parties, how) {
@@ -26,8 +26,8 @@ impl<B: Backing> State<B> {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Returns whether the host has no access to the first mapping of a range, and whether another
-    /// mapping of the range differs in this.
+    /// Returns two facts of a range: the host has no access to its first mapping, and another
+    /// mapping differs from the first in this.
     fn sides(&self, start: DeviceAddress, size: u64) -> (bool, bool) {
         let closed = |mapping: &Mapping| mapping.rights.of(Who::Host) == AccessFlags::NONE;
         let mut sides = self

@@ -66,7 +66,7 @@ impl Curve {
         self.0.iter().any(|&(_, [low, _, high])| low < high)
     }
 
-    /// Returns the curve through one end of each point's range, itself without ranges.
+    /// Returns the curve through one end of each point's range, without ranges.
     fn end(&self, end: usize) -> Self {
         let points = self.0.iter();
         points.map(|&(mib, cost)| (mib, [cost[end]; 3])).collect()
@@ -83,21 +83,20 @@ impl FromIterator<(f64, [f64; 3])> for Curve {
 
 /// The costs of calls on a GPU, in microseconds. The default is an NVIDIA H200.
 ///
-/// Each cost by size is for one mapping: the driver charges per mapping, so a call over several
+/// The driver charges per mapping: each cost by size is for one mapping, and a call over several
 /// mappings costs their sum. Queuing work on a stream costs the caller a [`launch`](Self::launch);
-/// the duration of the work is paid by the call that waits for it.
+/// the call that waits for the work pays its duration.
 ///
-/// The text form has one line for each cost: `launch 2.8`, or by size as MiB:microseconds,
-/// `map 2:0.9 1024:0.7`, with a range as MiB:low/usual/high, `map 2:0.4/0.9/1.6`. A cost that the
-/// text omits keeps its default.
+/// The text form has one line for each cost: `launch 2.8`, or by size as MiB:microseconds, `map
+/// 2:0.9 1024:0.7`, with a range as MiB:low/usual/high, `map 2:0.4/0.9/1.6`. A cost that the text
+/// omits keeps its default.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Costs {
-    /// A description for people: which GPU and driver were measured, and when. One line without a
-    /// `#`.
+    /// The measured GPU and driver, and the date, for people. One line without a `#`.
     pub about: String,
-    /// The memory of that GPU in MiB. The model does not use it; it is for programs that set up a
-    /// model.
+    /// The memory of the measured GPU in MiB, for programs that set up a model. The model does not
+    /// use it.
     pub memory_mib: f64,
     /// `cuMemAddressReserve`.
     pub reserve: Curve,
@@ -189,8 +188,7 @@ impl Costs {
         }
     }
 
-    /// Returns the names of the GPUs whose tables come with this crate, as [`of_gpu`](Self::of_gpu)
-    /// takes them.
+    /// Returns the names of the built-in tables, for [`of_gpu`](Self::of_gpu).
     pub fn gpus() -> impl Iterator<Item = &'static str> {
         GPUS.iter().map(|&(name, _)| name)
     }
@@ -213,9 +211,7 @@ impl Costs {
     }
 
     /// Returns this table with all ranges at their low end and with all at their high end, or
-    /// `None` if no cost has a range.
-    ///
-    /// Costs that do not depend on a size are unchanged.
+    /// `None` if no cost has a range. Costs that do not depend on a size are unchanged.
     #[must_use]
     pub fn range(&self) -> Option<(Self, Self)> {
         let (mut low, mut high) = (self.clone(), self.clone());

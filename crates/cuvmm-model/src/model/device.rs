@@ -15,8 +15,7 @@ impl<B: Backing> State<B> {
         Ok(self.rules.name.clone())
     }
 
-    /// Returns a UUID made of the backend's name and the ordinal, so it is the same in every
-    /// process.
+    /// Returns a UUID made of the backend's name and the ordinal: the same in every process.
     pub(crate) fn device_uuid(&self, device: Ordinal) -> Answer<[u8; 16]> {
         self.device(device)?;
         let mut uuid = match B::KIND {
@@ -41,7 +40,6 @@ impl<B: Backing> State<B> {
         told.or_else(usual).ok_or(INVALID_VALUE)
     }
 
-    /// Returns `Ok` if a device has an ability, else the code.
     pub(crate) fn can(
         &self,
         device: Ordinal,
@@ -74,8 +72,7 @@ impl<B: Backing> State<B> {
         Ok(device != peer && self.reaches(device.0, peer.0))
     }
 
-    /// Returns `true` if `device` can access the memory of `owner`. Every device can access its
-    /// own.
+    /// Returns `true` if `device` can access the memory of `owner`, which may be itself.
     pub(crate) fn reaches(&self, device: i32, owner: i32) -> bool {
         device == owner || !self.rules.unreachable.contains(&(device, owner))
     }

@@ -1,4 +1,4 @@
-//! The state of each device, and the owners that memory is charged to.
+//! The state of each device, and the owners of charged memory.
 
 use cuvmm_driver::{CUresult, Call, Ordinal};
 
@@ -16,20 +16,18 @@ pub(crate) struct Device {
     pub(crate) hold_new: bool,
 }
 
-/// The owner that memory is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// A device, by index.
+    /// By index.
     Device(usize),
-    /// The host.
     Host,
 }
 
-/// A scheduled event: another program takes memory just before a call.
+/// Memory that another program takes just before a call.
 #[derive(Debug)]
 pub(crate) struct ScheduledUse {
     pub(crate) call: Call,
-    /// The number of calls of this kind up to and including the one that the event precedes.
+    /// The number of this call among the calls of its kind.
     pub(crate) calls: u64,
     pub(crate) device: Ordinal,
     pub(crate) bytes: u64,

@@ -288,7 +288,7 @@ pub fn documented(call: Call) -> &'static [CUresult] {
         | Call::MemPoolImportFromShareableHandle
         | Call::MemPoolExportPointer => &[INVALID_VALUE, OUT_OF_MEMORY],
         Call::MemPoolImportPointer => &[INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY],
-        // A call of a later version of the trait, which the table does not have.
+        // A call of a later version of the trait has no entry.
         _ => &[],
     }
 }

@@ -32,8 +32,7 @@ impl<B: Backing> State<B> {
         Ok(EventHandle(handle))
     }
 
-    /// Destroys an event. In a lost context the event is removed too, and the call returns the
-    /// context's code.
+    /// Destroys an event, also in a lost context, where it returns the context's code.
     pub(crate) fn event_destroy(&mut self, device: Ordinal, event: EventHandle) -> Answer {
         self.device(device)?;
         self.event(device, event)?;
@@ -85,8 +84,8 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Returns the marks that waiting for an event waits for. An event that was recorded in a
-    /// running capture invalidates that capture and no other; in one that is over, none.
+    /// Returns the marks that a wait for an event waits for. An event recorded in a running capture
+    /// invalidates that capture only; an event of a capture that is over invalidates none.
     pub(crate) fn event_marks(&mut self, device: Ordinal, event: EventHandle) -> Answer<Vec<Mark>> {
         self.context(device)?;
         let found = self.event(device, event)?;
@@ -100,7 +99,7 @@ impl<B: Backing> State<B> {
         Ok(covers)
     }
 
-    /// Advances the virtual clock to the moment when the event's work is done.
+    /// Advances the virtual clock until the event's work is done.
     pub(crate) fn wait_for_event(&mut self, event: EventHandle) -> Answer {
         if let Some(event) = self.events.get(&event.0) {
             self.clock.reach(event.ready);

@@ -1,8 +1,8 @@
 //! The execution of queued work.
 //!
-//! Work looks up its addresses when it runs, not when it was queued: a late write goes to whatever
-//! is mapped there by then, and where nothing is mapped, the context is lost. A GPU does the same
-//! to memory that was unmapped too early.
+//! Work looks up its addresses when it runs, not when it was queued: a late write goes to the
+//! memory mapped there by then, and where nothing is mapped, the context is lost. A GPU does the
+//! same to memory that was unmapped too early.
 //!
 //! `unsafe` is needed for copies to and from host memory, which is given by address.
 #![allow(unsafe_code)]
@@ -18,10 +18,10 @@ use super::work::{Use, Work};
 use cuvmm_driver::{CUresult, Call, Ordinal};
 
 impl<B: Backing> State<B> {
-    /// Runs a piece of work now. An error loses the context.
+    /// Runs a piece of work. An error loses the context.
     pub(crate) fn execute(&mut self, device: i32, work: &Work) -> Answer {
         match work {
-            // A function of the program is run by the machine's owner (see `host_launch`).
+            // The machine's owner runs functions of the program (see `host_launch`).
             Work::Marker | Work::Prefetch | Work::Host(_) => Ok(()),
             &Work::Fill { to, byte, size } => {
                 for piece in self.now(device, to, size, Use::Write)? {
@@ -90,14 +90,13 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Discards work that will never run. Memory that it would have freed is freed now.
+    /// Discards work that will never run, and frees the memory that it would have freed.
     fn give_up_work(&mut self, work: &Work) {
         if let &Work::FreeAllocation { address } = work {
             self.end_allocation(Call::MemFreeAsync, address);
         }
     }
 
-    /// Marks a context as lost and discards all work queued in it.
     pub(crate) fn lose(&mut self, device: i32, code: CUresult) {
         let Ok(index) = self.device(Ordinal(device)) else {
             return;
@@ -107,8 +106,8 @@ impl<B: Backing> State<B> {
         self.progress = true;
     }
 
-    /// Discards all work that is queued on a device. Functions of the program that run go on, and
-    /// their streams no longer wait for them.
+    /// Discards all queued work of a device. Running functions of the program go on, and their
+    /// streams no longer wait for them.
     pub(crate) fn discard_work(&mut self, device: i32) {
         self.due.retain(|due| due.stream.device != device);
         for work in self.streams.give_up(device) {
@@ -148,8 +147,7 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Converts a failure of the system to move bytes into the code that a device would report: a
-/// failed launch.
+/// Converts a failure of the system to move bytes into a device's code: a failed launch.
 fn broken(_: CUresult) -> CUresult {
     CUresult::CUDA_ERROR_LAUNCH_FAILED
 }

@@ -6,10 +6,10 @@
 //!
 //! A physical's memory lives while a descriptor is open. File locks show if one is: every export is
 //! a new open file with a shared lock on it. The system drops the lock when the last descriptor
-//! *and* the last mapping of that open file are gone, in whichever process. While an exclusive lock
-//! is refused, a process still holds the memory. A process that locks or unlocks a descriptor it
-//! received makes this check wrong. That changes figures and no contents, and it delays no call,
-//! because no call waits for a lock.
+//! *and* the last mapping of that open file are gone, in all processes. While an exclusive lock is
+//! refused, a process still holds the memory. A process that locks or unlocks a descriptor it
+//! received makes this check wrong, which changes figures and no contents. No call waits for a
+//! lock.
 //!
 //! `unsafe` is needed to examine a descriptor that was passed as a number.
 #![allow(unsafe_code)]
@@ -25,21 +25,20 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use super::answer::{Answer, OUT_OF_MEMORY, UNKNOWN, require};
 use cuvmm_driver::{CUresult, Location, LocationKind};
 
-/// The beginnings of the names of files: of a physical, and of a memory pool.
+/// Beginnings of the names of a physical's and a memory pool's file.
 const PHYSICAL: &str = "cuvmm-";
 const POOL: &str = "cuvmm-pool-";
 
 /// The length of a memory pool's file in bytes. Parts that were never written use no memory.
 pub(crate) const POOL_FILE: u64 = 1 << 46;
 
-/// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
 }
 
-/// The properties of a descriptor that was received for import.
+/// A descriptor received for import.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) identity: Identity,
@@ -62,12 +61,12 @@ fn code(error: Errno) -> CUresult {
     }
 }
 
-/// Creates a file of this size, all zero, that uses no memory until it is written.
+/// Creates a zeroed file, which uses no memory until it is written.
 pub(crate) fn new_file(size: u64, location: Location) -> Answer<OwnedFd> {
     named_file(PHYSICAL, size, location)
 }
 
-/// Creates the file of a memory pool that can be shared.
+/// Creates the file of a shareable memory pool.
 pub(crate) fn new_pool_file(location: Location) -> Answer<OwnedFd> {
     named_file(POOL, POOL_FILE, location)
 }
@@ -83,7 +82,6 @@ fn named_file(prefix: &str, size: u64, location: Location) -> Answer<OwnedFd> {
     open_again(&file)
 }
 
-/// Opens the same memory as a new open file.
 fn open_again(file: &OwnedFd) -> Answer<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
@@ -97,19 +95,18 @@ pub(crate) fn stand_in(size: u64) -> Answer<OwnedFd> {
     Ok(file)
 }
 
-/// Creates a descriptor on a new open file of the same memory, locked for as long as that file is
-/// open.
+/// Creates a descriptor on a new open file of the same memory, locked while that file is open.
 pub(crate) fn hand_out(file: &OwnedFd) -> Answer<OwnedFd> {
     let given = open_again(file)?;
     match retry_on_intr(|| flock(&given, FlockOperation::NonBlockingLockShared)) {
-        // A process that received the file has locked it: it holds the memory as long as it holds
-        // that lock.
+        // A process that received the file has locked it, and holds the memory while it holds that
+        // lock.
         Ok(()) | Err(Errno::WOULDBLOCK) => Ok(given),
         Err(error) => Err(code(error)),
     }
 }
 
-/// Returns `true` if an exported descriptor, or a mapping of one, still exists in any process.
+/// Returns `true` if any process has an exported descriptor or a mapping of one.
 pub(crate) fn held_elsewhere(file: &OwnedFd) -> bool {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {
@@ -134,8 +131,7 @@ pub(crate) fn examine(descriptor: i32) -> Answer<Found> {
     examine_as(PHYSICAL, descriptor)
 }
 
-/// Examines a descriptor by number. Anything but a memory pool of a host driver or model is
-/// `UNKNOWN`.
+/// Like [`examine`], for a memory pool.
 pub(crate) fn examine_pool(descriptor: i32) -> Answer<Found> {
     examine_as(POOL, descriptor)
 }
@@ -164,7 +160,6 @@ fn examine_as(prefix: &str, descriptor: i32) -> Answer<Found> {
     })
 }
 
-/// Returns the location encoded in the file's name.
 fn location_of(prefix: &str, file: &OwnedFd) -> Option<Location> {
     let target = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new()).ok()?;
     let name = target.to_str().ok()?.strip_prefix("/memfd:")?;

@@ -20,7 +20,7 @@ impl<B: Backing> State<B> {
         Ok(GraphExecHandle(handle))
     }
 
-    /// Queues a graph's work. It looks up its memory when it runs: it writes to memory that was
+    /// Queues a graph's work, which looks up its memory when it runs: it writes to memory that was
     /// remapped at the same addresses since the capture.
     pub(crate) fn graph_launch(
         &mut self,

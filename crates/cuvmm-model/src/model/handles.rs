@@ -1,22 +1,18 @@
 //! The values of handles.
 
-/// An allocator of handle values shaped like pointers.
-///
-/// No value names two live objects, of whatever kinds.
+/// An allocator of handle values shaped like pointers. No value names two live objects, of whatever
+/// kinds.
 #[derive(Debug)]
 pub(crate) struct Handles {
     last: u64,
-    /// Values of destroyed objects that may be reused, in order of destruction. The last one is
-    /// reused first.
+    /// Reusable values of destroyed objects, in order of destruction. The last is reused first.
     gone: Vec<u64>,
     reuse: bool,
 }
 
 impl Handles {
-    /// Creates an allocator of handle values.
-    ///
-    /// With `reuse`, the value of the object destroyed last is the next one returned, for an object
-    /// of any kind. Without, every value is used once.
+    /// Creates an allocator. With `reuse`, the next value is that of the object destroyed last, of
+    /// any kind; otherwise every value is used once.
     pub(crate) fn new(reuse: bool) -> Self {
         Self {
             last: 0x1000,
@@ -33,7 +29,6 @@ impl Handles {
         self.last
     }
 
-    /// Marks the value of a destroyed object as free.
     pub(crate) fn give_back(&mut self, value: u64) {
         if self.reuse {
             self.gone.push(value);

@@ -1,15 +1,15 @@
-//! Hazards: memory that a call took away while queued work still needed it.
+//! Hazards: calls that take memory away from queued work.
 //!
 //! A GPU may run queued work at any moment, so each such call can make a kernel fault or send its
-//! writes to the next owner of the address. The machine alone would not show this: work that is
-//! released runs at once and finds whatever is mapped at its addresses by then.
+//! writes to the next owner of the address. The machine alone would not show this: released work
+//! runs at once, on the memory mapped at its addresses by then.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
 
 use cuvmm_driver::{AccessFlags, Call, DeviceAddress, Ordinal, StreamHandle};
 
-/// The number of hazards kept with their details. Later ones are only counted.
+/// The most hazards kept with their details. Later ones are only counted.
 const KEPT: usize = 64;
 
 /// A call that took away memory, or access to it, while queued work still needed it.
@@ -23,7 +23,7 @@ pub struct Hazard {
     pub call: Call,
     /// The first byte that the call took away and that the work names.
     pub address: DeviceAddress,
-    /// The size in bytes from there to the end of the last such byte.
+    /// The size in bytes up to the end of the last such byte.
     pub size: u64,
     /// The device that the work is queued on.
     pub device: Ordinal,
@@ -54,7 +54,7 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// The hazards that have not been taken yet.
+/// Hazards that were not taken yet.
 #[derive(Debug, Default)]
 pub(crate) struct Hazards {
     first: Vec<Hazard>,

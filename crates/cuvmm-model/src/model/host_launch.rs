@@ -14,7 +14,8 @@ use super::stream_table::Due;
 use super::work::Work;
 use cuvmm_driver::{CUresult, Ordinal, StreamHandle};
 
-/// A function of the program that a stream has reached. Its stream is busy until this is dropped.
+/// A function of the program that a stream has reached. The stream is busy until this value is
+/// dropped.
 #[must_use = "the stream goes on when this is dropped"]
 pub struct HostWork<'a, B: Backing> {
     machine: &'a Machine<B>,
@@ -22,7 +23,7 @@ pub struct HostWork<'a, B: Backing> {
 }
 
 impl<B: Backing> HostWork<'_, B> {
-    /// Runs the function. The stream goes on also if it panics.
+    /// Runs the function. The stream goes on even if the function panics.
     pub fn run(self) {
         self.due.call.run();
     }
@@ -63,10 +64,10 @@ impl<B: Backing> Machine<B> {
         })
     }
 
-    /// Waits until a stream of a device reaches a function, and returns the function. They come in
-    /// the order in which the streams reached them.
+    /// Waits until a stream of a device reaches a function, and returns the function. Functions
+    /// come in the order in which streams reached them.
     ///
-    /// A device that does not exist has none, and the call does not return.
+    /// For a device that does not exist, the call does not return.
     pub fn next_host_work(&self, device: Ordinal) -> HostWork<'_, B> {
         let due = self.wait_until(|state| {
             let due = state

@@ -76,7 +76,6 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Writes a name as the bytes of a handle.
 fn write(name: &PlainName) -> [u8; 64] {
     let mut handle = [0; 64];
     handle[..8].copy_from_slice(&MARK);
@@ -86,7 +85,6 @@ fn write(name: &PlainName) -> [u8; 64] {
     handle
 }
 
-/// Reads the bytes of a handle.
 fn read(handle: &[u8; 64]) -> Option<PlainName> {
     let (mark, rest) = handle.split_first_chunk()?;
     let mut words = [0; 6];

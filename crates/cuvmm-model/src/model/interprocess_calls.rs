@@ -6,7 +6,8 @@ use cuvmm_driver::{CUresult, DeviceAddress, Ordinal};
 
 impl<B: Backing> Machine<B> {
     /// Maps plain memory of another process by its legacy handle, like `cuIpcOpenMemHandle`. The
-    /// device access is that to its own memory. A handle that is open already gives the same address.
+    /// device accesses it like its own memory. A handle that is already open gives the same
+    /// address.
     ///
     /// # Errors
     /// Returns `INVALID_VALUE` for a handle that names no live memory, `INVALID_CONTEXT` for one of
@@ -15,7 +16,7 @@ impl<B: Backing> Machine<B> {
         self.with(|state| state.ipc_open(device, handle))
     }
 
-    /// Ends one opening of memory of another process. The last one unmaps it.
+    /// Closes one opening of another process's memory. The last close unmaps it.
     ///
     /// # Errors
     /// Returns `INVALID_VALUE` for an address that [`ipc_open`](Self::ipc_open) did not return.

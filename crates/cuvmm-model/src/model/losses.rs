@@ -1,4 +1,4 @@
-//! Losses: memory and access that a call takes away, and the queued work that still names it.
+//! Memory and access that a call takes away from queued work.
 
 use std::backtrace::Backtrace;
 
@@ -9,18 +9,16 @@ use super::state::State;
 use super::work::{Named, Use};
 use cuvmm_driver::{AccessFlags, Call, DeviceAddress, Ordinal};
 
-/// A range of addresses whose memory or access a call takes away.
 pub(crate) struct Taken {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) loss: Loss,
 }
 
-/// The kind of loss.
 pub(crate) enum Loss {
     /// The access to a mapping changes.
     Mapping { before: Rights, after: Rights },
-    /// An allocation ends for every device. If it is touchable, the program loses it too.
+    /// An allocation ends for every device, and for the program if it is touchable.
     Allocation { touchable: bool },
 }
 
@@ -31,7 +29,7 @@ impl Taken {
         Self { start, size, loss }
     }
 
-    /// Returns the part of a named range that work on a device can no longer use.
+    /// Returns the part of a named range that a device's work can no longer use.
     fn of(&self, device: i32, named: &Named) -> Option<(u64, u64)> {
         let lost = match &self.loss {
             Loss::Mapping { before, after } => {

@@ -31,29 +31,29 @@ use cuvmm_driver::{
 /// [`ModelDriver`](super::ModelDriver) and [`HostDriver`](crate::host::HostDriver) are the two
 /// machines.
 ///
-/// Besides [`Driver`](cuvmm_driver::Driver) it has methods for tests: they hold streams back and release
-/// them, queue work that accesses memory only when it runs, lose a context, read the clock, count
-/// live objects, and take snapshots of the page tables.
+/// Besides [`Driver`](cuvmm_driver::Driver) it has methods for tests: they hold streams back and
+/// release them, queue work that accesses memory only when it runs, lose a context, read the clock,
+/// count live objects, and take snapshots of the page tables.
 ///
 /// # Work
-/// Work runs in the call that submits it. On a stream that is held back it is queued instead, and
-/// so is work that waits for it or for a function of the program: queries return "not done", and
-/// synchronizing calls block until another thread releases the stream or the function returns. Queued
-/// work looks up its memory when it runs, so a late write goes to whatever is mapped at its address by then. If nothing is mapped there, or the
-/// device has no access, the context is lost as on a GPU: launches, copies, fills, queries and
-/// synchronizations return `ILLEGAL_ADDRESS` from then on, while the virtual-memory calls still
-/// work.
+/// Work runs in the call that submits it. A held stream queues its work instead. Work that waits
+/// for queued work or for a function of the program is queued too: queries return "not done", and
+/// synchronizing calls block until another thread releases the stream or the function returns.
+/// Queued work looks up its memory when it runs, so a late write goes to the memory mapped at its
+/// address by then. If nothing is mapped there, or the device has no access, the context is lost as
+/// on a GPU: launches, copies, fills, queries and synchronizations return `ILLEGAL_ADDRESS` from
+/// then on, while the virtual-memory calls still work.
 ///
 /// # Hazards
-/// A GPU may run queued work at any moment. Here it runs only when it is released, so a change of
-/// the memory at its addresses before that would go unnoticed. Therefore each call that unmaps,
-/// lowers access or frees while queued work names the range records a [`Hazard`]. The results of
-/// the calls stay those of a GPU. A test fixture checks [`hazards`](Self::hazards) when it ends.
+/// A GPU may run queued work at any moment. Here it runs only on release, so an earlier change of
+/// its memory would go unnoticed. Therefore each call that unmaps, lowers access or frees a range
+/// named by queued work records a [`Hazard`]. The results of the calls stay those of a GPU. A test
+/// fixture checks [`hazards`](Self::hazards) when it ends.
 pub struct Machine<B> {
     state: Mutex<State<B>>,
-    /// Notified when queued work has been done or discarded.
+    /// Notified when queued work was done or discarded.
     progress: Condvar,
-    /// Calls whose symbol is newer than the version that the machine reports.
+    /// Calls whose symbol is newer than the reported version.
     missing: HashMap<Call, (&'static str, CudaVersion)>,
     pub(super) version: CudaVersion,
 }
@@ -70,11 +70,10 @@ impl<B: Backing> Machine<B> {
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
         // No panic inside this crate leaves the state half-changed, and a driver that stops working
-        // after a panic in the caller would make the cause of that panic harder to find.
+        // after a panic in the caller would hide the cause of that panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the rules and adds the call's name to an error.
     pub(super) fn ask<T>(
         &self,
         call: Call,
@@ -95,7 +94,7 @@ impl<B: Backing> Machine<B> {
             .map_err(|code| DriverError::new(call, code))
     }
 
-    /// Runs the rules, waits for the work they return, and runs `after` when that work is done.
+    /// Runs the rules, waits for the work they return, then runs `after`.
     pub(super) fn ask_and_wait(
         &self,
         call: Call,
@@ -148,7 +147,7 @@ impl<B: Backing> Machine<B> {
         outcome
     }
 
-    /// Waits until `find` returns a value. It is asked again whenever work was done.
+    /// Waits until `find` returns a value. Asks again whenever work was done.
     pub(super) fn wait_until<T>(&self, mut find: impl FnMut(&mut State<B>) -> Option<T>) -> T {
         let mut state = self.lock();
         loop {
@@ -177,8 +176,8 @@ impl<B: Backing> Machine<B> {
         }
     }
 
-    /// Checks that the version has the symbol `younger` of a call, which locations other than
-    /// devices and the host as a whole require.
+    /// Checks that the version has the symbol `younger` of a call. Locations other than devices and
+    /// the host as a whole require it.
     pub(super) fn present_for(&self, call: Call, place: Location, younger: &str) -> Result<()> {
         if [LocationKind::DEVICE, LocationKind::HOST].contains(&place.kind) {
             return Ok(());
@@ -199,8 +198,8 @@ impl<B: Backing> Machine<B> {
     /// Holds a stream back: work submitted to it from now on is queued.
     ///
     /// The null handle is the default stream. Does nothing for a stream that does not exist. A
-    /// synchronizing call releases all streams if its thread unwinds from a panic, so that a test
-    /// that has failed ends.
+    /// synchronizing call releases all streams if its thread unwinds from a panic, so that a failed
+    /// test ends.
     pub fn hold(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, true);
     }
@@ -212,8 +211,7 @@ impl<B: Backing> Machine<B> {
         self.with(|state| state.until_awaited.push((device, stream)));
     }
 
-    /// Releases a stream: the work queued on it, and all work that waited for that, runs in this
-    /// call.
+    /// Releases a stream: its queued work, and all work that waited for it, runs in this call.
     #[doc(alias = "let_go")]
     pub fn release_stream(&self, device: Ordinal, stream: StreamHandle) {
         self.set_held(device, stream, false);
@@ -232,8 +230,7 @@ impl<B: Backing> Machine<B> {
         self.set_all_held(device, true);
     }
 
-    /// Releases every stream of a device, including streams that were held individually or that
-    /// have been destroyed since.
+    /// Releases every stream of a device, including streams held individually or destroyed since.
     pub fn release_all_streams(&self, device: Ordinal) {
         self.set_all_held(device, false);
     }
@@ -249,7 +246,7 @@ impl<B: Backing> Machine<B> {
 
     /// Runs the next piece of work of a held stream, which stays held.
     ///
-    /// Returns `false` if there is none, or if it waits for work of another stream or for a function
+    /// Returns `false` if there is none, or if the work waits for another stream or for a function
     /// of the program.
     pub fn step(&self, device: Ordinal, stream: StreamHandle) -> bool {
         self.with(|state| {
@@ -262,7 +259,7 @@ impl<B: Backing> Machine<B> {
     /// Queues a stand-in for a kernel: when it runs, it reads the ranges in `reads` and fills those
     /// in `writes` with a byte each.
     ///
-    /// The ranges are not checked before it runs. It cannot access pinned and managed memory,
+    /// The ranges are not checked before it runs. Pinned and managed memory is out of reach,
     /// because the program may hold references into it.
     ///
     /// # Errors
@@ -297,7 +294,7 @@ impl<B: Backing> Machine<B> {
         self.with(|state| state.lose(device.0, code));
     }
 
-    /// Makes calls fail at random from now on, as often as `spite` says, or stops that with `None`.
+    /// Makes calls fail at random from now on, as often as `spite` says; `None` ends that.
     pub fn set_random_failures(&self, spite: Option<RandomFailures>) {
         self.lock().spiting = spite.map(Spiting::from);
     }
@@ -308,15 +305,15 @@ impl<B: Backing> Machine<B> {
         self.lock().with_random_failures
     }
 
-    /// Takes the hazards recorded so far: calls that took memory away while queued work named it.
+    /// Takes the recorded hazards: calls that took memory away while queued work named it.
     ///
-    /// The first 64 since the last call are returned; later ones are only counted.
+    /// Returns the first 64 since the last call; later ones are only counted.
     #[must_use]
     pub fn take_hazards(&self) -> Vec<Hazard> {
         self.lock().hazards.take()
     }
 
-    /// Returns the number of hazards that were recorded and not taken.
+    /// Returns the number of recorded hazards that were not taken.
     #[must_use]
     pub fn hazards(&self) -> u64 {
         self.lock().hazards.count()
@@ -348,8 +345,8 @@ impl<B: Backing> Machine<B> {
         self.lock().clock.advance(by);
     }
 
-    /// Returns the default memory pool of host or managed memory with these properties, which
-    /// exists for as long as the driver. `Driver::default_mem_pool` returns a device's own.
+    /// Returns the default memory pool of host or managed memory with these properties, which lives
+    /// as long as the driver. `Driver::default_mem_pool` returns a device's default pool.
     ///
     /// # Errors
     /// `NOT_SUPPORTED` before CUDA 13.0, and for a device without memory pools; otherwise those of
@@ -373,8 +370,8 @@ impl<B: Backing> Machine<B> {
         self.with(|state| state.captured_graph(device, stream))
     }
 
-    /// Makes a call of this thread that copies. Memory of pools must be accessible to `from` where it is
-    /// read, and to `to` where it is written, and not to the device that copies.
+    /// Runs a call of this thread that copies. The memory of pools that it reads must be accessible
+    /// to `from`, and the memory that it writes to `to`, instead of to the device that copies.
     pub fn copying<T>(&self, from: Ordinal, to: Ordinal, call: impl FnOnce() -> T) -> T {
         let thread = thread::current().id();
         self.with(|state| state.parties.insert(thread, (from.0, to.0)));
@@ -427,7 +424,7 @@ impl<B: Backing> Machine<B> {
     }
 }
 
-/// Returns the calls for which this version has no symbol, according to the table of symbols.
+/// Returns the calls for which this version has no symbol.
 fn missing(version: CudaVersion) -> HashMap<Call, (&'static str, CudaVersion)> {
     let mut missing = HashMap::new();
     for &call in Call::ALL {

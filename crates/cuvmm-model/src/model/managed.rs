@@ -35,7 +35,7 @@ impl Allocations {
     }
 }
 
-/// Returns a location as results before CUDA 12.2 number it, which have no NUMA nodes.
+/// Returns a location as results before CUDA 12.2 number it, without NUMA nodes.
 fn number_of(place: Option<Location>) -> i32 {
     match place {
         Some(place) if place.kind == LocationKind::DEVICE => place.id,
@@ -82,7 +82,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Checks that pages can be moved to and from a device while other processors use them.
+    /// Checks that pages can move to and from a device while other processors use them.
     fn moves_on(&self, device: Ordinal) -> Answer {
         let ability = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
         self.can(device, ability, INVALID_DEVICE)
@@ -100,8 +100,8 @@ impl<B: Backing> State<B> {
     }
 
     /// Moves several ranges in one piece of work. A range without a location is discarded: it keeps
-    /// its bytes and its last location. A range that cannot be moved ends the batch with an error, and
-    /// the ranges before it are moved.
+    /// its bytes and its last location. A range that cannot be moved ends the batch with an error,
+    /// after the ranges before it were moved.
     pub(crate) fn prefetch_all(
         &mut self,
         device: Ordinal,
@@ -126,7 +126,7 @@ impl<B: Backing> State<B> {
         let homes = homes.collect::<Answer<Vec<_>>>()?;
         self.moves_on(device)?;
         self.submit(device, stream, Work::Prefetch)?;
-        // The result of a query is the location of the last prefetch, whether or not it has run.
+        // A query returns the location of the last prefetch, even if the prefetch has not run.
         for ((start, end), home) in found.into_iter().zip(homes) {
             let Some(target) = home else { continue };
             let (advised, _) = self.allocations.managed(start, end - start)?;

@@ -13,21 +13,19 @@ pub(crate) struct Mapping {
 
 /// All mappings by address. They never overlap.
 ///
-/// There is one map for the whole address space and not one for each reservation, because the
-/// driver lets a mapping extend from one reservation into the next.
+/// One map covers the whole address space, because the driver lets a mapping extend from one
+/// reservation into the next.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     pub(crate) by_address: BTreeMap<u64, Mapping>,
 }
 
 impl Mappings {
-    /// Returns the mapping that contains an address, with its start.
     pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (&start, mapping) = self.by_address.range(..=address).next_back()?;
         (address - start < mapping.size).then_some((start, mapping))
     }
 
-    /// Returns the mappings that intersect a range, in order.
     pub(crate) fn touching(
         &self,
         address: u64,
@@ -44,7 +42,6 @@ impl Mappings {
         self.touching(address, size).next().is_some()
     }
 
-    /// Returns `true` if the mappings in a range cover it without a hole.
     pub(crate) fn cover(&self, address: u64, size: u64) -> bool {
         let mut at = address;
         for (start, mapping) in self.touching(address, size) {

@@ -1,10 +1,9 @@
 //! The rules and costs of the driver without memory.
 //!
-//! A [`ModelDriver`] keeps the state that the real driver keeps (reservations, physicals, mappings,
-//! access, streams, events, captures), returns what a GPU was measured to return, and adds up on a
-//! virtual clock what the calls would have cost. It moves no bytes: a copy from device memory reads
-//! zero. Pinned and managed memory is real, because programs access it directly; copies by device
-//! calls do not reach it.
+//! A [`ModelDriver`] keeps the real driver's state (reservations, physicals, mappings, access,
+//! streams, events, captures), returns what a GPU was measured to return, and adds up the costs of
+//! the calls on a virtual clock. It moves no bytes: a copy from device memory reads zero. Pinned
+//! and managed memory is real, because programs access it directly; device copies do not reach it.
 //!
 //! ```
 //! use cuvmm_model::model::{ModelDriver, ModelOptions};
@@ -23,64 +22,63 @@
 //!
 //! # Differences from a GPU
 //! The results of an H200 are recorded (`stand-in/conformance/answers`). The model returns the same
-//! in every case, except for these:
+//! results, except for these:
 //! - Mapping a handle that has been released and has no mapping ends the process on the GPU. Here
 //!   it is `INVALID_VALUE`.
 //! - An exported descriptor is a file of the model, and a dma-buf is an empty descriptor.
-//! - Work takes virtual time only for a call that waits for it: a query reports it as done.
+//! - Work takes virtual time only for a call that waits for the work: a query reports it as done.
 //! - Memory imported from another process is not charged, nor are managed pages.
 //! - An allocation on a capturing stream is `NOT_SUPPORTED`, and so is a pool of host NUMA memory
 //!   that can be shared.
 //! - An exported descriptor of a memory pool does not keep the pool's memory charged.
 //!
 //! # The hostile manner
-//! [`Manner::Hostile`] is a driver that follows the documentation and nothing else. It refuses what
+//! [`Manner::Hostile`] is a driver that follows the documentation only. It refuses what
 //! [`Manner::Strict`] refuses, and:
-//! - **hints are ignored**: a reservation is placed where the last freed one that is large enough
-//!   was, so that a stale user meets the new owner; otherwise at the lowest address that fits,
-//!   directly beside another;
-//! - **handle values are reused at once**, the last freed first, for objects of any kind, so that a
+//! - **hints are ignored**: a reservation is placed in the last freed range that is large enough,
+//!   so that a stale user meets the new owner; otherwise at the lowest address that fits, directly
+//!   beside another;
+//! - **handle values are reused at once**, the last freed first, for any kind of object, so that a
 //!   stale handle names another object;
 //! - **a refusal has any code** that is [`documented`] for the call, chosen by
 //!   [`ModelOptions::seed`].
 //!
 //! Codes that a program may act on are neither replaced nor used as replacements: lack of memory
 //! (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has shut down (`DEINITIALIZED`),
-//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`; `INVALID_VALUE` by `cuEventQuery` and
-//! `cuStreamWaitEvent` for an event of a capture that is over), and `NOT_SUPPORTED` by
+//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`; `INVALID_VALUE` by `cuEventQuery`
+//! and `cuStreamWaitEvent` for an event of a capture that is over), and `NOT_SUPPORTED` by
 //! `cuCtxRecordEvent`. "Not ready" is not an error here, and a missing symbol has no code.
 //!
 //! [`RandomFailures`] makes calls fail at random, in any manner.
 //!
 //! # Behavior that was not measured
-//! The following comes from the documentation, or is assumed where the documentation says nothing:
+//! The following comes from the documentation, or is an assumption where the documentation says
+//! nothing:
 //! - Granting access to a device that cannot reach the memory is `PEER_ACCESS_UNSUPPORTED`.
 //! - A stream or event of a lost context is destroyed, and the call returns the code that lost it.
-//! - A hint is followed to the start of the unused part of a recently freed range. A hint to the
-//!   middle of one was measured not to be followed; that the start makes the difference is an
-//!   assumption that fits all results.
-//! - `address_range` finds a mapping for a device that has any access to it, even if only to read.
-//!   It was measured to find a mapping with access and not to find one without any.
-//! - Advice and prefetches of managed memory apply to whole pages of the host, NUMA nodes are
-//!   distinct from the host as a whole, and the last prefetch is reported at once: so the header
-//!   says. That a node that does not exist is `INVALID_VALUE` is an assumption.
-//! - On a device that cannot migrate managed pages while the host uses them, prefetching to it and
-//!   advice that names it are `INVALID_DEVICE`.
-//! - Memory pools follow the documentation: what a synchronization shows to be free and exceeds the
-//!   release threshold goes back to the device; freed memory is used again on its stream, behind an
-//!   event, when it is done, or, rather than failing, behind a dependency that the pool inserts; a
-//!   pool that can be shared keeps its memory until it ends. That an H200's pools keep to their
-//!   maximum, and that an imported pool allocates nothing (`INVALID_VALUE`), was measured.
+//! - A hint to the start of the unused part of a recently freed range is followed: an assumption
+//!   that fits all results. A hint to the middle of such a range was measured not to be followed.
+//! - `address_range` finds a mapping that the device can only read. That it finds mappings with
+//!   full access and none without access was measured.
+//! - As the header says, advice and prefetches of managed memory apply to whole pages of the host,
+//!   NUMA nodes are distinct from the host as a whole, and the last prefetch is reported at once.
+//!   `INVALID_VALUE` for a node that does not exist is an assumption.
+//! - Prefetches to a device that cannot migrate managed pages while the host uses them, and advice
+//!   that names it, are `INVALID_DEVICE`.
+//! - Memory pools follow the documentation: free memory above the release threshold is released at
+//!   a synchronization; freed memory is used again on its stream, behind an event, when its work is
+//!   done, or, rather than failing, behind a dependency that the pool inserts; a shareable pool
+//!   keeps its memory until it ends. Measured on an H200: pools keep to their maximum, and an
+//!   imported pool allocates nothing (`INVALID_VALUE`).
 //! - Assumed of memory pools: their bytes count in granules and are interchangeable; bytes count as
 //!   used until `cuMemFreeAsync` is called; a lack of memory elsewhere does not make a pool release
-//!   memory; a synchronization of a device leaves pools of other devices alone; memory that a pool
-//!   obtains costs what `cuMemAlloc` costs, and what it releases what `cuMemRelease` costs; the
-//!   maximum of a figure starts anew from the current figure; access of a device that cannot reach
-//!   the memory is `PEER_ACCESS_UNSUPPORTED`.
-//! - The effect of a reset of the primary context is that of the documentation, which does not
-//!   mention mappings.
-//! - Pinned memory of 0 bytes has its own address and is charged as one granule. That it can be
-//!   allocated and freed was measured.
+//!   memory; a synchronization of a device leaves pools of other devices alone; obtaining memory
+//!   costs what `cuMemAlloc` costs, and releasing it what `cuMemRelease` costs; the maximum of a
+//!   figure starts anew from the current figure; granting access to a device that cannot reach the
+//!   memory is `PEER_ACCESS_UNSUPPORTED`.
+//! - A reset of the primary context follows the documentation, which does not mention mappings.
+//! - Pinned memory of 0 bytes has its own address and is charged as one granule. Only its
+//!   allocation and its free were measured.
 
 mod access;
 mod advice;

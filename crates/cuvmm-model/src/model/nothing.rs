@@ -20,10 +20,10 @@ const FIRST_ADDRESS: u64 = 1 << 34;
 #[derive(Debug)]
 pub struct Nothing {
     addresses: Space,
-    /// The size of the gap before each reservation that is not at an address chosen by the caller,
-    /// so that an access beyond the end of one reservation does not reach the next.
+    /// The size of the gap before each reservation except at addresses chosen by the caller. An
+    /// access beyond the end of one reservation then does not reach the next.
     gap: u64,
-    /// The reservations at addresses chosen by the caller.
+    /// Reservations at addresses chosen by the caller.
     chosen: BTreeSet<u64>,
     pages: BTreeMap<u64, Pages>,
 }
@@ -92,7 +92,7 @@ impl Backing for Nothing {
         }
         let pages = Pages::new(size)?;
         let address = pages.address();
-        // The system chose the address. It must not be one that the model uses already.
+        // The model may use the system's address already.
         if !self.addresses.claim(address, size) {
             return Err(OUT_OF_MEMORY);
         }

@@ -1,4 +1,4 @@
-//! The list of a machine's live objects, for reports of leaks.
+//! A machine's live objects, for reports of leaks.
 
 use super::allocation_table::Kind;
 use super::backing::Backing;
@@ -11,7 +11,7 @@ use cuvmm_driver::Location;
 pub enum ObjectKind {
     /// A range of addresses.
     Reservation,
-    /// A physical that has references. One that only mappings keep alive is not listed.
+    /// A physical with references. One that only mappings keep alive is not listed.
     Physical,
     /// A physical placed in a reservation.
     Mapping,
@@ -39,21 +39,19 @@ pub enum ObjectKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Object {
-    /// Its kind.
+    /// The kind.
     pub kind: ObjectKind,
-    /// Its handle, or its first address if it is memory with an address.
+    /// The handle, or the first address of memory with an address.
     pub value: u64,
-    /// Its size in bytes; 0 for an object that is no memory.
+    /// The size in bytes; 0 for an object without memory.
     pub size: u64,
-    /// The location of its memory, or the device that it belongs to.
+    /// The location of the memory, or the device of the object.
     pub location: Option<Location>,
     /// For a physical, the references that still need a `release`; otherwise 1.
     pub references: u64,
 }
 
 impl<B: Backing> State<B> {
-    /// Lists the live objects, sorted by kind and value. An allocation that queued work will free is
-    /// not listed.
     pub(crate) fn objects(&mut self) -> Vec<Object> {
         self.sweep();
         let mut objects = Vec::new();

@@ -24,7 +24,7 @@ pub enum Manner {
     Hostile,
 }
 
-/// The parameters of the rules, which both option types build.
+/// The parameters of the rules, from either option type.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) name: String,
@@ -73,9 +73,9 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// Returns the size of the gap before each reservation, which keeps an access beyond the end of
-    /// one reservation from reaching the next. It is 0 in the hostile manner, where such an access
-    /// is to reach the next one.
+    /// Returns the size of the gap before each reservation, which an access beyond the end of one
+    /// reservation does not cross. In the hostile manner it is 0: such an access reaches the next
+    /// reservation.
     pub(crate) fn gap(&self) -> u64 {
         match self.manner {
             Manner::Hostile => 0,
@@ -90,8 +90,8 @@ macro_rules! shared_options {
         impl $options {
             /// Sets the number of devices; default 1.
             ///
-            /// They can all access each other's memory except where
-            /// [`unreachable`](Self::unreachable) says otherwise.
+            /// They can access each other's memory except where [`unreachable`](Self::unreachable)
+            /// says otherwise.
             #[must_use]
             pub fn devices(mut self, count: u16) -> Self {
                 self.rules.devices = i32::from(count);
@@ -105,10 +105,8 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the allocation granularity in bytes; default 2 MiB.
-            ///
-            /// It is rounded up to a power of two and to at least 4 KiB (on the host driver, the
-            /// system's page size).
+            /// Sets the allocation granularity in bytes; default 2 MiB. Rounded up to a power of
+            /// two and to at least 4 KiB (on the host driver, the system's page size).
             #[must_use]
             pub fn granularity(mut self, bytes: u64) -> Self {
                 let bytes = bytes.clamp(4096, 1 << 40);
@@ -117,16 +115,14 @@ macro_rules! shared_options {
             }
 
             /// Sets the number of mappings that one device may have access to, counting each alias;
-            /// default 524,000.
-            ///
-            /// Beyond it, `set_access` returns `OUT_OF_MEMORY`.
+            /// default 524,000. Beyond it, `set_access` returns `OUT_OF_MEMORY`.
             #[must_use]
             pub fn mapping_ceiling(mut self, mappings: u64) -> Self {
                 self.rules.mapping_ceiling = mappings;
                 self
             }
 
-            /// Sets the number of bytes of host memory that all physicals together may use.
+            /// Sets the host memory in bytes that all physicals together may use.
             #[must_use]
             pub fn host_capacity(mut self, bytes: u64) -> Self {
                 self.rules.host_capacity = bytes;
@@ -147,10 +143,8 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets whether fabric handles can be created.
-            ///
-            /// By default the call refuses them although the attribute reports them as supported,
-            /// as was measured.
+            /// Sets whether fabric handles can be created. By default the call refuses them
+            /// although the attribute reports them as supported, as was measured.
             #[must_use]
             pub fn fabric(mut self, yes: bool) -> Self {
                 self.rules.fabric = yes;
@@ -164,7 +158,7 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the seed by which the hostile manner chooses the codes of refusals; default 0.
+            /// Sets the seed for the hostile manner's codes of refusals; default 0.
             #[must_use]
             pub fn seed(mut self, seed: u64) -> Self {
                 self.rules.seed = seed;
@@ -172,9 +166,8 @@ macro_rules! shared_options {
             }
 
             /// Makes calls fail at random, as often as `spite` says, in any manner; by default none
-            /// do.
-            ///
-            /// [`Machine::set_random_failures`](crate::model::Machine::set_random_failures) changes it later.
+            /// do. [`Machine::set_random_failures`](crate::model::Machine::set_random_failures)
+            /// changes this later.
             #[must_use]
             pub fn spite(mut self, spite: RandomFailures) -> Self {
                 self.rules.spite = Some(spite);
@@ -200,21 +193,20 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets whether work runs as late as possible: when a call waits for it, or asks about it a
-            /// second time. By default it runs in the call that submits it.
+            /// Sets whether work runs as late as possible: when a call waits for it, or asks about
+            /// it a second time. By default work runs in the call that submits it.
             ///
-            /// Late work that no call has waited for is queued, so a call that takes its memory away
-            /// is a [`Hazard`](crate::model::Hazard).
+            /// Late work that no call has waited for is queued, so a call that takes its memory
+            /// away is a [`Hazard`](crate::model::Hazard).
             #[must_use]
             pub fn late(mut self, yes: bool) -> Self {
                 self.rules.late = yes;
                 self
             }
 
-            /// Sets whether reads of bytes that were never written are recorded; by default they are
-            /// not.
-            ///
-            /// [`Machine::take_unwritten`](crate::model::Machine::take_unwritten) returns them.
+            /// Sets whether reads of bytes that were never written are recorded, for
+            /// [`Machine::take_unwritten`](crate::model::Machine::take_unwritten); by default they
+            /// are not.
             #[must_use]
             pub fn record_unwritten(mut self, yes: bool) -> Self {
                 self.rules.shadow = yes;

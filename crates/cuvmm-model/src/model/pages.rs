@@ -1,7 +1,7 @@
 //! Host memory that devices can access too: pinned and managed memory.
 //!
-//! Programs access it directly, so it is real on every backend, including the model. This file
-//! contains the system calls for it, which are `unsafe` because they create and remove mappings.
+//! Programs access it directly, so it is real on every backend, including the model. This file has
+//! the system calls for it, which are `unsafe` because they create and remove mappings.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -11,7 +11,7 @@ use super::device_state::Owner;
 use super::exports::Identity;
 use cuvmm_driver::{Location, PhysicalProps};
 
-/// A physical allocation, named by one handle value. It ends when it has neither references nor
+/// A physical allocation, named by one handle value, which ends when it has neither references nor
 /// mappings.
 #[derive(Debug)]
 pub(crate) struct Physical {
@@ -25,14 +25,14 @@ pub(crate) struct Physical {
     pub(crate) cold: bool,
 }
 
-/// The bytes of a physical. They end when no handle names them and no exported descriptor is open.
+/// The bytes of a physical, which end when no handle names them and no exported descriptor is open.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) size: u64,
     pub(crate) location: Location,
     /// The owner that is charged; `None` if another process created the memory.
     pub(crate) owner: Option<Owner>,
-    /// The number of handle values that name it.
+    /// The number of handle values for the memory.
     pub(crate) handles: u64,
     pub(crate) file: Option<Arc<OwnedFd>>,
     pub(crate) identity: Option<Identity>,
@@ -48,10 +48,10 @@ pub(crate) struct Physicals {
     pub(crate) lingering: BTreeSet<MemoryKey>,
     pub(crate) host_used: u64,
     next_key: u64,
-    /// When memory of a location and size was released: for a while, the driver can reuse it
+    /// Release times of memory by location and size: for a while, the driver can reuse the memory
     /// cheaply.
     pub(crate) warm: BTreeMap<(Location, u64), VecDeque<Duration>>,
-    /// The memory released at each location since its last create.
+    /// Memory released at each location since its last create.
     pub(crate) released: BTreeMap<Location, Released>,
 }
 
@@ -68,7 +68,6 @@ impl Physicals {
         self.by_handle.get(&handle).ok_or(INVALID_VALUE)
     }
 
-    /// Returns the number of memories that only exported descriptors keep alive.
     pub(crate) fn exported_only(&self) -> usize {
         self.lingering.len()
     }

@@ -135,9 +135,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Spends the cost of a create. Recently released memory is cheap to create again, once the
-    /// driver has finished the release.
-    ///
-    /// Returns `true` if the memory was created cold.
+    /// driver has finished the release. Returns `true` if the memory was created cold.
     fn spend_create(&mut self, location: Location, size: u64) -> bool {
         if let Some(released) = self.physicals.released.get_mut(&location) {
             released.created = released.created.saturating_add(size);
@@ -187,7 +185,7 @@ impl<B: Backing> State<B> {
             .by_handle
             .get_mut(&handle.0)
             .ok_or(INVALID_VALUE)?;
-        // If the handle was released before, only its mappings keep it alive.
+        // If the handle was released before, only its mappings keep the physical alive.
         require(physical.references != 0, INVALID_VALUE)?;
         physical.references -= 1;
         self.remove_if_unused(handle.0);
@@ -230,7 +228,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Ends memory without handles, unless an exported descriptor still holds it.
     fn end_memory(&mut self, key: MemoryKey) {
         let Some(memory) = self.physicals.memories.get(&key) else {
             return;
@@ -336,7 +333,7 @@ impl<B: Backing> State<B> {
         Ok(self.new_physical(key, size, PhysicalProps::at(location), true))
     }
 
-    /// Returns a location that this machine has: another process may have more devices.
+    /// Returns a location of this machine: another process may have more devices.
     fn place_here(&self, location: Location) -> Location {
         match self.owner_of(location) {
             Ok(_) => location,

@@ -10,14 +10,14 @@ use cuvmm_driver::{AccessDesc, DeviceAddress, Location, PhysicalHandle};
 pub struct Live {
     /// Reservations.
     pub reservations: usize,
-    /// Bytes of addresses in them.
+    /// Bytes of addresses in reservations.
     pub reserved_bytes: u64,
-    /// Handle values that still name something.
+    /// Handle values that still name a physical.
     pub physicals: usize,
     /// References to physicals that still need a `release`.
     pub references: u64,
     /// Bytes of physical memory that handles or exported descriptors keep alive. Memory with
-    /// several handles is counted once.
+    /// several handles counts once.
     pub physical_bytes: u64,
     /// Physical allocations that only exported descriptors keep alive.
     pub exported_only: usize,
@@ -25,7 +25,7 @@ pub struct Live {
     pub mappings: usize,
     /// Plain, pooled, pinned and managed allocations.
     pub allocations: usize,
-    /// Memory pools that were created or imported. A destroyed one counts until its last
+    /// Memory pools that were created or imported. A destroyed pool counts until its last
     /// allocation has ended.
     pub mem_pools: usize,
     /// Streams that were created and not destroyed.
@@ -48,8 +48,8 @@ impl Live {
     }
 }
 
-/// The page tables and the physicals of a machine at one moment. If two snapshots are equal,
-/// nothing changed in between.
+/// The page tables and the physicals of a machine at one moment. Two snapshots are equal if nothing
+/// has changed in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -67,13 +67,13 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MappedAt {
-    /// Its start address.
+    /// The first address.
     pub address: DeviceAddress,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// The physical that is mapped.
+    /// The mapped physical.
     pub handle: PhysicalHandle,
-    /// The access of each location; locations that are not listed have none.
+    /// The access of each location; unlisted locations have none.
     pub access: Vec<AccessDesc>,
 }
 
@@ -81,15 +81,15 @@ pub struct MappedAt {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PhysicalSeen {
-    /// Its handle.
+    /// The handle.
     pub handle: PhysicalHandle,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Its location.
+    /// The location.
     pub location: Location,
-    /// References that still need a `release`; 0 if only mappings keep it alive.
+    /// References that still need a `release`; 0 if only mappings keep the physical alive.
     pub references: u64,
-    /// The number of its mappings.
+    /// The number of mappings.
     pub mappings: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The granules behind allocations: pieces of shared ones, and whole ones.
+//! The granules behind allocations: pieces of shared granules, and whole ones.
 
 use super::allocation_table::Allocation;
 use super::answer::{Answer, OUT_OF_MEMORY};
@@ -9,7 +9,7 @@ use super::slabs::{Piece, Sharers};
 use super::state::State;
 
 impl<B: Backing> State<B> {
-    /// Takes a piece of a granule that small allocations share. `granules` takes a new one.
+    /// Takes a piece of a granule that small allocations share. `granules` takes a new granule.
     pub(crate) fn take_piece(
         &mut self,
         sharers: Sharers,
@@ -34,13 +34,13 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the whole granules that an allocation lies in, and where they begin in the memory of
-    /// a pool that can be shared.
+    /// Returns the whole granules of an allocation, and their beginning in the memory of a
+    /// shareable pool.
     pub(crate) fn granules_of(&self, address: u64, allocation: &Allocation) -> Part {
         let granule = self.rules.granularity;
         let start = match (allocation.slab, allocation.memory) {
             (Some(slab), _) => slab,
-            // Shared memory is mapped in whole granules, of which an importer may use a piece.
+            // Shared memory is mapped in whole granules, and an importer may use a piece of one.
             (None, Some(_)) => address - address % granule,
             (None, None) => address,
         };

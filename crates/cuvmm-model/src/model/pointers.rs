@@ -14,19 +14,19 @@ const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 const HOST_MEMORY: u64 = 1;
 const DEVICE_MEMORY: u64 = 2;
 
-/// The mapping or allocation that contains an address.
+/// The mapping or allocation at an address.
 struct Found {
     start: u64,
     size: u64,
-    /// The reservation, or the allocation, that it lies in: its start and size.
+    /// Start and size of its reservation or allocation.
     range: (u64, u64),
-    /// The block of memory from the device behind it: its start and size.
+    /// Start and size of the device's block of memory behind it.
     block: (u64, u64),
     memory_type: u64,
     device: i32,
     handle_types: u32,
     managed: bool,
-    /// Network cards can access it.
+    /// Network cards can access the memory.
     rdma: bool,
     pool: Option<u64>,
 }
@@ -71,7 +71,6 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// Returns the block of memory from the device that an allocation lies in.
     fn block(&self, start: u64, allocation: &Allocation) -> (u64, u64) {
         let part = self.granules_of(start, allocation);
         match allocation.kind {
@@ -84,8 +83,8 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the range that contains an address. A mapping that the device has no access to is
-    /// not found, as measured, although [`pointer_attribute`](Self::pointer_attribute) finds it.
+    /// Returns the range that contains an address. As measured, a mapping without access of the
+    /// device is not found, although [`pointer_attribute`](Self::pointer_attribute) finds it.
     pub(crate) fn address_range(
         &self,
         device: Ordinal,
@@ -125,7 +124,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns a stand-in for a dma-buf: a descriptor of the range's length without contents.
+    /// Returns a stand-in for a dma-buf: an empty descriptor of the range's length.
     pub(crate) fn dma_buf(
         &self,
         device: Ordinal,

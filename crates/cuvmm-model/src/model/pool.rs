@@ -8,7 +8,7 @@ use super::state::State;
 use super::work::Work;
 use cuvmm_driver::{DeviceAddress, MemPoolHandle, Ordinal, StreamHandle};
 
-/// The kinds of allocations that can be freed in stream order.
+/// Kinds that can be freed in stream order.
 const FREEABLE: &[Kind] = &[Kind::Plain, Kind::Pool, Kind::HostPool, Kind::Managed];
 
 impl<B: Backing> State<B> {

@@ -1,4 +1,5 @@
-//! The memory of memory pools: which bytes an allocation uses, and what becomes of freed ones.
+//! The memory of memory pools: the bytes that an allocation uses, and the reuse and release of
+//! freed bytes.
 //!
 //! Simplified: the bytes of a pool are interchangeable. An allocation may use bytes that were freed
 //! in several places, and its address is new while the freed allocation's work is not done. Small
@@ -15,9 +16,9 @@ use super::state::State;
 use super::stream_table::{Mark, StreamKey};
 use cuvmm_driver::{AllocationType, LocationKind};
 
-/// The bytes that an allocation takes from its pool.
+/// The bytes of a new allocation.
 struct Taken {
-    /// Bytes that the pool has to obtain.
+    /// Bytes that the pool must obtain.
     new: u64,
     /// Work that the allocation must wait for.
     after: Vec<Mark>,
@@ -87,8 +88,8 @@ impl<B: Backing> State<B> {
         Ok((address, taken.after))
     }
 
-    /// Takes bytes: kept ones, then freed ones that the stream may use without waiting, then new
-    /// ones, and last those of other streams, behind their work.
+    /// Takes kept bytes first, then freed bytes that the stream may use without waiting, then new
+    /// bytes, and last freed bytes of other streams, behind their work.
     fn take_bytes(
         &mut self,
         key: PoolKey,
@@ -133,7 +134,7 @@ impl<B: Backing> State<B> {
         Ok(Taken { new, after })
     }
 
-    /// Charges bytes that a pool obtains. A pool that obtains none is not refused.
+    /// Charges bytes that a pool obtains. Obtaining no bytes is never refused.
     fn charge_new(&mut self, owner: Owner, bytes: u64) -> Answer {
         match bytes {
             0 => Ok(()),
@@ -141,7 +142,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the memory of an allocation: a piece of a granule, or granules of its own.
     fn place_in_pool(&mut self, key: PoolKey, bytes: u64) -> Answer<Piece> {
         let granularity = self.rules.granularity;
         if bytes > granularity / 2 {
@@ -155,7 +155,6 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// Returns addresses for whole granules, with their range in shared memory.
     fn granules_in_pool(&mut self, key: PoolKey, bytes: u64) -> Answer<Piece> {
         let pool = self.pools.by_key.get_mut(&key).ok_or(INVALID_VALUE)?;
         let touchable = kind_of(pool).0.is_touchable();
@@ -188,7 +187,6 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// Maps a range of a pool's shared memory at a new address.
     pub(crate) fn show(
         &mut self,
         key: PoolKey,
@@ -231,7 +229,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Ends an allocation of a pool, which is in no table any more.
+    /// Ends an allocation of a pool that is already out of the tables.
     pub(crate) fn end_in_pool(&mut self, key: PoolKey, address: u64, gone: &Allocation) {
         let used = gone.slab.is_some_and(|slab| {
             let last = self.slabs.give_back(slab, address, gone.taken);
@@ -244,7 +242,8 @@ impl<B: Backing> State<B> {
             return;
         };
         if !gone.ending && pool.owner.is_some() {
-            // It was not freed in stream order, so nothing has counted its bytes as freed.
+            // The allocation was not freed in stream order, so its bytes are not counted as freed
+            // yet.
             pool.used.subtract(gone.size);
             pool.kept += gone.taken;
         }
@@ -252,14 +251,14 @@ impl<B: Backing> State<B> {
         self.end_pool_if_unused(key);
     }
 
-    /// Gives back the granules that an allocation was the last to use.
+    /// Frees the granules whose last user was this allocation.
     fn give_back_granules(&mut self, key: PoolKey, address: u64, gone: &Allocation) {
         let part = self.granules_of(address, gone);
         if gone.memory.is_none() {
             self.backing.deallocate(part.address, part.size);
             return;
         }
-        // Nothing else is mapped there, so the addresses can be cleared. Nothing could be told of a
+        // Nothing else is mapped there, so the addresses can be cleared. No caller could handle a
         // refusal, so the system is asked twice.
         let unmap = |backing: &mut B| backing.unmap(&[part]);
         let _ = unmap(&mut self.backing).or_else(|_| unmap(&mut self.backing));
@@ -295,8 +294,8 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Keeps what a synchronization has shown to be free, up to the thresholds of the pools, and
-    /// releases the rest. Pools of other devices are left alone.
+    /// Keeps the memory that a synchronization has shown to be free, up to the thresholds of the
+    /// pools, and releases the rest. Pools of other devices are left alone.
     pub(crate) fn settle_pools(&mut self, device: usize) {
         for key in self.pools_of(device) {
             self.settle_pool(key);
@@ -305,13 +304,13 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Counts as kept what was freed by work that is done, in all pools.
+    /// Counts the memory freed by completed work as kept, in all pools.
     pub(crate) fn settle_all_pools(&mut self) {
         let keys: Vec<_> = self.pools.by_key.keys().copied().collect();
         keys.into_iter().for_each(|key| self.settle_pool(key));
     }
 
-    /// Releases all memory of a device's pools that no allocation uses.
+    /// Releases all unused memory of a device's pools.
     pub(crate) fn empty_pools(&mut self, device: usize) {
         for key in self.pools_of(device) {
             self.settle_pool(key);
@@ -332,7 +331,6 @@ impl<B: Backing> State<B> {
             .collect()
     }
 
-    /// Counts as kept what was freed by work that is done.
     fn settle_pool(&mut self, key: PoolKey) {
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return;
@@ -344,10 +342,8 @@ impl<B: Backing> State<B> {
         pool.kept += bytes;
     }
 
-    /// Releases kept memory until the pool holds no more than `keep` bytes.
-    ///
-    /// Memory of a pool that can be shared is released as well, as measured on an H200, against
-    /// NVIDIA's documentation.
+    /// Releases kept memory until the pool holds at most `keep` bytes, also in a shareable pool, as
+    /// measured on an H200, against NVIDIA's documentation.
     pub(crate) fn trim_pool(&mut self, key: PoolKey, keep: u64) {
         let Some(pool) = self.pools.by_key.get_mut(&key) else {
             return;
@@ -371,7 +367,6 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Returns the kind and the device of the allocations of a pool.
 pub(crate) fn kind_of(pool: &Pool) -> (Kind, i32) {
     let location = pool.props.location;
     let (kind, device) = match location.kind {
@@ -384,12 +379,11 @@ pub(crate) fn kind_of(pool: &Pool) -> (Kind, i32) {
     }
 }
 
-/// Rounds up to whole steps.
 fn whole_steps(bytes: u64) -> u64 {
     bytes.div_ceil(STEP).saturating_mul(STEP)
 }
 
-/// Takes as much of `missing` as there is.
+/// Takes up to `missing` bytes of those `there`.
 fn take(there: &mut u64, missing: &mut u64) -> u64 {
     let bytes = (*there).min(*missing);
     *there -= bytes;
@@ -397,8 +391,7 @@ fn take(there: &mut u64, missing: &mut u64) -> u64 {
     bytes
 }
 
-/// Takes `missing` bytes of freed memory. Returns what is left, and the work whose memory was
-/// taken.
+/// Takes `missing` bytes of freed memory. Returns the rest, and the work of the taken memory.
 fn draw(freed: Vec<Freed>, missing: &mut u64) -> (Vec<Freed>, Vec<Mark>) {
     let (mut left, mut marks) = (Vec::new(), Vec::new());
     for mut freed in freed {

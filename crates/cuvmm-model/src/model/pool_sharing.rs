@@ -1,4 +1,4 @@
-//! Sharing memory pools: export and import of pools, and of their allocations.
+//! Export and import of memory pools, and of their allocations.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use cuvmm_driver::{
     MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal,
 };
 
-/// The first bytes of a fabric handle of a pool, and of a ticket.
+/// The first bytes of a pool's fabric handle and of a ticket.
 const FABRIC: &[u8; 8] = b"cuvmmfpl";
 const TICKET: &[u8; 8] = b"cuvmmptr";
 
@@ -130,7 +130,7 @@ impl<B: Backing> State<B> {
         let imported = pool.owner.is_none();
         let same = shared.identity == Identity { device, inode };
         require(imported && same && size != 0, INVALID_VALUE)?;
-        // Whole granules are mapped, of which a small allocation is a piece.
+        // Whole granules are mapped, and a small allocation is a piece of one.
         let granule = self.rules.granularity;
         let first = offset - offset % granule;
         let end = offset
@@ -162,7 +162,6 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Writes a tag and numbers into 64 bytes.
 fn numbers(tag: &[u8; 8], numbers: &[u64]) -> [u8; 64] {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(tag);
@@ -172,7 +171,6 @@ fn numbers(tag: &[u8; 8], numbers: &[u64]) -> [u8; 64] {
     bytes
 }
 
-/// Reads the numbers behind a tag.
 fn read<const N: usize>(tag: &[u8; 8], bytes: &[u8; 64]) -> Answer<[u64; N]> {
     require(bytes.starts_with(tag), INVALID_VALUE)?;
     let (numbers, _) = bytes[8..].as_chunks::<8>();

@@ -16,14 +16,14 @@ use cuvmm_driver::{MemPoolHandle, MemPoolProps};
 /// A pool obtains and releases memory in steps of this size, as measured on an H200.
 pub(crate) const STEP: u64 = 32 << 20;
 
-/// The key of a pool. It is never reused, unlike a handle.
+/// The key of a pool, which is never reused, unlike a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PoolKey(pub(crate) u64);
 
 /// A memory pool. Its bytes are used by allocations, freed, or kept.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// The handle; `None` once the pool is destroyed and waits for its last allocation.
+    /// `None` once the pool is destroyed and waits for its last allocation.
     pub(crate) handle: Option<u64>,
     pub(crate) props: MemPoolProps,
     /// The owner that is charged; `None` if another pool has the memory.
@@ -38,13 +38,12 @@ pub(crate) struct Pool {
     pub(crate) kept: u64,
     /// Bytes freed in stream order since the last synchronization that showed them free.
     pub(crate) freed: Vec<Freed>,
-    /// The number of allocations whose end has not been reached.
+    /// Allocations that have not ended.
     pub(crate) allocations: u64,
-    /// The memory of a pool that can be shared.
+    /// The memory of a shareable pool.
     pub(crate) shared: Option<SharedMemory>,
 }
 
-/// A figure and its maximum.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Watermark {
     pub(crate) current: u64,
@@ -62,7 +61,7 @@ impl Watermark {
     }
 }
 
-/// Which freed memory an allocation on another stream may use.
+/// The freed memory that an allocation on another stream may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reuse {
     pub(crate) follow_events: bool,
@@ -70,17 +69,16 @@ pub(crate) struct Reuse {
     pub(crate) internal: bool,
 }
 
-/// Bytes freed on a stream, by work that may not be done.
+/// Bytes freed on a stream, perhaps before its work is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
     pub(crate) mark: Mark,
     pub(crate) bytes: u64,
 }
 
-/// The memory of a shared pool: ranges of one file.
+/// The memory of a shareable pool: ranges of one file.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
-    /// A handle of the pool was exported.
     pub(crate) exported: bool,
     pub(crate) key: MemoryKey,
     pub(crate) file: Arc<OwnedFd>,
@@ -95,13 +93,13 @@ pub(crate) struct Pools {
     pub(crate) by_handle: BTreeMap<u64, PoolKey>,
     /// The current pool of each device. The default pool of device `n` has the key `n`.
     pub(crate) current: Vec<PoolKey>,
-    /// The default pools of other memory than a device's, of those that were asked for.
+    /// The default pools of memory other than a device's, made on demand.
     pub(crate) default: Vec<(MemPoolProps, PoolKey)>,
     last: u64,
 }
 
 impl Pools {
-    /// Creates a table for this number of devices, whose default pools are to be added.
+    /// Creates a table for these devices, without their default pools.
     pub(crate) fn new(devices: usize) -> Self {
         Self {
             by_key: BTreeMap::new(),
@@ -112,7 +110,6 @@ impl Pools {
         }
     }
 
-    /// Adds a pool with its handle.
     pub(crate) fn add(&mut self, pool: Pool) {
         let key = PoolKey(self.last);
         self.last += 1;
@@ -127,7 +124,6 @@ impl Pools {
         key.0 < self.current.len() as u64 || self.default.iter().any(listed)
     }
 
-    /// Returns the key of the pool that a handle names.
     pub(crate) fn key(&self, handle: MemPoolHandle) -> Answer<PoolKey> {
         self.by_handle.get(&handle.0).copied().ok_or(INVALID_VALUE)
     }
@@ -142,7 +138,7 @@ impl Pools {
         self.by_key.get_mut(&key).ok_or(INVALID_VALUE)
     }
 
-    /// Returns the number of pools that were created or imported, and have not ended.
+    /// Returns the number of pools that were created or imported and have not ended.
     pub(crate) fn made(&self) -> usize {
         let default = self.current.len() + self.default.len();
         self.by_key.len().saturating_sub(default)
@@ -150,7 +146,6 @@ impl Pools {
 }
 
 impl Pool {
-    /// Creates an empty pool with the default attributes.
     pub(crate) fn new(
         handle: u64,
         props: MemPoolProps,

@@ -1,5 +1,5 @@
-//! Memory pools: creating and destroying them, their attributes and access, and which pool of a
-//! device is the current one.
+//! Memory pools: creating and destroying them, their attributes and access, and each device's
+//! current pool.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl<B: Backing> State<B> {
             false => Some(self.shared_memory(props.location)?),
         };
         let mut rights = Rights::default();
-        // As recorded, no access to a pool of managed memory is told, which everything may access.
+        // As recorded: access to a pool of managed memory, which everything may access, is not
+        // reported.
         if !managed {
             rights.set(resident(props.location), AccessFlags::READ_WRITE);
         }
@@ -64,7 +65,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Returns the owner that a pool is charged to. Managed pages are charged to no device, because
-    /// they are wherever they were last accessed.
+    /// they are where they were last accessed.
     fn pool_owner(&self, props: &MemPoolProps) -> Answer<Owner> {
         let location = props.location;
         let managed = props.allocation_type == AllocationType::MANAGED;
@@ -129,10 +130,8 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Returns an attribute.
-    ///
-    /// An imported pool has none that can be read, as measured: figures of it on an H200, and its release
-    /// threshold on an H100.
+    /// Returns an attribute. An imported pool has none that can be read, as measured for its
+    /// figures on an H200, and for its release threshold on an H100.
     pub(crate) fn mem_pool_attribute(
         &mut self,
         device: Ordinal,
@@ -164,7 +163,7 @@ impl<B: Backing> State<B> {
     ) -> Answer {
         self.context(device)?;
         let pool = self.pools.get_mut(pool)?;
-        // Of an imported pool only its peak was tried, on an H100.
+        // Only the peak of an imported pool was tried, on an H100.
         require(pool.owner.is_some(), INVALID_VALUE)?;
         // The driver reads an `int` here.
         let yes = value as u32 != 0;
@@ -265,8 +264,7 @@ impl<B: Backing> State<B> {
         self.pool_handle(PoolKey(index as u64))
     }
 
-    /// Returns the default pool of memory that is no device's own, which is made when it is first
-    /// asked for.
+    /// Returns the default pool of memory other than a device's, made at the first call.
     pub(crate) fn default_mem_pool_of(&mut self, props: &MemPoolProps) -> Answer<MemPoolHandle> {
         require(self.rules.version >= HOST_SINCE, NOT_SUPPORTED)?;
         if let Some((_, key)) = self.pools.default.iter().find(|(of, _)| of == props) {
@@ -299,7 +297,7 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Returns the place that has the memory of a location, and so access to it.
+/// Returns the place of a location's memory, which always has access.
 pub(crate) fn resident(location: Location) -> Who {
     match location.kind {
         LocationKind::DEVICE => Who::Device(location.id),
@@ -307,7 +305,7 @@ pub(crate) fn resident(location: Location) -> Who {
     }
 }
 
-/// Refuses to take access from the place that has the memory, with the codes of an H200.
+/// Refuses to take access from the memory's own place, with the codes of an H200.
 fn keeps_own_access(flags: AccessFlags) -> Answer {
     match flags {
         AccessFlags::READ_WRITE => Ok(()),

@@ -1,7 +1,5 @@
-//! Memory of a device that other programs hold.
-//!
-//! Other programs allocate at any moment, including between a query of the free memory and a
-//! create.
+//! Memory of a device that other programs hold. They allocate at any moment, including between a
+//! query of the free memory and a create.
 
 use super::backing::Backing;
 use super::device_state::ScheduledUse;
@@ -9,10 +7,8 @@ use super::machine::Machine;
 use cuvmm_driver::{Call, Ordinal};
 
 impl<B: Backing> Machine<B> {
-    /// Makes other programs hold `bytes` of a device from now on, in addition to the memory of this
-    /// driver.
-    ///
-    /// If that is more than the device has, no memory is free.
+    /// Makes other programs hold `bytes` of a device from now on, in addition to this driver's
+    /// memory. If that exceeds the device's memory, none is free.
     pub fn set_used_elsewhere(&self, device: Ordinal, bytes: u64) {
         self.with(|state| state.set_used_elsewhere(device, bytes));
     }

@@ -2,21 +2,20 @@
 //! random.
 //!
 //! # Codes with a meaning beyond refusal
-//! A program may act on these codes, so the hostile manner neither replaces them nor uses them as
-//! replacements:
+//! The hostile manner neither replaces these codes nor uses them as replacements, because a program
+//! may act on them:
 //! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and freeing some helps.
 //! - The codes after which the context is lost ([`DriverError::is_sticky`]), and any code that a
 //!   context was lost with.
 //! - `DEINITIALIZED`: the process is ending and the driver has shut down, so no report is needed.
 //! - `STREAM_CAPTURE_*` and `CAPTURED_EVENT`: the call disturbs a capture, and may be made later.
-//! - `NOT_READY`: not done yet. The trait returns it as `false`, never as an error.
-//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the driver cannot do that, and the program has to use
-//!   another way. A missing symbol means the same, and has no code.
-//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event was recorded in a capture
-//!   that is over.
+//! - `NOT_READY`, which the trait returns as `false`, never as an error.
+//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the program has to use another way. A missing symbol
+//!   means the same, and has no code.
+//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event's capture is over.
 //!
-//! All other codes mean that the call was refused and changed nothing. Which of them is returned
-//! differs between drivers, and a program must not depend on it.
+//! All other codes mean that the call was refused and changed nothing. Drivers differ in them, and
+//! a program must not depend on them.
 
 use super::backing::Backing;
 use super::documented::documented;
@@ -24,7 +23,6 @@ use super::options::Manner;
 use super::state::State;
 use cuvmm_driver::{CUresult, Call, DriverError};
 
-/// The codes that concern captures.
 const CAPTURES: &[CUresult] = &[
     CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
     CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
@@ -49,13 +47,12 @@ fn tells_a_state(call: Call, code: CUresult) -> bool {
     }
 }
 
-/// Returns `true` if a program may act on the code.
 fn says_more(call: Call, code: CUresult) -> bool {
     code == CUresult::CUDA_ERROR_OUT_OF_MEMORY || tells_a_state(call, code)
 }
 
 impl<B: Backing> State<B> {
-    /// Returns the code that a refusal is reported with.
+    /// Returns the code that reports a refusal.
     pub(crate) fn refusal(&mut self, call: Call, code: CUresult) -> CUresult {
         let of_a_loss = || self.devices.iter().any(|device| device.lost == Some(code));
         if self.rules.manner != Manner::Hostile || says_more(call, code) || of_a_loss() {
@@ -66,7 +63,7 @@ impl<B: Backing> State<B> {
         self.chance.one_of(&codes).unwrap_or(code)
     }
 
-    /// Returns the code of a call that is chosen to fail at random, before the call has begun.
+    /// Returns the code of a call that fails at random, before the call has begun.
     pub(crate) fn with_random_failures(&mut self, call: Call) -> Option<CUresult> {
         let spiting = self.spiting.as_mut()?;
         if !spiting.chance.one_in(spiting.spite.one_in(call)) {

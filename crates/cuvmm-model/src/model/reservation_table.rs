@@ -4,27 +4,25 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::backing::Part;
 
-/// The number of freed ranges remembered for hints.
 const REMEMBERED: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     /// Sizes by start.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// The unused parts of recently freed ranges, as start and end: where the driver follows a
-    /// hint, and where the hostile manner places the next reservation.
+    /// The unused parts of recently freed ranges, as start and end: the driver follows a hint into
+    /// them, and the hostile manner places the next reservation there.
     freed: VecDeque<(u64, u64)>,
 }
 
 impl Reservations {
-    /// Returns the start and end of the reservation that contains an address.
     pub(crate) fn containing(&self, address: u64) -> Option<(u64, u64)> {
         let (&start, &size) = self.ranges.range(..=address).next_back()?;
         (address - start < size).then_some((start, start + size))
     }
 
     /// Returns the parts of a range that are in reservations. They are adjacent unless the range
-    /// extends from one reservation, over a gap, into another.
+    /// extends over a gap into another reservation.
     pub(crate) fn parts(&self, address: u64, size: u64) -> Vec<Part> {
         let end = address.saturating_add(size);
         let first = self.containing(address).map_or(address, |(start, _)| start);
@@ -44,8 +42,7 @@ impl Reservations {
         parts
     }
 
-    /// Returns the freed range that a hint is followed into: one that begins there and is large
-    /// enough.
+    /// Returns the freed range that a hint is followed into: it begins there and is large enough.
     pub(crate) fn followed(&self, hint: u64, size: u64) -> Option<usize> {
         let end = hint.checked_add(size)?;
         self.freed
@@ -53,8 +50,8 @@ impl Reservations {
             .position(|&(from, to)| from == hint && end <= to)
     }
 
-    /// Returns the freed ranges that are large enough, the last freed first, with the address to
-    /// use in each.
+    /// Returns the freed ranges that are large enough, the last freed first, each with the address
+    /// to use.
     pub(crate) fn with_room(&self, size: u64, alignment: u64) -> Vec<(usize, u64)> {
         let places = self.freed.iter().enumerate().rev();
         places
@@ -65,7 +62,7 @@ impl Reservations {
             .collect()
     }
 
-    /// Removes the beginning of a freed range, which begins at `end` afterwards.
+    /// Removes the beginning of a freed range up to `end`.
     pub(crate) fn use_up(&mut self, index: usize, end: u64) {
         if let Some((from, to)) = self.freed.get_mut(index) {
             *from = end;

@@ -7,8 +7,8 @@ use super::state::State;
 use cuvmm_driver::DeviceAddress;
 
 impl<B: Backing> State<B> {
-    /// Reserves a range. A hint is followed to the start of the unused part of a recently freed
-    /// range, and nowhere else.
+    /// Reserves a range. A hint is followed only to the start of the unused part of a recently
+    /// freed range.
     ///
     /// This is the one rule found that fits all measurements: a hint to the middle of such a range
     /// was not followed, twice; a hint directly behind a reservation that had taken the range's

@@ -10,11 +10,10 @@ impl<B: Backing> Machine<B> {
     /// Resets the device's context, as another part of a program can do by
     /// `cuDevicePrimaryCtxReset`.
     ///
-    /// Queued work never runs. Streams, events, captures, executable graphs and device memory that
-    /// was allocated in the context end, and their handles become invalid; in the hostile manner
-    /// they soon name new objects. A lost context works again. Reservations, physicals and mappings
-    /// stay. Pinned and managed memory stays here too, because safe code may hold references into
-    /// it.
+    /// Queued work never runs. Streams, events, captures, executable graphs and device memory
+    /// allocated in the context end, and their handles become invalid; in the hostile manner they
+    /// soon name new objects. A lost context works again. Reservations, physicals and mappings
+    /// stay, and so does pinned and managed memory, because safe code may hold references into it.
     pub fn reset_context(&self, device: Ordinal) {
         self.with(|state| state.reset_context(device));
     }
@@ -26,7 +25,7 @@ impl<B: Backing> State<B> {
             return;
         };
         self.discard_work(device.0);
-        // Marks of the streams that end name no work afterwards.
+        // Marks of the ended streams name no work afterwards.
         self.settle_all_pools();
         self.end_captures_of(device.0);
         let mut gone = self.streams.end_all(device.0);

@@ -6,7 +6,6 @@ use super::rights::Who;
 use super::state::State;
 use super::work::Use;
 
-/// A contiguous run of bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) place: Place,
@@ -16,9 +15,9 @@ pub(crate) struct Piece {
 impl<B: Backing> State<B> {
     /// Returns the bytes behind a range, which may span several mappings.
     ///
-    /// Returns `None` if any of it is not mapped or the device lacks the access. Only the page
-    /// table is checked, never the hardware. What memory pools have must be accessible to the device of
-    /// `pools`, if one is named.
+    /// Returns `None` if a part is not mapped or the device lacks the access. Only the page table
+    /// is checked, never the hardware. Memory of pools must be accessible to the device of `pools`,
+    /// if one is named.
     pub(crate) fn resolve(
         &self,
         device: i32,
@@ -39,8 +38,8 @@ impl<B: Backing> State<B> {
         Some(pieces)
     }
 
-    /// Resolves a range like [`resolve`](Self::resolve), except for memory that the program
-    /// accesses directly, for which it returns `None`.
+    /// Like [`resolve`](Self::resolve), but returns `None` for memory that the program accesses
+    /// directly.
     ///
     /// A test's kernel and `peek` do not access such memory: they are safe to call, and a program
     /// may hold references into it.
@@ -62,7 +61,7 @@ impl<B: Backing> State<B> {
         pieces.iter().all(apart).then_some(pieces)
     }
 
-    /// Returns the place of one address and the end of the mapping or allocation that contains it.
+    /// Returns the place of an address and the end of its mapping or allocation.
     fn place(&self, device: i32, pools: Option<i32>, at: u64, how: Use) -> Option<(Place, u64)> {
         if let Some((start, mapping)) = self.mappings.containing(at) {
             let enough = how.allowed(mapping.rights.of(Who::Device(device)));

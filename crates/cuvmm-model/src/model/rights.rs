@@ -19,7 +19,7 @@ impl Who {
     }
 }
 
-/// The access to one mapping, ordered by holder; holders that are not listed have none.
+/// The access to one mapping, ordered by holder; unlisted holders have none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rights(Vec<(Who, AccessFlags)>);
 

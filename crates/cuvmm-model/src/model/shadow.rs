@@ -1,11 +1,11 @@
-//! The bytes that were written, kept if the options ask for it, byte by byte.
+//! The record of written bytes, byte by byte, if the options ask for it.
 
 use std::collections::BTreeMap;
 
 use super::backing::{MemoryKey, Place};
 use cuvmm_driver::{DeviceAddress, Ordinal};
 
-/// The number of reads kept with their details until they are taken.
+/// The most reads kept with their details until they are taken.
 const KEPT: usize = 64;
 
 /// A read of bytes that were never written.
@@ -16,7 +16,7 @@ pub struct Unwritten {
     pub address: DeviceAddress,
     /// The size of the whole read in bytes.
     pub size: u64,
-    /// The number of bytes in it that were never written.
+    /// The number of bytes of the read that were never written.
     pub unwritten: u64,
     /// The device that read.
     pub device: Ordinal,
@@ -24,7 +24,6 @@ pub struct Unwritten {
     pub work: &'static str,
 }
 
-/// The bytes that have been written.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
     memories: BTreeMap<MemoryKey, Ranges>,
@@ -33,12 +32,11 @@ pub(crate) struct Shadow {
     found: Vec<Unwritten>,
 }
 
-/// Disjoint ranges that do not touch: their starts and ends.
+/// Disjoint ranges that do not touch: start to end.
 #[derive(Debug, Default)]
 struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Returns the parts of the ranges between two points.
     fn within(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let before = self.0.range(..start).next_back();
         let before = before.filter(|&(_, &stop)| stop > start);
@@ -104,7 +102,6 @@ impl Shadow {
         }
     }
 
-    /// Records a read of bytes that were never written.
     pub(crate) fn record(&mut self, read: Unwritten) {
         if self.found.len() < KEPT {
             self.found.push(read);
@@ -115,7 +112,7 @@ impl Shadow {
         std::mem::take(&mut self.found)
     }
 
-    /// Forgets an allocation, whose addresses another may get.
+    /// Removes an allocation, whose addresses another may get.
     pub(crate) fn end_allocation(&mut self, address: u64, size: u64) {
         self.allocations
             .remove(address, address.saturating_add(size));
@@ -140,8 +137,8 @@ impl Shadow {
         }
     }
 
-    /// Returns the first byte of a range that was never written, as an offset, and the number of such
-    /// bytes.
+    /// Returns the offset of the first byte of a range that was never written, and the number of
+    /// such bytes.
     pub(crate) fn unwritten(&mut self, place: Place, size: u64) -> Option<(u64, u64)> {
         let (ranges, start) = self.of(place);
         let (mut first, mut missing, mut at) = (None, 0, start);

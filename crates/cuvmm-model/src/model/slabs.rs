@@ -1,6 +1,6 @@
-//! Small allocations, which share granules, as measured: those of up to half a granule begin at
-//! multiples of 512 bytes in memory that the first of them takes from the device and the last gives
-//! back. Those of a memory pool share a step of the pool, whose bytes the pool counts.
+//! Small allocations, which share granules, as measured: allocations of up to half a granule begin
+//! at multiples of 512 bytes in memory that the first one takes from the device and the last one
+//! frees. Those of a memory pool share a step of the pool, whose bytes the pool counts.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::device_state::Owner;
 use super::pool_table::PoolKey;
 use super::space::Space;
 
-/// The multiple that the size of a small allocation is rounded up to.
+/// The unit of the size of a small allocation.
 pub(crate) const PIECE: u64 = 512;
 
-/// The allocations that share a granule: those of one kind and place.
+/// The kind and place that allocations of one granule have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sharers {
     pub(crate) kind: Kind,
@@ -21,19 +21,18 @@ pub(crate) struct Sharers {
     pub(crate) pool: Option<PoolKey>,
 }
 
-/// A granule that small allocations share.
 #[derive(Debug)]
 pub(crate) struct Slab {
     sharers: Sharers,
     pub(crate) owner: Option<Owner>,
-    /// The granule's place in the memory of a pool that can be shared.
+    /// The granule's place in the memory of a shareable pool.
     memory: Option<(MemoryKey, u64)>,
     free: Space,
     pieces: usize,
 }
 
-/// The memory of an allocation: its address, the granule that it is a piece of, and its place in the
-/// memory of a pool that can be shared.
+/// An allocation's address, the shared granule that it is a piece of, and its place in the memory
+/// of a shareable pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: u64,
@@ -41,14 +40,14 @@ pub(crate) struct Piece {
     pub(crate) memory: Option<(MemoryKey, u64)>,
 }
 
-/// The granules that small allocations share, by address.
+/// Shared granules by address.
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     by_start: BTreeMap<u64, Slab>,
 }
 
 impl Slabs {
-    /// Takes a piece of a granule that has room for it.
+    /// Takes a piece of a granule with enough space.
     pub(crate) fn take(&mut self, sharers: Sharers, size: u64) -> Option<Piece> {
         for (&slab, shared) in &mut self.by_start {
             if shared.sharers != sharers {
@@ -67,7 +66,6 @@ impl Slabs {
         None
     }
 
-    /// Adds a granule.
     pub(crate) fn add(
         &mut self,
         sharers: Sharers,
@@ -86,7 +84,7 @@ impl Slabs {
         self.by_start.insert(start, slab);
     }
 
-    /// Gives a piece back, and returns the granule if that was the last piece of it.
+    /// Frees a piece, and returns the granule after its last piece.
     pub(crate) fn give_back(&mut self, start: u64, piece: u64, size: u64) -> Option<Slab> {
         let slab = self.by_start.get_mut(&start)?;
         slab.free.give_back(piece, size);

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 use std::{ptr, slice};
 
-/// The host side of a copy to the device.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// An address of the program, which is read when the work runs.
+    /// An address of the program, read when the work runs.
     At(usize),
-    /// An address of the program, which is read at the call.
+    /// An address of the program, read at the call.
     Now(usize),
     /// Bytes that were read at the call.
     Kept(Arc<[u8]>),
@@ -25,7 +24,7 @@ impl Source {
         }
     }
 
-    /// Reads what is to be read at the call.
+    /// Reads the bytes of [`Now`](Self::Now), at the call.
     pub(crate) fn keep(&mut self, size: u64) {
         if let &mut Self::Now(address) = self {
             let source = ptr::with_exposed_provenance::<u8>(address);

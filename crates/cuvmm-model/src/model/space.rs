@@ -1,12 +1,12 @@
-//! The allocation of ranges of numbers: addresses of the model, offsets in a file of the host.
+//! Allocation of ranges of numbers: addresses of the model, offsets in a file of the host.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The free parts of a range of numbers. Adjacent free parts are always merged.
+/// The free parts of a range of numbers. Adjacent parts are always merged.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Start to end of each free part.
+    /// Start to end.
     free: BTreeMap<u64, u64>,
 }
 
@@ -24,7 +24,7 @@ impl Space {
         self.allocate_behind(0, size, alignment)
     }
 
-    /// Takes the lowest part that fits, together with `lead` numbers before it.
+    /// Takes the lowest part that fits, with `lead` numbers before it.
     pub(crate) fn allocate_behind(&mut self, lead: u64, size: u64, alignment: u64) -> Option<u64> {
         let place = self.free.iter().find_map(|(&start, &end)| {
             let place = start
@@ -56,7 +56,6 @@ impl Space {
         true
     }
 
-    /// Frees a part.
     pub(crate) fn give_back(&mut self, start: u64, size: u64) {
         let mut start = start;
         let mut end = start + size;

@@ -5,8 +5,8 @@ use cuvmm_driver::Call;
 
 /// The frequency of random failures of calls.
 ///
-/// A call that fails so has a random code of those documented for it, and changes nothing. For the
-/// same seed, the same calls in the same order fail in the same way.
+/// Such a call returns a random code of those documented for it, and changes nothing. With equal
+/// seeds, equal calls in equal order fail equally.
 ///
 /// Calls that report the devices and their abilities never fail at random. Codes that would report
 /// a state that does not exist (a lost context, a capture, unfinished work, a driver that has shut
@@ -19,7 +19,7 @@ pub struct RandomFailures {
 }
 
 impl RandomFailures {
-    /// Fails one call in `one_in` of those that acquire, change, queue, query or wait. 0 means
+    /// Fails one in `one_in` of the calls that acquire, change, queue, query or wait. 0 means
     /// never.
     #[must_use]
     pub const fn new(seed: u64, one_in: u64) -> Self {
@@ -30,8 +30,8 @@ impl RandomFailures {
         }
     }
 
-    /// Fails one call in `one_in` of those that free something: release, unmap, free, destroy. 0
-    /// means never and is the default.
+    /// Fails one in `one_in` of the calls that release, unmap, free or destroy. 0 means never and
+    /// is the default.
     #[must_use]
     pub const fn giving_back(mut self, one_in: u64) -> Self {
         self.giving_back = one_in;
@@ -70,7 +70,6 @@ impl RandomFailures {
     }
 }
 
-/// The state of random failures.
 #[derive(Debug)]
 pub(crate) struct Spiting {
     pub(crate) spite: RandomFailures,

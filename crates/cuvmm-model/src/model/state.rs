@@ -37,40 +37,39 @@ pub(crate) struct State<B> {
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
     pub(crate) slabs: Slabs,
-    /// Opened memory of other processes, by name: the address and the number of times.
+    /// Opened memory of other processes, by name: the address and the number of openings.
     pub(crate) opened: BTreeMap<PlainName, (u64, u64)>,
     pub(crate) pools: Pools,
     pub(crate) streams: Streams,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) captures: BTreeMap<u64, Capture>,
-    /// The number of captures begun so far, which is the id of the last one.
+    /// Captures begun so far; the id of the last one.
     pub(crate) captures_begun: u64,
     pub(crate) capture_modes: HashMap<ThreadId, CaptureMode>,
-    /// The devices whose access to memory pools counts in the copies of a thread: from, to.
+    /// The devices whose access to memory pools counts in a thread's copies: from, to.
     pub(crate) parties: HashMap<ThreadId, (i32, i32)>,
     pub(crate) graphs: BTreeMap<u64, Vec<Work>>,
     pub(crate) graph_execs: BTreeMap<u64, (i32, Vec<Work>)>,
     pub(crate) handles: Handles,
     pub(crate) hazards: Hazards,
     pub(crate) arrivals: Vec<ScheduledUse>,
-    /// The generator by which the hostile manner chooses.
     pub(crate) chance: Chance,
     pub(crate) spiting: Option<Spiting>,
-    /// The number of calls that failed at random.
+    /// Calls that failed at random.
     pub(crate) with_random_failures: u64,
     /// Work was done or discarded since waiting threads were last woken.
     pub(crate) progress: bool,
-    /// The functions of the program that streams have reached and no thread has taken.
+    /// Functions of the program that streams have reached and no thread has taken.
     pub(crate) due: VecDeque<Due>,
-    /// The number of functions of the program that streams have reached so far.
+    /// Counts reached functions of the program.
     pub(crate) host_calls: u64,
-    /// Streams that the next thread that has to wait releases.
+    /// Streams that the next waiting thread releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
-    /// The bytes that were written, if reads of others are recorded.
+    /// Written bytes, if reads of other bytes are recorded.
     pub(crate) shadow: Option<Shadow>,
     /// Late work runs now, because a call waits for it.
     pub(crate) hurried: bool,
-    /// The streams and events that were asked about since late work last ran.
+    /// The streams and events queried since late work last ran.
     pub(crate) asked: BTreeSet<u64>,
     pub(crate) backing: B,
 }
@@ -116,7 +115,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Runs `act` and adds the virtual time that it takes to a call.
+    /// Runs `act` and adds its virtual time to a call.
     pub(crate) fn spending<T>(&mut self, call: Call, act: impl FnOnce(&mut Self) -> T) -> T {
         let begun = self.clock.now();
         let outcome = act(self);
@@ -132,12 +131,11 @@ impl<B: Backing> State<B> {
         self.rules.manner != Manner::AsMeasured
     }
 
-    /// Returns `true` if this is a multiple of the granularity.
     pub(crate) fn aligned(&self, value: u64) -> bool {
         value.is_multiple_of(self.rules.granularity)
     }
 
-    /// Returns the index of a device that exists.
+    /// Returns the index of an existing device.
     pub(crate) fn device(&self, ordinal: Ordinal) -> Answer<usize> {
         require((0..self.rules.devices).contains(&ordinal.0), INVALID_DEVICE)?;
         usize::try_from(ordinal.0).map_err(|_| INVALID_DEVICE)
@@ -153,7 +151,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Returns the key of a live stream of this device, of its legacy default stream, or of the
-    /// default stream of the calling thread, which is made when it is first used.
+    /// calling thread's default stream, which is made at its first use.
     pub(crate) fn stream(&mut self, device: Ordinal, stream: StreamHandle) -> Answer<StreamKey> {
         let key = match stream {
             StreamHandle::NULL | StreamHandle::LEGACY => StreamKey::legacy(device.0),
@@ -170,7 +168,6 @@ impl<B: Backing> State<B> {
     }
 }
 
-/// Creates the default memory pool of each device.
 fn default_pools(devices: usize, handles: &mut Handles) -> Pools {
     let mut pools = Pools::new(devices);
     for index in 0..devices {

@@ -8,10 +8,7 @@ use super::host_calls::HostCall;
 use super::work::Work;
 use cuvmm_driver::{CaptureMode, StreamHandle};
 
-/// The key of one stream of one device.
-///
-/// The number is not the handle: a handle may name another stream later, while a number is never
-/// reused.
+/// The key of one stream of one device. The number is never reused, unlike a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct StreamKey {
     pub(crate) device: i32,
@@ -19,7 +16,6 @@ pub(crate) struct StreamKey {
 }
 
 impl StreamKey {
-    /// Returns the key of the legacy default stream of a device.
     pub(crate) fn legacy(device: i32) -> Self {
         Self { device, number: 0 }
     }
@@ -45,10 +41,9 @@ pub(crate) struct Item {
 
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
-    /// The handle that it was created with.
     pub(crate) handle: u64,
     pub(crate) non_blocking: bool,
-    /// The number of the last work submitted, and of the last work done.
+    /// The numbers of the last submitted and the last completed work.
     pub(crate) submitted: u64,
     pub(crate) done: u64,
     pub(crate) queue: VecDeque<Item>,
@@ -57,22 +52,19 @@ pub(crate) struct Stream {
     pub(crate) busy: Option<u64>,
     /// Destroyed, and kept until its work is done.
     pub(crate) ending: bool,
-    /// The capture that the stream records for.
     pub(crate) capture: Option<u64>,
-    /// The virtual time at which the work that has run on it is done.
+    /// The virtual time at which the executed work is done.
     pub(crate) ready: Duration,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) by_key: BTreeMap<StreamKey, Stream>,
-    /// The streams that handles name, until the streams are destroyed.
+    /// Streams that were not destroyed, by handle.
     pub(crate) named: BTreeMap<u64, StreamKey>,
-    /// The number of streams created so far, which is the number of the last one.
+    /// Streams created so far; the number of the last one.
     pub(crate) made: u64,
-    /// The default streams of threads, by device and thread.
     threads: BTreeMap<i32, HashMap<ThreadId, StreamKey>>,
-    /// Streams with queued work.
     pub(crate) backlog: BTreeSet<StreamKey>,
     /// Streams whose queued work may contain functions of the program.
     pub(crate) with_functions: BTreeSet<StreamKey>,
@@ -87,8 +79,8 @@ impl Streams {
         }
     }
 
-    /// Returns the default stream of the calling thread on a device, and makes it at its first use.
-    /// It waits for the legacy default stream, as that waits for it, and ends with the context.
+    /// Returns the calling thread's default stream on a device, made at its first use. This stream
+    /// and the legacy default stream wait for each other. It ends with the context.
     pub(crate) fn of_thread(&mut self, device: i32, held: bool) -> StreamKey {
         let threads = self.threads.entry(device).or_default();
         let made = &mut self.made;
@@ -136,7 +128,7 @@ impl Streams {
         marks.iter().all(|&mark| self.is_done(mark))
     }
 
-    /// Returns a mark at the last work of each stream of a device that is not done.
+    /// Returns a mark at the last unfinished work of each stream of a device.
     pub(crate) fn unfinished(&self, device: i32, blocking_only: bool) -> Vec<Mark> {
         let counts = |stream: &Stream| !(blocking_only && stream.non_blocking);
         self.of_device(device)
@@ -175,7 +167,7 @@ impl Streams {
             .collect()
     }
 
-    /// Returns the marks that waiting for a stream waits for. For the default stream, these include
+    /// Returns the marks that a wait for a stream waits for. For the default stream, these include
     /// the blocking streams.
     pub(crate) fn covered_by(&self, key: StreamKey) -> Vec<Mark> {
         if key.is_legacy() {
@@ -192,7 +184,8 @@ impl Streams {
         items.flat_map(|item| item.after.iter().copied()).collect()
     }
 
-    /// Returns the streams that have functions of the program queued, and those that they wait for.
+    /// Returns the streams with queued functions of the program, and the streams that these wait
+    /// for.
     pub(crate) fn before_functions(&mut self) -> BTreeSet<StreamKey> {
         let by_key = &self.by_key;
         self.with_functions.retain(|key| {
@@ -209,7 +202,6 @@ impl Streams {
         found
     }
 
-    /// Returns the virtual time at which a stream's work is done.
     pub(crate) fn ready(&self, key: StreamKey) -> Duration {
         let of = |stream: &Stream| stream.ready;
         if !key.is_legacy() {
@@ -223,7 +215,6 @@ impl Streams {
             .unwrap_or_default()
     }
 
-    /// Returns the virtual time at which all work of a device is done.
     pub(crate) fn all_ready(&self, device: i32) -> Duration {
         let streams = self.of_device(device);
         streams
@@ -232,14 +223,13 @@ impl Streams {
             .unwrap_or_default()
     }
 
-    /// Delays the next work of a stream until a virtual time.
     pub(crate) fn delay(&mut self, key: StreamKey, until: Duration) {
         if let Some(stream) = self.by_key.get_mut(&key) {
             stream.ready = stream.ready.max(until);
         }
     }
 
-    /// Discards the queued work in streams of a device. It counts as done.
+    /// Discards the queued work of a device's streams. It counts as done.
     pub(crate) fn give_up(&mut self, device: i32) -> Vec<Work> {
         let mut dropped = Vec::new();
         let keys: Vec<_> = self.of_device(device).map(|(key, _)| key).collect();
@@ -259,7 +249,7 @@ impl Streams {
     }
 
     /// Ends the streams of a device, whose work is done or discarded, and returns their handles.
-    /// Resets its legacy default stream.
+    /// Resets the device's legacy default stream.
     pub(crate) fn end_all(&mut self, device: i32) -> Vec<u64> {
         self.by_key.retain(|key, _| key.device != device);
         self.threads.remove(&device);
@@ -274,8 +264,7 @@ impl Streams {
         gone
     }
 
-    /// Returns the number of streams created and not destroyed, without the default streams, which
-    /// have no handle.
+    /// Counts the live streams without the default streams, which have no handle.
     pub(crate) fn live(&self) -> usize {
         self.by_key
             .values()
@@ -283,12 +272,10 @@ impl Streams {
             .count()
     }
 
-    /// Returns the number of queued pieces of work.
     pub(crate) fn queued(&self) -> usize {
         self.by_key.values().map(|stream| stream.queue.len()).sum()
     }
 
-    /// Calls `see` for each queued piece of work, with its device and its stream's handle.
     pub(crate) fn each_queued(&self, mut see: impl FnMut(i32, StreamHandle, &Work)) {
         for key in &self.backlog {
             let Some(stream) = self.by_key.get(key) else {
@@ -300,7 +287,6 @@ impl Streams {
         }
     }
 
-    /// Returns `true` if no work is queued.
     pub(crate) fn is_idle(&self) -> bool {
         self.backlog.is_empty()
     }
@@ -335,15 +321,15 @@ impl Streams {
         }
     }
 
-    /// Makes a stream wait for a function of the program.
     pub(crate) fn occupy(&mut self, key: StreamKey, function: u64) {
         if let Some(stream) = self.by_key.get_mut(&key) {
             stream.busy = Some(function);
         }
     }
 
-    /// Ends the wait of a stream for a function, and returns `false` if it does not wait for it. A
-    /// function with nothing behind it in the same piece of work ends that, also on a held stream.
+    /// Ends the wait of a stream for a function; returns `false` if the stream does not wait for
+    /// it. A function with nothing behind it in its piece of work ends that piece, also on a held
+    /// stream.
     pub(crate) fn vacate(&mut self, key: StreamKey, function: u64) -> bool {
         let Some(stream) = self.by_key.get_mut(&key) else {
             return false;
@@ -361,7 +347,6 @@ impl Streams {
         true
     }
 
-    /// Returns `true` if a stream of a device waits for a function of the program.
     pub(crate) fn is_busy(&self, device: i32) -> bool {
         self.of_device(device)
             .any(|(_, stream)| stream.busy.is_some())
@@ -378,8 +363,8 @@ impl Streams {
         }
     }
 
-    /// Takes the next work of a stream, unless it is held back or waits for other work or for a
-    /// function of the program.
+    /// Takes the next work of a stream, unless the stream is held back or waits for other work or
+    /// for a function of the program.
     pub(crate) fn next(&mut self, key: StreamKey, although_held: bool) -> Option<Item> {
         let stream = self.by_key.get(&key)?;
         let head = stream.queue.front()?;
@@ -408,13 +393,12 @@ impl Streams {
 pub(crate) struct Event {
     pub(crate) device: i32,
     pub(crate) recorded: bool,
-    /// The work that was queued when the event was last recorded; empty before the first record.
+    /// The work queued when the event was last recorded; empty before the first record.
     pub(crate) covers: Vec<Mark>,
     /// The capture that the event was recorded in, if any.
     pub(crate) capture: Option<u64>,
     /// The nodes of that capture that a stream depends on once it waits for the event.
     pub(crate) nodes: BTreeSet<u64>,
-    /// The virtual time at which the covered work is done.
     pub(crate) ready: Duration,
 }
 
@@ -424,19 +408,19 @@ pub(crate) struct Capture {
     pub(crate) mode: CaptureMode,
     pub(crate) thread: ThreadId,
     pub(crate) nodes: Vec<Work>,
-    /// The nodes that the next one on each stream depends on.
+    /// The nodes that each stream's next node depends on.
     pub(crate) last: BTreeMap<StreamKey, BTreeSet<u64>>,
     /// The handle of the graph, once the program has asked for it.
     pub(crate) graph: Option<u64>,
     pub(crate) broken: bool,
 }
 
-/// A function of the program that its stream has reached. The stream runs nothing else until it has
-/// returned.
+/// A function of the program that its stream has reached. The stream runs nothing else until the
+/// function has returned.
 #[derive(Debug)]
 pub(crate) struct Due {
     pub(crate) stream: StreamKey,
-    /// A number that no other function has that a stream reached. The stream may end meanwhile.
+    /// A number that is unique among the reached functions. The stream may end meanwhile.
     pub(crate) number: u64,
     pub(crate) call: HostCall,
 }

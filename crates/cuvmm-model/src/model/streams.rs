@@ -1,18 +1,18 @@
 //! Streams: ordered queues of work, and how they wait for each other.
 //!
-//! Work runs in the call that submits it, unless its stream is held back or it waits for work that
-//! has not run. Then it stays queued, and the call that releases the other work runs it.
+//! Work runs in the call that submits it, unless its stream is held back or the work waits for
+//! queued work. Then it stays queued, and the call that releases the other work runs it.
 //!
 //! With the option `late`, all work stays queued until a call waits for some of it, except before a
-//! function of the program, for which a thread may wait without a call. A real GPU runs
-//! work at some moment between the two extremes. A program that is right must be right at both; one
-//! that takes memory from work that is still queued is only seen at this one.
+//! function of the program, for which a thread may wait without a call. A real GPU runs work at
+//! some moment between the two extremes. A correct program is correct at both; a program that takes
+//! memory from queued work is only seen with `late`.
 //!
 //! A function of the program is no work of the machine: its stream is busy until a thread of the
-//! machine's owner has run it (see `host_launch`), and work behind it waits as behind a held stream.
+//! machine's owner has run the function (see `host_launch`), and work behind it waits as behind a
+//! held stream.
 //!
-//! The virtual time that work takes is kept separately: queries ignore it, and a call that waits
-//! for a stream spends it.
+//! Queries ignore the virtual time of work; a call that waits for a stream spends it.
 
 use super::answer::{Answer, INVALID_HANDLE, INVALID_VALUE, require};
 use super::backing::Backing;
@@ -48,8 +48,7 @@ impl<B: Backing> State<B> {
         Ok(StreamHandle(handle))
     }
 
-    /// Destroys a stream. In a lost context the stream is removed too, and the call returns the
-    /// context's code.
+    /// Destroys a stream, also in a lost context, where it returns the context's code.
     pub(crate) fn stream_destroy(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         self.device(device)?;
         // A default stream has no handle.
@@ -108,8 +107,8 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Advances the virtual clock to the moment when a stream's work is done. Does nothing if the
-    /// handle has been destroyed meanwhile.
+    /// Advances the virtual clock until a stream's work is done. Does nothing if the handle was
+    /// destroyed meanwhile.
     pub(crate) fn wait_for(&mut self, device: Ordinal, stream: StreamHandle) -> Answer {
         if let Ok(key) = self.stream(device, stream) {
             let ready = self.streams.ready(key);
@@ -118,7 +117,7 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Advances the virtual clock to the moment when all work of a device is done.
+    /// Advances the virtual clock until all work of a device is done.
     pub(crate) fn wait_for_all(&mut self, device: Ordinal) -> Answer {
         let ready = self.streams.all_ready(device.0);
         self.clock.reach(ready);
@@ -176,7 +175,7 @@ impl<B: Backing> State<B> {
         }))
     }
 
-    /// Runs the work of one stream that can run, and returns `true` if there was any.
+    /// Runs the runnable work of one stream, and returns `true` if there was any.
     fn run_stream(&mut self, key: StreamKey) -> bool {
         let mut any = false;
         while let Some(item) = self.streams.next(key, false) {
@@ -186,7 +185,7 @@ impl<B: Backing> State<B> {
         any
     }
 
-    /// Runs a piece of work up to its first function of the program. What follows stays queued until
+    /// Runs a piece of work up to its first function of the program. The rest stays queued until
     /// the function has returned.
     fn run_item(&mut self, key: StreamKey, item: Item) {
         let (work, function) = item.work.split();
@@ -207,7 +206,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Makes a stream busy with a function.
     fn begin_host_call(&mut self, stream: StreamKey, call: HostCall) {
         self.host_calls += 1;
         let number = self.host_calls;
@@ -227,7 +225,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns `true` if work has to wait for a call that needs it.
+    /// Returns `true` if work waits for a call that needs it.
     fn is_late(&self) -> bool {
         self.rules.late && !self.hurried
     }
@@ -240,8 +238,8 @@ impl<B: Backing> State<B> {
         self.asked.clear();
     }
 
-    /// Answers a query about the work of a stream or an event. Late work runs when it is asked about
-    /// a second time, so that a program that polls comes to an end.
+    /// Answers a query about the work of a stream or an event. Late work runs at the second query,
+    /// so that a polling program comes to an end.
     pub(crate) fn ask_again(&mut self, handle: u64, done: impl Fn(&Self) -> bool) -> bool {
         if done(self) {
             return true;
@@ -253,8 +251,8 @@ impl<B: Backing> State<B> {
         false
     }
 
-    /// Runs all work that can run, on all devices, until there is none left. Of late work, that is
-    /// what a function of the program waits for.
+    /// Runs all runnable work on all devices. Of late work, runs only the work that functions of
+    /// the program wait for.
     pub(crate) fn run_all(&mut self) {
         loop {
             let keys: Vec<_> = match self.is_late() {
@@ -272,7 +270,7 @@ impl<B: Backing> State<B> {
     }
 
     /// Runs the next piece of work of a stream, held or not. Returns `false` if there is none, or
-    /// if it waits for other work.
+    /// if the work waits for other work.
     pub(crate) fn step(&mut self, key: StreamKey) -> bool {
         let Some(item) = self.streams.next(key, true) else {
             return false;

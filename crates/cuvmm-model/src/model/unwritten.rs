@@ -1,9 +1,8 @@
 //! Reads of bytes that were never written, recorded if the options ask for it.
 //!
-//! A copy on a device copies the knowledge of its source and reads nothing by itself: only a copy to
-//! the host and a kernel of a test read. Memory that is not written by this machine alone counts as
-//! written: host memory, memory that the program accesses directly, and memory that was exported or
-//! imported.
+//! A copy on a device copies the knowledge of its source and counts as no read: only a copy to the
+//! host and a test's kernel read. Memory that others may write counts as written: host memory,
+//! memory that the program accesses directly, and memory that was exported or imported.
 
 use super::allocation_table::Kind;
 use super::backing::{Backing, Place};
@@ -27,14 +26,12 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Notes that bytes were written.
     pub(crate) fn note_write(&mut self, place: Place, size: u64) {
         if let Some(shadow) = &mut self.shadow {
             shadow.write(place, size);
         }
     }
 
-    /// Notes that bytes were copied on a device.
     pub(crate) fn note_copy(&mut self, to: Place, from: Place, size: u64) {
         let known = self.shadow.is_some() && self.is_shadowed(from);
         match &mut self.shadow {
@@ -44,7 +41,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Notes that work read the bytes of a range, and records those that were never written.
+    /// Notes a read of a range, and records the bytes that were never written.
     pub(crate) fn note_read(
         &mut self,
         device: i32,

@@ -5,7 +5,6 @@ use super::host_calls::HostCall;
 use super::source::Source;
 use cuvmm_driver::AccessFlags;
 
-/// One piece of work.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// No work: a position in the queue that other work can wait for.
@@ -20,13 +19,11 @@ pub(crate) enum Work {
         from: u64,
         size: u64,
     },
-    /// A copy from the host.
     ToDevice {
         to: u64,
         from: Source,
         size: u64,
     },
-    /// A copy to a host address.
     ToHost {
         to: usize,
         from: u64,
@@ -37,19 +34,16 @@ pub(crate) enum Work {
         reads: Vec<(u64, u64)>,
         writes: Vec<(u64, u64, u8)>,
     },
-    /// The end of an allocation of a memory pool.
     FreeAllocation {
         address: u64,
     },
-    /// Prefetches or discards of managed ranges. The bytes stay where they are.
+    /// Prefetches or discards of managed ranges. The bytes stay in place.
     Prefetch,
-    /// A function of the program.
     Host(HostCall),
-    /// The captured work of a graph, in which no graph is.
+    /// The captured work of a graph, without nested graphs.
     Graph(Vec<Work>),
 }
 
-/// The kind of access that work makes to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -57,7 +51,6 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    /// Returns `true` if the access allows this use.
     pub(crate) fn allowed(self, right: AccessFlags) -> bool {
         match self {
             Self::Read => right != AccessFlags::NONE,
@@ -77,14 +70,13 @@ pub(crate) struct Named {
 }
 
 impl Work {
-    /// Reads what is to be read at the call, because the work stays queued or is recorded.
+    /// Reads the bytes that must be read at the call, because the work stays queued or is recorded.
     pub(crate) fn keep_source(&mut self) {
         if let Self::ToDevice { from, size, .. } = self {
             from.keep(*size);
         }
     }
 
-    /// Returns `true` if the work contains a function of the program.
     pub(crate) fn has_function(&self) -> bool {
         match self {
             Self::Host(_) => true,
@@ -93,8 +85,8 @@ impl Work {
         }
     }
 
-    /// Splits the work at its first function of the program: what runs before it, the function, and
-    /// what runs after it.
+    /// Splits the work at its first function of the program: the work before it, the function, and
+    /// the work after it.
     pub(crate) fn split(self) -> (Self, Option<(HostCall, Self)>) {
         match self {
             Self::Host(call) => (Self::Marker, Some((call, Self::Marker))),
@@ -116,7 +108,6 @@ impl Work {
         }
     }
 
-    /// Returns the name of the kind of work, for reports.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Marker => "marker",
@@ -132,7 +123,6 @@ impl Work {
         }
     }
 
-    /// Calls `see` for each range that the work will use.
     pub(crate) fn each_named(&self, see: &mut impl FnMut(Named)) {
         let mut names = |start, size, how, of_host| {
             see(Named {

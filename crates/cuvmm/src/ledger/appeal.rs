@@ -14,14 +14,12 @@ use super::member::Member;
 use super::turns::Unmet;
 use super::waiting::{FIRST_TURN, TURN};
 
-/// A step for a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     Hooks,
     Sleep,
 }
 
-/// The steps begun for other processes.
 #[derive(Debug, Default)]
 pub(super) struct Appeals {
     /// The newest ticket for which each step was begun.
@@ -32,8 +30,7 @@ pub(super) struct Appeals {
 }
 
 /// Returns the step of slot `me` after a number of rounds. All processes compute one order: first
-/// the hooks of each, then the sleep of each; first the process furthest above its guarantee, then
-/// the lower priority.
+/// the hooks of each, then the sleep of each, both in the [order](Offer::order) of their offers.
 pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Step> {
     offers.retain(|offer| offer.above > 0);
     offers.sort_by_key(Offer::order);

@@ -21,7 +21,6 @@ impl Bell {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Advances the count and wakes all waiting threads.
     pub(super) fn ring(&self) {
         if !super::word::reached(&self.count, true) {
             return;

@@ -35,7 +35,6 @@ pub(super) const COUNT_BITS: u32 = 24;
 /// The most granules that a word can count.
 pub(super) const MOST: u64 = (1 << COUNT_BITS) - 1;
 
-/// The value of a process's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count(u64);
 

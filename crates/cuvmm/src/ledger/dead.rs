@@ -8,9 +8,8 @@
 //!
 //! Each process holds a [pidfd](super::control) of every other process from its first look at the
 //! slot on, and polls all of them with one system call. A process in the same PID namespace is
-//! opened by its number, if its start time is that of the slot. A process of another namespace, or
-//! one that cannot be opened by number, is met over its socket while it runs. While a process is
-//! held and runs, its lock is not looked at.
+//! opened by its number, if its start time is that of the slot; any other process is met over its
+//! socket while it runs. While a process is held and runs, its lock is not looked at.
 //!
 //! A process that is not held counts while its lock is held, unless its number is known to be
 //! unused or another process's. Once its lock is free, it counts while `/proc` shows it. If nothing

@@ -64,12 +64,10 @@ const REFUSED: &[(u32, &str)] = &[
     (0x7461_636f, "OCFS2"),
 ];
 
-/// The terms that a new file gets and an existing one must meet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) granule: u64,
     pub(super) device: [u8; 16],
-    /// `true` if processes of the file's group may use the ledger too.
     pub(super) group: bool,
 }
 
@@ -347,7 +345,6 @@ fn step() {
     super::crash::step();
 }
 
-/// Refuses a file system where the ledger would not work.
 fn check_system(path: &Path, found: &StatFs) -> Result<(), LedgerError> {
     // The type is a signed long on most architectures; its low 32 bits identify it.
     let kind = found.f_type as u32;

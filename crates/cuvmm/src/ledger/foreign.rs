@@ -33,7 +33,6 @@ use crate::sync::Mutex;
 
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Foreign memory of a device, as this process last measured it.
 #[derive(Debug)]
 pub(super) struct Foreign {
     device: WeakDevice,
@@ -85,7 +84,6 @@ impl Foreign {
         self.last() != u64::MAX
     }
 
-    /// Returns the bytes that pools of the ledger can have, and the foreign bytes.
     fn ask(&self, layout: &Layout) -> Option<(u64, u64)> {
         let device = self.device.upgrade()?;
         let before = obtained(layout);

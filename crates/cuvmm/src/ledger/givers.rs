@@ -52,7 +52,6 @@ struct State {
     next: u64,
     /// Givers that are being called, and the calling threads.
     serving: Vec<(u64, ThreadId)>,
-    /// Threads that wait in `detach`.
     detaching: usize,
 }
 

@@ -19,8 +19,8 @@
 //! B counts itself, B finds the new limit.
 //!
 //! A process that is stopped or ends before the third step has a slot that counts as free, and that
-//! others pass over while it is locked. After the third step it is a process like any other: it has
-//! no memory, and the limit stays while it has its slot.
+//! others pass over while it is locked. After the third step it is a process like any other,
+//! without memory.
 //!
 //! Keeps I-72.
 
@@ -44,7 +44,6 @@ const MOST_TRIES: u32 = 1000;
 /// The terms of a process that joins. Sizes in bytes, in whole granules.
 #[derive(Clone, Debug)]
 pub(super) struct Wishes {
-    /// The limit of all processes together.
     pub(super) limit: Option<u64>,
     /// The memory of the device, as this process sees it.
     pub(super) default_limit: u64,

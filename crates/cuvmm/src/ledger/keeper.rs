@@ -37,7 +37,7 @@ const LONGEST_NAP: Duration = Duration::from_millis(20);
 /// The first pause after a request has begun to wait, or the process has freed memory while a
 /// request waits. It doubles up to [`LONGEST_NAP`], because the GPU often uses freed memory for a
 /// moment longer. A request that goes on waiting wakes the thread too, but does not shorten the
-/// pause: that would cost all members processor time while it waits.
+/// pause, which would cost all members processor time.
 const FIRST_PASS: Duration = Duration::from_micros(100);
 
 pub(super) struct Keeper {
@@ -51,7 +51,6 @@ pub(super) struct Keeper {
     nap: Duration,
     /// The newest request of another process at the last pass.
     newest: u64,
-    /// The averages of the stall times of the process and of the ledger.
     averages: [Averages; 2],
 }
 

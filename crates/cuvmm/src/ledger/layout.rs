@@ -21,7 +21,7 @@ pub(super) const VERSION: u64 = 6;
 /// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
 
-/// The length of a process's name in bytes.
+/// In bytes.
 pub(super) const NAME: usize = 64;
 
 #[repr(C)]
@@ -36,7 +36,6 @@ pub(super) struct Layout {
     pub(super) exports: [Export; EXPORTS],
 }
 
-/// The part that all processes share.
 #[repr(C)]
 pub(super) struct Header {
     /// [`MAGIC`], written last when the file is made.
@@ -109,7 +108,6 @@ pub(super) struct Slot {
     pub(super) stalled_full: Word,
     /// Nanoseconds for which the oldest waiting request had waited when it last tried.
     pub(super) waited: Word,
-    /// The averages of the process's stall times.
     pub(super) averages: [Word; 6],
     /// The averages of the ledger's stall times, as this process has computed them.
     pub(super) ledger_averages: [Word; 6],

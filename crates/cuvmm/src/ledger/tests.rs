@@ -566,7 +566,6 @@ pub(super) fn stop_time() -> Rc<Clock> {
     clock
 }
 
-/// Hands the turn back after a thread's preparations. Returns `false` if its process was killed.
 fn serve(member: &Arc<Member>) {
     let served = control::start(member, Arc::default()).unwrap();
     member.served.get_or_init(|| served);

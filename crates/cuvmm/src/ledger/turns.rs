@@ -55,10 +55,9 @@ impl Unmet {
 impl Member {
     /// Returns the refusal if a request at this place must leave idle memory to an older request of
     /// another process instead of using it for a new block of `bytes`. The request's pool was
-    /// granted `granted` bytes, and `in_use` returns how many of them are in use. Refuses nothing
-    /// while the older request lacks nothing, while the process stays within its guarantee, or
-    /// while it has nothing idle above its guarantee: then the block is charged anew, and may
-    /// [pass](super::passing).
+    /// granted `granted` bytes, and `in_use` returns how many are in use. Refuses nothing while the
+    /// older request lacks nothing, while the process stays within its guarantee, or while it has
+    /// nothing idle above it: then the block is charged anew, and may [pass](super::passing).
     pub(crate) fn owes(
         &self,
         bytes: u64,

@@ -27,8 +27,8 @@ impl Access {
         }
     }
 
-    /// Converts the access that a driver reported. Each value that allows writing counts as read
-    /// and write.
+    /// Converts access that a driver reported. Every value that allows writing counts as read and
+    /// write.
     pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
         match flags {
             AccessFlags::NONE => Self::None,
@@ -69,7 +69,6 @@ impl AccessGrant {
         self.location
     }
 
-    /// The grant limited to `most`.
     pub(crate) fn at_most(&self, most: Access) -> Self {
         Self {
             access: self.access.min(most),
@@ -77,7 +76,6 @@ impl AccessGrant {
         }
     }
 
-    /// The device, unless the grant is for a host node.
     pub(crate) const fn named(&self) -> Option<&Device> {
         self.device.as_ref()
     }
@@ -86,7 +84,7 @@ impl AccessGrant {
         self.access
     }
 
-    /// Returns `true` if the grant is for a host node or a device of the same driver as `device`.
+    /// Returns `true` if the grant is for a host node or a device of `device`'s driver.
     pub(crate) fn same_driver(&self, device: &Device) -> bool {
         self.device
             .as_ref()

@@ -8,16 +8,15 @@ use crate::error::CallError;
 pub struct CloseError<T> {
     /// The owner. Dropping it tries again.
     pub owner: T,
-    /// Why it could not be closed.
+    /// The reason of the refusal.
     pub reason: CloseRefusal,
 }
 
-/// Why an owner could not be closed.
+/// The reason why an owner could not be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseRefusal {
-    /// It is still in use: by a mapping of a reservation or a physical, by a clone, or by another
-    /// holder.
+    /// The object is still in use: by a mapping, a clone, or another holder.
     #[error("it is still in use: drop everything that holds it first")]
     InUse,
     /// The driver refused.

@@ -1,12 +1,11 @@
 //! Copies in and out of owned memory.
 //!
 //! `unsafe` is used because the driver's copies take addresses. A [`Span`] is made only from a
-//! range that its maker keeps mapped for as long as the span lives. A copy has ended when the call
-//! returns, unless the driver refused three times to wait for it: then [`CopyFailed::ended`] is
-//! false, and the caller keeps both ends. [`Span::write`] and [`Span::read`] borrow the caller's
-//! bytes and cannot keep them, so they only return an error. The driver has finished with pageable
-//! memory when the call that queues a copy returns; memory that the caller has page-locked would
-//! have to stay.
+//! range that its maker keeps mapped while the span lives. A copy has ended when the call returns,
+//! unless the driver refused three times to wait for it: then [`CopyFailed::ended`] is false, and
+//! the caller keeps both ends. [`Span::write`] and [`Span::read`] only borrow the caller's bytes,
+//! so they just return an error. The driver has finished with pageable memory when the call that
+//! queues a copy returns; page-locked memory of the caller would have to stay.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -21,7 +20,7 @@ use crate::size::range_within;
 #[derive(Debug)]
 pub(crate) struct CopyFailed {
     pub(crate) error: MemoryError,
-    /// Set if no part of it runs any more, so that both ends may be unmapped or reused.
+    /// Set if no part of the copy runs any more, so that both ends may be unmapped or reused.
     pub(crate) ended: bool,
 }
 
@@ -61,7 +60,7 @@ impl<'a> Span<'a> {
             .ok_or(ArgumentError::bytes(offset, size, self.size).into())
     }
 
-    /// Writes behind the work queued on the stream, and returns when the bytes are written.
+    /// Writes behind the stream's queued work, and returns when the bytes are written.
     pub(crate) fn write(
         &self,
         stream: &Stream,
@@ -74,7 +73,6 @@ impl<'a> Span<'a> {
         Ok(self.write_all(stream, [(offset, bytes)])?)
     }
 
-    /// Reads behind the work queued on the stream.
     pub(crate) fn read(
         &self,
         stream: &Stream,
@@ -87,7 +85,7 @@ impl<'a> Span<'a> {
         Ok(self.read_all(stream, [(offset, bytes)])?)
     }
 
-    /// Writes several ranges, queued one behind the other and waited for once.
+    /// Writes several ranges, queued one behind the other, with one wait.
     pub(crate) fn write_all<'b>(
         &self,
         stream: &Stream,
@@ -109,7 +107,7 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
-    /// Reads several ranges, queued one behind the other and waited for once.
+    /// Reads several ranges, queued one behind the other, with one wait.
     pub(crate) fn read_all<'b>(
         &self,
         stream: &Stream,
@@ -129,8 +127,8 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
-    /// Returns the handle of a stream. Refuses copies on a stream that captures: each replay of the
-    /// graph would use the host's bytes.
+    /// Returns the handle of a stream. Refuses a capturing stream: each replay of the graph would
+    /// use the host's bytes.
     fn uncaptured(stream: &Stream) -> Result<StreamHandle, CopyFailed> {
         let uncaptured = stream.check_uncaptured().and_then(|()| stream.handle());
         uncaptured.map_err(|error| CopyFailed {
@@ -143,10 +141,10 @@ impl<'a> Span<'a> {
     }
 
     /// Waits for all queued copies, also after a copy that could not be queued. If the driver
-    /// refuses to wait for the stream, all work of the device is waited for.
+    /// refuses to wait for the stream, waits for all work of the device.
     ///
-    /// The stream is waited for without being asked: a capture that it began meanwhile may have
-    /// taken in the copies and has to break. Other captures go on.
+    /// Does not ask first whether the stream captures: a capture that began meanwhile may contain
+    /// the copies and has to break. Captures of other streams go on.
     fn waited_for(
         &self,
         stream: &Stream,
@@ -168,8 +166,8 @@ impl<'a> Span<'a> {
         done.map_err(|error| CopyFailed { error, ended })
     }
 
-    /// Queues a copy from another span on the stream; may return before it is complete. The caller
-    /// keeps both ranges in place until then.
+    /// Queues a copy from another span; may return before it is complete. The caller keeps both
+    /// ranges mapped until then.
     pub(crate) fn copy_async(
         &self,
         stream: &Stream,
@@ -190,8 +188,8 @@ impl<'a> Span<'a> {
             .map_err(|cause| MemoryError::range(offset, size, cause))
     }
 
-    /// Queues a fill with one byte on the stream; may return before it is complete. The caller adds
-    /// the stream to the fence of the memory.
+    /// Queues a fill with one byte; may return before it is complete. The caller adds the stream to
+    /// the fence of the memory.
     pub(crate) fn fill_async(
         &self,
         stream: &Stream,

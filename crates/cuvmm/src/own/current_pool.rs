@@ -1,7 +1,7 @@
 //! The current memory pool of a device, from which `cuMemAllocAsync` allocates.
 //!
-//! `unsafe` is used to set a pool. Its handle, and that of the pool that is set again afterwards,
-//! are kept alive by guards, or are those of default pools, which the driver never destroys.
+//! `unsafe` is used to set a pool. Guards keep its handle and that of the previous pool alive; the
+//! driver never destroys default pools.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -38,7 +38,7 @@ impl MemPool {
     /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`).
     ///
     /// Libraries that allocate stream-ordered memory, such as candle and cudarc, then allocate from
-    /// it, within its maximum.
+    /// this pool, within its maximum.
     ///
     /// # Errors
     /// [`MemoryError`] when the memory is on the host, the pool is a part of a
@@ -51,8 +51,7 @@ impl MemPool {
         self.make_current_instead_of_default()
     }
 
-    /// Makes this the current pool as [`make_current`](Self::make_current) does, also if it belongs
-    /// to a tenant.
+    /// Makes this pool current like [`make_current`](Self::make_current), also a tenant's pool.
     pub(crate) fn make_current_instead_of_default(
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
@@ -93,10 +92,8 @@ impl MemPool {
     }
 }
 
-/// Keeps a [`MemPool`] the current pool of its device, and sets the previous one again when it is
-/// dropped.
-///
-/// Nothing is set if another pool is current by then.
+/// Keeps a [`MemPool`] current on its device. Its drop sets the previous pool again, unless another
+/// pool is current by then.
 #[must_use = "the previous pool is current again when this is dropped"]
 #[derive(Debug)]
 pub struct CurrentPoolGuard<'a> {
@@ -108,7 +105,7 @@ pub struct CurrentPoolGuard<'a> {
 }
 
 impl CurrentPoolGuard<'_> {
-    /// Returns the pool that is current.
+    /// Returns the pool of the guard.
     #[must_use]
     pub const fn pool(&self) -> &MemPool {
         &self.pool
@@ -128,9 +125,9 @@ impl CurrentPoolGuard<'_> {
         pool.make_current_after(self.pool.as_raw())
     }
 
-    /// Makes another pool of the same device current in place of this guard's pool, and keeps it
-    /// current from then on (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this
-    /// guard's pool is not the current one any more. On failure nothing has changed.
+    /// Makes another pool of the same device current in place of this guard's pool from now on
+    /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this guard's pool is no longer
+    /// current. On failure nothing has changed.
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
         let one_by_one = self.pool.device().set_pool_alone()?;
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
@@ -145,8 +142,9 @@ impl CurrentPoolGuard<'_> {
         Ok(())
     }
 
-    /// Makes this guard's pool current again if one of `pools` is, or with `default` the previous one
-    /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Returns `true` if it is current then.
+    /// Makes this guard's pool current again if one of `pools` is current, or, with `default`, the
+    /// previous pool (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Returns `true` if this guard's
+    /// pool is then current.
     pub(crate) fn claim(&self, pools: &[MemPoolHandle], default: bool) -> Result<bool, CallError> {
         let _one_by_one = self.pool.device().set_pool_alone()?;
         let current = MemPool::current_of(self.pool.device())?;
@@ -202,7 +200,7 @@ impl Drop for CurrentPoolGuard<'_> {
     fn drop(&mut self) {
         let restored = self.restore();
         let device = self.pool.device();
-        // A lost context allocates nothing, and the end of the pool makes the default one current.
+        // A lost context allocates nothing, and the end of the pool makes the default pool current.
         if let (Err(error), None) = (restored, device.lost()) {
             device.report_drop("current memory pool", 0, error);
         }

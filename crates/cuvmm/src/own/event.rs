@@ -39,8 +39,7 @@ impl Event {
         self.handle
     }
 
-    /// Records the event: it covers, from now on, all work queued on the stream so far
-    /// (`cuEventRecord`).
+    /// Records the event, which then covers all work queued on the stream so far (`cuEventRecord`).
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver or the driver refuses.
@@ -58,14 +57,13 @@ impl Event {
     }
 
     /// Records the event behind the work of a stream of its device. Returns `false` if the stream
-    /// captures by then: the event may not be asked about, or waited for, before it was recorded
-    /// anew.
+    /// captures by then: the event must be recorded anew before it is queried or waited for.
     pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
         self.device.record_uncaptured(self.handle, stream.handle()?)
     }
 
-    /// Records the event on the context: it covers, from now on, all work queued so far on all
-    /// streams of the device's context (`cuCtxRecordEvent`, CUDA 12.5).
+    /// Records the event on the context. It then covers all work queued so far on all streams of
+    /// the device's context (`cuCtxRecordEvent`, CUDA 12.5).
     ///
     /// Breaks a capture that is running on the context.
     ///
@@ -111,10 +109,10 @@ impl Event {
 }
 
 impl Stream {
-    /// Makes later work of this stream run behind the work that another one has queued
-    /// (`cuEventRecord` and `cuStreamWaitEvent`). The caller has asked whether they capture; refused
-    /// if one of them does by now, without drawing this stream into the other's capture. Does nothing
-    /// if one of them has ended.
+    /// Makes later work of this stream run behind the queued work of another (`cuEventRecord` and
+    /// `cuStreamWaitEvent`). The caller has asked whether the streams capture; if one does by now,
+    /// the call is refused and draws this stream into no capture. Does nothing if one of them has
+    /// ended.
     pub(crate) fn run_behind(&self, other: &Self) -> Result<(), CallError> {
         if self.has_ended() || other.has_ended() {
             return Ok(());
@@ -157,7 +155,7 @@ impl Drop for Event {
             .give_back(Call::EventDestroy, |driver, device| unsafe {
                 driver.event_destroy(device, event)
             });
-        // The objects of a lost context are gone with it.
+        // A lost context takes its objects with it.
         if let (Err(error), None) = (destroyed, self.device.lost()) {
             self.device.report_drop("event", 0, error);
         }

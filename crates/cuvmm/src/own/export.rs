@@ -1,8 +1,8 @@
 //! Export and import of physicals.
 //!
 //! Only a handle is passed: size, place and identity of the device travel beside it, through
-//! [`share`](crate::share) or the caller's own means. The driver knows neither size nor access of
-//! what it imports: an importer can write to the memory, even if only reading was intended.
+//! [`share`](crate::share) or the caller's own means. The driver does not know the size and access
+//! of imported memory: an importer can write to it, even if only reading was intended.
 //!
 //! `unsafe` is used to export and to import. The exported handle is alive; a descriptor is borrowed
 //! for the call.
@@ -24,8 +24,8 @@ impl Physical {
     /// descriptor, or 64 bytes that name the memory across nodes.
     ///
     /// From then on the memory counts as [exported](Self::is_exported) for good. It is released
-    /// like other memory, but a pool never gives it to another user. It lives on while a descriptor
-    /// or an importer holds it.
+    /// like other memory, but a pool never gives it to another user. It stays allocated while a
+    /// descriptor or an importer holds it.
     ///
     /// # Errors
     /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for
@@ -38,7 +38,7 @@ impl Physical {
         Ok(exported)
     }
 
-    /// Exports several physicals, in order: all, or none, and then none counts as exported.
+    /// Exports all physicals, in order, or none; in case of failure none counts as exported.
     ///
     /// The caller ensures that the memory is not reused meanwhile: it is marked last.
     pub(crate) fn export_all(
@@ -67,8 +67,8 @@ impl Physical {
     }
 
     /// Imports memory that another process, or this one, exported
-    /// (`cuMemImportFromShareableHandle`). It is the same memory, not a copy, and lives on if its
-    /// exporter does not. The handle may be closed afterwards.
+    /// (`cuMemImportFromShareableHandle`). The memory is no copy, and stays when its exporter ends.
+    /// The handle may be closed afterwards.
     ///
     /// `device` must be the device of the memory, or any device for host memory. The driver does
     /// not report the size of imported memory, so a wrong `size` is an error only when the memory
@@ -107,8 +107,8 @@ impl Physical {
         physical.relocated(location).ok_or(UNKNOWN.into())
     }
 
-    /// Tries on one granule whether memory of a device can be exported as a handle type, since the
-    /// driver may refuse even if an attribute says that it is supported.
+    /// Tries to export one granule of a device's memory as a handle type, since the driver may
+    /// refuse even a type that an attribute reports as supported.
     ///
     /// Makes `cuMemCreate`, `cuMemExportToShareableHandle` and `cuMemRelease`.
     ///
@@ -124,10 +124,9 @@ impl Physical {
     }
 }
 
-/// The error for a kind of handle that this library does not know.
+/// The error for an unknown type of handle.
 const UNKNOWN: ArgumentError = ArgumentError::HandleType(0);
 
-/// Refuses anything but one handle type that exists on Linux.
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     match handle_type {
         HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
@@ -135,7 +134,7 @@ pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     }
 }
 
-/// The location of a physical by the driver's answer.
+/// Returns the location of a physical as the driver reports it.
 fn location_of(device: &Device, handle: PhysicalHandle) -> Result<Location, CallError> {
     device
         .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {

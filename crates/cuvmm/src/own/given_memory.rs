@@ -8,7 +8,7 @@ use super::holders::Holder;
 use super::pool_memory::PoolMemory;
 use crate::error::CallError;
 
-/// Memory of a memory pool, and the processes that it was given to. It is freed when it is dropped,
+/// Memory of a memory pool, and the processes that it was given to. Its drop frees the memory,
 /// unless one of them still uses it.
 pub(super) struct GivenMemory {
     memory: PoolMemory,
@@ -27,7 +27,7 @@ impl GivenMemory {
         &self.memory
     }
 
-    /// Notes processes that are about to be given the memory, and forgets those that let it go.
+    /// Notes processes that are about to get the memory, and removes those that have released it.
     pub(super) fn hold(&self, holder: Arc<dyn Holder>) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.retain(|holder| !holder.is_over());
@@ -40,8 +40,8 @@ impl GivenMemory {
         }
     }
 
-    /// Returns `true` if a process that was given the memory may still use it. In a forked child it
-    /// is the parent that knows.
+    /// Returns `true` if a process that was given the memory may still use it; `false` in a forked
+    /// child, whose parent keeps the memory.
     pub(super) fn is_held(&self) -> bool {
         if self.memory.device().is_forked() {
             return false;
@@ -51,12 +51,11 @@ impl GivenMemory {
         !holders.is_empty()
     }
 
-    /// Returns `true` if it could be freed now, as far as that is known.
+    /// Returns `true` if the memory could be freed now, as far as is known.
     pub(super) fn is_returned(&self) -> bool {
         !self.is_held() && matches!(self.memory.is_captured(), Ok(false))
     }
 
-    /// Frees it, if no other process uses it.
     pub(super) fn free(&self) -> Result<(), CallError> {
         self.memory.device().own_process()?;
         match self.memory.is_ours() && self.is_held() {
@@ -70,11 +69,11 @@ impl Drop for GivenMemory {
     fn drop(&mut self) {
         let freed = self.free();
         let (device, size) = (self.memory.device(), self.memory.size());
-        // The memory of a lost context is gone with it.
+        // A lost context takes its memory with it.
         if let (Err(error), None) = (freed, device.lost()) {
             if !device.is_forked() {
                 device.report_leak(size);
-                // The processes that use the memory are told that it stays.
+                // The processes that use the memory learn that it stays.
                 let holders = self.holders.get_mut();
                 let holders = holders.unwrap_or_else(PoisonError::into_inner);
                 std::mem::forget(std::mem::take(holders));

@@ -10,8 +10,8 @@ pub(crate) trait Holder: Send + Sync + Debug {
     fn is_over(&self) -> bool;
 }
 
-/// The process that gave memory, and keeps it for as long as this value lives.
+/// The process that gave memory, and keeps it while this value lives.
 pub(crate) trait Giver: Send + Sync + Debug {
-    /// Returns `false` once the process has ended, or has given the memory up.
+    /// Returns `false` once the process has ended or has freed the memory.
     fn keeps(&self) -> bool;
 }

@@ -1,9 +1,8 @@
-//! Host memory that device memory is copied to and from: pinned by the driver, or allocated from
-//! the system.
+//! Host memory for copies to and from device memory: pinned by the driver, or allocated from the
+//! system.
 //!
-//! `unsafe` is used because the driver's pinned memory and the system's memory come as pointers.
-//! Each allocation is divided once into disjoint parts, every part has one owner, and the
-//! allocation is freed with the last part.
+//! `unsafe` is used because both kinds of memory come as pointers. Each allocation is divided once
+//! into disjoint parts, every part has one owner, and the allocation is freed with the last part.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -17,10 +16,9 @@ use crate::deferred::defer;
 use crate::device::Device;
 use crate::error::CallError;
 
-/// The alignment of the system's memory: its page size.
+/// The system's page size.
 const PAGE: usize = 4096;
 
-/// One allocation.
 struct HostMemory {
     base: NonNull<u8>,
     size: usize,
@@ -28,7 +26,6 @@ struct HostMemory {
 }
 
 enum Origin {
-    /// Pinned through a device's driver.
     Pinned(Device),
     System(Layout),
 }
@@ -39,8 +36,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
-    /// Frees the memory. Its last owner may be a sleeping block, which is dropped under its pool's
-    /// lock.
+    /// Frees the memory. Its last owner may be a sleeping block, dropped under its pool's lock.
     fn drop(&mut self) {
         let (base, size) = (self.base.as_ptr(), self.size as u64);
         match &self.origin {
@@ -54,9 +50,9 @@ impl Drop for HostMemory {
     }
 }
 
-/// Frees pinned memory that has no owner any more (`cuMemFreeHost`).
+/// Frees pinned memory without an owner (`cuMemFreeHost`).
 fn free_pinned(device: &Device, base: *mut u8, size: u64) {
-    // Otherwise it breaks the captures of other threads.
+    // Otherwise the call breaks captures of other threads.
     let freed = device.relaxed(|| {
         // SAFETY: the memory was owned by the caller, and the last reference into it is gone with the
         // last part. Copies were waited for, or the parts that they may use were leaked.
@@ -69,7 +65,7 @@ fn free_pinned(device: &Device, base: *mut u8, size: u64) {
     }
 }
 
-/// A part of host memory, with one owner. The allocation is freed with its last part.
+/// A part of host memory with one owner. The allocation is freed with its last part.
 pub(crate) struct HostPart {
     memory: Arc<HostMemory>,
     offset: usize,
@@ -78,13 +74,13 @@ pub(crate) struct HostPart {
 
 impl HostPart {
     /// Allocates `size` bytes, more than zero, of pinned memory (`cuMemHostAlloc`), reachable from
-    /// every device, divided into parts of `part` bytes; the last may be smaller.
+    /// every device, in parts of `part` bytes; the last may be smaller.
     pub(crate) fn pinned(
         device: &Device,
         size: usize,
         part: usize,
     ) -> Result<Vec<Self>, CallError> {
-        // Otherwise it breaks the captures of other threads.
+        // Otherwise the call breaks captures of other threads.
         let pointer = device.relaxed(|| {
             device.call(Call::MemHostAlloc, |driver, ordinal| {
                 driver.host_alloc(ordinal, size as u64, PORTABLE)
@@ -96,8 +92,8 @@ impl HostPart {
         Ok(Self::cut(HostMemory { base, size, origin }, part))
     }
 
-    /// Allocates `size` bytes of the system's memory, which reads as zero, divided into parts of
-    /// `part` bytes. `None` if the system does not have as much.
+    /// Allocates `size` zeroed bytes of the system's memory in parts of `part` bytes. `None` if the
+    /// system does not have as much.
     pub(crate) fn ordinary(size: usize, part: usize) -> Option<Vec<Self>> {
         let layout = Layout::from_size_align(size, PAGE).ok()?;
         if size == 0 {
@@ -123,7 +119,7 @@ impl HostPart {
             .collect()
     }
 
-    /// Returns `true` if a device can access it directly.
+    /// Returns `true` if a device can access the part directly.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.memory.origin, Origin::Pinned(_))
     }
@@ -146,7 +142,7 @@ impl HostPart {
         }
     }
 
-    /// Makes the system back the memory, which it does at the first write to each page.
+    /// Makes the system back the memory, which happens at the first write to each page.
     pub(crate) fn touch(&mut self) {
         self.bytes_mut()
             .iter_mut()
@@ -157,7 +153,7 @@ impl HostPart {
     }
 }
 
-/// Pins the memory for all contexts (`CU_MEMHOSTALLOC_PORTABLE`).
+/// The flag that pins memory for all contexts (`CU_MEMHOSTALLOC_PORTABLE`).
 const PORTABLE: u32 = 1;
 
 impl fmt::Debug for HostPart {

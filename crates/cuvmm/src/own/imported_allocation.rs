@@ -1,7 +1,7 @@
 //! Allocations of other processes' memory pools.
 //!
-//! `unsafe` is used to import. The imported pool is alive; what is imported is owned here and freed
-//! once.
+//! `unsafe` is used to import. The imported pool is alive; the imported memory is owned here and
+//! freed once.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -21,10 +21,10 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
 
-/// How long an import waits for the same allocation to be freed.
+/// The longest wait of an import until the same allocation is freed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One allocation as its exporter describes it, and the part of it that is given.
+/// The given part of an allocation, with the exporter's description.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) ticket: MemPoolTicket,
@@ -64,8 +64,8 @@ impl ImportedPool {
         self.import_part(stream, &part, Access::ReadWrite, None, PATIENCE)
     }
 
-    /// Imports a part of an allocation, which `giver` keeps. If the allocation is being freed in this
-    /// process, waits for that, but at most `patience`.
+    /// Imports a part of an allocation, which `giver` keeps. If the allocation is being freed in
+    /// this process, waits for that, at most `patience`.
     pub(crate) fn import_part(
         &self,
         stream: &Stream,
@@ -86,7 +86,7 @@ impl ImportedPool {
             return Err(ArgumentError::STREAM.into());
         }
         self.device().own_process()?;
-        // It could not be freed again, if a later step fails.
+        // The import could not be freed again if a later step fails.
         if stream.is_capturing()? {
             return Err(MemoryError::Capturing);
         }
@@ -126,16 +126,16 @@ impl ImportedPool {
     }
 }
 
-/// An allocation of another process's memory pool, or a part of one, in this process. It is not a
-/// copy: writes of the other process are visible here.
+/// An allocation of another process's memory pool, or a part of one, in this process. The memory is
+/// no copy: writes of the other process are visible here.
 ///
-/// Dropping it frees it in this process, behind the work of its stream and of the streams named to
-/// [`record_use`](Self::record_use), waits for that, and then lets the process that gave it know,
-/// which may free it now. The address is then invalid in this process. Dropped while one of its
-/// streams captures, it stays imported and the other process keeps it until this one ends.
+/// Its drop frees the memory in this process, behind the work of its stream and of the streams
+/// named to [`record_use`](Self::record_use), waits for that, and then tells the giver, which may
+/// free the memory from then on. The address is then invalid in this process. If one of its streams
+/// captures at the drop, the memory stays imported and the giver keeps it until this process ends.
 ///
-/// The memory is gone with the process that gave it. [`read`](Self::read), [`write`](Self::write)
-/// and [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel that runs
+/// The memory ends with the giver. [`read`](Self::read), [`write`](Self::write) and
+/// [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel that runs
 /// meanwhile may read anything.
 ///
 /// [`Channel::recv_allocations`](crate::Channel::recv_allocations) shows how to get one.
@@ -146,21 +146,21 @@ pub struct ImportedAllocation {
     access: Access,
     pool: ImportedPool,
     giver: Option<Arc<dyn Giver>>,
-    /// Set once this value uses the memory no more, except in work that is under way.
+    /// Set once this value no longer uses the memory, except in pending work.
     left: bool,
-    /// Set once that work is complete.
+    /// Set once the pending work is complete.
     ended: bool,
 }
 
 impl ImportedAllocation {
-    /// Checks what the driver says about the memory against its description.
+    /// Checks the driver's figures of the memory against its description.
     fn check(&self, size: u64) -> Result<(), MemoryError> {
         let base = self.memory.address();
         let ask = |attribute| attribute_of(self.device(), base, attribute);
         let start = ask(PointerAttribute::RANGE_START_ADDR)?;
         let there = ask(PointerAttribute::RANGE_SIZE)?;
         let there = there.saturating_sub(base.0.saturating_sub(start));
-        // The memory may have been imported before, as smaller than it is.
+        // An earlier import may have had a smaller size.
         let there = there.min(self.memory.size());
         if there < size {
             return Err(ArgumentError::bytes(0, size, there).into());
@@ -187,7 +187,7 @@ impl ImportedAllocation {
         base.checked_add(self.range.start).unwrap_or(base)
     }
 
-    /// Returns the size in bytes of what was given.
+    /// Returns the size of the given part in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.range.end - self.range.start
@@ -215,8 +215,9 @@ impl ImportedAllocation {
         self.memory.device()
     }
 
-    /// Lets work of another stream use the memory: it is freed behind the work that the stream has
-    /// queued by then (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`).
+    /// Lets work of another stream use the memory, which is then freed behind all work that the
+    /// stream has queued by the time of the free (`cuEventCreate`, `cuEventRecord`,
+    /// `cuStreamWaitEvent`, `cuEventDestroy`).
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver, one of the streams captures, or the
@@ -225,7 +226,7 @@ impl ImportedAllocation {
         self.memory.record_use(stream)
     }
 
-    /// Checks that the process that gave the memory still keeps it, as far as it is known.
+    /// Checks that the giver still keeps the memory, as far as is known.
     ///
     /// # Errors
     /// [`MemoryError::GiverGone`], and [`MemoryError`] in a forked child.
@@ -240,13 +241,13 @@ impl ImportedAllocation {
     fn within(&self, offset: u64, size: usize) -> Result<u64, MemoryError> {
         self.check_giver()?;
         range_within(offset, size as u64, self.size())
-            // What could not be closed may have been freed.
+            // Memory whose close failed may have been freed.
             .filter(|_| !self.left)
             .and_then(|range| range.start.checked_add(self.range.start))
             .ok_or(ArgumentError::bytes(offset, size as u64, self.size()).into())
     }
 
-    /// Copies bytes to the host, behind the work that is queued on the stream, which
+    /// Copies bytes to the host behind the stream's queued work. The stream
     /// [uses](Self::record_use) the memory from then on (`cuMemcpyDtoHAsync`,
     /// `cuStreamSynchronize`).
     ///
@@ -256,12 +257,12 @@ impl ImportedAllocation {
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let at = self.within(offset, bytes.len())?;
         self.memory.read(stream, at, bytes)?;
-        // Bytes that were read after the giver has ended may be another's.
+        // Bytes read after the end of the giver may be another owner's.
         self.check_giver()
     }
 
-    /// Writes bytes behind the work that is queued on the stream, which [uses](Self::record_use)
-    /// the memory from then on, and returns when they are written (`cuMemcpyHtoDAsync`,
+    /// Writes bytes behind the stream's queued work, and returns when they are written. The stream
+    /// [uses](Self::record_use) the memory from then on (`cuMemcpyHtoDAsync`,
     /// `cuStreamSynchronize`).
     ///
     /// # Errors
@@ -276,8 +277,8 @@ impl ImportedAllocation {
         self.memory.write(stream, at, bytes)
     }
 
-    /// Frees the memory in this process as dropping it does (`cuMemFreeAsync`,
-    /// `cuStreamSynchronize`), or returns it with the reason.
+    /// Frees the memory in this process like a drop (`cuMemFreeAsync`, `cuStreamSynchronize`), or
+    /// returns the value with the reason.
     ///
     /// # Errors
     /// [`CloseError`] with the allocation in it when one of its streams captures or the driver
@@ -289,8 +290,8 @@ impl ImportedAllocation {
         })
     }
 
-    /// Lets go of memory that no work of this value has used. If another value has the same memory, that
-    /// one frees it, and nothing is waited for.
+    /// Ends a use without work. If another value uses the same memory, that value frees it, and
+    /// nothing is waited for.
     fn discard(mut self) {
         if self.pool.leave(&self.memory) {
             self.pool.stay(&self.memory);
@@ -304,7 +305,7 @@ impl ImportedAllocation {
             return Ok(());
         }
         self.device().own_process()?;
-        // Waiting would break a capture.
+        // A wait would break a capture.
         if self.memory.is_captured()? {
             return Err(CallError::InUse);
         }
@@ -317,8 +318,8 @@ impl ImportedAllocation {
         Ok(())
     }
 
-    /// Frees the memory after its last use, and waits for the work of this one. The giver frees it
-    /// afterwards. No lock is held meanwhile.
+    /// Waits for the work of this value, and frees the memory after its last use. The giver frees
+    /// it afterwards. No lock is held meanwhile.
     fn leave(&mut self) -> Result<(), CallError> {
         let last = self.pool.leave(&self.memory);
         if last && let Err(error) = self.memory.free() {
@@ -338,7 +339,7 @@ impl Drop for ImportedAllocation {
     fn drop(&mut self) {
         let Err(error) = self.end() else { return };
         let (device, size) = (self.memory.device(), self.memory.size());
-        // The memory of a lost context is gone with it, and nothing runs there.
+        // A lost context takes its memory with it, and nothing runs there.
         let lost = device.lost().is_some();
         if !device.is_forked() {
             if lost && !self.left && self.pool.leave(&self.memory) {
@@ -356,7 +357,7 @@ impl Drop for ImportedAllocation {
     }
 }
 
-/// Lets the giver know, or else lets it keep its memory until this process has ended.
+/// Tells the giver, or else lets it keep its memory until this process has ended.
 fn keep_unless(done: bool, giver: Arc<dyn Giver>) {
     if !done {
         std::mem::forget(giver);

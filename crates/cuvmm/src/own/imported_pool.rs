@@ -18,32 +18,30 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// A memory pool of another process. Clones are the same pool. Nothing can be allocated from it.
 ///
-/// It is destroyed when the last clone and the last [`ImportedAllocation`](super::ImportedAllocation)
-/// are dropped, which does not end the pool of the other process.
+/// The import ends when the last clone and the last
+/// [`ImportedAllocation`](super::ImportedAllocation) are dropped; the pool of the other process
+/// goes on.
 ///
-/// [`PoolImporter`](crate::share::PoolImporter) imports pools and their allocations for those that
-/// get them through [`share`](crate::share).
+/// [`PoolImporter`](crate::share::PoolImporter) imports pools and allocations that came through
+/// [`share`](crate::share).
 #[derive(Clone)]
 pub struct ImportedPool {
     shared: Arc<Shared>,
 }
 
-/// An imported pool that others own.
+/// An imported pool without ownership.
 #[derive(Default)]
 pub(crate) struct WeakPool(Weak<Shared>);
 
 impl WeakPool {
-    /// Returns `true` if it is that pool.
     pub(crate) fn is(&self, pool: &ImportedPool) -> bool {
         std::ptr::eq(self.0.as_ptr(), Arc::as_ptr(&pool.shared))
     }
 
-    /// Returns `true` until the last owner is dropped.
     pub(crate) fn is_alive(&self) -> bool {
         self.0.strong_count() > 0
     }
 
-    /// Returns the pool, or `None` if it was destroyed.
     pub(crate) fn upgrade(&self) -> Option<ImportedPool> {
         let shared = self.0.upgrade()?;
         Some(ImportedPool { shared })
@@ -54,7 +52,7 @@ struct Shared {
     device: Device,
     handle: MemPoolHandle,
     live: Mutex<Live>,
-    /// An allocation was freed, or could not be.
+    /// Notified when an allocation was freed, or its free failed.
     freed: Condvar,
 }
 
@@ -110,9 +108,8 @@ impl ImportedPool {
         live.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts another user of an allocation, which `import` imports if it is not imported. If it is
-    /// being freed, which waits for the work that uses it, waits for that first, but at most
-    /// `patience`.
+    /// Counts another user of an allocation, and calls `import` if the allocation is not imported.
+    /// If it is being freed, waits for that first, at most `patience`.
     pub(super) fn join(
         &self,
         ticket: &MemPoolTicket,
@@ -162,7 +159,7 @@ impl ImportedPool {
         self.await_freed(ticket, patience).map(drop)
     }
 
-    /// Ends a use of an allocation. Returns `true` if it was the last one: the caller frees the
+    /// Ends a use of an allocation. Returns `true` if it was the last use: the caller frees the
     /// memory and calls [`freed`](Self::freed).
     pub(super) fn leave(&self, memory: &Arc<PoolMemory>) -> bool {
         let mut live = self.live();
@@ -185,8 +182,8 @@ impl ImportedPool {
         entry?.giver
     }
 
-    /// Keeps an allocation imported until the process ends, with the use that could not be ended, and
-    /// the pool too. Returns `false` if it was kept before.
+    /// Keeps an allocation and its pool imported until the process ends, with the use that could
+    /// not be ended. Returns `false` if it was kept before.
     pub(super) fn keep(&self, memory: &Arc<PoolMemory>) -> bool {
         let mut live = self.live();
         let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) else {
@@ -199,7 +196,7 @@ impl ImportedPool {
         true
     }
 
-    /// Takes back the end of the last use of an allocation, which could not be freed.
+    /// Takes back the end of the last use of an allocation that could not be freed.
     pub(super) fn stay(&self, memory: &Arc<PoolMemory>) {
         let mut live = self.live();
         if let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) {
@@ -210,17 +207,17 @@ impl ImportedPool {
     }
 }
 
-/// The allocations that are imported from a pool. The driver may give the same address for the same
-/// allocation a second time, so each is imported once.
+/// The imported allocations of a pool. The driver may give one address to two imports of an
+/// allocation, so each is imported once.
 type Live = Vec<Entry>;
 
 struct Entry {
     ticket: MemPoolTicket,
     memory: Arc<PoolMemory>,
-    /// The process that gave it first. A further one may lie about what is its own, and does not
-    /// keep it.
+    /// The process that gave the allocation first. A later giver may lie about what is its own, and
+    /// does not keep it.
     giver: Option<Arc<dyn Giver>>,
-    /// 0 while it is freed.
+    /// 0 while the allocation is being freed.
     users: usize,
     /// One of the users never ends.
     kept: bool,

@@ -18,7 +18,6 @@ impl KeptMemory {
         self.lock().is_empty()
     }
 
-    /// Returns the bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.lock().iter().map(|kept| kept.memory().size()).sum()
     }
@@ -31,8 +30,8 @@ impl KeptMemory {
         }
     }
 
-    /// Looks at no more than `most` parts, in turn, and frees those that were returned. Returns `true`
-    /// if there was one.
+    /// Looks at up to `most` parts, in turn, and frees returned ones. Returns `true` if there was
+    /// one.
     pub(super) fn free_returned(&self, device: &Device, most: usize) -> bool {
         if device.is_forked() {
             return false;
@@ -40,12 +39,12 @@ impl KeptMemory {
         let returned: Vec<_> = {
             let mut kept = self.lock();
             let looked_at = most.min(kept.len());
-            // The others come first the next time.
+            // The other parts come first the next time.
             kept.rotate_left(looked_at);
             let from = kept.len() - looked_at;
             kept.extract_if(from.., |kept| kept.is_returned()).collect()
         };
-        // Freed when they are dropped, without the lock.
+        // Their drop frees them, without the lock.
         !returned.is_empty()
     }
 }

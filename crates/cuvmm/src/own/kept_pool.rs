@@ -1,10 +1,10 @@
-//! The end of memory pools of the driver that were the current one: they are
+//! The end of the driver's memory pools that were current: they are
 //! [kept](Device::kept_memory_pools) instead of destroyed.
 //!
 //! Keeps I-67.
 //!
-//! `unsafe` is used for calls that take the handle of a pool that is alive, or that is kept and never
-//! destroyed.
+//! `unsafe` is used for calls that take the handle of a pool that is alive, or that is kept and
+//! never destroyed.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};
@@ -12,13 +12,14 @@ use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};
 use crate::device::Device;
 use crate::error::CallError;
 
-/// Makes a pool that ends the current one no more, and empties it.
+/// Empties an ending pool, and makes sure that it is not current.
 pub(super) fn retire(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     leave_current(device, pool)?;
     empty(device, pool)
 }
 
-/// Makes the default pool current if a pool that ends is. No other thread sets a pool meanwhile.
+/// Makes the default pool current in place of an ending pool. No other thread sets a pool
+/// meanwhile.
 fn leave_current(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     let _one_by_one = device.set_pool_alone()?;
     let current = device.give_back(Call::DeviceGetMemPool, |driver, device| {
@@ -36,8 +37,7 @@ fn leave_current(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> 
     })
 }
 
-/// Returns what the pool holds and does not use, and lets the driver take back the rest as it is
-/// freed.
+/// Releases the unused memory of a pool, and lets the driver release the rest as it is freed.
 fn empty(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     device.give_back(Call::MemPoolSetAttribute, |driver, device| {
         let attribute = MemPoolAttribute::RELEASE_THRESHOLD;
@@ -50,7 +50,6 @@ fn empty(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     })
 }
 
-/// Returns the bytes that a kept pool holds.
 pub(super) fn reserved(device: &Device, pool: MemPoolHandle) -> Result<u64, CallError> {
     device.call(Call::MemPoolGetAttribute, |driver, device| {
         let attribute = MemPoolAttribute::RESERVED_MEM_CURRENT;

@@ -1,6 +1,5 @@
 //! Managed memory: one address for the host and all devices, whose pages migrate.
-//!
-//! This module does not decide who may access it when; [`unified`](crate::unified) does.
+//! [`unified`](crate::unified) decides who may access it when.
 //!
 //! `unsafe` is used to free the allocation and to move its pages. It is owned here and freed once.
 #![allow(unsafe_code)]
@@ -26,7 +25,7 @@ const GLOBAL: u32 = 1;
 /// host as a whole.
 const KINDS_SINCE: CudaVersion = CudaVersion::new(12, 2);
 
-/// The attributes of one location: as one number, and as kind and number.
+/// The attributes of a location: as one number, and as kind and number.
 #[derive(Clone, Copy)]
 struct PlaceAttributes {
     number: RangeAttribute,
@@ -49,8 +48,8 @@ const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
 /// Managed memory. It is freed at once when dropped.
 ///
 /// Its initial contents are unspecified. The driver call that frees it waits for the work of the
-/// device it was allocated on. A program that uses it on other devices must wait for that work
-/// before it drops the memory. [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
+/// device it was allocated on. A program that uses it on other devices must wait for their work
+/// before the drop; [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
 #[doc(alias = "cuMemAllocManaged")]
 pub struct Managed {
     device: Device,
@@ -95,8 +94,7 @@ impl Managed {
                 freed: false,
             })
         };
-        // Without relaxed mode, a capture that another library makes on this thread refuses
-        // allocations.
+        // Without relaxed mode, another library's capture on this thread refuses allocations.
         let allocated = device.relaxed(allocate).and_then(|allocated| allocated);
         allocated.map_err(refused)
     }
@@ -112,8 +110,9 @@ impl Managed {
         has(device, device.ordinal(), ability)
     }
 
-    /// A device that has managed memory and cannot work while the host accesses any, even memory
-    /// that the device never uses. Queries the given device first, then the others of its driver.
+    /// Returns a device with managed memory that cannot work while the host accesses any, even
+    /// memory that the device never uses. Queries the given device first, then the others of its
+    /// driver.
     pub(crate) fn first_unshared(device: &Device) -> Result<Option<Ordinal>, CallError> {
         let count = device.call(Call::DeviceGetCount, |driver, _| driver.device_count())?;
         let others = (0..count).map(Ordinal);
@@ -140,26 +139,25 @@ impl Managed {
         self.size
     }
 
-    /// Returns the device that it was allocated on.
+    /// Returns the device that the memory was allocated on.
     #[must_use]
     pub const fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The whole memory, to copy in.
     pub(crate) fn span(&self) -> Span<'_> {
         // SAFETY: the memory is owned here for the borrow.
         unsafe { Span::new(&self.device, self.address, self.size) }
     }
 
-    /// The start and size of a range, which the caller has checked to be inside.
+    /// Returns the start and size of a range inside the memory.
     fn at(&self, range: &Range<u64>) -> (DeviceAddress, u64) {
         let start = DeviceAddress(self.address.0.saturating_add(range.start));
         (start, range.end.saturating_sub(range.start))
     }
 
-    /// Queues moving a range of bytes; may return before they have moved. The caller keeps the
-    /// memory until then.
+    /// Queues a move of a range of bytes; may return before the move is complete. The caller keeps
+    /// the memory until then.
     pub(crate) fn prefetch(
         &self,
         stream: &Stream,
@@ -192,31 +190,30 @@ impl Managed {
             given = true;
             Ok(())
         };
-        // Without relaxed mode, advice breaks a capture that another library makes on this thread.
+        // Without relaxed mode, advice breaks another library's capture on this thread.
         match self.device.relaxed(give) {
-            // The failure came after the call: switching the mode back.
+            // Only switching the mode back failed, after the call.
             _ if given => Ok(()),
             outcome => outcome?,
         }
     }
 
-    /// Returns `true` if all of a range is advised as mostly read.
     pub(crate) fn is_read_mostly(&self, range: &Range<u64>) -> Result<bool, CallError> {
         Ok(self.ask(range, RangeAttribute::READ_MOSTLY)? != 0)
     }
 
-    /// The preferred location of all of a range. The driver does not report a NUMA node
+    /// Returns the preferred location of a whole range. The driver does not report a NUMA node
     /// (`docs/semantics.md`).
     pub(crate) fn preferred(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
         self.place(range, PREFERRED)
     }
 
-    /// The location that all of a range was last prefetched to.
+    /// Returns the location that a whole range was last prefetched to.
     pub(crate) fn last_prefetch(&self, range: &Range<u64>) -> Result<Option<Location>, CallError> {
         self.place(range, LAST_PREFETCH)
     }
 
-    /// The locations that all of a range is kept mapped for.
+    /// Returns the locations that a whole range is kept mapped for.
     pub(crate) fn accessed_by(&self, range: &Range<u64>) -> Result<Vec<Location>, CallError> {
         let (start, size) = self.at(range);
         self.device
@@ -265,8 +262,8 @@ impl Managed {
     /// Frees the memory (`cuMemFree`), or returns it with the reason.
     ///
     /// # Errors
-    /// [`CloseError`] with the memory in it when the driver refuses. It always does once the
-    /// context is lost; the memory is freed with the context.
+    /// [`CloseError`] with the memory in it when the driver refuses, as always once the context is
+    /// lost, which frees the memory.
     #[doc(alias = "cuMemFree")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         self.free().map_err(|cause| CloseError {
@@ -293,13 +290,13 @@ impl Managed {
             Ok(())
         };
         match device.relaxed(free) {
-            // The failure came after the call: switching the mode back.
+            // Only switching the mode back failed, after the call.
             _ if self.freed => Ok(()),
             outcome => outcome?,
         }
     }
 
-    /// Leaks the memory: work may still use it, and that work cannot be waited for.
+    /// Leaks the memory: pending work may use it and cannot be waited for.
     pub(crate) fn abandon(&mut self) {
         self.freed = true;
     }
@@ -315,7 +312,7 @@ fn has(device: &Device, which: Ordinal, ability: DeviceAttribute) -> Result<bool
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // The memory of a lost context is gone with it.
+        // A lost context takes its memory with it.
         if let (Err(error), None) = (self.free(), self.device.lost()) {
             self.device.report_drop("managed memory", self.size, error);
         }

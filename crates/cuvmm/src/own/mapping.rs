@@ -19,12 +19,12 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// A physical mapped in a reservation. It is unmapped at once when dropped.
+/// A physical mapped in a reservation. Its drop unmaps it at once.
 ///
 /// # Work of the GPU
-/// The driver unmaps memory even while a kernel is using it (`docs/semantics.md`). A program that
-/// has launched work on a mapping must wait for that work before it drops the mapping.
-/// [`Region`](crate::Region) and [`Pool`](crate::Pool) do that by themselves.
+/// The driver unmaps memory even while a kernel uses it (`docs/semantics.md`). A program must wait
+/// for its work on a mapping before it drops the mapping. [`Region`](crate::Region) and
+/// [`Pool`](crate::Pool) do that by themselves.
 #[doc(alias = "cuMemMap")]
 pub struct Mapping {
     /// Dropped only after unmapping: a mapping that could not be unmapped keeps addresses and
@@ -37,8 +37,7 @@ struct Placed {
     reserved: Arc<Reserved>,
     physical: Physical,
     address: DeviceAddress,
-    /// The offset in the reservation that it was mapped through, which may be a part of a larger
-    /// range.
+    /// The offset in its reservation, which may be a part of a larger range.
     offset: u64,
 }
 
@@ -179,7 +178,7 @@ impl Mapping {
     /// Unmaps the physical (`cuMemUnmap`) and returns it, or returns the mapping with the reason.
     ///
     /// # Errors
-    /// [`CloseError`] with the mapping in it; it is still mapped then.
+    /// [`CloseError`] with the mapping in it, still mapped.
     #[doc(alias = "cuMemUnmap")]
     pub fn close(self) -> Result<Physical, CloseError<Self>> {
         self.take_out().map_err(|(owner, cause)| CloseError {
@@ -188,7 +187,7 @@ impl Mapping {
         })
     }
 
-    /// Unmaps the physical and returns it; on failure, returns the mapping with the driver's error.
+    /// Unmaps and returns the physical; on failure, returns the mapping with the driver's error.
     pub(crate) fn take_out(mut self) -> Result<Physical, (Self, CallError)> {
         match self.unmap() {
             Ok(()) => Ok(self.physical().clone()),

@@ -1,8 +1,8 @@
 //! Memory pools of the driver: its own stream-ordered allocator.
 //!
-//! What a [`Pool`](crate::Pool) of this library gives out is not part of them. They matter for
-//! memory that other libraries allocate with `cuMemAllocAsync`: that comes from the current memory
-//! pool of the device, and a [`MemPool`] with a maximum caps it.
+//! Memory of this library's [`Pool`](crate::Pool) is not part of them. They matter for other
+//! libraries, which allocate with `cuMemAllocAsync` from the device's current memory pool: a
+//! [`MemPool`] with a maximum caps that memory.
 //!
 //! `unsafe` is used for calls that take a pool's handle. The handle is owned here, or is that of a
 //! device's default pool, which the driver never destroys.
@@ -25,11 +25,11 @@ use crate::error::{CallError, MemoryError};
 /// A memory pool of the driver. Clones are the same pool.
 ///
 /// It is destroyed when the last clone, the last [`PoolAllocation`](super::PoolAllocation) and the
-/// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory when all that was
-/// allocated from it is freed, also by other libraries. A pool that was [current](Self::make_current)
-/// once is not destroyed but [kept](Device::kept_memory_pools).
+/// last [`CurrentPoolGuard`](super::CurrentPoolGuard) are dropped. The driver releases its memory
+/// when all of its allocations are freed, those of other libraries included. A pool that was ever
+/// [current](Self::make_current) is [kept](Device::kept_memory_pools) instead.
 ///
-/// What another process still uses when the pool ends stays allocated, and counts in
+/// Memory that another process still uses when the pool ends stays allocated, and counts in
 /// [`Device::leaked`].
 ///
 /// ```rust
@@ -64,7 +64,7 @@ struct Shared {
     device: Device,
     handle: MemPoolHandle,
     props: MemPoolProps,
-    /// Its owner is a tenant, which is charged for it and replaces it.
+    /// The owner is a tenant, which is charged for the pool and replaces it.
     managed: bool,
     kind: Kind,
     /// Memory that was dropped while another process could use it.
@@ -73,19 +73,18 @@ struct Shared {
     was_current: AtomicBool,
     /// Set when a handle of the pool was exported: its allocations can be exported from then on.
     exported: AtomicBool,
-    /// Set when something is changed that a new pool does not have, except access: rules of reuse,
-    /// handles that other processes have.
+    /// Set by a change that a new pool does not have, except access: rules of reuse, handles of
+    /// other processes.
     is_changed: AtomicBool,
-    /// The places whose access was set.
     granted: Mutex<Vec<Location>>,
 }
 
-/// Whose a pool is.
+/// The owner of a driver's pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It was created here and is destroyed here.
+    /// Created and destroyed here.
     Own,
-    /// It is the default pool of its device, which is never destroyed.
+    /// The default pool of its device, which is never destroyed.
     Default,
     /// Another library destroys it.
     Foreign,
@@ -107,9 +106,9 @@ impl MemPool {
         Ok(Self::with_handle(device, handle, props, Kind::Default))
     }
 
-    /// Wraps a pool that another library has created. It is not destroyed here. The location, the
-    /// maximum and the handle types that this value reports are those of a plain pool of the
-    /// device, because the driver tells none of them.
+    /// Wraps a pool that another library has created and destroys. This value reports the location,
+    /// the maximum and the handle types of a plain pool of the device, because the driver does not
+    /// report the real ones.
     ///
     /// # Safety
     /// `handle` must be a pool of the device's memory that was created in this process, and must
@@ -120,22 +119,19 @@ impl MemPool {
         Self::with_handle(device, handle, props, Kind::Foreign)
     }
 
-    /// Notes that the pool is about to be the current one.
+    /// Notes that the pool is about to be current.
     pub(super) fn note_current(&self) {
         self.shared.was_current.store(true, Ordering::Relaxed);
     }
 
-    /// Returns `true` if a handle of the pool was exported.
     pub(super) fn is_exported(&self) -> bool {
         self.shared.exported.load(Ordering::Acquire)
     }
 
-    /// Notes that a handle of the pool was exported.
     pub(super) fn note_exported(&self) {
         self.shared.exported.store(true, Ordering::Release);
     }
 
-    /// Notes a change that a new pool does not have.
     pub(super) fn note_changed(&self) {
         self.shared.is_changed.store(true, Ordering::Relaxed);
     }
@@ -172,7 +168,6 @@ impl MemPool {
         self
     }
 
-    /// Checks that the pool does not belong to a tenant.
     pub(super) fn check_not_managed(&self) -> Result<(), MemoryError> {
         match self.shared.managed {
             true => Err(MemoryError::ManagedPool),
@@ -214,12 +209,10 @@ impl MemPool {
         self.shared.kind
     }
 
-    /// Returns the memory that was dropped while another process could use it.
     pub(super) fn kept(&self) -> &KeptMemory {
         &self.shared.kept
     }
 
-    /// Returns the places whose access was set.
     pub(super) fn granted(&self) -> MutexGuard<'_, Vec<Location>> {
         let granted = self.shared.granted.lock();
         granted.unwrap_or_else(PoisonError::into_inner)
@@ -235,10 +228,9 @@ impl MemPool {
             .call(call, |driver, device| make(driver, device, handle))
     }
 
-    /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool is
-    /// only let go, and a pool that was current once is emptied and
-    /// [kept](Device::kept_memory_pools) (`cuDeviceGetMemPool`, `cuMemPoolSetAttribute`,
-    /// `cuMemPoolTrimTo`).
+    /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool stays,
+    /// and a pool that was ever current is emptied and [kept](Device::kept_memory_pools)
+    /// (`cuDeviceGetMemPool`, `cuMemPoolSetAttribute`, `cuMemPoolTrimTo`).
     ///
     /// # Errors
     /// [`CloseError`] with the pool in it while clones, allocations, offers or guards live, another
@@ -301,7 +293,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.kept.free_returned(&self.device, usize::MAX);
-        // The driver may not destroy it on a lost context, which allocates nothing any more.
+        // The driver may refuse on a lost context, which allocates nothing any more.
         if let (Err(error), None) = (self.destroy(), self.device.lost()) {
             self.device.report_drop("memory pool", 0, error);
         }

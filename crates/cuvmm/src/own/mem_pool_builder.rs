@@ -1,4 +1,4 @@
-//! How a memory pool of the driver is made.
+//! Making memory pools of the driver.
 
 use cuvmm_driver::{
     Call, CudaVersion, DeviceAttribute, HandleTypes, Location, LocationKind, MemPoolProps,
@@ -25,7 +25,7 @@ impl MemPoolBuilder<'_> {
     /// Sets the maximum of the bytes that the pool holds (CUDA 12.2). By default the driver
     /// chooses. The driver rounds it up: on an H200 to whole steps of 32 MiB.
     ///
-    /// An allocation that would exceed it fails as if the device had no more memory.
+    /// An allocation beyond the maximum fails as if the device had no more memory.
     #[must_use]
     pub const fn maximum(mut self, bytes: u64) -> Self {
         self.props.maximum = bytes;
@@ -34,8 +34,9 @@ impl MemPoolBuilder<'_> {
 
     /// Sets the handle types that the pool may be shared as; none by default, and fixed at
     /// creation. See [`AllocationOffer`](crate::share::AllocationOffer). A process that was given
-    /// one allocation can reach all of the pool, also for writing, and what is allocated later. By NVIDIA's documentation the driver releases no memory of such a pool before the
-    /// pool ends; on an H200 it does, as with other pools.
+    /// one allocation can read and write the whole pool, later allocations included. By NVIDIA's
+    /// documentation the driver releases no memory of such a pool before the pool ends; on an H200
+    /// it does, as with other pools.
     #[must_use]
     pub const fn shareable(mut self, types: HandleTypes) -> Self {
         self.props.handle_types = types;
@@ -126,12 +127,12 @@ impl MemPool {
         }
     }
 
-    /// Makes a new pool of one that is kept and empty, if there is one (`cuMemPoolGetAttribute`,
+    /// Makes a new pool of an empty kept one, if there is one (`cuMemPoolGetAttribute`,
     /// `cuMemPoolSetAttribute`, and `cuMemPoolSetAccess` if other devices had access).
     fn of_kept(device: &Device, props: MemPoolProps) -> Result<Option<Self>, CallError> {
         let taken = device.take_kept_pool(&props, |handle| {
-            // Where the driver does not say, a pool is created instead. Another library may have made it
-            // current again.
+            // If the driver does not say, a pool is created instead. Another library may have made
+            // the kept pool current again.
             kept_pool::reserved(device, handle).is_ok_and(|held| held == 0)
                 && Self::current_of(device).is_ok_and(|current| current != handle)
         });
@@ -142,7 +143,7 @@ impl MemPool {
             return Ok(None);
         };
         let pool = Self::with_handle(device, handle, props, Kind::Own);
-        // It goes back to the kept ones if this fails.
+        // A failure returns the pool to the kept ones.
         pool.note_current();
         *pool.granted() = granted;
         pool.reset_peaks()?;

@@ -8,8 +8,8 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Call, LocationKind, MemPoolAttribute
 use super::{Access, AccessGrant, MemPool, Place};
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// The rules by which a [`MemPool`] uses freed memory again for another stream. All are on by
-/// default. On the stream that freed it, memory is always used again at once.
+/// The rules by which a [`MemPool`] reuses freed memory on another stream, all on by default. The
+/// stream that freed memory can always reuse it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolReuse {
     /// Memory may be used where an event orders the allocation behind the free.
@@ -49,7 +49,7 @@ impl MemPool {
         })
     }
 
-    /// Returns the bytes in use (`cuMemPoolGetAttribute`).
+    /// Calls `cuMemPoolGetAttribute`.
     pub(crate) fn used(&self) -> Result<u64, CallError> {
         self.get(MemPoolAttribute::USED_MEM_CURRENT)
     }
@@ -76,7 +76,7 @@ impl MemPool {
     /// Starts the peaks of used and of reserved bytes anew (`cuMemPoolSetAttribute`, twice).
     ///
     /// # Errors
-    /// [`CallError`] when the driver refuses. The peak of used bytes may have been reset then.
+    /// [`CallError`] when the driver refuses. The peak of used bytes may have been reset.
     pub fn reset_peaks(&self) -> Result<(), CallError> {
         self.set(MemPoolAttribute::USED_MEM_HIGH, 0)?;
         self.set(MemPoolAttribute::RESERVED_MEM_HIGH, 0)
@@ -94,8 +94,8 @@ impl MemPool {
     /// Sets the bytes that the pool may hold after a synchronization (`cuMemPoolSetAttribute`); 0
     /// at first.
     ///
-    /// What exceeds them and is not in use goes back to the device when a stream, an event or the
-    /// context is next synchronized.
+    /// The next synchronization of a stream, an event or the context releases unused memory above
+    /// that.
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
@@ -120,7 +120,7 @@ impl MemPool {
     /// Sets the rules of reuse between streams (`cuMemPoolSetAttribute`, three times).
     ///
     /// # Errors
-    /// [`CallError`] when the driver refuses. The rules that were set before that are set back, if
+    /// [`CallError`] when the driver refuses. Rules that this call has set before are set back, if
     /// the driver permits it.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<(), CallError> {
         let before = self.reuse()?;
@@ -148,7 +148,7 @@ impl MemPool {
         )
     }
 
-    /// Returns memory that is not in use to the device, and leaves the pool at least `keep` bytes
+    /// Releases unused memory to the device, and leaves the pool at least `keep` bytes
     /// (`cuMemPoolTrimTo`).
     ///
     /// Waits for nothing. Memory whose free was not seen to be complete by a synchronization may
@@ -165,10 +165,10 @@ impl MemPool {
     }
 
     /// Sets the access of devices to the pool's memory, allocated already or later
-    /// (`cuMemPoolSetAccess`; before it `cuDeviceCanAccessPeer` for each other device). Devices
-    /// that are not named keep theirs. The device of the memory keeps full access.
+    /// (`cuMemPoolSetAccess`; before it `cuDeviceCanAccessPeer` for each other device). Other
+    /// devices keep their access. The device of the memory keeps full access.
     ///
-    /// If access is lowered that queued work needs, that work faults.
+    /// Queued work faults if it needs access that is lowered.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed then.
@@ -198,7 +198,7 @@ impl MemPool {
         self.call_to_set_access(&descs)
     }
 
-    /// Takes the access back that was set, except that of the memory's own place.
+    /// Takes back all access that was set, except that of the memory's own place.
     pub(super) fn reset_access(&self) -> Result<(), CallError> {
         let none = |&location: &_| AccessDesc {
             location,

@@ -9,16 +9,16 @@ use super::given_memory::GivenMemory;
 const FEW: usize = 4;
 
 impl MemPool {
-    /// Returns a number that names the driver's pool to other processes, and that none of them can
-    /// guess. Values that wrap the same pool have the same one.
+    /// Returns an unguessable number that names the driver's pool to other processes. Values that
+    /// wrap one pool have one number.
     pub(crate) fn identity(&self) -> [u8; 16] {
         self.device().name_of(self.as_raw().0)
     }
 
-    /// Frees memory that was dropped while another process could use it and that was let go since,
-    /// and returns the bytes of the rest.
+    /// Frees memory that was dropped while another process could use it and that was released
+    /// since, and returns the bytes of the rest.
     ///
-    /// An [allocation](Self::allocate_on) from this value or a clone of it does so for a part of the
+    /// An [allocation](Self::allocate_on) from this value or a clone does so for a part of the
     /// memory, and for all of it before it fails for lack of memory.
     #[must_use]
     pub fn held_elsewhere(&self) -> u64 {
@@ -29,17 +29,14 @@ impl MemPool {
         }
     }
 
-    /// Keeps memory that another process may use, until it is returned.
     pub(super) fn keep(&self, memory: &Arc<GivenMemory>) {
         self.kept().keep(memory);
     }
 
-    /// Frees kept memory that was returned, and returns whether there was any.
     pub(super) fn free_returned(&self) -> bool {
         self.kept().free_returned(self.device(), usize::MAX)
     }
 
-    /// Looks at a few parts of the kept memory, in turn, and frees those that were returned.
     pub(super) fn free_some_returned(&self) {
         self.kept().free_returned(self.device(), FEW);
     }

@@ -2,15 +2,14 @@
 //!
 //! A [`Reservation`] owns addresses, a [`Physical`] owns memory, and a [`Mapping`] owns the mapping
 //! of a physical in a reservation. [`Managed`] owns managed memory, and [`Stream`] and [`Event`]
-//! own the driver's objects of these names. A [`MemPool`] owns a memory pool of the driver, and a
-//! [`PoolAllocation`] owns stream-ordered memory of one. An [`ImportedPool`] and an
-//! [`ImportedAllocation`] are those of another process. Each owner keeps alive what it depends on, so owners
-//! may be dropped in any order. Each checks arguments that the driver would wrongly accept (see
-//! `docs/semantics.md`) before it calls the driver.
+//! own the driver's objects of these names. A [`MemPool`] owns a memory pool of the driver, a
+//! [`PoolAllocation`] memory of such a pool, and an [`ImportedPool`] and an [`ImportedAllocation`]
+//! those of another process. Each owner keeps alive what it depends on, so owners may be dropped in
+//! any order. Each checks arguments that the driver would wrongly accept (see `docs/semantics.md`).
 //!
-//! Nothing here waits for the GPU, except that the driver waits by itself when managed memory is
-//! freed. Dropping a `Mapping` unmaps at once, which is correct only when no work uses it.
-//! [`Region`](crate::Region) and [`Pool`](crate::Pool) ensure that by themselves.
+//! Nothing here waits for the GPU, except the driver when it frees managed memory. The drop of a
+//! `Mapping` unmaps at once, which is correct only when no work uses it. [`Region`](crate::Region)
+//! and [`Pool`](crate::Pool) ensure that by themselves.
 
 mod access;
 mod close;

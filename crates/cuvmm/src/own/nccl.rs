@@ -1,7 +1,7 @@
 //! Memory properties that NCCL requires to register memory like its own.
 //!
-//! This module does not call NCCL and registers nothing. It only provides the properties that
-//! NCCL's allocator uses, which are fixed when memory is created.
+//! This module does not call NCCL and registers nothing. It provides the properties that NCCL's
+//! allocator uses, which are fixed when memory is created.
 
 use cuvmm_driver::HandleTypes;
 
@@ -9,11 +9,11 @@ use super::physical::{Physical, PhysicalBuilder};
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 
-/// The handle types, and whether RDMA devices have to reach the memory.
+/// Returns the handle types, and `true` if RDMA devices have to reach the memory.
 ///
 /// A descriptor is the minimum: processes of one machine share memory through it. A fabric handle
-/// is added if exporting one succeeds, since the driver may refuse even if an attribute says that
-/// it is supported.
+/// is added if exporting one succeeds, since the driver may refuse even a type that an attribute
+/// reports as supported.
 pub(crate) fn nccl_properties(device: &Device) -> Result<(HandleTypes, bool), MemoryError> {
     Physical::probe_export(device, HandleTypes::POSIX_FD)?;
     let fabric = match Physical::probe_export(device, HandleTypes::FABRIC) {
@@ -29,7 +29,7 @@ pub(crate) fn nccl_properties(device: &Device) -> Result<(HandleTypes, bool), Me
     Ok((HandleTypes::POSIX_FD | fabric, device.has_rdma()?))
 }
 
-/// The call error, if it means that the device is of no further use.
+/// Returns the call error, if it means that the device is of no further use.
 fn lost(refused: &MemoryError) -> Option<&CallError> {
     refused
         .call()
@@ -37,10 +37,9 @@ fn lost(refused: &MemoryError) -> Option<&CallError> {
 }
 
 impl PhysicalBuilder<'_> {
-    /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
-    /// it can be registered there: exportable as a descriptor, and across nodes and reachable by
-    /// RDMA where the device supports it. Tries [exporting](Physical::probe_export) on one granule
-    /// for each.
+    /// Requests memory with the properties of NCCL's own allocator (`ncclMemAlloc`), so that NCCL
+    /// can register it: exportable as a descriptor, and across nodes and reachable by RDMA where
+    /// the device supports it. Tries [exporting](Physical::probe_export) on one granule for each.
     ///
     /// # Errors
     /// [`MemoryError`] when memory cannot even be exported as a descriptor, or the driver refuses a

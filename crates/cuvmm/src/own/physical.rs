@@ -18,7 +18,8 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// Physical memory on a device or a host NUMA node. New memory reads as zero.
 ///
-/// Clones are the same memory. It is released when the last clone and the last mapping are dropped.
+/// Clones are the same memory, which is released when the last clone and the last mapping are
+/// dropped.
 #[doc(alias = "cuMemCreate")]
 #[derive(Clone)]
 pub struct Physical {
@@ -41,7 +42,7 @@ pub(crate) struct ExportMark(Arc<Exporting>);
 #[derive(Default)]
 struct Exporting {
     is_exported: AtomicBool,
-    /// The name of the block in a ledger that the physical is exported with; 0 for none.
+    /// The physical's exported block in a ledger; 0 for none.
     counted_as: AtomicU64,
 }
 
@@ -54,12 +55,10 @@ impl ExportMark {
         self.0.is_exported.load(Ordering::Acquire)
     }
 
-    /// Sets the name of the exported block that the physical belongs to in a ledger.
     pub(crate) fn count_as(&self, block: u64) {
         self.0.counted_as.store(block, Ordering::Release);
     }
 
-    /// Returns the name of the exported block that the physical belongs to in a ledger.
     pub(crate) fn counted_as(&self) -> Option<u64> {
         Some(self.0.counted_as.load(Ordering::Acquire)).filter(|&block| block != 0)
     }
@@ -170,7 +169,7 @@ impl Physical {
         }
     }
 
-    /// Takes a reference to the physical mapped at an address of a reservation owned here.
+    /// Takes a reference to the physical at an address of a reservation owned here.
     pub(super) fn retained(
         device: &Device,
         address: DeviceAddress,
@@ -183,7 +182,7 @@ impl Physical {
         Ok(Self::owning(device, handle, size, location))
     }
 
-    /// Takes ownership of a reference that the driver has just returned.
+    /// Takes ownership of a reference that the driver has returned.
     pub(super) fn owning(
         device: &Device,
         handle: PhysicalHandle,
@@ -215,7 +214,7 @@ impl Physical {
         self.shared.location
     }
 
-    /// Returns the place of the memory, from which more memory can be created.
+    /// Returns the place of the memory, where more memory can be created.
     #[must_use]
     pub fn place(&self) -> Place {
         if self.shared.location.kind == LocationKind::HOST_NUMA {
@@ -225,12 +224,13 @@ impl Physical {
         }
     }
 
-    /// Returns `true` if it has another holder: a clone or another mapping.
+    /// Returns `true` if there is another clone or mapping.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
     }
 
-    /// Returns `true` if it was [exported](Self::export), so that another process may hold it too.
+    /// Returns `true` if the memory was [exported](Self::export), so that another process may hold
+    /// it too.
     #[must_use]
     pub fn is_exported(&self) -> bool {
         self.export_mark().is_set()
@@ -246,12 +246,11 @@ impl Physical {
         self.export_mark().set();
     }
 
-    /// The export mark, which does not hold the physical.
     pub(crate) fn export_mark(&self) -> ExportMark {
         self.shared.exported.clone()
     }
 
-    /// Returns the device that it was created through.
+    /// Returns the device that the physical was created through.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
@@ -263,7 +262,7 @@ impl Physical {
         self.shared.handle
     }
 
-    /// Returns the properties of the memory by the driver's answer
+    /// Returns the properties of the memory as the driver reports them
     /// (`cuMemGetAllocationPropertiesFromHandle`).
     ///
     /// # Errors

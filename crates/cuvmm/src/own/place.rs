@@ -24,7 +24,8 @@ impl Place {
         }
     }
 
-    /// The device that memory here is created through: the place's own device, or else `home`.
+    /// Returns the device through which memory of this place is created: its own device, or else
+    /// `home`.
     pub(crate) const fn through<'a>(&'a self, home: &'a Device) -> &'a Device {
         match self {
             Self::Device(device) => device,

@@ -20,11 +20,11 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// Memory of a [`MemPool`], allocated and freed in the order of a stream. Its contents are
 /// undefined at first.
 ///
-/// Dropping it frees the memory behind the work that its stream has queued, and behind the work of
-/// the streams named to [`record_use`](Self::record_use). Nothing is waited for on the host.
+/// Its drop frees the memory behind the queued work of its stream and of the streams named to
+/// [`record_use`](Self::record_use). The host waits for nothing.
 ///
-/// The memory stays allocated, and is counted in [`Device::leaked`](crate::Device::leaked), if it
-/// is dropped while its stream captures or if the driver refuses.
+/// If its stream captures at the drop, or the driver refuses, the memory stays allocated and counts
+/// in [`Device::leaked`](crate::Device::leaked).
 ///
 /// Memory of a pool that is [shareable](super::MemPoolBuilder::shareable) can be given to another
 /// process by an [`AllocationOffer`](crate::share::AllocationOffer).
@@ -45,7 +45,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 #[doc(alias = "cudaMallocAsync")]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct PoolAllocation {
-    /// Dropped before the pool, which may end with it.
+    /// Dropped before the pool, which may end with the memory.
     memory: Arc<GivenMemory>,
     pool: MemPool,
 }
@@ -65,7 +65,7 @@ impl MemPool {
         self.allocate_within(stream, size)
     }
 
-    /// Allocates in the order of a stream, also from a pool that belongs to a tenant.
+    /// Allocates in the order of a stream, also from a tenant's pool.
     pub(crate) fn allocate_within(
         &self,
         stream: &Stream,
@@ -102,9 +102,9 @@ impl MemPool {
         })
     }
 
-    /// Wraps memory of this pool that another library has allocated, for example with
-    /// `cuMemAllocAsync` while the pool was [current](Self::make_current), so that it can be given
-    /// to another process. It is not freed here.
+    /// Wraps memory of this pool that another library has allocated and frees, for example with
+    /// `cuMemAllocAsync` while the pool was [current](Self::make_current). The memory can then be
+    /// given to another process.
     ///
     /// Makes three calls of `cuPointerGetAttribute`. Work of the memory's owner is queued on
     /// `stream`; other streams are named with [`record_use`](PoolAllocation::record_use).
@@ -115,8 +115,8 @@ impl MemPool {
     /// belongs to another device.
     ///
     /// # Safety
-    /// The memory must stay allocated for as long as the returned value lives, and after that for
-    /// as long as [`is_held`](PoolAllocation::is_held) was `true` for it.
+    /// The memory must stay allocated while the returned value lives, and after that while
+    /// [`is_held`](PoolAllocation::is_held) would be `true`.
     pub unsafe fn borrow(
         &self,
         stream: &Stream,
@@ -189,15 +189,15 @@ impl PoolAllocation {
     /// Returns `true` if another process that was [given](crate::share::AllocationOffer) the memory
     /// may still use it.
     ///
-    /// Such memory is not freed when it is dropped. After the process has let it go or has ended, it
-    /// is freed by one of the next allocations from its pool, by
-    /// [`held_elsewhere`](MemPool::held_elsewhere) or by [`close`](MemPool::close).
+    /// A drop does not free such memory. After the process has released it or has ended, one of the
+    /// next allocations from its pool, [`held_elsewhere`](MemPool::held_elsewhere) or
+    /// [`close`](MemPool::close) frees it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.memory.is_held()
     }
 
-    /// Copies bytes to the host, behind the work that is queued on the stream, which
+    /// Copies bytes to the host behind the stream's queued work. The stream
     /// [uses](Self::record_use) the memory from then on (`cuMemcpyDtoHAsync`,
     /// `cuStreamSynchronize`).
     ///
@@ -208,8 +208,8 @@ impl PoolAllocation {
         self.memory.memory().read(stream, offset, bytes)
     }
 
-    /// Writes bytes behind the work that is queued on the stream, which [uses](Self::record_use)
-    /// the memory from then on, and returns when they are written (`cuMemcpyHtoDAsync`,
+    /// Writes bytes behind the stream's queued work, and returns when they are written. The stream
+    /// [uses](Self::record_use) the memory from then on (`cuMemcpyHtoDAsync`,
     /// `cuStreamSynchronize`).
     ///
     /// # Errors
@@ -219,9 +219,9 @@ impl PoolAllocation {
         self.memory.memory().write(stream, offset, bytes)
     }
 
-    /// Lets work of another stream use the memory: work that is queued on it from now on runs
-    /// behind the allocation, and the memory is freed behind the work that it has queued by then
-    /// (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`).
+    /// Lets work of another stream use the memory. The stream's later work runs behind the
+    /// allocation, and the memory is freed behind all work that the stream has queued by the time
+    /// of the free (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`).
     ///
     /// The stream may belong to another device with [access](MemPool::set_access) to the pool.
     ///
@@ -232,17 +232,17 @@ impl PoolAllocation {
         self.memory.memory().record_use(stream)
     }
 
-    /// Waits for what its streams have queued, the allocation included.
+    /// Waits for the queued work of its streams, the allocation included.
     pub(crate) fn settle(&self) -> Result<(), MemoryError> {
         let memory = self.memory.memory();
-        // Waiting would break a capture.
+        // A wait would break a capture.
         if memory.is_captured()? {
             return Err(MemoryError::Capturing);
         }
         Ok(memory.settle()?)
     }
 
-    /// Returns an owner of the same memory, which is freed when the last one is dropped.
+    /// Returns another owner of the memory, which is freed with its last owner.
     pub(crate) fn share(&self) -> Self {
         Self {
             pool: self.pool.clone(),
@@ -250,8 +250,7 @@ impl PoolAllocation {
         }
     }
 
-    /// Notes processes that are about to be given the memory, which is not freed before they let
-    /// it go.
+    /// Notes processes that are about to get the memory, which is not freed before they release it.
     pub(crate) fn hold(&self, holder: Arc<dyn Holder>) {
         self.memory.hold(holder);
     }

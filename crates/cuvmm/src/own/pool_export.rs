@@ -18,9 +18,9 @@ impl MemPool {
     /// Exports a handle by which another process can import the pool
     /// (`cuMemPoolExportToShareableHandle`).
     ///
-    /// A process that has it can import any allocation of the pool, now and later, and write to it.
-    /// The [data](PoolAllocation::export) of an allocation is not a secret, and the handle cannot be
-    /// taken back.
+    /// A process with the handle can import any allocation of the pool, now and later, and write to
+    /// it. The [data](PoolAllocation::export) of an allocation is not a secret, and the handle
+    /// cannot be taken back.
     ///
     /// # Errors
     /// [`MemoryError::NotShareable`] when the pool was not
@@ -44,10 +44,9 @@ impl MemPool {
         Ok(exported)
     }
 
-    /// Refuses a pool that is known not to be shareable as a handle type.
     pub(crate) fn check_shareable(&self, handle_type: HandleTypes) -> Result<(), MemoryError> {
         let shareable = self.shareable();
-        // What another library has created its pool for is not known.
+        // The types that another library has created its pool for are unknown.
         if self.kind() == Kind::Foreign || shareable.contains(handle_type) {
             return Ok(());
         }
@@ -70,9 +69,9 @@ impl MemPool {
 }
 
 impl PoolAllocation {
-    /// Returns the data by which another process imports this allocation from the pool, once it has
-    /// imported the pool (`cuMemPoolExportPointer`; before it, if no handle of the pool was exported
-    /// yet, `cuMemPoolExportToShareableHandle`, without which the driver refuses).
+    /// Returns the data by which another process imports this allocation, once it has imported the
+    /// pool (`cuMemPoolExportPointer`; before it, if no handle of the pool was exported yet,
+    /// `cuMemPoolExportToShareableHandle`, without which the driver refuses).
     ///
     /// # Errors
     /// [`MemoryError`] when the pool is not shareable, or the driver refuses.

@@ -1,7 +1,7 @@
 //! Memory at an address of a memory pool, and the streams that use it.
 //!
 //! `unsafe` is used to free and to copy. The memory is owned here unless it was borrowed, and is
-//! freed once, behind the work of every stream that was named.
+//! freed once, behind the work of every named stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,11 +14,11 @@ use crate::deferred::Section;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 
-/// Who frees the memory.
+/// The owner who frees the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ownership {
     Ours,
-    /// Another library frees it.
+    /// Another library.
     Borrowed,
     Freed,
 }
@@ -32,7 +32,7 @@ pub(super) struct PoolMemory {
 }
 
 struct Uses {
-    /// The other streams that use the memory.
+    /// Further streams that use the memory.
     others: Vec<Stream>,
     ownership: Ownership,
 }
@@ -67,8 +67,8 @@ impl PoolMemory {
         &self.stream
     }
 
-    /// Returns the stream that the memory is freed on: its own, or the legacy default stream once
-    /// that has ended.
+    /// Returns the stream that the memory is freed on: its own, or the legacy default stream if its
+    /// own has ended.
     fn queue(&self) -> Stream {
         match self.stream.has_ended() {
             true => Stream::legacy(self.device()),
@@ -84,14 +84,14 @@ impl PoolMemory {
         self.uses().ownership == Ownership::Ours
     }
 
-    /// Lets a stream use the memory behind what its own stream has queued, and frees it behind
-    /// that.
+    /// Lets a stream use the memory behind the queued work of the memory's own stream, and frees it
+    /// behind the new stream's work.
     pub(super) fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         if !stream.device().same_driver(self.device()) {
             return Err(CallError::WrongDriver);
         }
         self.device().own_process()?;
-        // The hook of an event's drop is called without the lock.
+        // An event's drop may call its hook, which must run without the lock.
         let _section = Section::enter();
         let mut uses = self.uses();
         if *stream == self.stream || uses.others.contains(stream) {
@@ -121,7 +121,6 @@ impl PoolMemory {
         Ok(false)
     }
 
-    /// Waits for what its streams have queued.
     pub(super) fn settle(&self) -> Result<(), CallError> {
         self.device().own_process()?;
         let others = self.uses().others.clone();
@@ -130,7 +129,7 @@ impl PoolMemory {
         streams.try_for_each(Stream::settle)
     }
 
-    /// Reads bytes behind the work that is queued on the stream.
+    /// Reads bytes behind the stream's queued work.
     pub(super) fn read(
         &self,
         stream: &Stream,
@@ -141,7 +140,7 @@ impl PoolMemory {
         self.span().read(stream, offset, bytes)
     }
 
-    /// Writes bytes behind the work that is queued on the stream.
+    /// Writes bytes behind the stream's queued work.
     pub(super) fn write(
         &self,
         stream: &Stream,
@@ -159,7 +158,7 @@ impl PoolMemory {
     }
 
     /// Frees the memory in the order of its stream, behind the other streams. Does nothing if it
-    /// was freed, or belongs to another library.
+    /// was freed or belongs to another library.
     pub(super) fn free(&self) -> Result<(), CallError> {
         let device = self.stream.device();
         device.own_process()?;
@@ -175,8 +174,8 @@ impl PoolMemory {
                 return Err(CallError::InUse);
             }
         }
-        // They are kept until the memory is freed: if that is refused, another attempt comes behind
-        // the work that they have queued by then.
+        // The streams are kept until the memory is freed: after a refusal, another attempt comes
+        // behind the work that they have queued by then.
         for other in &uses.others {
             run_behind(&stream, other)?;
         }
@@ -188,7 +187,7 @@ impl PoolMemory {
             unsafe { driver.free_async(device, address, queue) }
         })?;
         uses.ownership = Ownership::Freed;
-        // A stream that has no other owner is destroyed without the lock.
+        // A stream without another owner is destroyed without the lock.
         let others = std::mem::take(&mut uses.others);
         drop(uses);
         drop(others);
@@ -196,7 +195,7 @@ impl PoolMemory {
     }
 }
 
-/// Makes later work of a stream wait for the work that another one has queued.
+/// Makes later work of a stream wait for the queued work of another.
 fn run_behind(stream: &Stream, other: &Stream) -> Result<(), CallError> {
     let ordered = stream.run_behind(other);
     ordered.map_err(|error| match error.is_of_capture() {

@@ -16,13 +16,13 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 
-/// A reserved range of addresses, which costs no memory. It is freed when the reservation and all
-/// mappings in it are dropped.
+/// A reserved range of addresses, which costs no memory. The range is freed when the reservation
+/// and all mappings in it are dropped.
 #[doc(alias = "cuMemAddressReserve")]
 pub struct Reservation {
     shared: Arc<Reserved>,
     part: Part,
-    /// Bytes before and behind the part in which nothing is ever mapped.
+    /// Bytes before and behind the part, in which nothing is ever mapped.
     guard: u64,
 }
 
@@ -94,8 +94,7 @@ impl Reservation {
 
     /// Reserves `count` ranges of `size` bytes at equal distances, each with `guard` bytes (whole
     /// granules) on either side where nothing can be mapped, so that an access beyond either end
-    /// faults. The addresses are freed together, when all of the ranges and their mappings are
-    /// dropped.
+    /// faults. The addresses are freed together, when all ranges and their mappings are dropped.
     pub(crate) fn row(
         device: &Device,
         size: u64,
@@ -138,12 +137,12 @@ impl Reservation {
         self.part.size
     }
 
-    /// Bytes of addresses that it occupies, guards included.
+    /// Returns the bytes of occupied addresses, guards included.
     pub(crate) const fn addresses(&self) -> u64 {
         self.size() + 2 * self.guard
     }
 
-    /// Returns the device that it was reserved through.
+    /// Returns the device that the range was reserved through.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.shared.device()
@@ -169,8 +168,8 @@ impl Reservation {
         Mapping::place(&self.shared, self.part, offset, physical)
     }
 
-    /// Another owner of the same range, for another thread to map in. The addresses stay reserved
-    /// while it lives.
+    /// Returns another owner of the range, for another thread to map in. The addresses stay
+    /// reserved while it lives.
     pub(crate) fn another(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -180,14 +179,14 @@ impl Reservation {
     }
 
     /// Frees the addresses, in which nothing is mapped. Returns the bytes of addresses that the
-    /// driver has freed: 0 while others reserved in one row with these are in use; the last of a
-    /// row frees all.
+    /// driver has freed: 0 while other ranges of the same row are in use; the last range of a row
+    /// frees all.
     pub(crate) fn give_back(self) -> u64 {
         Arc::into_inner(self.shared).map_or(0, |whole| whole.whole().size)
     }
 
-    /// The whole range for a device to copy in. The driver refuses a copy where nothing is mapped
-    /// or the device has no access.
+    /// Returns the whole range for a device to copy in. The driver refuses a copy where nothing is
+    /// mapped or the device has no access.
     pub(crate) fn span<'a>(&'a self, device: &'a Device) -> Span<'a> {
         // SAFETY: the addresses stay reserved for the borrow. The driver refuses a copy of parts
         // without a mapping when it is called, which harms nothing (`docs/semantics.md`), and

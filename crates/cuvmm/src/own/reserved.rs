@@ -1,8 +1,8 @@
 //! Reserved ranges and the mappings in them, shared by the reservations over a range and their
 //! mappings.
 //!
-//! `unsafe` is used to return the range to the driver. The range is owned here, and freed only when
-//! the last reservation and mapping in it is dropped.
+//! `unsafe` is used to free the range, which is owned here, when the last reservation and mapping
+//! in it is dropped.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -31,7 +31,6 @@ struct Taken {
     location: Location,
 }
 
-/// A part of a reserved range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) base: DeviceAddress,
@@ -39,7 +38,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The address at an offset, if the offset is inside the part.
+    /// Returns the address at an offset inside the part.
     fn address(self, offset: u64) -> Option<DeviceAddress> {
         if offset < self.size {
             self.base.checked_add(offset)
@@ -48,7 +47,6 @@ impl Part {
         }
     }
 
-    /// The addresses, from the first to one past the last.
     fn addresses(self) -> Range<DeviceAddress> {
         // The part ends within the address space.
         self.base..DeviceAddress(self.base.0.saturating_add(self.size))
@@ -56,7 +54,7 @@ impl Part {
 }
 
 impl Reserved {
-    /// Takes over `size` bytes from `base` on, which the driver has reserved.
+    /// Takes ownership of `size` bytes from `base` on, which the driver has reserved.
     pub(super) fn new(device: Device, base: DeviceAddress, size: u64) -> Self {
         let mapped = Mutex::default();
         Self {
@@ -78,7 +76,6 @@ impl Reserved {
         }
     }
 
-    /// Bytes that mappings occupy in a part.
     pub(super) fn mapped_bytes(&self, part: Part) -> u64 {
         let mapped = self.lock();
         let here = mapped.range(part.addresses());
@@ -135,12 +132,11 @@ impl Reserved {
         Ok(address)
     }
 
-    /// Frees the range of a mapping.
     pub(super) fn remove_range(&self, address: DeviceAddress) {
         self.lock().remove(&address);
     }
 
-    /// Returns the range to the driver, once.
+    /// Frees the range, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
         let (base, size) = (self.base, self.size);
         if size == 0 {

@@ -14,7 +14,7 @@ use crate::deferred::defer;
 use crate::device::{Device, Events};
 use crate::error::CallError;
 
-/// A stream of a device. Clones are the same stream; it is destroyed when the last clone is
+/// A stream of a device. Clones are the same stream, which is destroyed when the last clone is
 /// dropped.
 ///
 /// Memory that was used on a stream keeps the stream alive until that use is complete.
@@ -43,14 +43,12 @@ struct Shared {
     /// How often a stream with this handle has ended before.
     generation: u64,
     owner: Owner,
-    /// The events recorded behind its work.
     events: Events,
 }
 
-/// The owner of the driver's stream.
 enum Owner {
     Us,
-    /// Another library, which keeps it alive until this value is dropped.
+    /// Another library, which keeps the stream alive until this value is dropped.
     Other(Option<Arc<dyn Any + Send + Sync>>),
 }
 
@@ -74,7 +72,7 @@ impl Stream {
         Self::with_owner(device, StreamHandle::NULL, Owner::Other(None))
     }
 
-    /// Wraps a stream that another library owns. It is not destroyed here.
+    /// Wraps a stream that another library owns and destroys.
     ///
     /// Both handles of the legacy default stream give a stream that is equal to
     /// [`legacy`](Self::legacy).
@@ -100,8 +98,8 @@ impl Stream {
         Ok(Self::with_owner(device, handle, owner))
     }
 
-    /// The calling thread's default stream. It must not leave the thread, nor be compared with a
-    /// stream from another thread.
+    /// Returns the calling thread's default stream, which must not leave the thread, nor be
+    /// compared with a stream from another thread.
     #[cfg(feature = "dlpack")]
     pub(crate) fn per_thread(device: &Device) -> Self {
         Self::with_owner(device, StreamHandle::PER_THREAD, Owner::Other(None))
@@ -119,16 +117,16 @@ impl Stream {
         }
     }
 
-    /// Says that another library is about to destroy the stream: waits for its work
-    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was used on it
-    /// stays usable, and the next stream with its handle is not equal to it. What would queue work on it
-    /// is refused ([`CallError::StreamEnded`]).
+    /// Prepares for another library to destroy the stream: waits for its work
+    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was
+    /// used on the stream stays usable, and the next stream with its handle is not equal to it.
+    /// Calls that would queue work on the stream are refused ([`CallError::StreamEnded`]).
     ///
-    /// Breaks no capture of another stream. Clones end too; streams that were wrapped apart do not. Does
+    /// Breaks no capture of another stream. Clones end too; values wrapped separately do not. Does
     /// nothing for the legacy default stream, which never ends.
     ///
     /// # Errors
-    /// [`CallError::InUse`] while it captures. [`CallError`] when its work fails.
+    /// [`CallError::InUse`] while the stream captures. [`CallError`] when its work fails.
     pub fn end(&self) -> Result<(), CallError> {
         self.settle().map_err(|error| match error {
             CallError::Capturing => CallError::InUse,
@@ -138,7 +136,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the stream as [`end`](Self::end) does if its work is complete, and returns `false` otherwise.
+    /// Ends the stream like [`end`](Self::end) if its work is complete; returns `false` otherwise.
     ///
     /// # Errors
     /// [`CallError`] when its work has failed.
@@ -168,14 +166,14 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if neither a clone of this stream nor memory that was used on it is left.
+    /// Returns `true` if no clone of this stream is left, and no memory that was used on it.
     #[must_use]
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
     }
 
-    /// Returns the device, the handle, and how often a stream with this handle has ended before: no other
-    /// stream has these.
+    /// Returns the device, the handle, and how often a stream with this handle has ended before,
+    /// which identify the stream.
     pub(crate) fn identity(&self) -> (Ordinal, StreamHandle, u64) {
         let Shared {
             device,
@@ -186,8 +184,8 @@ impl Stream {
         (device.ordinal(), *handle, *generation)
     }
 
-    /// Returns a number that no other live stream of the device has. A stream that ended may have it once
-    /// its handle was used 65,536 times: its work is complete.
+    /// Returns a number that no other live stream of the device has. A later stream may get the
+    /// number of an ended one, whose work is complete, once the handle was used 65,536 times.
     #[inline]
     pub(crate) fn key(&self) -> u64 {
         // Addresses have at most 48 bits.
@@ -200,8 +198,8 @@ impl Stream {
         self.shared.handle
     }
 
-    /// Returns the handle for a driver call. Refused once the stream has ended: the driver may have
-    /// destroyed it.
+    /// Returns the handle for a driver call. Refused once the stream has ended, because the driver
+    /// may have destroyed it.
     pub(crate) fn handle(&self) -> Result<StreamHandle, CallError> {
         match self.has_ended() {
             true => Err(CallError::StreamEnded),
@@ -209,13 +207,13 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if the stream was [said to end](Self::end): its work is complete, and no more
+    /// Returns `true` if the stream has [ended](Self::end): its work is complete, and no more
     /// comes.
     pub(crate) fn has_ended(&self) -> bool {
         self.shared.events.have_ended()
     }
 
-    /// Returns the object that keeps another library's stream alive, which was given to
+    /// Returns the object that keeps another library's stream alive, given to
     /// [`from_raw`](Self::from_raw), if it is a `T`.
     #[must_use]
     pub fn keep_alive<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
@@ -225,8 +223,8 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if no more work can be queued on it: it was created here, and this is the
-    /// last owner. For another library's stream that cannot be known.
+    /// Returns `true` if no more work can be queued on the stream: it was created here, and this is
+    /// the last owner. Never `true` for another library's stream, where that is unknown.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self.shared.owner, Owner::Us) && Arc::strong_count(&self.shared) == 1
     }
@@ -276,7 +274,7 @@ impl Stream {
     }
 
     /// Waits until all work queued so far is complete, unless the stream captures: the wait would
-    /// break that capture. The one way in which this library waits for a stream that was named.
+    /// break that capture. The library waits for named streams in no other way.
     pub(crate) fn settle(&self) -> Result<(), CallError> {
         self.twice(|| {
             self.check_uncaptured()?;
@@ -284,7 +282,8 @@ impl Stream {
         })
     }
 
-    /// Waits until all work queued so far is complete, and breaks a capture that runs on the stream.
+    /// Waits until all work queued so far is complete, and breaks a capture that runs on the
+    /// stream.
     pub(crate) fn settle_unasked(&self) -> Result<(), CallError> {
         self.twice(|| self.synchronize())
     }
@@ -302,7 +301,7 @@ impl Stream {
         })
     }
 
-    /// Refuses an operation that would wait for the stream while it captures.
+    /// Refuses an operation that would wait for a capturing stream.
     pub(crate) fn check_uncaptured(&self) -> Result<(), CallError> {
         match self.is_capturing()? {
             true => Err(CallError::Capturing),
@@ -320,7 +319,6 @@ impl Stream {
         streams.into_iter().try_for_each(Self::check_uncaptured)
     }
 
-    /// The events recorded behind its work.
     pub(crate) fn events(&self) -> &Events {
         &self.shared.events
     }
@@ -349,8 +347,7 @@ impl PartialEq for Stream {
 impl Eq for Stream {}
 
 impl Drop for Shared {
-    /// Ends the stream. Its last owner may be a fence of a pool, which is dropped under the pool's
-    /// lock.
+    /// Ends the stream. Its last owner may be a fence of a pool, dropped under the pool's lock.
     fn drop(&mut self) {
         let (device, handle) = (self.device.clone(), self.handle);
         let mut events = std::mem::take(&mut self.events);
@@ -365,13 +362,13 @@ impl Drop for Shared {
     }
 }
 
-/// Destroys a stream that has no owner any more.
+/// Destroys a stream without an owner.
 fn destroy(device: &Device, handle: StreamHandle) {
     // SAFETY: the handle was owned by the caller, and nothing uses it after this.
     let destroyed = device.give_back(Call::StreamDestroy, |driver, device| unsafe {
         driver.stream_destroy(device, handle)
     });
-    // The objects of a lost context are gone with it.
+    // A lost context takes its objects with it.
     if let (Err(error), None) = (destroyed, device.lost()) {
         device.report_drop("stream", 0, error);
     }

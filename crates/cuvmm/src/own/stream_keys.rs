@@ -16,7 +16,7 @@ pub(crate) struct StreamKeys {
 }
 
 impl StreamKeys {
-    /// The number of places, a power of two.
+    /// A power of two.
     pub(crate) const PLACES: usize = 64;
 
     pub(crate) fn new() -> Self {
@@ -25,7 +25,6 @@ impl StreamKeys {
         }
     }
 
-    /// Returns the place of a stream.
     #[inline]
     pub(crate) fn place_of(&self, stream: &Stream) -> usize {
         // No stream has the handle that would make this zero.
@@ -38,7 +37,6 @@ impl StreamKeys {
             .unwrap_or(first % Self::PLACES)
     }
 
-    /// Returns the value at a place.
     #[inline]
     pub(crate) fn at<T>(values: &[T; Self::PLACES], place: usize) -> &T {
         let [first, ..] = values;

@@ -1,5 +1,5 @@
-//! The exchange of a pool's allocations over a channel: the description is sent and accepted first,
-//! then one message with the pool's handle and the taker's end of a grant follows.
+//! The exchange of a pool's allocations over a channel: first the description is sent and accepted,
+//! then one message follows with the pool's handle and the taker's end of a grant.
 
 use std::os::fd::AsFd as _;
 
@@ -14,18 +14,19 @@ use crate::error::ShareError;
 use crate::own::ImportedAllocation;
 
 impl Channel {
-    /// Sends allocations to the peer, which must call
-    /// [`recv_allocations`](Self::recv_allocations), and returns when the peer has imported them.
+    /// Sends allocations to the peer, which must call [`recv_allocations`](Self::recv_allocations),
+    /// and returns when the peer has imported them.
     ///
-    /// Waits first, without a limit, until the work that is queued on the streams of the allocations
-    /// is complete. The peer's time runs meanwhile.
-    /// Calls `cuMemPoolExportPointer` for each allocation and `cuMemPoolExportToShareableHandle`.
+    /// Waits first, without a limit, for the queued work of the allocations' streams. The peer's
+    /// time runs meanwhile. Calls `cuMemPoolExportPointer` for each allocation and
+    /// `cuMemPoolExportToShareableHandle`.
     ///
     /// # Errors
     /// [`ShareError`]. The peer then has none of the memory, unless the error concerns the channel.
-    /// In either case the memory is [held](AllocationOffer::is_held) until the peer has let it go.
+    /// In either case the memory is [held](AllocationOffer::is_held) until the peer has released
+    /// it.
     pub fn send_allocations(&mut self, offer: &AllocationOffer) -> Result<(), ShareError> {
-        // The work that this waits for may take longer than an exchange.
+        // The wait for the streams may take longer than an exchange.
         let described = offer.describe();
         let deadline = self.deadline();
         let given = self.give_allocations(offer, described, deadline);
@@ -59,7 +60,7 @@ impl Channel {
         taken
     }
 
-    /// Receives allocations that the peer sends with [`send_allocations`](Self::send_allocations).
+    /// Receives allocations from [`send_allocations`](Self::send_allocations) of the peer.
     ///
     /// The description is checked before the handle is requested. Calls
     /// `cuMemPoolImportFromShareableHandle` unless the importer has the pool already, and for each

@@ -14,23 +14,22 @@ use crate::error::{ArgumentError, ChannelError, DescriptionError, ShareError};
 use crate::own::{Access, Holder as _, MemPool, Part, PoolAllocation};
 use crate::size::range_within;
 
-/// The pause between two looks at whether memory was let go.
+/// The pause between two looks for released memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// Allocations of one memory pool of the driver, to be given to other processes.
 ///
-/// The pool must have been created as
-/// [shareable](crate::own::MemPoolBuilder::shareable). Memory that another library allocates with
-/// `cuMemAllocAsync` can be given if such a pool was [current](MemPool::make_current) at the
-/// allocation: [`MemPool::borrow`] wraps it.
+/// The pool must have been created as [shareable](crate::own::MemPoolBuilder::shareable). Memory of
+/// another library's `cuMemAllocAsync` can be given if such a pool was
+/// [current](MemPool::make_current) at the allocation: [`MemPool::borrow`] wraps it.
 ///
 /// An offer grants read access unless [`read_write`](Self::read_write) is called. The driver does
-/// not enforce this. A process that gets an offer has the handle of the *whole pool*: give from a
-/// pool of its own what only one process should see.
+/// not enforce this. A process that gets an offer has the handle of the *whole pool*: use separate
+/// pools for memory that only one process should see.
 ///
-/// The memory is kept while the offer lives, and while a process that was given it has it: dropping
-/// a [`PoolAllocation`] that is [held](PoolAllocation::is_held) does not free it. CUDA requires
-/// that order: each importing process frees an allocation before the exporting process does.
+/// The memory is kept while the offer lives, and while a process that was given it has it: the drop
+/// of a [held](PoolAllocation::is_held) [`PoolAllocation`] does not free it. CUDA requires that
+/// each importing process frees an allocation before the exporting process does.
 ///
 /// # Examples
 /// ```
@@ -66,7 +65,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 pub struct AllocationOffer {
     access: Access,
     pool: MemPool,
-    /// Each allocation with the part of it that is offered.
+    /// Each allocation with its offered part.
     parts: Vec<(PoolAllocation, Range<u64>)>,
 }
 
@@ -79,8 +78,8 @@ impl AllocationOffer {
         Self::part(allocation, 0..allocation.size())
     }
 
-    /// Offers a range of bytes of an allocation. The other process gets the address of the first,
-    /// and can reach the whole allocation.
+    /// Offers a range of bytes of an allocation. The other process gets the address of the first
+    /// byte, and can reach the whole allocation.
     ///
     /// # Errors
     /// [`ShareError`] when the range is empty or not within the allocation, or its pool is not
@@ -100,8 +99,8 @@ impl AllocationOffer {
         empty.and_part(allocation, range)
     }
 
-    /// Adds a whole allocation of the same pool. What is sent at once is held until all of it was
-    /// let go.
+    /// Adds a whole allocation of the same pool. Allocations sent together are held until all of
+    /// them are released.
     ///
     /// # Errors
     /// [`ShareError`] when it is of another pool, or the offer has 4,096 allocations.
@@ -147,8 +146,7 @@ impl AllocationOffer {
         self.access
     }
 
-    /// Returns `true` if a process that was given the memory, by this offer or another, may still
-    /// use it.
+    /// Returns `true` if a process may still use memory that this offer or another has given.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.parts
@@ -171,11 +169,11 @@ impl AllocationOffer {
 
     /// Makes the description and the handles, for a transport of the caller
     /// (`cuMemPoolExportPointer` for each allocation, `cuMemPoolExportToShareableHandle`). Waits
-    /// until the work that is queued on the streams of the allocations is complete.
+    /// for the queued work of the allocations' streams.
     ///
-    /// The memory is held from then on, until each process that opened the parcel has let go of
-    /// everything or has ended, and all copies of the parcel's descriptors are closed, also those of
-    /// forked children. The end of at most 64 processes that do not let go first is noticed.
+    /// The memory is held until each process that opened the parcel has released everything or has
+    /// ended, and all copies of the parcel's descriptors are closed, also those of forked children.
+    /// The end of at most 64 processes without a release is noticed.
     ///
     /// # Errors
     /// [`ShareError`] when a stream captures, the driver refuses, or no file can be opened.
@@ -189,10 +187,9 @@ impl AllocationOffer {
         })
     }
 
-    /// Waits for the memory's streams, and describes it.
     pub(super) fn describe(&self) -> Result<AllocationDescription, ShareError> {
         let describe = |(allocation, range): &(PoolAllocation, Range<u64>)| {
-            // Its allocation must be complete before another process uses it.
+            // An allocation must be complete before another process uses it.
             allocation.settle()?;
             Ok(Part {
                 ticket: allocation.export()?,
@@ -228,7 +225,7 @@ impl AllocationOffer {
 ///
 /// Send [`AllocationDescription::to_bytes`] and both descriptors, and open the parcel in the other
 /// process with [`PoolImporter::open`](super::PoolImporter::open). The first descriptor is the
-/// pool's handle; the second one tells the giver when the memory was let go.
+/// pool's handle; the second tells the giver when the memory was released.
 #[derive(Debug)]
 pub struct AllocationParcel {
     pub(super) description: AllocationDescription,
@@ -237,8 +234,8 @@ pub struct AllocationParcel {
 }
 
 impl AllocationParcel {
-    /// Creates a parcel from a serialized description and the descriptors that were received, in
-    /// the order of [`into_parts`](Self::into_parts).
+    /// Creates a parcel from a serialized description and the received descriptors, in the order of
+    /// [`into_parts`](Self::into_parts).
     ///
     /// # Errors
     /// [`DescriptionError`] if the bytes are not a valid description.
@@ -267,13 +264,13 @@ impl AllocationParcel {
 }
 
 impl Grant {
-    /// Takes note of a taker that has greeted.
+    /// Notes a taker that has greeted.
     pub(super) fn meet(&self) {
         self.is_over();
     }
 }
 
-/// Takes the two descriptors of a grant out of a message.
+/// Returns the two descriptors of a grant in a message.
 pub(super) fn two(body: &[u8], handles: Vec<OwnedFd>) -> Result<[OwnedFd; 2], ChannelError> {
     let malformed = ChannelError::Malformed("not the two descriptors of a memory pool alone");
     match handles.try_into() {

@@ -1,9 +1,9 @@
 //! The serialized description of allocations of a memory pool, which travels beside the pool's
 //! handle.
 //!
-//! All numbers are little-endian. Received bytes come from another process: nothing in them is used
-//! before [`AllocationDescription::from_bytes`] has checked all of it. This module makes no call to
-//! the driver or the system.
+//! All numbers are little-endian. Received bytes are used only after
+//! [`AllocationDescription::from_bytes`] has checked all of them. This module makes no call to the
+//! driver or the system.
 
 use cuvmm_driver::MemPoolTicket;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -17,7 +17,7 @@ use crate::size::range_within;
 /// The most allocations of one description.
 pub(super) const MOST: usize = 4096;
 
-/// The largest serialized description in bytes.
+/// In bytes.
 pub(super) const MOST_BYTES: usize = size_of::<Head>() + MOST * size_of::<Record>();
 
 const READ: u16 = 1;
@@ -30,7 +30,6 @@ struct Head {
     version: U16,
     access: U16,
     count: U32,
-    /// The identity of the device.
     uuid: [u8; 16],
     /// The identity of the pool: a random number that its giver chose.
     pool: [u8; 16],
@@ -48,8 +47,8 @@ struct Record {
 /// A description of allocations of one memory pool: everything that the pool's handle does not
 /// contain.
 ///
-/// A description that was made [from bytes](Self::from_bytes) is consistent in itself. Importing
-/// verifies that it matches the memory.
+/// A description made [from bytes](Self::from_bytes) is consistent in itself. The import verifies
+/// that it matches the memory.
 #[derive(Clone, Debug)]
 pub struct AllocationDescription {
     pub(super) access: Access,
@@ -66,7 +65,7 @@ impl AllocationDescription {
         self.parts.len()
     }
 
-    /// Returns the sizes in bytes of what is given of each allocation, in order.
+    /// Returns the size in bytes of each allocation's given part, in order.
     pub fn sizes(&self) -> impl Iterator<Item = u64> {
         self.parts
             .iter()

@@ -1,9 +1,9 @@
 //! Memory of another process, mapped at addresses of this process.
 //!
-//! The whole description is checked before any handle is imported, and everything that the driver
-//! reports about the handles is checked before any is mapped. The mapped range is not visible to
-//! the caller before it is complete. The driver checks sizes when it maps: a handle fits its extent
-//! exactly, or mapping fails.
+//! The whole description is checked before any handle is imported, and the driver's reports about
+//! the handles before any is mapped. The caller does not see the mapped range before it is
+//! complete. The driver checks sizes when it maps: a handle fits its extent exactly, or mapping
+//! fails.
 
 use std::fmt;
 use std::ops::Range;
@@ -58,10 +58,9 @@ impl<'a> AttachmentBuilder<'a> {
         self
     }
 
-    /// Names the ledger that this process has joined. If the giver's pool is in the same ledger, the
-    /// memory stays charged to the giver until the attachment is dropped, even if the giver gives
-    /// the memory back or ends. Without this the memory counts as
-    /// [foreign](crate::ledger) from then on.
+    /// Names the ledger that this process has joined. If the giver's pool is in the same ledger,
+    /// the memory stays charged to the giver until the attachment is dropped, even if the giver
+    /// frees the memory or ends. Without this the memory then counts as [foreign](crate::ledger).
     #[must_use]
     pub const fn ledger(mut self, ledger: &'a Ledger) -> Self {
         self.ledger = Some(ledger);
@@ -81,7 +80,6 @@ impl<'a> AttachmentBuilder<'a> {
         arriving.map()
     }
 
-    /// Checks a description before any of its handles is requested.
     pub(super) fn agree(&self, description: &Description) -> Result<PendingAttachment, ShareError> {
         if self.access > description.access() {
             return Err(MemoryError::ReadOnly(0..description.size()).into());
@@ -126,7 +124,7 @@ impl<'a> AttachmentBuilder<'a> {
         })
     }
 
-    /// Names the memory in the ledger that counts it, if this process has joined that one.
+    /// Names the memory in its ledger, if this process has joined that ledger.
     fn name(&self, description: &Description) -> Result<Option<NamedExport>, ShareError> {
         let (Some(ledger), Some((number, block))) = (self.ledger, description.counted()) else {
             return Ok(None);
@@ -161,26 +159,23 @@ pub(super) struct PendingAttachment {
     home: Device,
     stream: Stream,
     others: Vec<Device>,
-    /// The place of each extent.
     places: Vec<Place>,
-    /// The imported physicals, in the order of the extents, from the first.
+    /// The imported physicals of the first extents, in order.
     physicals: Vec<Unmapped>,
     /// Dropped after the physicals.
     named: Option<NamedExport>,
 }
 
 impl PendingAttachment {
-    /// Returns the number of handles that were imported.
     pub(super) fn arrived(&self) -> usize {
         self.physicals.len()
     }
 
-    /// Returns `true` if all handles were imported.
     pub(super) fn is_complete(&self) -> bool {
         self.physicals.len() == self.places.len()
     }
 
-    /// Imports the next handles. The caller may close them afterwards.
+    /// Imports the next handles, which the caller may close afterwards.
     pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
@@ -251,7 +246,7 @@ impl PendingAttachment {
         for (extent, unmapped) in self.description.extents().iter().zip(self.physicals) {
             let placed = space.place_for(extent.offset, vec![unmapped], self.access);
             if let Err(PlaceError { error, .. }) = placed {
-                // No address of this space was given to the caller, so no work can use it.
+                // The caller knows no address of this space, so no work can use it.
                 if let Err(error) = space.never_used(0).retry_all() {
                     log!(error, %error, "memory that could not be attached stays mapped");
                 }
@@ -269,16 +264,16 @@ impl PendingAttachment {
     }
 }
 
-/// Memory of another process, mapped in this one. It is not a copy: writes of the other process are
+/// Memory of another process, mapped in this one without a copy: writes of the other process are
 /// visible here.
 ///
-/// The memory stays valid when the process that gave it ends, and stays valid there when this
-/// process ends. Dropping an attachment waits for the devices that have access, and unmaps it.
+/// The memory stays valid in each of the two processes when the other one ends. The drop of an
+/// attachment waits for the devices that have access, and unmaps the memory.
 ///
 /// Every process that holds the memory can write to it at any time, whatever access was granted.
 /// Bytes are therefore read and written by copies only, and a kernel that reads while another
-/// process writes may see old and new bytes. A [publication](super::Publication) is no longer
-/// written to.
+/// process writes may see a mix of old and new bytes. A [publication](super::Publication) is no
+/// longer written to.
 ///
 /// # Examples
 /// ```
@@ -302,7 +297,6 @@ impl PendingAttachment {
 /// ```
 pub struct Attachment {
     space: Space,
-    /// The ranges that have memory.
     runs: Vec<Range<u64>>,
     access: Access,
     users: Users,
@@ -336,8 +330,7 @@ impl Attachment {
         self.space.size()
     }
 
-    /// Returns the bytes of memory in the range. The device holds them once, however many processes
-    /// attach them.
+    /// Returns the bytes of memory in the range, which the device holds once for all processes.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.space.bytes()
@@ -362,7 +355,7 @@ impl Attachment {
         &self.description
     }
 
-    /// Returns all extents in order. Memory is registered, for example with NCCL, by the extent.
+    /// Returns all extents in order. Libraries such as NCCL register memory by the extent.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()
@@ -448,8 +441,8 @@ impl Attachment {
         Ok(ViewMut::new(address, len, &self.users))
     }
 
-    /// Waits for the devices that have access, and unmaps everything. On failure the attachment is
-    /// handed back with the extents that could not be unmapped.
+    /// Waits for the devices that have access, and unmaps everything. On failure returns the
+    /// attachment with the extents that could not be unmapped.
     ///
     /// # Errors
     /// [`CloseError`] with the attachment in it.
@@ -482,8 +475,8 @@ impl Attachment {
         Ok(())
     }
 
-    /// Unmaps everything at once. No work can use the memory, because the caller has told its address to
-    /// nothing.
+    /// Unmaps everything at once. No work can use the memory, because the caller has passed its
+    /// address on to nothing.
     pub(super) fn discard(mut self) {
         if let Err(error) = self.space.never_used(0).retry_all() {
             log!(error, %error, "memory that was refused stays mapped");

@@ -11,22 +11,21 @@ use super::waker::Waker;
 use crate::error::ChannelError;
 use crate::sync::{Mutex, MutexGuard};
 
-/// A version that is to be published.
 pub(super) struct New {
     pub(super) tensors: u64,
-    /// In serialized form.
+    /// Serialized.
     pub(super) manifest: Vec<u8>,
     pub(super) offer: Offer,
     pub(super) memory: Box<dyn Send + Sync>,
 }
 
-/// One finished version, which owns its memory. Everything that is sent to all readers is
-/// serialized once.
+/// A finished version, which owns its memory. Everything that is sent to all readers is serialized
+/// once.
 pub(super) struct Published {
     listing: Listing,
-    /// In serialized form.
+    /// Serialized.
     pub(super) manifest: Vec<u8>,
-    /// The description of the offer, in serialized form.
+    /// The description of the offer, serialized.
     pub(super) description: Vec<u8>,
     pub(super) offer: Offer,
     /// Dropped after the offer.
@@ -42,15 +41,14 @@ impl Published {
 #[derive(Default)]
 struct Catalogue {
     newest: BTreeMap<String, Arc<Published>>,
-    /// The last version of every name that was ever published.
+    /// The last version of every name ever published.
     versions: BTreeMap<String, u64>,
-    /// The wakers of waiting readers, woken whenever a publication changes.
+    /// The wakers of waiting readers, woken by each change of a publication.
     wakers: BTreeMap<u64, Arc<Waker>>,
-    /// The number of wakers that were ever registered.
+    /// Counts registered wakers.
     hung: u64,
 }
 
-/// The state that a publisher shares with the threads of its readers.
 pub(super) struct Shared {
     /// Distinguishes this publisher from others, and from an earlier one at the same path.
     pub(super) id: u64,
@@ -83,7 +81,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes this the newest version of its name, and returns its version number.
+    /// Adds the newest version of a name, and returns its number.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
         let described = new.offer.description();
         let mut published = Published {
@@ -127,7 +125,7 @@ impl Shared {
         self.lock().newest.get(name).cloned()
     }
 
-    /// Lists the first publications, at most `most`.
+    /// Lists the first `most` publications.
     pub(super) fn list(&self, most: usize) -> Listings {
         let catalogue = self.lock();
         let first = catalogue.newest.values().take(most);

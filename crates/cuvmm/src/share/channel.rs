@@ -2,7 +2,7 @@
 //!
 //! The connection is a Unix socket of type `SOCK_SEQPACKET`: a message arrives as it was sent, and
 //! is marked as truncated if it does not fit the buffer. Every descriptor is owned as soon as it is
-//! received, so that a malformed message leaks none.
+//! received, so a malformed message leaks none.
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
@@ -31,13 +31,13 @@ use crate::peer::{Peer, Users};
 /// The time that one exchange with a peer may take by default.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pause before descriptors are sent again that exceeded the system's limit.
+/// The pause before descriptors beyond the system's limit are sent again.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A connection to another process on this machine.
 ///
 /// Everything that a peer sends is checked. After a malformed message the call fails and the
-/// channel cannot be used any more. Each exchange with a peer ends with an error after the
+/// channel is of no further use. Each exchange ends with an error after the
 /// [timeout](Self::set_timeout).
 ///
 /// # Examples
@@ -126,7 +126,7 @@ impl Channel {
         }
     }
 
-    /// Creates a channel from a connected socket, for example one that was inherited or received.
+    /// Creates a channel from a connected socket, for example an inherited or received one.
     ///
     /// # Errors
     /// [`ChannelError`] if it is not a connected Unix socket of type `SOCK_SEQPACKET`, or the
@@ -149,7 +149,7 @@ impl Channel {
         })
     }
 
-    /// Ends waits for the peer once `stop` is woken; they then fail with [`ChannelError::Closed`].
+    /// Ends waits for the peer with [`ChannelError::Closed`] once `stop` is woken.
     pub(super) fn until(mut self, stop: Arc<Waker>) -> Self {
         self.stop = Some(stop);
         self
@@ -161,8 +161,8 @@ impl Channel {
         self.peer
     }
 
-    /// Sets the time that one exchange (sending or receiving memory, a request) may take in all.
-    /// The default is 10 seconds.
+    /// Sets the time that one exchange (sending or receiving memory, a request) may take in all; 10
+    /// seconds by default.
     pub const fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
@@ -171,19 +171,17 @@ impl Channel {
         self.socket.as_fd()
     }
 
-    /// Returns the deadline of an exchange in which the peer may take `time` in addition to the
-    /// timeout.
+    /// Returns the deadline of an exchange with `time` for the peer in addition to the timeout.
     pub(super) fn deadline_after(&self, time: Duration) -> Deadline {
         Deadline::after(self.timeout.saturating_add(time))
     }
 
-    /// Returns the deadline of an exchange that begins now.
     pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.timeout)
     }
 
-    /// Sends a message, which may consist of several parts, in as many frames as it needs. Only one
-    /// frame is copied at a time.
+    /// Sends a message of one or more parts in as many frames as it needs. Copies only one frame at
+    /// a time.
     pub(super) fn send_message(
         &mut self,
         kind: Kind,
@@ -206,7 +204,6 @@ impl Channel {
         self.send_frame(kind, &body, &[], false, deadline)
     }
 
-    /// Sends a frame with handles.
     pub(super) fn send_handles(
         &mut self,
         body: &[u8],
@@ -216,7 +213,7 @@ impl Channel {
         self.send_frame(Kind::Handles, body, handles, false, deadline)
     }
 
-    /// Receives a message of one of these kinds, with the handles that were sent with it.
+    /// Receives a message of one of these kinds, with its handles.
     pub(super) fn receive(
         &mut self,
         kinds: &[Kind],
@@ -224,7 +221,7 @@ impl Channel {
         deadline: Deadline,
     ) -> Result<Message, ChannelError> {
         let received = self.receive_whole(kinds, most, deadline);
-        // After a message that was malformed or incomplete, the stream of frames is out of step.
+        // After a malformed or incomplete message, the frames are out of step.
         self.broken |= received.is_err();
         received
     }
@@ -311,7 +308,7 @@ impl Channel {
                 Err(errno) => break Err(system("sendmsg")(errno)),
             }
         };
-        // A peer that has gone may have said why before.
+        // A peer that has gone may have sent a reason before.
         self.broken |= !matches!(sent, Ok(()) | Err(ChannelError::Closed));
         self.sent = self.sent.wrapping_add(1);
         sent
@@ -339,12 +336,12 @@ impl Channel {
                     self.wait(PollFlags::IN, deadline)?;
                     continue;
                 }
-                // The peer has gone without reading all. The system says so once, before it hands out
-                // what the peer had sent.
+                // The peer has gone without reading everything. The system reports that once,
+                // before it hands out what the peer had sent.
                 Err(Errno::CONNRESET) => continue,
                 Err(errno) => return Err(system("recvmsg")(errno)),
             };
-            // Owned first, so that no descriptor leaks whatever check fails.
+            // Owned first, so that no descriptor leaks if a check fails.
             let mut handles = vec![];
             for message in beside.drain() {
                 if let RecvAncillaryMessage::ScmRights(fds) = message {
@@ -376,7 +373,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Pauses briefly, if the exchange has time left.
     fn pause(&self, deadline: Deadline) -> Result<(), ChannelError> {
         deadline.check()?;
         let stop = self.stop.as_ref().map(|stop| (stop.as_fd(), PollFlags::IN));
@@ -387,13 +383,12 @@ impl Channel {
         }
     }
 
-    /// Marks the channel as broken: a message was malformed or incomplete, so no later one can be
-    /// read.
+    /// Marks the channel as broken: no message after a malformed or incomplete one can be read.
     pub(super) fn give_up(&mut self) {
         self.broken = true;
     }
 
-    /// Marks the channel as broken, and returns an error that describes the message.
+    /// Marks the channel as broken, and returns an error about the message.
     pub(super) fn malformed(&mut self, what: &'static str) -> ChannelError {
         self.give_up();
         ChannelError::Malformed(what)
@@ -416,14 +411,12 @@ impl Channel {
     }
 }
 
-/// The cause that ended a wait for two descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Peer,
     Other,
 }
 
-/// A complete message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) kind: Kind,
@@ -431,7 +424,6 @@ pub(super) struct Message {
     pub(super) handles: Vec<OwnedFd>,
 }
 
-/// Creates a socket of the type that channels use.
 pub(super) fn new_socket() -> Result<OwnedFd, ChannelError> {
     socket_with(
         AddressFamily::UNIX,
@@ -442,7 +434,6 @@ pub(super) fn new_socket() -> Result<OwnedFd, ChannelError> {
     .map_err(system("socket"))
 }
 
-/// Returns the socket address of a path.
 pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, ChannelError> {
     /// The longest path that fits, with its terminating zero.
     const MOST: usize = 107;

@@ -19,14 +19,13 @@ pub(super) enum State {
     Nothing,
     /// A process listens there.
     Live,
-    /// The socket belongs to this user and no process listens at it.
+    /// The socket is this user's, and no process listens.
     Dead(FileId),
-    /// The socket belongs to another user and no process listens at it.
+    /// The socket is another user's, and no process listens.
     NotOurs,
 }
 
-/// Determines whether a process listens at a socket, by connecting to it. A connection that
-/// succeeds is closed at once.
+/// Determines whether a process listens at a socket, by a connection that is closed at once.
 ///
 /// A socket that is bound but does not listen yet appears dead, so only the holder of its lock may
 /// rely on that answer.
@@ -70,9 +69,9 @@ pub(super) fn clear(path: &Path, id: FileId) -> Result<(), ChannelError> {
 /// Removes the files that a dead listener of this user left at a path: its socket and the lock
 /// beside it, or the lock alone. Returns `true` if there were any.
 ///
-/// Changes nothing unless the file beside the socket can only be a lock of this library and of this
-/// user (empty, mode 0600, one link, its name ending with `.cuvmm-lock`), no process holds that
-/// lock, and no process answers at the socket. Creates no file.
+/// Changes nothing unless the file beside the socket can only be a lock of this library and user
+/// (empty, mode 0600, one link, its name ending with `.cuvmm-lock`), no process holds that lock,
+/// and none answers at the socket. Creates no file.
 ///
 /// # Errors
 /// [`ChannelError`] if the path is something other than a socket, or the system refuses.

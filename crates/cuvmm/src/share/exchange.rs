@@ -1,4 +1,4 @@
-//! The exchange of memory over a channel: the description is sent and accepted first, then the
+//! The exchange of memory over a channel: first the description is sent and accepted, then the
 //! handles follow in small batches, so that neither side has many of them open at once.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -13,15 +13,15 @@ use super::wait::Deadline;
 use super::wire::{Description, MOST_DESCRIPTION};
 use crate::error::{ArgumentError, ChannelError, ShareError};
 
-/// The longest reason of a refusal that is sent or read, in bytes.
+/// The longest reason of a refusal, in bytes.
 pub(super) const MOST_REASON: usize = 4096;
 
-/// The number of handles that are made and sent at a time. The system lets more through in one
-/// message; but a publisher with many readers makes handles for all of them at once, and a process
-/// may have only 1,024 files open by default.
+/// The handles made and sent at a time. The system lets more through in one message; but a
+/// publisher with many readers makes handles for all of them at once, and a process may have only
+/// 1,024 files open by default.
 const BATCH: usize = 32;
 
-/// The size of a fabric handle in bytes.
+/// In bytes.
 const FABRIC: usize = 64;
 
 impl Channel {
@@ -32,15 +32,14 @@ impl Channel {
     /// description.
     ///
     /// # Errors
-    /// [`ShareError`]. The peer then holds no part of the memory, unless the error concerns the
-    /// channel: if the peer's last answer was lost, it may hold all of it.
+    /// [`ShareError`]. The peer then holds no part of the memory, unless its last answer was lost
+    /// with the channel: then it may hold all of it.
     #[doc(alias = "give")]
     pub fn send(&mut self, offer: &Offer) -> Result<(), ShareError> {
         let deadline = self.deadline();
         self.send_until(offer, &offer.description().to_bytes(), deadline)
     }
 
-    /// Sends memory whose description is already serialized.
     pub(super) fn send_until(
         &mut self,
         offer: &Offer,
@@ -80,7 +79,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives memory that the peer sends with [`send`](Self::send).
+    /// Receives memory from [`send`](Self::send) of the peer.
     ///
     /// The description is checked before a handle is requested, and all handles before any is
     /// mapped. For each extent, this calls `cuMemImportFromShareableHandle`,
@@ -154,14 +153,14 @@ impl Channel {
         }
     }
 
-    /// Tells the peer that the memory is not sent after all, and returns the error.
+    /// Tells the peer that the memory does not come, and returns the error.
     pub(super) fn withdraw(&mut self, error: ShareError, deadline: Deadline) -> ShareError {
         self.refuse(&error.to_string(), deadline);
         error
     }
 
-    /// Sends a refusal with its reason. A failure to send it breaks the channel, where the peer waits
-    /// for it, and is logged: the caller reports the first error.
+    /// Sends a refusal with its reason. A failure to send it breaks the channel, where the peer
+    /// waits, and is logged: the caller reports the first error.
     fn refuse(&mut self, reason: &str, deadline: Deadline) {
         if let Err(unsaid) = self.send_verdict(Some(reason), deadline) {
             self.give_up();
@@ -169,7 +168,6 @@ impl Channel {
         }
     }
 
-    /// Sends an acceptance, or a refusal with its reason.
     pub(super) fn send_verdict(
         &mut self,
         reason: Option<&str>,
@@ -186,7 +184,6 @@ impl Channel {
         self.send_message(Kind::Verdict, &[&body], deadline)
     }
 
-    /// Waits for an acceptance.
     pub(super) fn receive_verdict(&mut self, deadline: Deadline) -> Result<(), ShareError> {
         let message = self.receive(&[Kind::Verdict], MOST_REASON, deadline)?;
         match verdict(&message)? {
@@ -196,7 +193,7 @@ impl Channel {
     }
 }
 
-/// Splits handles as they are sent: fabric handles in the body, descriptors as ancillary data.
+/// Splits handles for sending: fabric handles in the body, descriptors as ancillary data.
 fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareError> {
     let (mut names, mut descriptors) = (vec![], vec![]);
     for handle in handles {
@@ -220,7 +217,7 @@ fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
     }
 }
 
-/// Returns the message, unless it says that the peer does not send the memory after all.
+/// Returns the message, unless the peer has withdrawn the memory.
 pub(super) fn given_up(message: Message) -> Result<Message, ShareError> {
     if message.kind != Kind::Verdict {
         return Ok(message);
@@ -233,7 +230,7 @@ pub(super) fn given_up(message: Message) -> Result<Message, ShareError> {
     }
 }
 
-/// Returns the handles in the body or the ancillary data of a message: at least one, and all of one
+/// Returns the handles of a message, in its body or ancillary data: at least one, and all of one
 /// type.
 fn handles_of(message: Message) -> Result<Vec<Exported>, ChannelError> {
     let inside = message.body.chunks_exact(FABRIC);

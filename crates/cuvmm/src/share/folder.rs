@@ -1,8 +1,8 @@
 //! The folder with the sockets of this user's publishers, one for each process, and by default with
 //! this user's ledgers.
 //!
-//! A user with write access to the folder could impersonate a publisher or a process of a ledger. So the
-//! folder must belong to this user, and no other user may have access to it.
+//! A user with write access to the folder could impersonate a publisher or a process of a ledger.
+//! So the folder must belong to this user, and no other user may have access to it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,8 +25,8 @@ const SOCKET: &str = "sock";
 /// The folder in which programs of one user find each other: `$XDG_RUNTIME_DIR/cuvmm`, or
 /// `/tmp/cuvmm-UID`. The command `cuvmm` and the Python package use it too.
 ///
-/// A value proves that the folder belonged to this user when it was opened, and that no other user had
-/// access.
+/// A value proves that the folder belonged to this user when it was opened, and that no other user
+/// had access to it.
 #[derive(Clone, Debug)]
 pub struct UserFolder(PathBuf);
 
@@ -75,8 +75,8 @@ impl UserFolder {
         self.0.join(format!("{}.{SOCKET}", std::process::id()))
     }
 
-    /// Returns the paths of all sockets in the folder, in the order of their names, including sockets of
-    /// which only the lock file is left.
+    /// Returns the paths of all sockets in the folder, in the order of their names, including those
+    /// with only the lock file left.
     ///
     /// # Errors
     /// A folder that cannot be read.

@@ -1,4 +1,4 @@
-//! One frame of a channel: a head, a body, and the number of descriptors sent with it.
+//! One frame of a channel: a head, a body, and the number of descriptors beside it.
 //!
 //! This module makes no system call; it only builds heads and parses received bytes.
 
@@ -33,16 +33,12 @@ struct Head {
     more: U16,
 }
 
-/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A description of shared memory.
     Description,
     /// Handles: descriptors as ancillary data, or fabric handles in the body.
     Handles,
-    /// An acceptance, or a refusal with its reason.
     Verdict,
-    /// A request or a reply.
     Text,
 }
 
@@ -67,7 +63,6 @@ impl Kind {
     }
 }
 
-/// One received frame.
 #[derive(Debug)]
 pub(super) struct Frame<'a> {
     pub(super) kind: Kind,
@@ -110,7 +105,6 @@ pub(super) fn read(bytes: &[u8], serial: u32, handles: usize) -> Result<Frame<'_
     Ok(Frame { kind, more, body })
 }
 
-/// Builds the head of a frame.
 pub(super) fn head(
     kind: Kind,
     serial: u32,

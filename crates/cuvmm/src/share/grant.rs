@@ -1,13 +1,13 @@
-//! Who holds memory that was given, as the giver learns it: one socket for each time that memory is
-//! given, of which the taker has the other end.
+//! The giver's knowledge of the holders of its memory: one socket for each time that memory is
+//! given, whose other end the taker has.
 //!
 //! The taker sends a greeting with a descriptor of its process (pidfd) before it imports anything,
-//! and a farewell when its free is complete. If it ends without one, the giver waits until the
-//! process is gone and all copies of the taker's end are closed: the system closes descriptors
-//! before the driver stops the process's work, and a forked child that has a copy of the end also
-//! has the process's files of the driver.
+//! and a farewell when its free is complete. If it ends without a farewell, the giver waits until
+//! the process is gone and all copies of the taker's end are closed: the system closes descriptors
+//! before the driver stops the process's work, and a forked child with a copy of the end also has
+//! the process's files of the driver.
 //!
-//! What a taker sends is bounded here: descriptors, numbers, and what one look reads.
+//! A taker's descriptors, numbers, and messages at one look are bounded here.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{IoSlice, IoSliceMut};
@@ -33,11 +33,11 @@ use crate::own::{Giver, Holder};
 const GREETING: u8 = 1;
 const FAREWELL: u8 = 2;
 
-/// The most processes of one grant whose end is noticed. A further one that ends without a farewell
-/// holds the memory.
+/// The most processes of one grant whose end is noticed. A further process that ends without a
+/// farewell holds the memory.
 const PROCESSES: usize = 64;
 
-/// The most takers of one grant. A further one holds the memory until its end is closed.
+/// The most takers of one grant. A further taker holds the memory until its end is closed.
 const TAKERS: usize = 4096;
 
 /// The most messages that one look reads. The memory is held while more wait.
@@ -56,17 +56,16 @@ pub(super) struct Grant {
 /// Takers that have greeted, and whether more can.
 #[derive(Debug, Default)]
 struct Known {
-    /// The number of each taker that has greeted and not said farewell, and its process, if that is
-    /// known.
+    /// The number and, if known, the process of each taker that has greeted and not said farewell.
     takers: Vec<(u64, Option<OwnedFd>)>,
-    /// One has said farewell.
+    /// A taker has said farewell.
     farewell: bool,
     /// All other ends are closed.
     closed: bool,
 }
 
 impl Grant {
-    /// Creates a grant, and the end that the taker gets.
+    /// Creates a grant, and the taker's end.
     pub(super) fn new(single: bool) -> Result<(Self, OwnedFd), ChannelError> {
         let (socket, taker) = socketpair(
             AddressFamily::UNIX,
@@ -84,7 +83,6 @@ impl Grant {
         Ok((grant, taker))
     }
 
-    /// Reads what takers have sent.
     fn listen(&self, known: &mut Known) {
         let most = if self.single { 1 } else { TAKERS };
         for _ in 0..AT_ONCE {
@@ -92,9 +90,9 @@ impl Grant {
             if known.closed || !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..)) {
                 return;
             }
-            // Nothing is sent any more.
+            // Nothing more is sent.
             let hung_up = polled.iter().any(|p| p.revents().contains(PollFlags::HUP));
-            // A greeting that is received without room for its descriptor would lose it.
+            // Without room for its descriptor, a received greeting would lose it.
             let room = fcntl_dupfd_cloexec(&self.socket, 0);
             let said = room.and_then(|room| {
                 drop(room);
@@ -115,7 +113,7 @@ impl Grant {
         }
     }
 
-    /// Returns `true` unless all messages that wait are empty.
+    /// Returns `true` unless all waiting messages are empty.
     fn has_more(&self) -> bool {
         !matches!(ioctl_fionread(&self.socket), Ok(0))
     }
@@ -124,7 +122,7 @@ impl Grant {
 impl Known {
     fn greet(&mut self, number: u64, process: Option<OwnedFd>, most: usize) {
         let known = self.takers.iter().any(|(taker, _)| *taker == number);
-        // A peer that sends another descriptor, or a number twice, is not one of this library.
+        // A peer that sends another descriptor, or a number twice, is not of this library.
         let wrong = known || process.as_ref().is_some_and(|process| !is_process(process));
         if wrong || self.takers.len() >= most || (most == 1 && self.farewell) {
             return;
@@ -173,7 +171,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Tells the giver which process takes its memory.
+    /// Sends the giver a descriptor of this process.
     pub(super) fn greet(socket: OwnedFd) -> Result<Self, ChannelError> {
         let own = pidfd_open(getpid(), PidfdFlags::empty()).map_err(system("pidfd_open"))?;
         let number = RandomState::new().hash_one(std::process::id());
@@ -228,7 +226,7 @@ impl Drop for Held {
 }
 
 enum Said {
-    /// Without a descriptor if it was lost, because this process may not open another.
+    /// Without its descriptor if this process could not open another.
     Greeting(u64, Option<OwnedFd>),
     Farewell(u64),
     /// An empty message, or the end.
@@ -236,7 +234,7 @@ enum Said {
     Other,
 }
 
-/// Receives one message without waiting for it.
+/// Receives one message without waiting.
 fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
     let mut buffer = [0; 16];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -247,7 +245,7 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
         recvmsg(socket, &mut parts, &mut beside, flags)
     });
     let got = got?;
-    // Owned first, so that no descriptor leaks whatever check fails.
+    // Owned first, so that no descriptor leaks if a check fails.
     let mut descriptors = vec![];
     for message in beside.drain() {
         if let RecvAncillaryMessage::ScmRights(sent) = message {
@@ -267,8 +265,8 @@ fn receive(socket: &OwnedFd) -> Result<Said, Errno> {
     })
 }
 
-/// Returns `true` if a descriptor is one of a process. Polling another one would say that its
-/// process has ended.
+/// Returns `true` for a process's descriptor. Polling any other descriptor would report an ended
+/// process.
 fn is_process(descriptor: &OwnedFd) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     match waitid(WaitId::PidFd(descriptor.as_fd()), options) {
@@ -277,7 +275,6 @@ fn is_process(descriptor: &OwnedFd) -> bool {
     }
 }
 
-/// Returns `true` if all threads of a process have ended.
 fn has_ended(process: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(process, PollFlags::IN)];
     matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))

@@ -18,9 +18,9 @@ use crate::own::{Access, Giver, ImportedAllocation, ImportedPool, Stream, WeakPo
 /// Imports allocations that other processes offer, and each pool of them once.
 ///
 /// A pool stays imported while an allocation of it lives. Importers of a `Device` and its clones
-/// share what they have imported. Two handles that were [opened](Device::open) separately do not, as
-/// with everything else that a device keeps. Open a device once: the driver may give an allocation
-/// that is imported through two handles one address, which the first of both would free.
+/// share their imports; handles that were [opened](Device::open) separately do not. Open a device
+/// once: the driver may give one address to an allocation imported through two handles, and the
+/// first of these would free it.
 #[derive(Debug)]
 pub struct PoolImporter {
     device: Device,
@@ -30,7 +30,7 @@ pub struct PoolImporter {
 }
 
 impl PoolImporter {
-    /// Creates an importer for a device. What it imports is freed on `stream`.
+    /// Creates an importer for a device. Imported memory is freed on `stream`.
     ///
     /// # Errors
     /// [`ArgumentError`] when the stream belongs to another device.
@@ -66,7 +66,6 @@ impl PoolImporter {
         self.import(&parcel.description, parcel.pool, parcel.held, deadline)
     }
 
-    /// Checks a description before its handle is requested.
     pub(super) fn agree(&self, description: &AllocationDescription) -> Result<(), ShareError> {
         if self.access > description.access {
             let most = description.sizes().max().unwrap_or(0);
@@ -100,7 +99,7 @@ impl PoolImporter {
         loop {
             let (pool, is_new) = self.pool(description.pool, &handle, &refused)?;
             match self.import_from(&pool, description, &held, deadline) {
-                // Another pool may have that identity: nothing was imported from it.
+                // Another pool may have this identity: nothing was imported from it.
                 Err((0, MemoryError::ImportPointer(CallError::Driver(_)))) if !is_new => {
                     refused.push(pool);
                 }
@@ -109,8 +108,7 @@ impl PoolImporter {
         }
     }
 
-    /// Returns a pool of that identity that is not one of those that have refused, and whether it
-    /// was imported now.
+    /// Returns a pool of this identity that has not refused, and whether this call imported it.
     fn pool(
         &self,
         identity: Identity,
@@ -131,7 +129,7 @@ impl PoolImporter {
         Ok((fresh, true))
     }
 
-    /// Imports all parts, or returns the number of the first one that cannot be imported.
+    /// Imports all parts, or returns the number of the first that cannot be imported.
     fn import_from(
         &self,
         pool: &ImportedPool,
@@ -139,10 +137,10 @@ impl PoolImporter {
         held: &Arc<dyn Giver>,
         deadline: Deadline,
     ) -> Result<Vec<ImportedAllocation>, (usize, MemoryError)> {
-        // Time is left to tell the peer.
+        // Leaves time to answer the peer.
         let patience = || deadline.left() - (deadline.left() / 4).min(Duration::from_secs(1));
-        // All are awaited before any is imported: a refusal frees those, and would wait for the same
-        // work.
+        // All are awaited before any is imported: a refusal frees the imported ones, and would wait
+        // for their work.
         for (number, part) in description.parts.iter().enumerate() {
             let awaited = pool.await_importable(&part.ticket, patience());
             awaited.map_err(|error| (number, error))?;
@@ -158,5 +156,5 @@ impl PoolImporter {
 
 type Identity = [u8; 16];
 
-/// The pools that are imported for a device, by the identities that their givers chose.
+/// The imported pools of a device, by the identities that their givers chose.
 type Pools = Mutex<Vec<(Identity, WeakPool)>>;

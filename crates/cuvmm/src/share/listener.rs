@@ -1,10 +1,9 @@
 //! A socket at a path, for other processes to connect to.
 //!
-//! A listener holds the [lock](super::lock) of its socket. Files that a dead process left are
-//! replaced by the next listener at the path, or removed by a [sweep](super::sweep()).
-//!
-//! A forked child inherits the lock and the socket, so both stay in use until the child ends or
-//! executes another program.
+//! A listener holds the [lock](super::lock) of its socket. The next listener at the path replaces
+//! files that a dead process left, and a [sweep](super::sweep()) removes them. A forked child
+//! inherits the lock and the socket, so both stay in use until the child ends or executes another
+//! program.
 //!
 //! Keeps I-65.
 
@@ -28,24 +27,24 @@ use crate::modes;
 use crate::peer::{Users, own_user};
 use crate::sync::Mutex;
 
-/// The number of connections that may wait to be accepted.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// The time for which a sweep may hold the lock of a socket that is to be bound, or another process
-/// may take between binding the socket and listening.
+/// How long a sweep may hold the lock of a socket that is to be bound, and another process may take
+/// between binding and listening.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// The pause before the lock is tried again.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The greatest age of a listener's files before they are touched. Cleaners of temporary
-/// directories remove files that were not touched for days.
+/// The age at which a listener's files are touched. Cleaners of temporary directories remove files
+/// that were not touched for days.
 pub(super) const FRESH: Duration = Duration::from_secs(3600);
 
 /// A socket at a path that accepts connections of other processes until it is dropped.
 ///
-/// The socket is accessible to this user alone (mode 0600), unless other users are admitted: then
-/// every user can connect (mode 0666), and processes of other users are refused.
+/// Only this user can connect to the socket (mode 0600). If other users are admitted, every user
+/// can connect (mode 0666), and processes of users that are not admitted are refused.
 ///
 /// The lock is an empty file beside the socket, whose name ends with `.cuvmm-lock`. Put the socket
 /// in a directory in which only trusted users may rename files.
@@ -56,7 +55,7 @@ pub struct Listener {
     /// The file of the socket. Its inode number is not reused while the socket is open.
     id: FileId,
     users: Users,
-    /// The process that created it. A forked child removes no files.
+    /// The creating process. A forked child removes no files.
     made_by: u32,
     /// Dropped last.
     lock: Mutex<Lock>,
@@ -106,8 +105,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Protects the files of this listener from cleaners of old files: touches them, and creates
-    /// the lock file again if it was removed.
+    /// Keeps cleaners of old files from this listener's files: touches them, and creates the lock
+    /// file again if it was removed.
     pub(super) fn refresh(&self) {
         if let Err(error) = self.try_refresh() {
             log!(debug, %error, path = %self.path.display(), "the files of a socket could not be touched");
@@ -159,7 +158,6 @@ impl Listener {
         }
     }
 
-    /// Returns the users that are admitted.
     pub(super) const fn users(&self) -> &Users {
         &self.users
     }
@@ -189,15 +187,14 @@ impl Drop for Listener {
     }
 }
 
-/// Takes the lock of a socket that is to be bound.
 fn lock_of(path: &Path) -> Result<Lock, ChannelError> {
     let deadline = Deadline::after(BUSY);
     loop {
         if let Taken::Lock(lock) = Lock::make(path)? {
             return Ok(lock);
         }
-        // If no process answers at the socket, the lock is held by a sweep, which returns it, or by
-        // a listener that is being created.
+        // If no process answers at the socket, the lock is held by a sweep, which releases it, or
+        // by a listener that is being created.
         if state_of(path)? == State::Live || deadline.left().is_zero() {
             return Err(ChannelError::InUse(path.to_owned()));
         }
@@ -216,7 +213,7 @@ fn remove_stale(path: &Path) -> Result<(), ChannelError> {
     }
 }
 
-/// Returns the identity of the file that was just created by binding a socket.
+/// Returns the identity of the new socket's file.
 fn bound(path: &Path) -> Result<FileId, ChannelError> {
     let found = look(path).and_then(|found| {
         let path = path.to_owned();

@@ -1,9 +1,9 @@
 //! The lock beside a socket, which distinguishes a live publisher from the files of a dead one.
 //!
 //! A process holds the lock while it binds, replaces or removes the socket, and the system releases
-//! it when the process ends in any way. The lock's file is empty, belongs to this user, has mode
-//! 0600 and a single link, and its name has an ending that no other file uses. A file that differs
-//! in any of these is not opened, locked or removed.
+//! the lock when the process ends in any way. The lock's file is empty, belongs to this user, has
+//! mode 0600 and a single link, and its name has an ending that no other file uses. A file that
+//! differs in any of these is not opened, locked or removed.
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -23,10 +23,10 @@ use crate::peer::is_own_user;
 /// The suffix that is appended to a socket's name to name its lock.
 pub const LOCK_ENDING: &str = ".cuvmm-lock";
 
-/// The permissions of a lock's file.
+/// The mode of a lock's file.
 const MODE: u32 = 0o600;
 
-/// The times that a touched file gets.
+/// Sets the times of a file to now.
 pub(super) const NOW: Timestamps = Timestamps {
     last_access: AT_ONCE,
     last_modification: AT_ONCE,
@@ -69,17 +69,16 @@ pub(super) fn is_older(found: &Metadata, than: Duration) -> bool {
     age.is_some_and(|age| age > than)
 }
 
-/// The outcome of taking a lock.
 #[derive(Debug)]
 pub(super) enum Taken {
     Lock(Lock),
-    /// Another process has it, or its file was replaced meanwhile.
+    /// Another process has the lock, or its file was replaced meanwhile.
     Held,
     /// There is no file, or it is not a lock of this user.
     Nothing,
 }
 
-/// The held lock of a socket. Dropping it removes its file, unless the socket still exists.
+/// The held lock of a socket. Its drop removes the file, unless the socket still exists.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: File,
@@ -97,7 +96,7 @@ impl Lock {
     /// [`ChannelError::System`].
     pub(super) fn make(socket: &Path) -> Result<Taken, ChannelError> {
         let path = path_of(socket);
-        // If two processes create it at once, the second finds the first one's file.
+        // If two processes create the file at once, the second finds the first one's.
         match create(&path)? {
             Some(file) => Self::take(file, path, socket),
             None => match open(&path)? {
@@ -136,7 +135,7 @@ impl Lock {
             socket: socket.to_owned(),
             made_by: std::process::id(),
         };
-        // The process that held it may have removed the file meanwhile, and another may have
+        // The earlier holder may have removed the file meanwhile, and another process may have
         // created a new one.
         match lock.is_in_place()? {
             true => Ok(Taken::Lock(lock)),
@@ -144,13 +143,12 @@ impl Lock {
         }
     }
 
-    /// Returns `true` if its file is still at its path.
     pub(super) fn is_in_place(&self) -> Result<bool, ChannelError> {
         let there = look(&self.path)?;
         Ok(there.is_some_and(|there| FileId::of(&there) == self.id))
     }
 
-    /// Sets the times of its file to now if they are older than `than`.
+    /// Touches the file if it is older than `than`.
     pub(super) fn refresh(&self, than: Duration) -> Result<(), ChannelError> {
         let found = self.file.metadata().map_err(failed("fstat"))?;
         match is_older(&found, than) {
@@ -159,7 +157,7 @@ impl Lock {
         }
     }
 
-    /// Removes its file while the lock is held, so that no process locks a file that is being
+    /// Removes the file while the lock is held, so that no process locks a file that is being
     /// removed. The file stays while the socket exists: without it no process could tell that the
     /// socket may be swept.
     fn remove(&self) -> Result<(), ChannelError> {
@@ -179,7 +177,7 @@ impl Drop for Lock {
         if let Err(error) = self.remove() {
             log!(warn, %error, path = %self.path.display(), "a lock could not be removed");
         }
-        // A forked child may share the open file, so closing it would not release the lock.
+        // A forked child may share the open file, whose close would then not release the lock.
         if let Err(error) = flock(&self.file, FlockOperation::Unlock) {
             log!(warn, %error, path = %self.path.display(), "a lock could not be released");
         }
@@ -192,7 +190,6 @@ fn path_of(socket: &Path) -> PathBuf {
     path.into()
 }
 
-/// Returns `true` if a file can only be a lock of this user.
 fn is_lock(found: &Metadata) -> bool {
     found.file_type().is_file()
         && found.size() == 0
@@ -220,12 +217,11 @@ fn create(path: &Path) -> Result<Option<File>, ChannelError> {
     }
 }
 
-/// Opens the file if it is a lock of this user.
 fn open(path: &Path) -> Result<Option<File>, ChannelError> {
     if !look(path)?.is_some_and(|found| is_lock(&found)) {
         return Ok(None);
     }
-    // Do not follow a link or block on a special file that may have replaced it.
+    // Do not follow a link or block on a special file that may have replaced the lock.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = File::options()
         .read(true)

@@ -19,7 +19,7 @@ struct Lines {
 }
 
 impl LogLimit {
-    /// Returns the number of suppressed events since the last line, if an event at `now` is to be
+    /// Returns the number of events suppressed since the last line, if an event at `now` is to be
     /// logged.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);

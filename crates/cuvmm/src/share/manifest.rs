@@ -26,30 +26,30 @@ pub struct Manifest {
 /// [view](super::Publication::view), and does not interpret it otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tensor {
-    /// Its name.
+    /// The tensor's name.
     pub name: String,
     /// The type of its elements, named as in a safetensors file: `F32`, `BF16`. A type that these files
     /// lack has a name of the publisher's own, which has a lower-case letter.
     pub dtype: String,
-    /// Its size in each dimension, in elements.
+    /// The size in each dimension, in elements.
     pub shape: Vec<u64>,
-    /// The offset of its first byte in the memory.
+    /// The offset of the first byte in the memory.
     pub offset: u64,
-    /// Its size in bytes. Of a type that safetensors names, it must be that of the elements, unless
-    /// the metadata under `cuvmm.strides`, a JSON object, has the tensor's strides.
+    /// The size in bytes. For a type that safetensors names, it must be that of the elements,
+    /// unless the metadata under `cuvmm.strides`, a JSON object, has the tensor's strides.
     pub size: u64,
 }
 
 impl Tensor {
-    /// Returns the range of bytes that it occupies.
+    /// Returns the tensor's range of bytes.
     #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.size)
     }
 
     /// Returns `false` if the elements are known not to be of type `T`. An unsigned number may hold
-    /// the bits of any type of its width, and `u8` any bytes. Of other Rust types, and of element
-    /// types that are no whole bytes or that safetensors does not name, nothing is known.
+    /// the bits of any type of its width, and `u8` any bytes. Nothing is known of other Rust types,
+    /// nor of element types that are no whole bytes or that safetensors does not name.
     pub(super) fn may_hold<T: 'static>(&self) -> bool {
         let is = |other| TypeId::of::<T>() == other;
         let width = match bits(&self.dtype) {
@@ -95,10 +95,8 @@ fn bits(dtype: &str) -> Option<u64> {
     })
 }
 
-/// Returns the bytes of a dense tensor.
-///
-/// # Errors
-/// A type that safetensors does not name, and elements that are no whole bytes or overflow 64 bits.
+/// Returns the bytes of a dense tensor. Fails for a type that safetensors does not name, and for
+/// elements that are no whole bytes or overflow 64 bits.
 fn dense_size(name: &str, dtype: &str, shape: &[u64]) -> Result<u64, DescriptionError> {
     let bits = bits(dtype).ok_or_else(|| DescriptionError::ElementType {
         name: name.to_owned(),
@@ -185,7 +183,7 @@ impl ManifestBuilder {
         self
     }
 
-    /// Returns the bytes from the start of the memory to the end of the last tensor that was added.
+    /// Returns the bytes from the start of the memory to the end of the last added tensor.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.end
@@ -198,8 +196,8 @@ impl ManifestBuilder {
     }
 }
 
-/// The key of the metadata that names tensors that are not dense, with their strides, as the Python
-/// package writes it: a JSON object with a key for each.
+/// The metadata key of the strides of tensors that are not dense, as the Python package writes it:
+/// a JSON object with a key for each tensor.
 const STRIDES: &str = "cuvmm.strides";
 
 impl Manifest {
@@ -228,8 +226,9 @@ impl Manifest {
     }
 
     /// Checks that each element type in capital letters is one that safetensors names, and that the
-    /// elements of a dense tensor of such a type are all of its bytes. Other names are the publisher's own,
-    /// such as NumPy's `complex128`. A reader does not check this, because types may be added.
+    /// elements of a dense tensor of such a type are all of its bytes. Other names are the
+    /// publisher's own, such as NumPy's `complex128`. A reader does not check this, because types
+    /// may be added.
     pub(super) fn check_sizes(&self) -> Result<(), DescriptionError> {
         let strides = self.metadata.get(STRIDES);
         let strides = strides.and_then(|text| serde_json::from_str(text).ok());

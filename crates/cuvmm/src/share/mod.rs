@@ -5,19 +5,19 @@
 //! process.
 //!
 //! ```text
-//!   giver                                    taker
-//!   Offer::region(&region, range)            Attachment::builder(&device)
-//!        │                                        │
-//!   channel.send(&offer)  ── description ──▶  checked: sizes, places, access
+//!   giver taker
+//!   Offer::region(&region, range) Attachment::builder(&device)
+//!        │ │
+//!   channel.send(&offer) ── description ──▶ checked: sizes, places, access
 //!                         ◀── accepted, or refused with a reason ──
-//!                         ── handles, in batches ─▶  imported, checked, mapped
+//!                         ── handles, in batches ─▶ imported, checked, mapped
 //!                         ◀── accepted ──
 //! ```
 //!
 //! A [`Parcel`] holds the description and the handles for use with any other transport.
 //!
-//! An [`AllocationOffer`] does the same for allocations of the driver's memory pools
-//! (`cuMemAllocAsync`), which a [`PoolImporter`] imports.
+//! An [`AllocationOffer`] names allocations of the driver's memory pools (`cuMemAllocAsync`), which
+//! a [`PoolImporter`] imports.
 //!
 //! A [`Publisher`] publishes finished memory under a name, and a [`Subscriber`] attaches it: for
 //! example, one process loads weights and many processes serve from them.
@@ -26,11 +26,10 @@
 //! The driver does not restrict access to imported memory: every process that holds a handle can
 //! write to it. Read-only access is a convention that this library keeps on both sides. Therefore a
 //! channel connects only processes of one user unless [other users](Users::and) are added, its
-//! socket is private to that user, and exported memory is never reused for another purpose, in this
-//! process or another.
+//! socket is private to that user, and exported memory is never reused for another purpose.
 //!
-//! Messages from a peer are *not* trusted. A message that is malformed, too short, out of order or
-//! late is an error on this side; no descriptor stays open and nothing stays mapped.
+//! Messages from a peer are *not* trusted. A malformed, short, misordered or late message is an
+//! error; no descriptor stays open and nothing stays mapped.
 
 mod allocation_exchange;
 mod allocation_offer;

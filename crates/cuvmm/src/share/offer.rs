@@ -1,7 +1,7 @@
 //! Memory that is offered to other processes: its extents, the access, and the type of the handles.
 //!
-//! An offer holds the memory, so it can be given repeatedly, and after the owner is dropped. Memory
-//! that was given once counts as [exported](Physical::is_exported) for good.
+//! An offer holds the memory, so it can be given repeatedly, and after the owner is dropped. Given
+//! memory counts as [exported](Physical::is_exported) for good.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,9 +19,9 @@ use crate::pool::{Block, Lease, Promised};
 use crate::region::Region;
 use crate::vec::DeviceVec;
 
-/// The largest number of handles that an offer keeps once they are made. Making a handle can take
-/// the driver half a millisecond (`docs/measurements.md`), and a publication is given often. With
-/// more extents the descriptors would be too many to keep open.
+/// The most handles that an offer keeps once they are made. Making a handle can take the driver
+/// half a millisecond (`docs/measurements.md`), and a publication is given often. More descriptors
+/// would be too many to keep open.
 const MOST_KEPT: usize = 64;
 
 /// Memory to be given to other processes: a physical, a range of a region, a vector, or a block of
@@ -35,8 +35,8 @@ const MOST_KEPT: usize = 64;
 /// ([`PhysicalBuilder::shareable`](crate::own::PhysicalBuilder::shareable),
 /// [`RegionBuilder::shareable`](crate::region::RegionBuilder::shareable),
 /// [`PoolBuilder::shareable`](crate::pool::PoolBuilder::shareable)). It counts as exported from the
-/// offer on. The offer keeps the memory: extents that the owner decommits later stay alive in the
-/// offer, and memory that it commits later is not part of the offer.
+/// offer on. The offer keeps its memory when the owner decommits extents later, and does not
+/// include memory that the owner commits later.
 ///
 /// # Examples
 /// ```
@@ -61,9 +61,9 @@ pub struct Offer {
     description: Description,
     /// The physical of each extent, in order.
     physicals: Vec<Physical>,
-    /// The handles of all extents, kept if there are at most [`MOST_KEPT`].
+    /// The handles of all extents, if there are at most [`MOST_KEPT`].
     kept: OnceLock<Vec<Exported>>,
-    /// Keeps a block's memory in place, and is dropped after the physicals.
+    /// Keeps a block's memory mapped, and is dropped after the physicals.
     _lease: Option<Lease>,
 }
 
@@ -96,8 +96,8 @@ impl Offer {
         Self::of_parts(size, None, placed.collect())
     }
 
-    /// Offers a vector: its elements, and the memory after the last element up to the end of the
-    /// extent. Memory that the vector adds later is not part of the offer.
+    /// Offers a vector: its elements, and the memory behind them up to the end of the extent.
+    /// Memory that the vector adds later is not part of the offer.
     ///
     /// # Errors
     /// [`ShareError`] if the vector is empty.
@@ -184,7 +184,7 @@ impl Offer {
     #[must_use]
     pub fn as_fabric(mut self) -> Self {
         self.description = self.description.with_handle_type(HandleTypes::FABRIC);
-        // Handles that were made before are of another type.
+        // Earlier handles are of another type.
         self.kept = OnceLock::new();
         self
     }
@@ -208,7 +208,7 @@ impl Offer {
         })
     }
 
-    /// Returns the handles of some extents, made for this call or kept from an earlier one.
+    /// Returns the handles of some extents, new or kept from an earlier call.
     pub(super) fn batch(&self, range: Range<usize>) -> Result<Batch<'_>, ShareError> {
         if self.physicals.len() > MOST_KEPT {
             return Ok(Batch::Made(self.handles(range)?));
@@ -231,7 +231,6 @@ impl Offer {
     }
 }
 
-/// A batch of handles to send.
 #[derive(Debug)]
 pub(super) enum Batch<'a> {
     Made(Vec<Exported>),
@@ -247,7 +246,6 @@ impl Batch<'_> {
     }
 }
 
-/// Returns the offset after the last byte of the last extent.
 fn end_of(parts: &[(Extent, Physical)]) -> u64 {
     parts.last().map_or(0, |(extent, _)| extent.end())
 }

@@ -21,7 +21,7 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// Creates a parcel from a description and handles that were received.
+    /// Creates a parcel from a received description and its handles.
     #[must_use]
     pub const fn new(description: Description, handles: Vec<Exported>) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Parcel {
         }
     }
 
-    /// Creates a parcel from a serialized description and the handles that were received.
+    /// Creates a parcel from a received serialized description and its handles.
     ///
     /// # Errors
     /// [`DescriptionError`] if the bytes are not a valid description.

@@ -11,28 +11,27 @@ use super::manifest::Manifest;
 use super::wait::Deadline;
 use crate::error::ChannelError;
 
-/// The largest request in bytes.
+/// In bytes.
 pub(super) const MOST_REQUEST: usize = 4096;
 
-/// The largest reply in bytes: a manifest of some hundred thousand tensors.
+/// In bytes: a manifest of some hundred thousand tensors.
 pub(super) const MOST_REPLY: usize = 64 << 20;
 
 /// The most publications in one reply.
 pub(super) const MOST_LISTED: usize = 4096;
 
-/// The largest reply to a listing in bytes: names, each byte of which may be escaped, and figures.
+/// In bytes: names, each byte of which may be escaped, and figures.
 pub(super) const MOST_LISTING: usize = MOST_LISTED * (2 * MOST_NAME + 256);
 
-/// The largest manifest in bytes, which leaves space for the rest of the reply.
+/// In bytes; leaves space for the rest of the reply.
 pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
 
-/// The longest name of a publication in bytes.
+/// In bytes.
 pub(super) const MOST_NAME: usize = 255;
 
-/// How long a publisher waits until a reader that it refuses has room for the reason.
+/// How long a publisher waits until a refused reader has room for the reason.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
-/// A reader's request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// Lists the publications.
@@ -48,7 +47,6 @@ pub(super) enum Request {
     },
 }
 
-/// A publisher's reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Publications(Vec<Listing>),
@@ -62,7 +60,6 @@ pub(super) enum Reply {
     },
     /// The newest version, if it differs from the reader's.
     Newest(Option<u64>),
-    /// There is no publication with that name.
     NotPublished,
     /// The publisher cannot answer, for this reason. May come before the request.
     Refused(String),
@@ -72,15 +69,15 @@ pub(super) enum Reply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Listing {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its newest version.
+    /// The newest version.
     pub version: u64,
-    /// The bytes of memory that it holds.
+    /// The bytes of memory that the version holds.
     pub held: u64,
-    /// The number of its extents.
+    /// The number of extents.
     pub extents: u64,
-    /// The number of its tensors.
+    /// The number of tensors.
     pub tensors: u64,
 }
 
@@ -112,8 +109,8 @@ impl From<Listings> for Reply {
 }
 
 impl Channel {
-    /// Sends a [`Reply::Published`] whose manifest is already serialized, so that readers share one
-    /// copy of it.
+    /// Sends a [`Reply::Published`] with a serialized manifest, so that readers share one copy of
+    /// it.
     pub(super) fn send_published(
         &mut self,
         publisher: u64,
@@ -136,7 +133,7 @@ impl Channel {
         self.send_message(Kind::Text, &[&text], deadline)
     }
 
-    /// Tells a reader that the publisher cannot answer it, if it can be told at once.
+    /// Sends a reader the reason why the publisher cannot answer, if that is possible at once.
     pub(super) fn turn_away(&mut self, why: &ChannelError) {
         let pid = std::process::id();
         let reply = Reply::Refused(format!("process {pid} cannot answer: {why}"));

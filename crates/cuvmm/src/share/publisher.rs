@@ -1,8 +1,8 @@
 //! Publication of named memory for other processes to read, version by version.
 //!
-//! A version is published in one step when it is finished: a reader attaches either the version
-//! before or this one, never a mixture. From then on this library does not write to it, and the
-//! owner's own devices may only read it. It lives until the last process that holds it releases it.
+//! A version is published in one step when it is finished: a reader attaches the version before or
+//! this one, never a mixture. From then on this library does not write to it, and the owner's
+//! devices may only read it. It lives until the last process that holds it releases it.
 
 use std::fmt;
 use std::path::Path;
@@ -26,8 +26,8 @@ use crate::sync::thread::{self, JoinHandle};
 ///
 /// A publisher serves as many readers at once as a quarter of the files that this process may open
 /// (`RLIMIT_NOFILE`), at most 1,024, and gives each permitted user an equal share of them. Further
-/// readers are refused with the reason, and so are readers that come while the process may open no more
-/// files, after a second. A reader that sends no request is disconnected after a time (see
+/// readers are refused with the reason. Readers that come while the process may open no more files
+/// are refused after a second. A reader that sends no request is disconnected after a time (see
 /// [`Subscriber`](super::Subscriber)).
 ///
 /// Dropping the publisher ends its service; readers that attached memory keep it.
@@ -95,15 +95,15 @@ impl Publisher {
     /// name. Readers that attach from now on get this version, and readers that wait for a newer
     /// one are woken.
     ///
-    /// This waits for the devices that have access (`cuCtxSynchronize`), so that all writes are
+    /// Waits for the devices that have access (`cuCtxSynchronize`), so that all writes are
     /// complete, and lowers their access to reading (`cuMemSetAccess` for each extent). The wait
-    /// breaks every graph capture on the context of these devices.
+    /// breaks every graph capture on these devices' contexts.
     ///
     /// # Errors
-    /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. It is
-    /// refused while a capture is known: a [capture guard](crate::pool::CaptureGuard) for one of
-    /// the devices lives, or a stream that is known to use the memory captures. While
-    /// leases, registrations, tensors or slices of the memory live, the reason is
+    /// [`HandedBack`] with the memory in it, unchanged except that it may count as exported. The
+    /// call is refused while a capture is known: a [capture guard](crate::pool::CaptureGuard) for
+    /// one of the devices lives, or a stream known to use the memory captures. While leases,
+    /// registrations, tensors or slices of the memory live, the reason is
     /// [`MemoryError::Leased`](crate::error::MemoryError::Leased) or
     /// [`MemoryError::Registered`](crate::error::MemoryError::Registered): their holders may still
     /// write, and such a write would fault.
@@ -127,8 +127,8 @@ impl Publisher {
         }
     }
 
-    /// Checks that memory can be published under a name, before the memory is made: a name has 1 to
-    /// 255 bytes and no control characters. Makes no driver call.
+    /// Checks a name before the memory is made: a name has 1 to 255 bytes and no control
+    /// characters. Makes no driver call.
     ///
     /// # Errors
     /// [`ShareError::Name`] with the length of the name.
@@ -154,7 +154,7 @@ impl Publisher {
         memory.may_be_sealed()?;
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;
-        // Serialized once for all readers, which would refuse a larger one.
+        // Serialized once for all readers, which would refuse a larger manifest.
         let text = serde_json::to_vec(manifest);
         let bytes = text.as_ref().map_or(usize::MAX, Vec::len);
         let (Ok(text), ..=MOST_MANIFEST) = (text, bytes) else {
@@ -166,13 +166,13 @@ impl Publisher {
             }
             .into());
         };
-        // Makes a handle once before any reader is promised one.
+        // Makes a handle before any reader is promised one.
         drop(offer.batch(0..1)?);
         memory.seal()?;
         Ok((offer, text))
     }
 
-    /// Withdraws a name, so that no reader can attach it any more. Returns `true` if the name was
+    /// Withdraws a name: no reader can attach it any more. Returns `true` if the name was
     /// published.
     pub fn withdraw(&self, name: &str) -> bool {
         !self.is_forked() && self.shared.withdraw(name)

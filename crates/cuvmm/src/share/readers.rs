@@ -1,4 +1,4 @@
-//! The threads of a publisher: one accepts readers, and each reader is served by one more.
+//! The threads of a publisher: one accepts readers, and each reader has one of its own.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::sync::thread::{self, JoinHandle};
 /// The pause after the system refused another connection.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// How long the process lacks descriptors before readers are told so. Until then they wait.
+/// How long readers wait for descriptors of the process before they are refused.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Limits on the number of readers, and on the time that a reader may send no request.
+/// Limits on the number of readers, and on their silence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// The most readers, if this process may open enough files for them.
     pub(super) readers: usize,
-    /// The longest silence of a reader before its first request.
+    /// The longest silence before the first request.
     pub(super) at_first: Duration,
-    /// The longest silence of a reader between two requests.
+    /// The longest silence between two requests.
     pub(super) between: Duration,
 }
 
@@ -52,7 +52,7 @@ impl Bounds {
     }
 }
 
-/// Accepts readers until the publisher stops, then waits for the threads that serve them.
+/// Accepts readers until the publisher stops, then waits for their threads.
 pub(super) fn accept_all(
     shared: &Arc<Shared>,
     (listener, mut spare): (&Listener, Spare),
@@ -63,7 +63,7 @@ pub(super) fn accept_all(
         (shared.stop.as_fd(), PollFlags::IN),
         (listener.as_fd(), PollFlags::IN),
     ];
-    // Since when no reader could be accepted for want of descriptors.
+    // Since when descriptors lack.
     let mut short_since = None;
     while !shared.stop.is_woken() {
         spare.keep();
@@ -101,7 +101,7 @@ pub(super) fn accept_all(
     serving.into_iter().for_each(Reader::join);
 }
 
-/// Accepts a reader, if one waits and the limits permit it.
+/// Accepts a waiting reader within the limits.
 fn accept(
     shared: &Arc<Shared>,
     listener: &Listener,
@@ -138,7 +138,6 @@ const fn lacks_descriptors(error: &ChannelError) -> bool {
     )
 }
 
-/// The thread that serves a reader.
 struct Reader {
     thread: JoinHandle<()>,
     uid: u32,
@@ -180,8 +179,8 @@ impl Drop for Gone {
     }
 }
 
-/// Serves one reader until it disconnects, makes an error, stays silent too long, or the publisher
-/// stops.
+/// Serves one reader until it disconnects, makes an error or stays silent too long, or the
+/// publisher stops.
 fn serve(shared: &Shared, mut channel: Channel, bounds: Bounds) {
     let peer = channel.peer();
     let mut silence = bounds.at_first;
@@ -284,7 +283,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
     const SHORT: Duration = Duration::from_millis(1);
 
-    /// Stops a publisher's thread when dropped, including after a failed assertion.
+    /// Stops a publisher's thread when dropped, also after a failed assertion.
     struct Over<'a>(&'a Waker);
 
     impl Drop for Over<'_> {
@@ -293,7 +292,6 @@ mod tests {
         }
     }
 
-    /// Runs `work` while a publisher's thread serves with these bounds.
     fn beside(at_first: Duration, between: Duration, readers: usize, work: impl Fn(&Listener)) {
         let folder = tempfile::tempdir().unwrap();
         let listener = Arc::new(Listener::bind(folder.path().join("socket")).unwrap());
@@ -347,7 +345,7 @@ mod tests {
         beside(LONG, SHORT, 1, |listener| {
             let connect = || Channel::connect(listener.path()).unwrap();
             let mut served = std::iter::repeat_with(connect).filter_map(|mut channel| {
-                // It is refused while the previous reader is connected.
+                // Refused while the previous reader is connected.
                 ask(&mut channel).ok().map(|()| channel)
             });
             for _ in 0..3 {

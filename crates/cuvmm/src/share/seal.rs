@@ -1,4 +1,4 @@
-//! Memory that can be published: how it is offered, and how writing to it ends.
+//! Memory that can be published: its offer, and the end of writing to it.
 
 use bytemuck::Pod;
 

@@ -118,7 +118,7 @@ impl Subscriber {
     ) -> Result<Publication, ShareError> {
         let deadline = self.channel.deadline();
         let name = name.to_owned();
-        // No publication has such a name, and a request may not be long enough to hold it.
+        // No publication has such a name, and a request may be too short to hold it.
         if name.len() > MOST_NAME {
             return Err(ShareError::NotFound(name));
         }
@@ -183,7 +183,7 @@ impl Subscriber {
         (most, until): (usize, Deadline),
     ) -> Result<Reply, ShareError> {
         match self.channel.tell(request, deadline) {
-            // A publisher that refuses a reader says so before it hears the request.
+            // A publisher that refuses a reader says so before it reads the request.
             Ok(()) | Err(ChannelError::Closed) => {}
             Err(error) => return Err(error.into()),
         }
@@ -229,8 +229,8 @@ impl Publication {
         self.memory
     }
 
-    /// Waits for the devices that have access, and unmaps the memory. On failure the publication is
-    /// handed back with the extents that could not be unmapped.
+    /// Waits for the devices that have access, and unmaps the memory. On failure returns the
+    /// publication with the extents that could not be unmapped.
     ///
     /// # Errors
     /// [`CloseError`] with the publication in it.
@@ -262,9 +262,9 @@ impl Publication {
     ///
     /// # Errors
     /// [`ShareError`] if there is no such tensor, its bytes are not whole elements of type `T`, or
-    /// the manifest says that they are of another type. That is checked for Rust's numbers and the
-    /// types of safetensors; an unsigned number may hold the bits of any type of its width, and
-    /// `u8` any bytes.
+    /// the manifest names another type. Types are compared for Rust's numbers and the types of
+    /// safetensors; an unsigned number may hold the bits of any type of its width, and `u8` any
+    /// bytes.
     pub fn view<T: Pod>(&self, tensor: &str) -> Result<View<'_, T>, ShareError> {
         let found = self.manifest.tensor(tensor);
         let found = found.ok_or_else(|| ShareError::NotFound(tensor.to_owned()))?;

@@ -4,12 +4,10 @@ use rustix::io::Errno;
 
 use crate::error::ChannelError;
 
-/// Converts the error of a system call.
 pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> ChannelError {
     move |errno| ChannelError::System { call, errno }
 }
 
-/// Converts an error of the standard library.
 pub(super) fn failed(call: &'static str) -> impl Fn(std::io::Error) -> ChannelError {
     move |error| {
         let code = error.raw_os_error().unwrap_or_default();

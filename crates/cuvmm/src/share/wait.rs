@@ -31,7 +31,6 @@ impl Deadline {
         })
     }
 
-    /// Returns an error if the time is up.
     pub(super) fn check(&self) -> Result<(), ChannelError> {
         if self.left().is_zero() {
             return Err(ChannelError::TimedOut(self.allowed));
@@ -41,7 +40,7 @@ impl Deadline {
 }
 
 /// Waits until at least one descriptor is ready for its events or has hung up, and returns the
-/// indices of those.
+/// indices of these descriptors.
 pub(super) fn wait_for(
     wanted: &[(BorrowedFd<'_>, PollFlags)],
     deadline: Option<Deadline>,
@@ -51,7 +50,7 @@ pub(super) fn wait_for(
             .iter()
             .map(|(fd, what)| PollFd::from_borrowed_fd(*fd, *what))
             .collect();
-        // A time that does not fit is treated as no limit.
+        // A time that does not fit counts as no limit.
         let left = deadline.and_then(|deadline| Timespec::try_from(deadline.left()).ok());
         match poll(&mut fds, left.as_ref()) {
             Ok(0) => {
@@ -71,7 +70,6 @@ pub(super) fn wait_for(
     }
 }
 
-/// Sleeps for a duration.
 pub(super) fn pause(time: Duration) {
     thread::sleep(time);
 }

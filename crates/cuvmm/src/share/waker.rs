@@ -26,18 +26,18 @@ impl Waker {
 
     pub(super) fn wake(&self) {
         self.woken.store(true, Ordering::Release);
-        // If the counter is full, it is readable already.
+        // If the counter is full, the eventfd is readable already.
         let _ = retry_on_intr(|| write(&self.event, &1u64.to_ne_bytes()));
     }
 
-    /// Returns `true` if it was woken, for a thread that cannot wait for the descriptor.
+    /// Returns `true` after a wake, for a thread that cannot wait for the descriptor.
     pub(super) fn is_woken(&self) -> bool {
         self.woken.load(Ordering::Acquire)
     }
 
     pub(super) fn silence(&self) {
         self.woken.store(false, Ordering::Release);
-        // If the counter is empty, it is silent already.
+        // If the counter is empty, the eventfd is silent already.
         let _ = read(&self.event, &mut [0; 8]);
     }
 }

@@ -1,9 +1,8 @@
 //! The serialized description of shared memory: sizes, places and access, which the driver's
 //! handles do not contain.
 //!
-//! All numbers are little-endian. Received bytes come from another process: nothing in them is used
-//! before [`Description::from_bytes`] has checked all of it. This module makes no call to the
-//! driver or the system.
+//! All numbers are little-endian. Received bytes are used only after [`Description::from_bytes`]
+//! has checked all of them. This module makes no call to the driver or the system.
 //!
 //! Keeps I-62.
 
@@ -31,7 +30,7 @@ const MOST_EXTENTS: usize = 524_288;
 /// More devices and nodes than a machine has.
 const MOST_PLACES: usize = 256;
 
-/// The largest serialized description in bytes.
+/// In bytes.
 pub(super) const MOST_DESCRIPTION: usize = size_of::<Head>()
     + MOST_PLACES * size_of::<PlaceRecord>()
     + MOST_EXTENTS * size_of::<ExtentRecord>();
@@ -50,8 +49,7 @@ struct Head {
     places: U32,
     extents: U32,
     reserved: U32,
-    /// The number of the ledger that counts the memory, and the memory's name in it; 0 if none
-    /// does.
+    /// The ledger that counts the memory, and the memory's name in it; 0 if none does.
     ledger: U64,
     counted_as: U64,
 }
@@ -89,11 +87,11 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedExtent {
-    /// Its offset in the range, in bytes.
+    /// The offset in the range, in bytes.
     pub offset: u64,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Its place.
+    /// The place.
     pub origin: Origin,
 }
 
@@ -111,7 +109,6 @@ impl SharedExtent {
     }
 }
 
-/// A number of elements of one size, from the first byte on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Elements {
     pub(super) count: u64,
@@ -119,7 +116,6 @@ pub(super) struct Elements {
 }
 
 impl Elements {
-    /// Returns the size of all elements in bytes, or `None` on overflow.
     const fn bytes(self) -> Option<u64> {
         self.count.checked_mul(self.size as u64)
     }
@@ -127,9 +123,9 @@ impl Elements {
 
 /// A description of shared memory: everything that its handles do not contain.
 ///
-/// A description that was made [from bytes](Self::from_bytes) is consistent in itself: its extents
-/// are in order, consist of whole granules and are within its size. Importing and mapping verify
-/// that it matches the memory.
+/// A description made [from bytes](Self::from_bytes) is consistent in itself: its extents are in
+/// order, consist of whole granules and are within its size. Importing and mapping verify that it
+/// matches the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
     access: Access,
@@ -142,7 +138,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// Creates a description, with the same checks as for one that was received.
+    /// Creates a description, with the same checks as for a received one.
     pub(super) fn new(
         access: Access,
         handle_type: HandleTypes,
@@ -172,7 +168,7 @@ impl Description {
         Self { counted, ..self }
     }
 
-    /// Returns the number of the ledger that counts the memory, and the memory's name in it.
+    /// Returns the ledger that counts the memory, and the memory's name in it.
     pub(super) const fn counted(&self) -> Option<(u64, u64)> {
         self.counted
     }
@@ -388,7 +384,6 @@ impl Description {
     }
 }
 
-/// Returns the extents of a description.
 fn extents_in(
     places: &[PlaceRecord],
     records: &[ExtentRecord],
@@ -445,7 +440,7 @@ impl Head {
         Ok((places, extents))
     }
 
-    /// Returns the size of the description in bytes, with its tables.
+    /// Returns the size of the description with its tables, in bytes.
     fn length(&self) -> Result<u64, DescriptionError> {
         let (places, extents) = self.counts()?;
         let tables = places * size_of::<PlaceRecord>() + extents * size_of::<ExtentRecord>();
@@ -502,7 +497,6 @@ impl Origin {
     }
 }
 
-/// Creates an error for a field with an invalid value.
 pub(super) fn wrong(what: &'static str, value: impl Into<u64>) -> DescriptionError {
     let value = value.into();
     DescriptionError::Field { what, value }

@@ -26,14 +26,13 @@ pub struct ParseCostsError {
     pub what: String,
 }
 
-/// One cost of the table.
 enum Entry<'a> {
     Words(&'a mut String),
     BySize(&'a mut Curve),
     Flat(&'a mut f64),
 }
 
-/// Generates writing and parsing from one list of names, so that both cover the same names.
+/// Generates writing and parsing from one list of names, so that both cover all names.
 macro_rules! entries {
     (words: $($words:ident)+; by_size: $($curve:ident)+; flat: $($flat:ident)+;) => {
         impl fmt::Display for Costs {
@@ -79,7 +78,6 @@ impl fmt::Display for Curve {
     }
 }
 
-/// Reduces words to one line without comments.
 fn plain(words: &str) -> String {
     let kept = words
         .split(['#', '\n', '\r'])
@@ -92,7 +90,7 @@ impl FromStr for Costs {
 
     fn from_str(text: &str) -> Result<Self, ParseCostsError> {
         let mut costs = Self::default();
-        // The text does not describe where the default costs were measured.
+        // The text does not say where the default costs were measured.
         costs.about.clear();
         costs.read(text)?;
         Ok(costs)

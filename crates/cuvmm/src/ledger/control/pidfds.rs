@@ -1,9 +1,9 @@
 //! Descriptors of other processes (pidfds), opened by number or received over sockets.
 //!
-//! A process number means nothing in another PID namespace. A pidfd does: in whichever namespace it
-//! is polled, it becomes readable when its process has ended. So where a process cannot be [opened
-//! by its number](super::super::proc), another process connects to its socket while it runs, and
-//! keeps one pidfd of it.
+//! A process number means nothing in another PID namespace. A pidfd does: it becomes readable in
+//! any namespace when its process has ended. So where a process cannot be [opened by its
+//! number](super::super::proc), another process connects to its socket while it runs, and keeps one
+//! pidfd of it.
 //!
 //! The kernel says which process listens (`SO_PEERPIDFD`, Linux 6.5). On older kernels the process
 //! is asked for a pidfd of its own (`SCM_RIGHTS`). Where the two processes can see each other's
@@ -11,8 +11,7 @@
 //! answer is believed: a pidfd counts only for the slot of its socket, and only if its process runs
 //! as the slot's user. Such a process could as well write into the file that it has ended.
 //!
-//! Nothing here waits for another process: the next pass looks for an answer that does not come at
-//! once.
+//! Nothing here waits for another process: the next pass looks for a late answer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,10 +65,8 @@ enum State {
 
 /// The ways to meet a process.
 pub(in crate::ledger) struct Whom<L, S> {
-    /// The user of the process.
     pub(in crate::ledger) uid: u64,
     pub(in crate::ledger) look: L,
-    /// Returns the path of the socket, if the process serves one.
     pub(in crate::ledger) socket: Option<S>,
 }
 

@@ -113,7 +113,6 @@ pub(in crate::ledger) fn start(
     Ok(Served { stop, path })
 }
 
-/// Listens at a socket file with this mode.
 fn listen_at(path: &Path, mode: u32) -> Result<UnixListener, Failed> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -22,10 +22,8 @@ use crate::ledger::{Change, Hook, clock};
 /// In bytes.
 pub(super) const G: u64 = 2 << 20;
 
-/// How long a waiting request sleeps between two attempts.
 const POLL: Duration = Duration::from_millis(15);
 
-/// How long to wait for memory that must come.
 const LONG: Duration = Duration::from_secs(2);
 
 /// A step of a script. Sizes in granules.

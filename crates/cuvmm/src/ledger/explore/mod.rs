@@ -1,17 +1,17 @@
 //! Members of one ledger that take turns at each use of a shared word: all orders of two members
-//! with a few operations each, and random orders of more members. At each of these points a process
-//! can also be killed or stopped, or its waiting request dropped.
+//! with a few operations each, and random orders of more. At each of these points a process can
+//! also be killed or stopped, or its waiting request dropped.
 //!
-//! The members run the ledger's own code in a thread each; only the time and the process numbers
-//! are the test's (see [`probe`](super::probe)). After each step the charges are compared with the
+//! Each member runs the ledger's own code in a thread; only the time and the process numbers are
+//! the test's (see [`probe`](super::probe)). After each step the charges are compared with the
 //! driver's view of the memory, and in the end one process must get everything.
 //!
 //! The time goes on when all threads sleep. So an interrupted thread takes no time, unless its
 //! process is stopped.
 //!
 //! A state is the content of the file, what each thread has read, and the time. No order is
-//! explored beyond a state that another order has led to. Where there are too many orders, a
-//! scenario limits how often a runnable member is interrupted, or takes random orders.
+//! explored beyond a known state. Where there are too many orders, a scenario limits how often a
+//! runnable member is interrupted, or takes random orders.
 
 mod actor;
 mod ghost;
@@ -51,7 +51,6 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// Runs the members once.
     fn run(&self, path: &Path, schedule: Schedule, uses: &Arc<Uses>) -> (Schedule, Option<String>) {
         let count = self.scripts.len();
         let world = World::new(count, &self.faults, schedule, Arc::clone(uses));

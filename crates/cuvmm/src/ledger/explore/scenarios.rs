@@ -145,7 +145,7 @@ fn passing(later: [&[u64]; 2]) -> Scenario {
 /// Two granules are left to the passing requests, which want three. In all orders in which a
 /// runnable member is interrupted once, the waiting request is served: 239,000 states. With two
 /// interruptions there are too many for a test that always runs. One and one granules, and two and
-/// two, were explored in the same way, with about as many states.
+/// two, have about as many states and were explored too.
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn later_requests_pass_one_that_waits() {
@@ -154,7 +154,7 @@ fn later_requests_pass_one_that_waits() {
     explore(&scenario);
 }
 
-/// With two charges each and any number of interruptions there are too many orders to take all.
+/// Two charges each and unlimited interruptions have too many orders to take all.
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn later_requests_pass_one_that_waits_at_random() {

@@ -39,7 +39,6 @@ pub(super) enum Sight {
     Nothing,
 }
 
-/// Disturbances of members.
 #[derive(Clone, Debug)]
 pub(super) struct Faults {
     /// The most kills, stops and dropped requests.
@@ -51,7 +50,6 @@ pub(super) struct Faults {
     pub(super) interruptions: Option<usize>,
 }
 
-/// The choice of threads over many runs.
 #[derive(Debug)]
 pub(super) enum Schedule {
     All(All),

@@ -215,7 +215,7 @@ impl World {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a thread its turn; returns when the test's own thread has the turn again.
+    /// Gives a thread its turn; returns when the turn is the test's own again.
     pub(super) fn turn_to(&self, players: &mut [Player<'_>], thread: usize) {
         self.lock().running = thread;
         self.go(players);
@@ -252,7 +252,6 @@ impl World {
         self.lock().threads[me].killed.is_none()
     }
 
-    /// Ends a thread for the schedule.
     pub(super) fn done(&self, me: usize) {
         let mut inner = self.lock();
         inner.threads[me].state = State::Done;

@@ -1425,6 +1425,36 @@ fn forks_become_their_own_while_others_fork_and_go() {
     });
 }
 
+/// Two forks are unshared by copies from a third block, which each thread may find out of its place
+/// until the other's copy has ended.
+#[test]
+fn a_fork_waits_for_the_block_that_another_copies_from() {
+    explore(750, || {
+        let scene = Scene::new(host(), 12, |builder| {
+            builder.growth(Growth::Exact).largest_extent(2 * G).build()
+        });
+        let a = scene.tenant("a");
+        let root = a.block(2 * G).largest_extent(2 * G).try_allocate();
+        let root = root.unwrap();
+        root.write(0, &7u64.to_le_bytes()).unwrap();
+        let mut forks = [(); 2].map(|()| root.fork(2 * G, 2 * G).unwrap());
+        for fork in &mut forks {
+            fork.shrink_to(G).unwrap();
+        }
+        let [one, two] = &mut forks;
+        thread::scope(|scope| {
+            for fork in [one, two] {
+                scope.spawn(|| {
+                    fork.try_grow_to(2 * G).unwrap();
+                    verified_at(fork, 0, 7);
+                });
+            }
+        });
+        drop((root, forks, a));
+        scene.end();
+    });
+}
+
 /// A capture guard is granted only when no thread is in a driver call, and while it lives no thread
 /// makes one.
 #[test]

@@ -290,6 +290,18 @@ impl<'a> Locked<'a> {
         self.state.flights.count() > usize::from(self.flight.is_some())
     }
 
+    /// Ends the operation, and waits until one in flight has ended, unless one has since their
+    /// [count](super::state::Flights::ended) was `ended`.
+    pub(super) fn wait_for_end(self, ended: u64) -> Self {
+        match self.state.flights.ended() == ended {
+            true => {
+                let core = self.core;
+                self.wait(&core.settled, None)
+            }
+            false => self,
+        }
+    }
+
     /// Lets other threads have the lock after each 1,024 slots of an operation; `count` is their
     /// number so far.
     pub(super) fn end_section(&mut self, count: usize) {

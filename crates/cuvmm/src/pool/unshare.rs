@@ -164,8 +164,10 @@ impl Core {
         loop {
             // The lock was released since the slots were waited for.
             state = self.await_slot(state, step.slot);
+            let ended = state.flights.ended();
             match state.unshare_slot(step, waits) {
-                Ok(Made::NotYet) => state = state.wait(&self.settled, None),
+                // They may have ended since: memory that goes back releases the lock.
+                Ok(Made::NotYet) => state = state.wait_for_end(ended),
                 Ok(Made::Copied) => {
                     let home = state.slot(step.slot).and_then(Slot::home).cloned();
                     copies.merge(Fence::streams(home.into_iter().collect()));

@@ -165,9 +165,7 @@ impl Core {
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
             }
-            if !missed {
-                state = state.wait(&self.settled, None);
-            }
+            state = state.wait_for_end(ended);
             ended = state.flights.ended();
             (state, outcome) = attempt(state);
         }

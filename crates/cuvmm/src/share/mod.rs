@@ -5,12 +5,12 @@
 //! process.
 //!
 //! ```text
-//!   giver taker
-//!   Offer::region(&region, range) Attachment::builder(&device)
-//!        │ │
-//!   channel.send(&offer) ── description ──▶ checked: sizes, places, access
+//!   giver                                    taker
+//!   Offer::region(&region, range)            Attachment::builder(&device)
+//!        │                                        │
+//!   channel.send(&offer)  ── description ──▶  checked: sizes, places, access
 //!                         ◀── accepted, or refused with a reason ──
-//!                         ── handles, in batches ─▶ imported, checked, mapped
+//!                         ── handles, in batches ─▶  imported, checked, mapped
 //!                         ◀── accepted ──
 //! ```
 //!

@@ -120,7 +120,7 @@ impl<T: Pod> DeviceVec<T> {
         };
         let need = self.whole(wanted)?;
         if need > self.held {
-            self.held = self.elements.region.grow(self.held, need)?;
+            self.held = self.elements.region.grow_to(need)?;
         }
         Ok(())
     }

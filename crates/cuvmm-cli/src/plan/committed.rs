@@ -79,7 +79,7 @@ impl Committed {
             // Counts the requests that fit in the memory already committed.
             let fits = (held - has) / by;
             let need = by.saturating_mul(fits + 1).saturating_add(has).min(to);
-            held = self.region.grow(held, self.rounded(need))?;
+            held = self.region.grow_to(self.rounded(need))?;
             self.grown = held;
             self.committed.add(0..held);
             self.add(0..held.min(to));

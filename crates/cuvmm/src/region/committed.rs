@@ -25,6 +25,11 @@ impl Committed {
         range.is_empty() || self.ranges.gaps(range).next().is_none()
     }
 
+    /// Returns the end of the committed bytes from the first one on.
+    pub(crate) fn prefix(&self) -> u64 {
+        self.ranges.get(&0).map_or(0, |first| first.end)
+    }
+
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.ranges.overlaps(range)
     }

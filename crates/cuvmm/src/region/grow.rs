@@ -6,19 +6,22 @@ use crate::error::MemoryError;
 use crate::growth::Steps;
 
 impl Region {
-    /// Commits the first `need` bytes, of which `held` are committed already (both whole granules),
-    /// and some beyond if there is enough memory: as much again up to 16 MiB, then an eighth, as a
-    /// [`DeviceVec`](crate::vec::DeviceVec) grows. Returns how many bytes are committed now.
+    /// Commits the first `size` bytes, a multiple of the granule, and some beyond if there is enough
+    /// memory: as much again up to 16 MiB, then an eighth, as a [`DeviceVec`](crate::vec::DeviceVec)
+    /// grows. Returns how many bytes from the first one on are committed now.
     ///
     /// # Errors
     /// Those of [`Self::commit`].
-    pub fn grow(&mut self, held: u64, need: u64) -> Result<u64, MemoryError> {
-        let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
-        let wish = steps.end(held, held, need, self.size());
-        if wish > need && self.commit(held..wish).is_ok() {
-            return Ok(wish);
+    pub fn grow_to(&mut self, size: u64) -> Result<u64, MemoryError> {
+        self.check(&(0..size))?;
+        let held = self.committed.prefix();
+        if size > held {
+            let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
+            let wish = steps.end(held, held, size, self.size());
+            if wish == size || self.commit(held..wish).is_err() {
+                self.commit(held..size)?;
+            }
         }
-        self.commit(held..need)?;
-        Ok(need)
+        Ok(self.committed.prefix())
     }
 }

@@ -47,6 +47,32 @@ on_both! {
         }
     }
 
+    fn growth_goes_on_from_the_first_gap(rig) {
+        let mut region = Region::reserve(&rig.device, 16 * G).unwrap();
+        // Beyond what is needed as much again as is there, without what lies behind a gap.
+        assert_eq!(region.grow_to(3 * G).unwrap(), 3 * G);
+        region.commit(8 * G..9 * G).unwrap();
+        assert_eq!(region.grow_to(2 * G).unwrap(), 3 * G, "nothing to do");
+        assert_eq!(region.grow_to(4 * G).unwrap(), 6 * G);
+        assert_eq!(region.grow_to(7 * G).unwrap(), 12 * G, "the memory behind the gap counts");
+        for (size, kind) in [(0, "empty"), (G + 1, "off"), (17 * G, "out")] {
+            let refused = match region.grow_to(size) {
+                Err(MemoryError::Argument(ArgumentError::Empty { .. })) => "empty",
+                Err(MemoryError::Argument(ArgumentError::Misaligned { .. })) => "off",
+                Err(MemoryError::Argument(ArgumentError::OutOfRange { .. })) => "out",
+                other => panic!("{size}: {other:?}"),
+            };
+            assert_eq!(refused, kind, "{size}");
+        }
+        assert_eq!(region.committed(), 12 * G);
+        // Where memory is short, only what is needed.
+        rig.faults.arm(Fault::nth(1, CUresult::ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
+        assert_eq!(region.grow_to(13 * G).unwrap(), 13 * G);
+        rig.faults.arm(Fault::all(CUresult::ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
+        assert!(region.grow_to(14 * G).is_err());
+        assert_eq!(region.committed(), 13 * G);
+    }
+
     fn ranges_that_cannot_be_are_refused(rig) {
         let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
         region.commit(0..2 * G).unwrap();

@@ -342,7 +342,7 @@ mod tests {
         space: Mutex<Option<Space>>,
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
         has_given: AtomicBool,
-        /// Removes an ended holder that has nothing left.
+        /// Set if the holder asks to be tidied again.
         asks: AtomicBool,
         /// The bytes seen to be held: the first value once, the other from then on.
         holds: [AtomicU64; 2],

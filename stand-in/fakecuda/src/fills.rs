@@ -1,6 +1,6 @@
 //! Fills with elements of two and four bytes, fills and copies of rectangles.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};

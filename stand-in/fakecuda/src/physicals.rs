@@ -1,6 +1,6 @@
 //! Physical memory: creating, releasing, exporting, importing.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -83,7 +83,7 @@ export! {
         let props = from_c(&unsafe { take(properties) }?);
         let kind = GranularityKind(option.0);
         let found = driver.allocation_granularity(&props, kind).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(granularity, found as usize) }
     }
 
@@ -100,12 +100,12 @@ export! {
         check(&props)?;
         let props = from_c(&props);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, made.0) }
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.release(PhysicalHandle(handle)) }.map_err(code)
     }
 
@@ -116,7 +116,7 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, found.0) }
     }
 
@@ -126,9 +126,9 @@ export! {
     ) {
         let driver = driver()?;
         present(properties)?;
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(properties, to_c(&found)) }
     }
 
@@ -141,7 +141,7 @@ export! {
         let driver = driver()?;
         present(shareable)?;
         let (handle, kind) = (PhysicalHandle(handle), handle_types(handle_type));
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let exported = unsafe { driver.export(handle, kind, flags) }.map_err(code)?;
         match exported {
             // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
@@ -169,7 +169,7 @@ export! {
         };
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, found.0) }
     }
 }

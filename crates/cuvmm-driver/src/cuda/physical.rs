@@ -1,7 +1,7 @@
 //! Physical memory: creating, releasing, sharing with other processes.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and to take ownership of file
-//! descriptors that the driver has just made.
+//! `unsafe` makes driver calls (see `answer`), and takes ownership of file descriptors
+//! that the driver has just made.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -76,7 +76,7 @@ pub(super) fn create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::release`](crate::Driver::release).
+/// See [`Driver::release`](crate::Driver::release).
 pub(super) unsafe fn release(driver: &CudaDriver, handle: PhysicalHandle) -> Result<()> {
     ask!(driver, MemRelease: cuMemRelease(handle.0))
 }
@@ -90,7 +90,7 @@ pub(super) fn retain(driver: &CudaDriver, address: DeviceAddress) -> Result<Phys
 }
 
 /// # Safety
-/// The requirements of [`Driver::physical_props`](crate::Driver::physical_props).
+/// See [`Driver::physical_props`](crate::Driver::physical_props).
 pub(super) unsafe fn physical_props(
     driver: &CudaDriver,
     handle: PhysicalHandle,
@@ -111,7 +111,7 @@ pub(super) unsafe fn physical_props(
 pub(super) struct Shareable(pub(super) [u8; 64]);
 
 /// # Safety
-/// The requirements of [`Driver::export`](crate::Driver::export).
+/// See [`Driver::export`](crate::Driver::export).
 pub(super) unsafe fn export(
     driver: &CudaDriver,
     handle: PhysicalHandle,
@@ -139,7 +139,7 @@ pub(super) unsafe fn export(
 }
 
 /// # Safety
-/// The requirements of [`Driver::import`](crate::Driver::import).
+/// See [`Driver::import`](crate::Driver::import).
 pub(super) unsafe fn import(
     driver: &CudaDriver,
     source: ImportSource,

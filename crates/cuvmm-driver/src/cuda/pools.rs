@@ -1,6 +1,6 @@
 //! Memory pools of the driver, and sharing them with other processes.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -48,7 +48,7 @@ pub(super) fn mem_pool_create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_destroy`](crate::Driver::mem_pool_destroy).
+/// See [`Driver::mem_pool_destroy`](crate::Driver::mem_pool_destroy).
 pub(super) unsafe fn mem_pool_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -59,7 +59,7 @@ pub(super) unsafe fn mem_pool_destroy(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_attribute`](crate::Driver::mem_pool_attribute).
+/// See [`Driver::mem_pool_attribute`](crate::Driver::mem_pool_attribute).
 pub(super) unsafe fn mem_pool_attribute(
     driver: &CudaDriver,
     device: Ordinal,
@@ -78,7 +78,7 @@ pub(super) unsafe fn mem_pool_attribute(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_set_attribute`](crate::Driver::mem_pool_set_attribute).
+/// See [`Driver::mem_pool_set_attribute`](crate::Driver::mem_pool_set_attribute).
 pub(super) unsafe fn mem_pool_set_attribute(
     driver: &CudaDriver,
     device: Ordinal,
@@ -96,7 +96,7 @@ pub(super) unsafe fn mem_pool_set_attribute(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_trim`](crate::Driver::mem_pool_trim).
+/// See [`Driver::mem_pool_trim`](crate::Driver::mem_pool_trim).
 pub(super) unsafe fn mem_pool_trim(
     driver: &CudaDriver,
     device: Ordinal,
@@ -108,7 +108,7 @@ pub(super) unsafe fn mem_pool_trim(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_access`](crate::Driver::mem_pool_access).
+/// See [`Driver::mem_pool_access`](crate::Driver::mem_pool_access).
 pub(super) unsafe fn mem_pool_access(
     driver: &CudaDriver,
     device: Ordinal,
@@ -124,7 +124,7 @@ pub(super) unsafe fn mem_pool_access(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_set_access`](crate::Driver::mem_pool_set_access).
+/// See [`Driver::mem_pool_set_access`](crate::Driver::mem_pool_set_access).
 pub(super) unsafe fn mem_pool_set_access(
     driver: &CudaDriver,
     device: Ordinal,
@@ -157,7 +157,7 @@ pub(super) fn current_mem_pool(driver: &CudaDriver, device: Ordinal) -> Result<M
 }
 
 /// # Safety
-/// The requirements of [`Driver::set_current_mem_pool`](crate::Driver::set_current_mem_pool).
+/// See [`Driver::set_current_mem_pool`](crate::Driver::set_current_mem_pool).
 pub(super) unsafe fn set_current_mem_pool(
     driver: &CudaDriver,
     device: Ordinal,
@@ -168,7 +168,7 @@ pub(super) unsafe fn set_current_mem_pool(
 }
 
 /// # Safety
-/// The requirements of [`Driver::alloc_from_pool_async`](crate::Driver::alloc_from_pool_async).
+/// See [`Driver::alloc_from_pool_async`](crate::Driver::alloc_from_pool_async).
 pub(super) unsafe fn alloc_from_pool_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -185,7 +185,7 @@ pub(super) unsafe fn alloc_from_pool_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_export`](crate::Driver::mem_pool_export).
+/// See [`Driver::mem_pool_export`](crate::Driver::mem_pool_export).
 pub(super) unsafe fn mem_pool_export(
     driver: &CudaDriver,
     device: Ordinal,
@@ -213,7 +213,7 @@ pub(super) unsafe fn mem_pool_export(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_import`](crate::Driver::mem_pool_import).
+/// See [`Driver::mem_pool_import`](crate::Driver::mem_pool_import).
 pub(super) unsafe fn mem_pool_import(
     driver: &CudaDriver,
     device: Ordinal,
@@ -250,7 +250,7 @@ pub(super) fn mem_pool_export_pointer(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_import_pointer`](crate::Driver::mem_pool_import_pointer).
+/// See [`Driver::mem_pool_import_pointer`](crate::Driver::mem_pool_import_pointer).
 pub(super) unsafe fn mem_pool_import_pointer(
     driver: &CudaDriver,
     device: Ordinal,

@@ -40,7 +40,7 @@ impl Bench {
         address: DeviceAddress,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.free_reservation(address, size) }?;
         self.ledger.reservations.retain(|(at, _)| *at != address);
         Ok(())
@@ -58,7 +58,7 @@ impl Bench {
     }
 
     pub(crate) fn release(&mut self, handle: PhysicalHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.release(handle) }?;
         strike(&mut self.ledger.handles, &handle);
         Ok(())
@@ -74,7 +74,7 @@ impl Bench {
         &self,
         handle: PhysicalHandle,
     ) -> Result<PhysicalProps, DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.physical_props(handle) }
     }
 
@@ -84,7 +84,7 @@ impl Bench {
         handle_type: HandleTypes,
         flags: u64,
     ) -> Result<Exported, DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.export(handle, handle_type, flags) }
     }
 
@@ -93,7 +93,7 @@ impl Bench {
         source: ImportSource,
         handle_type: HandleTypes,
     ) -> Result<PhysicalHandle, DriverError> {
-        // SAFETY: for the reasons at the top of this file; the cases keep a descriptor that they
+        // SAFETY: see the top of this file; the cases keep a descriptor that they
         // pass open, or pass a number that is not a descriptor.
         let handle = unsafe { self.driver.import(source, handle_type) }?;
         self.ledger.handles.push(handle);
@@ -108,14 +108,14 @@ impl Bench {
         handle: PhysicalHandle,
         flags: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.map(address, size, offset, handle, flags) }?;
         self.ledger.mappings.push((address, size));
         Ok(())
     }
 
     pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.unmap(address, size) }?;
         self.ledger.strike_mappings(address, size);
         Ok(())
@@ -127,7 +127,7 @@ impl Bench {
         size: u64,
         access: &[AccessDesc],
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.set_access(address, size, access) }
     }
 
@@ -136,7 +136,7 @@ impl Bench {
         address: DeviceAddress,
         size: u64,
     ) -> Result<OwnedFd, DriverError> {
-        // SAFETY: for the reasons at the top of this file; the descriptor is not used.
+        // SAFETY: see the top of this file; the descriptor is not used.
         unsafe { self.driver.dma_buf(self.device, address, size) }
     }
 
@@ -154,7 +154,7 @@ impl Bench {
 
     /// Frees plain or managed memory.
     pub(crate) fn free(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.free(self.device, address) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
@@ -172,7 +172,7 @@ impl Bench {
 
     pub(crate) fn free_pinned(&mut self, pointer: usize) -> Result<(), DriverError> {
         let raw = std::ptr::with_exposed_provenance_mut(pointer);
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.host_free(self.device, raw) }?;
         strike(&mut self.ledger.pinned, &pointer);
         Ok(())

@@ -19,7 +19,7 @@ impl Bench {
     }
 
     pub(crate) fn destroy_pool(&mut self, pool: MemPoolHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.mem_pool_destroy(self.device, pool) }?;
         strike(&mut self.ledger.pools, &pool);
         Ok(())
@@ -30,7 +30,7 @@ impl Bench {
         pool: MemPoolHandle,
         attribute: MemPoolAttribute,
     ) -> Result<u64, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.mem_pool_attribute(self.device, pool, attribute) }
     }
 
@@ -40,7 +40,7 @@ impl Bench {
         attribute: MemPoolAttribute,
         value: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .mem_pool_set_attribute(self.device, pool, attribute, value)
@@ -48,7 +48,7 @@ impl Bench {
     }
 
     pub(crate) fn trim_pool(&self, pool: MemPoolHandle, keep: u64) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.mem_pool_trim(self.device, pool, keep) }
     }
 
@@ -57,7 +57,7 @@ impl Bench {
         pool: MemPoolHandle,
         location: Location,
     ) -> Result<AccessFlags, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.mem_pool_access(self.device, pool, location) }
     }
 
@@ -66,13 +66,13 @@ impl Bench {
         pool: MemPoolHandle,
         access: &[AccessDesc],
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.mem_pool_set_access(self.device, pool, access) }
     }
 
     /// Makes a pool the current one. The default pool is set again after the case.
     pub(crate) fn set_current_pool(&mut self, pool: MemPoolHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.set_current_mem_pool(self.device, pool) }?;
         self.ledger.changed_pool = true;
         Ok(())
@@ -84,7 +84,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let address = unsafe {
             self.driver
                 .alloc_from_pool_async(self.device, size, pool, stream)
@@ -99,7 +99,7 @@ impl Bench {
         handle_type: HandleTypes,
         flags: u64,
     ) -> Result<Exported, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .mem_pool_export(self.device, pool, handle_type, flags)
@@ -112,7 +112,7 @@ impl Bench {
         handle_type: HandleTypes,
         flags: u64,
     ) -> Result<MemPoolHandle, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let pool = unsafe {
             self.driver
                 .mem_pool_import(self.device, source, handle_type, flags)
@@ -126,7 +126,7 @@ impl Bench {
         pool: MemPoolHandle,
         ticket: &MemPoolTicket,
     ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let address = unsafe {
             self.driver
                 .mem_pool_import_pointer(self.device, pool, ticket)

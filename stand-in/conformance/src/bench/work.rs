@@ -19,7 +19,7 @@ impl Bench {
         byte: u8,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.fill(self.device, address, byte, size) }
     }
 
@@ -30,7 +30,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .fill_async(self.device, address, byte, size, stream)
@@ -38,7 +38,7 @@ impl Bench {
     }
 
     pub(crate) fn write(&self, address: DeviceAddress, bytes: &[u8]) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.copy_to_device(self.device, address, bytes) }
     }
 
@@ -54,7 +54,7 @@ impl Bench {
         address: DeviceAddress,
         bytes: &mut [u8],
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.copy_to_host(self.device, bytes, address) }
     }
 
@@ -64,7 +64,7 @@ impl Bench {
         source: DeviceAddress,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .copy_on_device(self.device, destination, source, size)
@@ -78,7 +78,7 @@ impl Bench {
         bytes: [u8; 4],
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // SAFETY: see `memory`; `bytes` lives until the stream has
         // finished.
         let queued = unsafe {
             self.driver
@@ -94,7 +94,7 @@ impl Bench {
         stream: StreamHandle,
     ) -> Result<[u8; 4], DriverError> {
         let mut bytes = [0xEE; 4];
-        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // SAFETY: see `memory`; `bytes` lives until the stream has
         // finished.
         let queued = unsafe {
             self.driver
@@ -110,7 +110,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .copy_on_device_async(self.device, destination, source, size, stream)
@@ -133,7 +133,7 @@ impl Bench {
         size: u64,
         location: Location,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe {
             self.driver
                 .prefetch(self.device, address, size, location, stream)
@@ -152,12 +152,12 @@ impl Bench {
     }
 
     pub(crate) fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.stream_synchronize(self.device, stream) }
     }
 
     pub(crate) fn stream_is_done(&self, stream: StreamHandle) -> Result<bool, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.stream_query(self.device, stream) }
     }
 
@@ -166,7 +166,7 @@ impl Bench {
         stream: StreamHandle,
         event: EventHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.stream_wait_event(self.device, stream, event) }
     }
 
@@ -180,7 +180,7 @@ impl Bench {
 
     pub(crate) fn destroy_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
         self.ledger.events.retain(|&other| other != event);
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.event_destroy(self.device, event) }
     }
 
@@ -189,22 +189,22 @@ impl Bench {
         event: EventHandle,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.event_record(self.device, event, stream) }
     }
 
     pub(crate) fn record_context(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.context_record_event(self.device, event) }
     }
 
     pub(crate) fn event_is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.event_query(self.device, event) }
     }
 
     pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.event_synchronize(self.device, event) }
     }
 
@@ -213,7 +213,7 @@ impl Bench {
         size: u64,
         stream: StreamHandle,
     ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let address = unsafe { self.driver.alloc_async(self.device, size, stream) }?;
         self.ledger.plain.push(address);
         Ok(address)
@@ -224,7 +224,7 @@ impl Bench {
         address: DeviceAddress,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.free_async(self.device, address, stream) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
@@ -238,7 +238,7 @@ impl Bench {
         stream: StreamHandle,
         mode: CaptureMode,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.capture_begin(self.device, stream, mode) }?;
         self.ledger.capturing.push(stream);
         Ok(())
@@ -246,7 +246,7 @@ impl Bench {
 
     pub(crate) fn capture_end(&mut self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
         strike(&mut self.ledger.capturing, &stream);
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let graph = unsafe { self.driver.capture_end(self.device, stream) }?;
         self.ledger.graphs.push(graph);
         Ok(graph)
@@ -256,7 +256,7 @@ impl Bench {
         &self,
         stream: StreamHandle,
     ) -> Result<CaptureStatus, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.capture_status(self.device, stream) }
     }
 
@@ -264,7 +264,7 @@ impl Bench {
         &mut self,
         graph: GraphHandle,
     ) -> Result<GraphExecHandle, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let exec = unsafe { self.driver.graph_instantiate(self.device, graph) }?;
         self.ledger.execs.push(exec);
         Ok(exec)
@@ -275,7 +275,7 @@ impl Bench {
         exec: GraphExecHandle,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.graph_launch(self.device, exec, stream) }
     }
 
@@ -295,19 +295,19 @@ impl Bench {
         };
         note(self.driver.context_synchronize(device));
         for exec in std::mem::take(&mut self.ledger.execs) {
-            // SAFETY: this bench created it and has not destroyed it since.
+            // SAFETY: this bench created it and still holds it.
             note(unsafe { self.driver.graph_exec_destroy(device, exec) });
         }
         for graph in std::mem::take(&mut self.ledger.graphs) {
-            // SAFETY: this bench created it and has not destroyed it since.
+            // SAFETY: this bench created it and still holds it.
             note(unsafe { self.driver.graph_destroy(device, graph) });
         }
         for event in std::mem::take(&mut self.ledger.events) {
-            // SAFETY: this bench created it and has not destroyed it since.
+            // SAFETY: this bench created it and still holds it.
             note(unsafe { self.driver.event_destroy(device, event) });
         }
         for (owner, stream) in std::mem::take(&mut self.ledger.streams) {
-            // SAFETY: this bench created it and has not destroyed it since.
+            // SAFETY: this bench created it and still holds it.
             note(unsafe { self.driver.stream_destroy(owner, stream) });
         }
         troubles
@@ -326,7 +326,7 @@ impl Bench {
         let event = self
             .driver
             .event_create(device, EventFlags::DISABLE_TIMING)?;
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let recorded = unsafe { self.driver.event_record(device, event, theirs) };
         let waited = recorded.and_then(|()| self.wait_event(stream, event));
         // SAFETY: the event was created above, and a stream that waits for it needs it no more.
@@ -341,7 +341,7 @@ impl Bench {
         byte: u8,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.fill(device, address, byte, size) }
     }
 }

@@ -71,6 +71,34 @@ fn check(props: &CUmemAllocationProp) -> Outcome {
     Ok(())
 }
 
+/// Writes an exported handle: a descriptor, or a fabric handle.
+///
+/// # Safety
+/// The pointer is null or valid for writing a handle of the type.
+pub(crate) unsafe fn put_exported(place: *mut c_void, exported: Exported) -> Outcome {
+    match exported {
+        // SAFETY: as the caller promises.
+        Exported::Fd(fd) => unsafe { put(place.cast(), fd.into_raw_fd()) },
+        // SAFETY: as the caller promises.
+        Exported::Fabric(data) => unsafe { put(place.cast(), CUmemFabricHandle { data }) },
+        _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+    }
+}
+
+/// Returns the handle to import: with every type but fabric handles the value of the pointer is a
+/// descriptor.
+///
+/// # Safety
+/// For a fabric handle, the pointer is null or valid for reading it.
+pub(crate) unsafe fn source(shareable: *mut c_void, kind: HandleTypes) -> Outcome<ImportSource> {
+    if kind != HandleTypes::FABRIC {
+        return Ok(ImportSource::Fd(shareable.addr() as i32));
+    }
+    // SAFETY: as the caller promises.
+    let handle = unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?;
+    Ok(ImportSource::Fabric(handle.data))
+}
+
 export! {
     fn cuMemGetAllocationGranularity(
         granularity: *mut usize,
@@ -143,13 +171,8 @@ export! {
         let (handle, kind) = (PhysicalHandle(handle), handle_types(handle_type));
         // SAFETY: the host driver refuses wrong handles.
         let exported = unsafe { driver.export(handle, kind, flags) }.map_err(code)?;
-        match exported {
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
-            Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a fabric handle.
-            Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
-            _ => Err(cuvmm_sys::CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+        // SAFETY: the caller passes a valid pointer for a handle of the type.
+        unsafe { put_exported(shareable, exported) }
     }
 
     fn cuMemImportFromShareableHandle(
@@ -160,13 +183,8 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let kind = handle_types(handle_type);
-        let source = if kind == HandleTypes::FABRIC {
-            // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
-            ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
-        } else {
-            // With every other type the value of the pointer is the descriptor.
-            ImportSource::Fd(shareable.addr() as i32)
-        };
+        // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
+        let source = unsafe { source(shareable, kind) }?;
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
         // SAFETY: C's promise (see `edge`).

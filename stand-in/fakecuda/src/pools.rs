@@ -6,23 +6,21 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::IntoRawFd as _;
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, DriverError, Exported,
-    HandleTypes, ImportSource, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps,
-    MemPoolTicket, Ordinal,
+    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, DriverError, LocationKind,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal,
 };
 use cuvmm_sys::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemFabricHandle, CUmemLocation, CUmemPool_attribute, CUmemPoolProps,
+    CUmemAllocationType, CUmemLocation, CUmemPool_attribute, CUmemPoolProps,
     CUmemPoolPtrExportData, CUmemoryPool, CUresult, CUstream,
 };
 
 use crate::attributes::any_device;
 use crate::contexts::current;
 use crate::edge::{LONGEST, Outcome, code, export, export_also, present, put, take, take_all};
-use crate::physicals::{handle_types, location};
+use crate::physicals::{handle_types, location, put_exported, source};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 use crate::watched::Watched;
@@ -247,13 +245,8 @@ export! {
         // SAFETY: the host driver refuses wrong handles.
         let exported = unsafe { driver()?.mem_pool_export(device, pool, kind, flags) }
             .map_err(code)?;
-        match exported {
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
-            Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a fabric handle.
-            Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
-            _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+        // SAFETY: the caller passes a valid pointer for a handle of the type.
+        unsafe { put_exported(shareable, exported) }
     }
 
     fn cuMemPoolImportFromShareableHandle(
@@ -265,13 +258,8 @@ export! {
         let device = any_device()?;
         present(pool)?;
         let kind = handle_types(handle_type);
-        let source = if kind == HandleTypes::FABRIC {
-            // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
-            ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
-        } else {
-            // With every other type the value of the pointer is the descriptor.
-            ImportSource::Fd(shareable.addr() as i32)
-        };
+        // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
+        let source = unsafe { source(shareable, kind) }?;
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver()?.mem_pool_import(device, source, kind, flags) }
             .map_err(code)?;

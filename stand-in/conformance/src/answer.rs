@@ -54,12 +54,6 @@ impl Answer {
         self.with(name, code)
     }
 
-    /// Returns the text.
-    #[must_use]
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
     /// Returns the text, owned.
     #[must_use]
     pub(crate) fn into_string(self) -> String {

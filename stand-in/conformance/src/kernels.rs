@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use cuvmm_driver::{DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-use crate::ComparingKernels;
+use crate::PtxToucher;
 
 /// Runs kernels that access memory or take time.
 ///
@@ -34,7 +34,7 @@ pub trait KernelToucher: Debug + Send + Sync {
     ) -> Result<(), DriverError>;
 
     /// Returns the kernels that compare what they read, which only a GPU runs.
-    fn comparing(&self) -> Option<&dyn ComparingKernels> {
+    fn comparing(&self) -> Option<&PtxToucher> {
         None
     }
 }

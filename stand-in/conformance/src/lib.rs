@@ -16,7 +16,6 @@ mod bench;
 pub mod c;
 mod case;
 mod cases;
-mod comparing;
 mod differences;
 mod isolate;
 mod kernels;
@@ -29,9 +28,9 @@ mod suite;
 use answer::{Answer, Answered};
 use bench::Bench;
 
+use case::Rule;
 pub use case::{Case, Manner, Need};
 pub use cases::{all, find};
-pub use comparing::{ComparingKernels, Load, Words};
 pub use differences::{DELIBERATE, Deliberate};
 pub use isolate::{Isolate, run_in_own_process};
 pub use kernels::KernelToucher;

@@ -17,7 +17,7 @@ use cuvmm_driver::sys::{
 };
 use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-use crate::{ComparingKernels, KernelToucher};
+use crate::KernelToucher;
 
 /// The kernels that every GPU runs; `TARGET` stands for the minimum architecture.
 const PTX: &str = include_str!("kernels.ptx");
@@ -81,7 +81,7 @@ pub(crate) struct Launch {
 
 impl Launch {
     /// A kernel of one thread.
-    const fn single(name: &'static CStr) -> Self {
+    pub(crate) const fn single(name: &'static CStr) -> Self {
         Self {
             code: Code::Usual,
             name,
@@ -295,7 +295,7 @@ impl KernelToucher for PtxToucher {
         self.launch(device, stream, Launch::single(c"spin"), &mut [nanoseconds])
     }
 
-    fn comparing(&self) -> Option<&dyn ComparingKernels> {
+    fn comparing(&self) -> Option<&PtxToucher> {
         Some(self)
     }
 }

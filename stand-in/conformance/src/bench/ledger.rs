@@ -1,7 +1,7 @@
 //! The ledger of a case: the resources that it acquired and has not released.
 
 use cuvmm_driver::{
-    DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, MemPoolHandle, Ordinal,
+    DeviceAddress, DriverError, EventHandle, GraphExecHandle, GraphHandle, MemPoolHandle, Ordinal,
     PhysicalHandle, StreamHandle,
 };
 
@@ -32,6 +32,11 @@ impl Ledger {
         self.mappings
             .retain(|(at, len)| at.0 < address.0 || at.0.saturating_add(*len) > end);
     }
+}
+
+/// Adds the error of a call, if it failed.
+pub(super) fn note(troubles: &mut Vec<String>, outcome: Result<(), DriverError>) {
+    troubles.extend(outcome.err().map(|error| error.to_string()));
 }
 
 /// Removes the last entry that equals `wanted`.

@@ -20,7 +20,7 @@ use cuvmm_driver::{
 };
 
 use super::Bench;
-use super::ledger::strike;
+use super::ledger::{note, strike};
 
 impl Bench {
     pub(crate) fn reserve(
@@ -207,28 +207,24 @@ impl Bench {
 
     /// Releases everything that the case still holds, and returns the errors.
     pub(crate) fn give_back(&mut self) -> Vec<String> {
-        let mut troubles = self.give_back_work();
-        let mut note = |outcome: Result<(), DriverError>| {
-            if let Err(error) = outcome {
-                troubles.push(error.to_string());
-            }
-        };
+        let mut troubles = Vec::new();
+        self.give_back_work(&mut troubles);
         for (address, size) in std::mem::take(&mut self.ledger.mappings) {
-            note(self.unmap(address, size));
+            note(&mut troubles, self.unmap(address, size));
         }
         for handle in std::mem::take(&mut self.ledger.handles) {
-            note(self.release(handle));
+            note(&mut troubles, self.release(handle));
         }
         for (address, size) in std::mem::take(&mut self.ledger.reservations) {
-            note(self.free_reservation(address, size));
+            note(&mut troubles, self.free_reservation(address, size));
         }
         for address in std::mem::take(&mut self.ledger.plain) {
-            note(self.free(address));
+            note(&mut troubles, self.free(address));
         }
         for pointer in std::mem::take(&mut self.ledger.pinned) {
-            note(self.free_pinned(pointer));
+            note(&mut troubles, self.free_pinned(pointer));
         }
-        troubles.extend(self.give_back_pools());
+        self.give_back_pools(&mut troubles);
         troubles
     }
 }

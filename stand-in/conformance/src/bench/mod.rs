@@ -13,8 +13,9 @@ mod work;
 use std::sync::Arc;
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, DeviceAddress, Driver, DriverError, DriverKind, GranularityKind,
-    Location, Ordinal, PhysicalHandle, PhysicalProps,
+    AccessDesc, AccessFlags, Advice, CUresult, Call, DeviceAddress, Driver, DriverError,
+    DriverKind, GranularityKind, Location, Ordinal, PhysicalHandle, PhysicalProps,
+    PointerAttribute, RangeAttribute, StreamHandle,
 };
 
 use crate::KernelToucher;
@@ -60,9 +61,21 @@ impl Bench {
         self.driver.kind() != DriverKind::Model
     }
 
-    /// Returns the kernels, if there are any.
-    pub(crate) fn kernels(&self) -> Option<Arc<dyn KernelToucher>> {
-        self.kernels.clone()
+    /// Returns the kernels. A case that needs them is not run where there are none.
+    pub(crate) fn kernels(&self) -> Result<Arc<dyn KernelToucher>, DriverError> {
+        let none = DriverError::new(Call::GraphLaunch, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        self.kernels.clone().ok_or(none)
+    }
+
+    /// Returns a stream on which a kernel runs for about 200 milliseconds, far longer than a call
+    /// that does not wait, even a slow one.
+    pub(crate) fn spinning(&mut self) -> Result<StreamHandle, DriverError> {
+        let (kernels, stream) = (self.kernels()?, self.stream()?);
+        // The first launch may load the kernel, which takes time that is not to be measured.
+        kernels.spin(self.device, stream, 0)?;
+        self.synchronize(stream)?;
+        kernels.spin(self.device, stream, 200)?;
+        Ok(stream)
     }
 
     /// Returns the device under test.
@@ -151,6 +164,39 @@ impl Bench {
     pub(crate) fn free_memory(&self) -> Result<u64, DriverError> {
         self.driver.context_synchronize(self.device)?;
         Ok(self.driver.memory_info(self.device)?.free)
+    }
+
+    /// Returns an attribute of an address.
+    pub(crate) fn pointer_attribute(
+        &self,
+        address: DeviceAddress,
+        attribute: PointerAttribute,
+    ) -> Result<u64, DriverError> {
+        let driver = self.driver();
+        driver.pointer_attribute(self.device, address, attribute)
+    }
+
+    /// Advises how a managed range will be used.
+    pub(crate) fn advise(
+        &self,
+        address: DeviceAddress,
+        size: u64,
+        advice: Advice,
+        location: Location,
+    ) -> Result<(), DriverError> {
+        let driver = self.driver();
+        driver.advise(self.device, address, size, advice, location)
+    }
+
+    /// Returns an attribute of a managed range.
+    pub(crate) fn range_attribute(
+        &self,
+        address: DeviceAddress,
+        size: u64,
+        attribute: RangeAttribute,
+    ) -> Result<i32, DriverError> {
+        let driver = self.driver();
+        driver.range_attribute(self.device, address, size, attribute)
     }
 
     /// Returns the code of reading four bytes at an address.

@@ -9,7 +9,7 @@ use cuvmm_driver::{
 };
 
 use super::Bench;
-use super::ledger::strike;
+use super::ledger::{note, strike};
 
 impl Bench {
     pub(crate) fn pool(&mut self, props: &MemPoolProps) -> Result<MemPoolHandle, DriverError> {
@@ -135,23 +135,19 @@ impl Bench {
         Ok(address)
     }
 
-    /// Sets the default pool again and destroys the pools, and returns the errors. The memory of
+    /// Sets the default pool again and destroys the pools, and adds the errors. The memory of
     /// the pools is freed before.
-    pub(super) fn give_back_pools(&mut self) -> Vec<String> {
-        let mut troubles = Vec::new();
-        let mut note = |outcome: Result<(), DriverError>| {
-            if let Err(error) = outcome {
-                troubles.push(error.to_string());
-            }
-        };
+    pub(super) fn give_back_pools(&mut self, troubles: &mut Vec<String>) {
         if std::mem::take(&mut self.ledger.changed_pool) {
             let default = self.driver.default_mem_pool(self.device);
-            note(default.and_then(|pool| self.set_current_pool(pool)));
+            note(
+                troubles,
+                default.and_then(|pool| self.set_current_pool(pool)),
+            );
             self.ledger.changed_pool = false;
         }
         for pool in std::mem::take(&mut self.ledger.pools) {
-            note(self.destroy_pool(pool));
+            note(troubles, self.destroy_pool(pool));
         }
-        troubles
     }
 }

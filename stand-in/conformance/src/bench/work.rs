@@ -9,7 +9,7 @@ use cuvmm_driver::{
 };
 
 use super::Bench;
-use super::ledger::strike;
+use super::ledger::{note, strike};
 
 /// Copies and fills.
 impl Bench {
@@ -279,38 +279,39 @@ impl Bench {
         unsafe { self.driver.graph_launch(self.device, exec, stream) }
     }
 
-    /// Ends captures, waits for all work, destroys streams, events and graphs, and returns the
+    /// Ends captures, waits for all work, destroys streams, events and graphs, and adds the
     /// errors.
-    pub(super) fn give_back_work(&mut self) -> Vec<String> {
-        let mut troubles = Vec::new();
+    pub(super) fn give_back_work(&mut self, troubles: &mut Vec<String>) {
         let device = self.device;
         for stream in std::mem::take(&mut self.ledger.capturing) {
             // An invalidated capture ends with an error, and has then ended.
             let _ = self.capture_end(stream);
         }
-        let mut note = |outcome: Result<(), DriverError>| {
-            if let Err(error) = outcome {
-                troubles.push(error.to_string());
-            }
-        };
-        note(self.driver.context_synchronize(device));
+        note(troubles, self.driver.context_synchronize(device));
         for exec in std::mem::take(&mut self.ledger.execs) {
             // SAFETY: this bench created it and still holds it.
-            note(unsafe { self.driver.graph_exec_destroy(device, exec) });
+            note(troubles, unsafe {
+                self.driver.graph_exec_destroy(device, exec)
+            });
         }
         for graph in std::mem::take(&mut self.ledger.graphs) {
             // SAFETY: this bench created it and still holds it.
-            note(unsafe { self.driver.graph_destroy(device, graph) });
+            note(troubles, unsafe {
+                self.driver.graph_destroy(device, graph)
+            });
         }
         for event in std::mem::take(&mut self.ledger.events) {
             // SAFETY: this bench created it and still holds it.
-            note(unsafe { self.driver.event_destroy(device, event) });
+            note(troubles, unsafe {
+                self.driver.event_destroy(device, event)
+            });
         }
         for (owner, stream) in std::mem::take(&mut self.ledger.streams) {
             // SAFETY: this bench created it and still holds it.
-            note(unsafe { self.driver.stream_destroy(owner, stream) });
+            note(troubles, unsafe {
+                self.driver.stream_destroy(owner, stream)
+            });
         }
-        troubles
     }
 
     /// Makes a stream wait for an event that a stream of another device has recorded.

@@ -103,7 +103,7 @@ fn one(arguments: &Arguments, name: &str) -> Result<bool, String> {
     let case = case.ok_or_else(|| format!("there is no case {name}"))?;
     let library = Library::open(&arguments.library)?;
     let mut asker = Asker::new(library, &arguments.library, case.name, &arguments.given);
-    (case.ask)(&mut asker);
+    case.run(&mut asker);
     asker.end();
     // Nothing is released: the end of the process does that.
     std::mem::forget(asker);

@@ -4,21 +4,19 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::RawFd;
 use std::ptr;
 
 use cuvmm_sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemFabricHandle,
-    CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool, CUresult, CUstream,
+    CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool, CUstream,
 };
 
 use super::CudaDriver;
 use super::answer::ask_optional;
-use super::physical::{Shareable, handle_type_to_c, location_to_c, own};
+use super::physical::{Shareable, handle_type_to_c, location_to_c, place_of};
 use crate::{
-    AccessDesc, AccessFlags, Call, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource,
-    Location, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, Result,
-    StreamHandle,
+    AccessDesc, AccessFlags, Call, DeviceAddress, Exported, HandleTypes, ImportSource, Location,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, Result, StreamHandle,
 };
 
 fn to_c(pool: MemPoolHandle) -> CUmemoryPool {
@@ -194,22 +192,12 @@ pub(super) unsafe fn mem_pool_export(
     flags: u64,
 ) -> Result<Exported> {
     let _current = driver.enter(device)?;
-    let mut shareable = Shareable([0; 64]);
+    let mut shareable = Shareable::new();
     let place = ptr::from_mut(&mut shareable).cast::<c_void>();
     let kind = handle_type_to_c(handle_type);
     ask_optional!(driver, MemPoolExportToShareableHandle:
         cuMemPoolExportToShareableHandle(place, to_c(pool), kind, flags))?;
-    let Shareable(bytes) = shareable;
-    let call = Call::MemPoolExportToShareableHandle;
-    match handle_type {
-        HandleTypes::POSIX_FD => {
-            let [a, b, c, d, ..] = bytes;
-            own(call, RawFd::from_ne_bytes([a, b, c, d])).map(Exported::Fd)
-        }
-        HandleTypes::FABRIC => Ok(Exported::Fabric(bytes)),
-        // The driver exported a type that this crate can neither hold nor close.
-        _ => Err(DriverError::new(call, CUresult::CUDA_ERROR_NOT_SUPPORTED)),
-    }
+    shareable.exported(Call::MemPoolExportToShareableHandle, handle_type)
 }
 
 /// # Safety
@@ -223,15 +211,8 @@ pub(super) unsafe fn mem_pool_import(
 ) -> Result<MemPoolHandle> {
     let _current = driver.enter(device)?;
     let kind = handle_type_to_c(handle_type);
-    let mut fabric;
-    // A descriptor is passed as the value of the pointer, everything else by reference.
-    let place = match source {
-        ImportSource::Fd(fd) => fd as isize as *mut c_void,
-        ImportSource::Fabric(data) => {
-            fabric = CUmemFabricHandle { data };
-            ptr::from_mut(&mut fabric).cast()
-        }
-    };
+    let mut fabric = CUmemFabricHandle { data: [0; 64] };
+    let place = place_of(source, &mut fabric);
     let mut pool = ptr::null_mut();
     ask_optional!(driver, MemPoolImportFromShareableHandle:
         cuMemPoolImportFromShareableHandle(&mut pool, place, kind, flags))?;

@@ -34,12 +34,10 @@ impl Ledger {
     }
 }
 
-/// Adds the error of a call, if it failed.
 pub(super) fn note(troubles: &mut Vec<String>, outcome: Result<(), DriverError>) {
     troubles.extend(outcome.err().map(|error| error.to_string()));
 }
 
-/// Removes the last entry that equals `wanted`.
 pub(super) fn strike<T: PartialEq>(entries: &mut Vec<T>, wanted: &T) {
     if let Some(index) = entries.iter().rposition(|entry| entry == wanted) {
         entries.remove(index);

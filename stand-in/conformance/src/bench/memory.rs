@@ -12,8 +12,6 @@
 //! The `SAFETY` comments below refer to this list.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-
 use cuvmm_driver::{
     AccessDesc, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle,
     PhysicalProps,
@@ -131,15 +129,6 @@ impl Bench {
         unsafe { self.driver.set_access(address, size, access) }
     }
 
-    pub(crate) fn dma_buf(
-        &self,
-        address: DeviceAddress,
-        size: u64,
-    ) -> Result<OwnedFd, DriverError> {
-        // SAFETY: see the top of this file; the descriptor is not used.
-        unsafe { self.driver.dma_buf(self.device, address, size) }
-    }
-
     pub(crate) fn alloc(&mut self, size: u64) -> Result<DeviceAddress, DriverError> {
         let address = self.driver.alloc(self.device, size)?;
         self.ledger.plain.push(address);
@@ -160,7 +149,6 @@ impl Bench {
         Ok(())
     }
 
-    /// Allocates pinned host memory and returns its address.
     pub(crate) fn pinned(&mut self, size: u64, flags: u32) -> Result<usize, DriverError> {
         let pointer = self
             .driver

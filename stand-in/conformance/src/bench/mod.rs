@@ -2,9 +2,10 @@
 //!
 //! Cases make their calls through the bench, which records in the ledger what a successful call
 //! acquired and removes what a call released. After the case the bench releases the rest; a failure
-//! to do so is a leak. The calls are in `memory`, `pools` and `work`, which contain all `unsafe` code: the
+//! to do so is a leak. The calls are in `calls`, `memory`, `pools` and `work`, which contain all `unsafe` code: the
 //! cases have none.
 
+mod calls;
 mod ledger;
 mod memory;
 mod pools;
@@ -32,9 +33,7 @@ pub(crate) struct Bench {
     ledger: Ledger,
 }
 
-/// Preparations that most cases need.
 impl Bench {
-    /// Creates a bench on device 0.
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
         kernels: Option<Arc<dyn KernelToucher>>,
@@ -51,7 +50,6 @@ impl Bench {
         })
     }
 
-    /// Returns the driver under test.
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -78,17 +76,14 @@ impl Bench {
         Ok(stream)
     }
 
-    /// Returns the device under test.
     pub(crate) fn device(&self) -> Ordinal {
         self.device
     }
 
-    /// Returns the granule of plain device memory in bytes.
     pub(crate) fn granule(&self) -> u64 {
         self.granule
     }
 
-    /// Returns the properties of plain memory of the device.
     pub(crate) fn props(&self) -> PhysicalProps {
         PhysicalProps::device(self.device)
     }
@@ -166,7 +161,6 @@ impl Bench {
         Ok(self.driver.memory_info(self.device)?.free)
     }
 
-    /// Returns an attribute of an address.
     pub(crate) fn pointer_attribute(
         &self,
         address: DeviceAddress,
@@ -176,7 +170,6 @@ impl Bench {
         driver.pointer_attribute(self.device, address, attribute)
     }
 
-    /// Advises how a managed range will be used.
     pub(crate) fn advise(
         &self,
         address: DeviceAddress,
@@ -188,7 +181,6 @@ impl Bench {
         driver.advise(self.device, address, size, advice, location)
     }
 
-    /// Returns an attribute of a managed range.
     pub(crate) fn range_attribute(
         &self,
         address: DeviceAddress,

@@ -4,71 +4,19 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{
-    CaptureMode, CaptureStatus, DeviceAddress, DriverError, EventFlags, EventHandle,
-    GraphExecHandle, GraphHandle, Location, Ordinal, StreamFlags, StreamHandle,
+    CaptureMode, DeviceAddress, DriverError, EventFlags, EventHandle, GraphHandle, Location,
+    Ordinal, StreamFlags, StreamHandle,
 };
 
 use super::Bench;
 use super::ledger::{note, strike};
 
-/// Copies and fills.
 impl Bench {
-    pub(crate) fn fill(
-        &self,
-        address: DeviceAddress,
-        byte: u8,
-        size: u64,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.fill(self.device, address, byte, size) }
-    }
-
-    pub(crate) fn fill_async(
-        &self,
-        address: DeviceAddress,
-        byte: u8,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe {
-            self.driver
-                .fill_async(self.device, address, byte, size, stream)
-        }
-    }
-
-    pub(crate) fn write(&self, address: DeviceAddress, bytes: &[u8]) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.copy_to_device(self.device, address, bytes) }
-    }
-
     /// Reads four bytes.
     pub(crate) fn read(&self, address: DeviceAddress) -> Result<[u8; 4], DriverError> {
         let mut bytes = [0xEE; 4];
         self.read_into(address, &mut bytes)?;
         Ok(bytes)
-    }
-
-    pub(crate) fn read_into(
-        &self,
-        address: DeviceAddress,
-        bytes: &mut [u8],
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.copy_to_host(self.device, bytes, address) }
-    }
-
-    pub(crate) fn copy(
-        &self,
-        destination: DeviceAddress,
-        source: DeviceAddress,
-        size: u64,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe {
-            self.driver
-                .copy_on_device(self.device, destination, source, size)
-        }
     }
 
     /// Queues a copy of four bytes to the device and waits for the stream.
@@ -103,20 +51,6 @@ impl Bench {
         self.synchronize(stream).and(queued).map(|()| bytes)
     }
 
-    pub(crate) fn copy_async(
-        &self,
-        destination: DeviceAddress,
-        source: DeviceAddress,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe {
-            self.driver
-                .copy_on_device_async(self.device, destination, source, size, stream)
-        }
-    }
-
     pub(crate) fn prefetch(
         &self,
         address: DeviceAddress,
@@ -125,23 +59,8 @@ impl Bench {
     ) -> Result<(), DriverError> {
         self.prefetch_on(StreamHandle::NULL, address, size, location)
     }
-
-    pub(crate) fn prefetch_on(
-        &self,
-        stream: StreamHandle,
-        address: DeviceAddress,
-        size: u64,
-        location: Location,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe {
-            self.driver
-                .prefetch(self.device, address, size, location, stream)
-        }
-    }
 }
 
-/// Streams and events.
 impl Bench {
     pub(crate) fn stream(&mut self) -> Result<StreamHandle, DriverError> {
         let stream = self
@@ -149,25 +68,6 @@ impl Bench {
             .stream_create(self.device, StreamFlags::NON_BLOCKING)?;
         self.ledger.streams.push((self.device, stream));
         Ok(stream)
-    }
-
-    pub(crate) fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.stream_synchronize(self.device, stream) }
-    }
-
-    pub(crate) fn stream_is_done(&self, stream: StreamHandle) -> Result<bool, DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.stream_query(self.device, stream) }
-    }
-
-    pub(crate) fn wait_event(
-        &self,
-        stream: StreamHandle,
-        event: EventHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.stream_wait_event(self.device, stream, event) }
     }
 
     pub(crate) fn event(&mut self) -> Result<EventHandle, DriverError> {
@@ -184,41 +84,6 @@ impl Bench {
         unsafe { self.driver.event_destroy(self.device, event) }
     }
 
-    pub(crate) fn record(
-        &self,
-        event: EventHandle,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.event_record(self.device, event, stream) }
-    }
-
-    pub(crate) fn record_context(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.context_record_event(self.device, event) }
-    }
-
-    pub(crate) fn event_is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.event_query(self.device, event) }
-    }
-
-    pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.event_synchronize(self.device, event) }
-    }
-
-    pub(crate) fn alloc_async(
-        &mut self,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: see `memory`.
-        let address = unsafe { self.driver.alloc_async(self.device, size, stream) }?;
-        self.ledger.plain.push(address);
-        Ok(address)
-    }
-
     pub(crate) fn free_async(
         &mut self,
         address: DeviceAddress,
@@ -231,7 +96,6 @@ impl Bench {
     }
 }
 
-/// Captures and graphs.
 impl Bench {
     pub(crate) fn capture_begin(
         &mut self,
@@ -250,33 +114,6 @@ impl Bench {
         let graph = unsafe { self.driver.capture_end(self.device, stream) }?;
         self.ledger.graphs.push(graph);
         Ok(graph)
-    }
-
-    pub(crate) fn capture_status(
-        &self,
-        stream: StreamHandle,
-    ) -> Result<CaptureStatus, DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.capture_status(self.device, stream) }
-    }
-
-    pub(crate) fn instantiate(
-        &mut self,
-        graph: GraphHandle,
-    ) -> Result<GraphExecHandle, DriverError> {
-        // SAFETY: see `memory`.
-        let exec = unsafe { self.driver.graph_instantiate(self.device, graph) }?;
-        self.ledger.execs.push(exec);
-        Ok(exec)
-    }
-
-    pub(crate) fn launch(
-        &self,
-        exec: GraphExecHandle,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: see `memory`.
-        unsafe { self.driver.graph_launch(self.device, exec, stream) }
     }
 
     /// Ends captures, waits for all work, destroys streams, events and graphs, and adds the
@@ -334,7 +171,6 @@ impl Bench {
         waited.and(unsafe { self.driver.event_destroy(device, event) })
     }
 
-    /// Fills a range by another device.
     pub(crate) fn fill_from(
         &self,
         device: Ordinal,

@@ -66,13 +66,11 @@ impl Case {
         }
     }
 
-    /// Makes the case run in a separate process.
     pub(crate) const fn isolated(mut self) -> Self {
         self.manner = Manner::Isolated;
         self
     }
 
-    /// Makes the case run only together with the slow cases.
     pub(crate) const fn slow(mut self) -> Self {
         self.slow = true;
         self
@@ -146,7 +144,6 @@ impl Rule {
         }
     }
 
-    /// Makes each case run in a separate process.
     pub(crate) const fn isolated(mut self) -> Self {
         self.isolated = true;
         self
@@ -158,7 +155,6 @@ impl Rule {
         self
     }
 
-    /// Returns these cases as cases of the rule.
     pub(crate) const fn cases<const N: usize>(&self, mut cases: [Case; N]) -> [Case; N] {
         let mut index = 0;
         while index < N {

@@ -68,7 +68,6 @@ impl Code {
     }
 }
 
-/// A kernel and how it is launched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     pub(crate) code: Code,
@@ -80,7 +79,6 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A kernel of one thread.
     pub(crate) const fn single(name: &'static CStr) -> Self {
         Self {
             code: Code::Usual,
@@ -131,7 +129,6 @@ impl PtxToucher {
         self.programmatic
     }
 
-    /// Makes a device's context current while `act` runs.
     fn within(
         &self,
         device: Ordinal,

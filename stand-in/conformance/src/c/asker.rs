@@ -8,7 +8,6 @@ use cuvmm_driver::CUresult;
 
 use super::library::{Library, at};
 
-/// The bytes of a granule.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
 /// Asks a library, and prints the answer as it comes, so that nothing is lost if the process dies.
@@ -45,14 +44,12 @@ impl Asker {
         self.open = true;
     }
 
-    /// Ends the line, if one is open.
     pub(crate) fn end(&mut self) {
         if std::mem::take(&mut self.open) {
             print("\n");
         }
     }
 
-    /// Adds a word to the answer.
     pub(crate) fn note(&mut self, word: impl Display) {
         if !self.open {
             self.part("");
@@ -60,7 +57,6 @@ impl Asker {
         print(format_args!("{word} "));
     }
 
-    /// Calls a function without adding its code to the answer.
     pub(crate) fn call(&self, name: &str, arguments: &[u64]) -> Option<CUresult> {
         self.library.call(name, arguments)
     }
@@ -129,7 +125,6 @@ impl Asker {
         }
     }
 
-    /// Adds a code to the answer.
     pub(crate) fn code(&mut self, code: Option<CUresult>) {
         let Some(code) = code else {
             return self.note("absent");
@@ -164,7 +159,6 @@ impl Asker {
         Some(self.made("cuDevicePrimaryCtxRetain", &[1]))
     }
 
-    /// Allocates plain device memory.
     pub(crate) fn alloc(&mut self, bytes: u64) -> u64 {
         self.made("cuMemAlloc_v2", &[bytes])
     }
@@ -179,27 +173,22 @@ impl Asker {
         self.made("cuMemAllocManaged", &[bytes, 1])
     }
 
-    /// Allocates pinned host memory.
     pub(crate) fn pinned(&mut self, bytes: u64, flags: u64) -> u64 {
         self.made("cuMemHostAlloc", &[bytes, flags])
     }
 
-    /// Creates a stream.
     pub(crate) fn stream(&mut self) -> u64 {
         self.made("cuStreamCreate", &[1])
     }
 
-    /// Creates an event.
     pub(crate) fn event(&mut self, flags: u64) -> u64 {
         self.made("cuEventCreate", &[flags])
     }
 
-    /// Reserves addresses.
     pub(crate) fn reserve(&mut self, bytes: u64) -> u64 {
         self.made("cuMemAddressReserve", &[bytes, 0, 0, 0])
     }
 
-    /// Returns the first device's default memory pool.
     pub(crate) fn default_pool(&mut self) -> u64 {
         self.made("cuDeviceGetDefaultMemPool", &[0])
     }
@@ -209,7 +198,6 @@ impl Asker {
         self.get("cuMemCreate", 0, &[GRANULE, at(&mut props), 0])
     }
 
-    /// Creates a physical of one granule.
     pub(crate) fn physical(&mut self) -> u64 {
         self.made("cuMemCreate", &[GRANULE, at(&mut props()), 0])
     }
@@ -240,7 +228,6 @@ impl Asker {
         (base, size)
     }
 
-    /// Returns the first byte of device memory.
     pub(crate) fn first_byte(&mut self, address: u64) -> u8 {
         let mut byte = [77u8];
         self.need("cuMemcpyDtoH_v2", &[at(&mut byte), address, 1]);
@@ -256,7 +243,6 @@ impl Asker {
         }
     }
 
-    /// Returns the free memory of the current context's device.
     pub(crate) fn free(&mut self) -> u64 {
         let (mut free, mut total) = (0u64, 0u64);
         self.need("cuMemGetInfo_v2", &[at(&mut free), at(&mut total)]);

@@ -22,7 +22,6 @@ use library::Library;
 use runs::Runs;
 use table::Table;
 
-/// The arguments of the program.
 #[derive(Debug)]
 struct Arguments {
     library: String,
@@ -97,7 +96,6 @@ impl Arguments {
     }
 }
 
-/// Asks one case in this process.
 fn one(arguments: &Arguments, name: &str) -> Result<bool, String> {
     let case = cases::all().find(|case| case.name == name);
     let case = case.ok_or_else(|| format!("there is no case {name}"))?;

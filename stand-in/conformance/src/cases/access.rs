@@ -194,13 +194,11 @@ fn described(b: &mut Bench, access: &[AccessDesc]) -> Answered {
     Ok(Answer::code(&outcome).with("readable", b.reads(base)))
 }
 
-/// Grants an access of this number to the device.
 fn flagged(b: &mut Bench, number: i32) -> Answered {
     let (location, flags) = (HERE, AccessFlags(number));
     described(b, &[AccessDesc { location, flags }])
 }
 
-/// Reports the access of the device at an address.
 fn right(b: &Bench, address: DeviceAddress) -> Answer {
     let outcome = b.driver().get_access(address, Location::device(b.device()));
     Answer::code(&outcome).with("value", outcome.map_or(0, |flags| flags.0))

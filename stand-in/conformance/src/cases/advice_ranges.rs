@@ -125,7 +125,6 @@ pub(super) const CASES: &[Case] = &Rule::new("managed-advice-ranges").cases([
     ),
 ]);
 
-/// Gives advice for a range of a new allocation.
 fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let start = DeviceAddress(address.0 + offset);

@@ -225,7 +225,6 @@ impl Windows {
         Ok(counted)
     }
 
-    /// Returns the answer of a case of kernels.
     fn answer(&self, b: &Bench) -> Answered {
         let [stale, _] = self.counted(b)?;
         Ok(answer(stale > 0, KERNELS))
@@ -238,7 +237,6 @@ fn answer(stale: bool, rounds: impl std::fmt::Display) -> Answer {
     Answer::value(format!("stale {}", bit(stale))).with("rounds", rounds)
 }
 
-/// Runs `act` with the kernels that compare.
 fn with_kernels(b: &mut Bench, act: impl FnOnce(&mut Bench, &PtxToucher) -> Answered) -> Answered {
     let kernels = b.kernels()?;
     match kernels.comparing() {

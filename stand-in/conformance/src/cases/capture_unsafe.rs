@@ -89,7 +89,6 @@ pub(super) const CASES: &[Case] = in_each_mode!(
     |b, mode| asked(b, mode, STREAM_SYNCHRONIZE, ELSEWHERE),
 );
 
-/// Makes a call while a stream captures.
 fn asked(b: &mut Bench, mode: CaptureMode, ask: Ask, way: Way) -> Answered {
     let stream = b.stream()?;
     b.capture_begin(stream, CaptureMode::RELAXED)?;

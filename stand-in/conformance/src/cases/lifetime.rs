@@ -222,7 +222,6 @@ pub(super) const DESCRIPTOR: &[Case] = &Rule::new("lifetime-descriptor").cases([
     ),
 ]);
 
-/// Creates and maps a physical of `WEIGHT` bytes.
 fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
     let props = b.props();
     let address = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
@@ -231,7 +230,6 @@ fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError>
     Ok((address, handle))
 }
 
-/// Creates and exports a physical of `WEIGHT` bytes.
 fn exported(b: &mut Bench) -> Result<(PhysicalHandle, OwnedFd), DriverError> {
     let props = props(b);
     let handle = b.create(WEIGHT, &props, 0)?;

@@ -185,7 +185,6 @@ pub(super) const MAP_RELEASED: &[Case] = &Rule::new("map-released").isolated().c
     ),
 ]);
 
-/// Maps a physical of two granules whole.
 fn mapped(b: &mut Bench, address: DeviceAddress, handle: PhysicalHandle) -> Answered {
     Ok(Answer::code(&b.map(address, 4 * MIB, 0, handle, 0)))
 }

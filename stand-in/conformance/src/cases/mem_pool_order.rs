@@ -189,7 +189,6 @@ pub(super) const ORDER: &[Case] = &Rule::new("memory-pool-order").cases([
     .needing(KERNELS),
 ]);
 
-/// Creates a pool, allocates a part and frees it.
 fn freed(b: &mut Bench) -> Result<(MemPoolHandle, StreamHandle), DriverError> {
     let (pool, stream, address) = allocated(b)?;
     b.free_async(address, stream)?;

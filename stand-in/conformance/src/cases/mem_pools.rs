@@ -381,7 +381,6 @@ pub(super) const CURRENT: &[Case] = &Rule::new("current-memory-pool").cases([
     .isolated(),
 ]);
 
-/// Returns the properties of a plain pool.
 pub(super) fn plain(b: &Bench) -> MemPoolProps {
     MemPoolProps::device(b.device())
 }

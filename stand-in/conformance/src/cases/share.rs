@@ -116,13 +116,11 @@ pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
     b.create(b.granule(), &props, 0)
 }
 
-/// Creates an exportable physical and exports it.
 fn exported(b: &mut Bench) -> Result<OwnedFd, DriverError> {
     let handle = exportable(b)?;
     descriptor(b, handle)
 }
 
-/// Exports a physical as a descriptor.
 pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, DriverError> {
     match b.export(handle, HandleTypes::POSIX_FD, 0)? {
         Exported::Fd(fd) => Ok(fd),
@@ -133,7 +131,6 @@ pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, D
     }
 }
 
-/// Creates a physical, exports it and imports it again.
 pub(super) fn imported(
     b: &mut Bench,
 ) -> Result<(PhysicalHandle, PhysicalHandle, OwnedFd), DriverError> {

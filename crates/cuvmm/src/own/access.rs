@@ -27,7 +27,7 @@ impl Access {
         }
     }
 
-    /// Converts access that a driver reported. Every value that allows writing counts as read and
+    /// Converts access that a driver reported. Each value that allows writing counts as read and
     /// write.
     pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
         match flags {
@@ -48,8 +48,8 @@ pub struct AccessGrant {
 }
 
 impl AccessGrant {
-    /// Grants access to a device (a `&Device` converts), or to the host's processors of a NUMA node
-    /// ([`Place::HostNuma`]). Only host memory can be granted to host processors.
+    /// Grants access to a device (a `&Device` converts), or to the processors of a NUMA node
+    /// ([`Place::HostNuma`]), which reach host memory only.
     #[must_use]
     pub fn new(to: impl Into<Place>, access: Access) -> Self {
         let place = to.into();

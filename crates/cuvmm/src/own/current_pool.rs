@@ -1,7 +1,6 @@
 //! The current memory pool of a device, from which `cuMemAllocAsync` allocates.
 //!
-//! `unsafe` is used to set a pool. Guards keep its handle and that of the previous pool alive; the
-//! driver never destroys default pools.
+//! `unsafe` is used to set a pool. Guards keep its handle and that of the previous pool alive.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -15,7 +14,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl MemPool {
     /// Returns the handle of a device's current pool (`cuDeviceGetMemPool`), from which
-    /// `cuMemAllocAsync` allocates. It may belong to another library, which may destroy it.
+    /// `cuMemAllocAsync` allocates. Another library may own and destroy it.
     ///
     /// # Errors
     /// [`CallError`] when the driver is older than CUDA 11.2 or refuses.
@@ -34,11 +33,9 @@ impl MemPool {
         Ok(Self::current_of(self.device())? == self.as_raw())
     }
 
-    /// Makes this the pool that `cuMemAllocAsync` allocates from, until the guard is dropped
-    /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`).
-    ///
-    /// Libraries that allocate stream-ordered memory, such as candle and cudarc, then allocate from
-    /// this pool, within its maximum.
+    /// Makes this the pool that `cuMemAllocAsync` allocates from until the guard is dropped
+    /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Libraries such as
+    /// candle and cudarc then allocate from it, within its maximum.
     ///
     /// # Errors
     /// [`MemoryError`] when the memory is on the host, the pool is a part of a
@@ -51,7 +48,7 @@ impl MemPool {
         self.make_current_instead_of_default()
     }
 
-    /// Makes this pool current like [`make_current`](Self::make_current), also a tenant's pool.
+    /// Makes this pool current, also a tenant's pool.
     pub(crate) fn make_current_instead_of_default(
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
@@ -111,7 +108,7 @@ impl CurrentPoolGuard<'_> {
         &self.pool
     }
 
-    /// Makes another pool of the same device current until the inner guard is dropped
+    /// Makes another pool of the device current until the inner guard is dropped
     /// (`cuDeviceSetMemPool`). Then this guard's pool is current again.
     ///
     /// # Errors
@@ -125,9 +122,9 @@ impl CurrentPoolGuard<'_> {
         pool.make_current_after(self.pool.as_raw())
     }
 
-    /// Makes another pool of the same device current in place of this guard's pool from now on
+    /// Makes another pool of the device current in place of this guard's pool from now on
     /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this guard's pool is no longer
-    /// current. On failure nothing has changed.
+    /// current. A failure changes nothing.
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
         let one_by_one = self.pool.device().set_pool_alone()?;
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
@@ -186,8 +183,8 @@ impl CurrentPoolGuard<'_> {
         if current == self.pool.as_raw() {
             let previous = self.previous;
             device.give_back(Call::DeviceSetMemPool, |driver, device| {
-                // SAFETY: the previous pool is the default one, or that of a guard that this one
-                // borrows and that keeps it alive.
+                // SAFETY: the previous pool is the default one, or that of the guard that this one
+                // borrows.
                 unsafe { driver.set_current_mem_pool(device, previous) }
             })?;
         }

@@ -39,7 +39,7 @@ impl Event {
         self.handle
     }
 
-    /// Records the event, which then covers all work queued on the stream so far (`cuEventRecord`).
+    /// Records the event. It then covers all work queued on the stream so far (`cuEventRecord`).
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver or the driver refuses.
@@ -57,15 +57,13 @@ impl Event {
     }
 
     /// Records the event behind the work of a stream of its device. Returns `false` if the stream
-    /// captures by then: the event must be recorded anew before it is queried or waited for.
+    /// captures by then: the event must be recorded anew before its next use.
     pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
         self.device.record_uncaptured(self.handle, stream.handle()?)
     }
 
     /// Records the event on the context. It then covers all work queued so far on all streams of
-    /// the device's context (`cuCtxRecordEvent`, CUDA 12.5).
-    ///
-    /// Breaks a capture that is running on the context.
+    /// the context (`cuCtxRecordEvent`, CUDA 12.5). Breaks a capture that runs on the context.
     ///
     /// # Errors
     /// [`CallError`] when the driver lacks the call, or while a stream of the context captures.
@@ -109,7 +107,7 @@ impl Event {
 }
 
 impl Stream {
-    /// Makes later work of this stream run behind the queued work of another (`cuEventRecord` and
+    /// Makes later work of this stream run behind the queued work of another (`cuEventRecord`,
     /// `cuStreamWaitEvent`). The caller has asked whether the streams capture; if one does by now,
     /// the call is refused and draws this stream into no capture. Does nothing if one of them has
     /// ended.
@@ -126,8 +124,7 @@ impl Stream {
         self.check_uncaptured()
     }
 
-    /// Makes later work of this stream wait for the work that the event covers
-    /// (`cuStreamWaitEvent`).
+    /// Makes later work of this stream wait for the event's work (`cuStreamWaitEvent`).
     ///
     /// # Errors
     /// [`CallError`] when the event belongs to another driver or the driver refuses.
@@ -148,8 +145,8 @@ impl Stream {
 impl Drop for Event {
     fn drop(&mut self) {
         let event = self.handle;
-        // SAFETY: the handle is owned here, and the driver allows destroying an event while work
-        // still refers to its last record.
+        // SAFETY: the handle is owned here. The driver permits it while work refers to the last
+        // record.
         let destroyed = self
             .device
             .give_back(Call::EventDestroy, |driver, device| unsafe {

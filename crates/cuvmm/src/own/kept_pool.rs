@@ -3,8 +3,7 @@
 //!
 //! Keeps I-67.
 //!
-//! `unsafe` is used for calls that take the handle of a pool that is alive, or that is kept and
-//! never destroyed.
+//! `unsafe` is used for calls with the handle of a pool that is alive, or kept and never destroyed.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};

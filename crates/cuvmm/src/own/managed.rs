@@ -47,9 +47,9 @@ const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
 
 /// Managed memory. It is freed at once when dropped.
 ///
-/// Its initial contents are unspecified. The driver call that frees it waits for the work of the
-/// device it was allocated on. A program that uses it on other devices must wait for their work
-/// before the drop; [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
+/// Its initial contents are unspecified. The driver call that frees it waits for the work of its
+/// own device. A program that uses it on other devices waits for their work before the drop, as
+/// [`UnifiedBuffer`](crate::UnifiedBuffer) does.
 #[doc(alias = "cuMemAllocManaged")]
 pub struct Managed {
     device: Device,
@@ -59,8 +59,7 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Allocates `size` bytes, any number above zero (`cuMemAllocManaged`, for all streams of all
-    /// devices).
+    /// Allocates `size` bytes, above zero (`cuMemAllocManaged`, for all streams of all devices).
     ///
     /// # Errors
     /// [`MemoryError`] when the size is zero, the device has no managed memory or the driver
@@ -111,7 +110,7 @@ impl Managed {
     }
 
     /// Returns a device with managed memory that cannot work while the host accesses any, even
-    /// memory that the device never uses. Queries the given device first, then the others of its
+    /// memory that the device never uses. Queries the given device first, then others of its
     /// driver.
     pub(crate) fn first_unshared(device: &Device) -> Result<Option<Ordinal>, CallError> {
         let count = device.call(Call::DeviceGetCount, |driver, _| driver.device_count())?;
@@ -156,8 +155,7 @@ impl Managed {
         (start, range.end.saturating_sub(range.start))
     }
 
-    /// Queues a move of a range of bytes; may return before the move is complete. The caller keeps
-    /// the memory until then.
+    /// Queues a move of a range of bytes. The caller keeps the memory until it is complete.
     pub(crate) fn prefetch(
         &self,
         stream: &Stream,
@@ -168,8 +166,8 @@ impl Managed {
         let handle = stream.handle()?;
         stream
             .device()
-            // SAFETY: the range is owned here now, the stream is alive, and the caller frees the
-            // memory only when the stream's work is complete.
+            // SAFETY: the range is owned here, the stream is alive, and the caller frees the memory
+            // only when the stream's work is complete.
             .call(Call::MemPrefetchAsync, |driver, device| unsafe {
                 driver.prefetch(device, start, size, to, handle)
             })

@@ -50,8 +50,8 @@ pub(crate) const fn block_for(size: u64) -> u64 {
 }
 
 impl Blocks {
-    /// Makes a small allocation in the tag's open block. Returns its address, or `None` if the size
-    /// is not small or the block is full.
+    /// Makes a small allocation in the tag's open block. Returns its address, or `None` if it is
+    /// not small or the block is full.
     pub(crate) fn share(&mut self, tag: usize, size: u64) -> Option<usize> {
         if size > SMALL {
             return None;
@@ -69,7 +69,7 @@ impl Blocks {
         Some(address)
     }
 
-    /// Adds a block of [`block_for`] the size for an allocation of a tag. Returns the allocation's
+    /// Adds a block of [`block_for`] the size for an allocation, and returns the allocation's
     /// address.
     pub(crate) fn add(&mut self, tag: usize, size: u64, block: Block) -> usize {
         let place = usize::try_from(block.address().0).unwrap_or(usize::MAX);

@@ -70,7 +70,7 @@ fn copied(
         }
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| {
-            // A capture without an open pool is not known here. It would record the copy, and the
+            // A capture without an open pool is not known here: it would record the copy, and the
             // wait would break it.
             if stream.is_capturing()? {
                 return Err(Error::Capturing);

@@ -49,8 +49,8 @@ pub(crate) fn enter(name: &str) -> Result<u64, Error> {
     Ok(token)
 }
 
-/// Ends an entered tag, which need not be the innermost, nor of this thread. Does nothing if the
-/// tag has ended, and in a forked child, which allocates nothing.
+/// Ends an entered tag of any thread, innermost or not. Does nothing if it has ended, and in a
+/// forked child, which allocates nothing.
 pub(crate) fn end(token: u64) {
     if fork::is_child() {
         return;

@@ -43,8 +43,8 @@ pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
     Ok(limit as f64 / of.device.total_memory() as f64)
 }
 
-/// Returns the bytes that can still be allocated on a device, and its limit. Other processes may
-/// take those bytes first.
+/// Returns the bytes that can still be allocated on a device, which other processes may take first,
+/// and its limit.
 pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     if fork::is_child() {
         return Err(Error::Forked);
@@ -63,7 +63,7 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 
-/// Room for a publication: the heap's pool may hold that much less. Dropped when the publication's
+/// Room for a publication: the heap's pool may hold that much less. Dropped once the publication's
 /// memory is charged or could not be had.
 pub(crate) struct Promise<'a> {
     of: &'a DeviceHeap,

@@ -23,8 +23,8 @@ const NEIGHBOURS: Duration = Duration::from_secs(2);
 
 type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
 
-/// The table. An address is removed before its memory is freed, so the next allocation at the
-/// address finds its place empty.
+/// The table. An address is removed before its memory is freed, so the next allocation there finds
+/// its place empty.
 static TABLE: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
 
@@ -99,8 +99,8 @@ fn from_heap(
     };
     again(of, Some(stream), error, |wait| {
         if let Some(wait) = wait {
-            // A heap does not wait for other processes, but a block does. The block's memory stays
-            // with the pool, which can hand it on when the stream's work is complete.
+            // A heap does not wait for other processes, but a block does. Its memory stays with the
+            // pool, which can hand it on when the stream's work is complete.
             let block = of.tenant().block(size).home_stream(stream);
             drop(block.timeout(wait).allocate()?);
             stream.synchronize()?;
@@ -110,8 +110,8 @@ fn from_heap(
 }
 
 /// Retries an allocation that lacked memory: after free memory has gone back to the driver, after
-/// the device's work if memory waits for it, and after other processes were asked for memory, for
-/// which `allocate` may wait.
+/// the device's work if memory waits for it, and after a request to other processes, for which
+/// `allocate` may wait.
 #[cold]
 pub(crate) fn again<T>(
     of: &DeviceHeap,
@@ -185,7 +185,7 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     }
 }
 
-/// Records a use like [`record`], or changes nothing: the caller does not use the memory then.
+/// Records a use like [`record`], or changes nothing: then the caller does not use the memory.
 ///
 /// # Errors
 /// The address is not allocated, or the use cannot be recorded.

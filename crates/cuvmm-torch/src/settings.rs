@@ -1,5 +1,5 @@
-//! The settings: environment variables, because an allocator's functions take no settings, and the
-//! JSON of `cuvmm_configure`, which has precedence.
+//! The settings: environment variables, because an allocator's functions take none, and the JSON of
+//! `cuvmm_configure`, which overrides them.
 
 use std::env;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     /// The directory of the ledger that all processes share.
     pub(crate) ledger: Option<PathBuf>,
     /// The most bytes of all processes of the ledger together. `None` for the ledger's own limit,
-    /// or the device's memory if the ledger is made now.
+    /// or for a new ledger the device's memory.
     pub(crate) ledger_limit: Option<u64>,
     /// `true` if a mapper thread for each device unmaps memory.
     pub(crate) mapper: bool,
@@ -144,7 +144,7 @@ enum Choice {
 }
 
 impl Configuration {
-    /// Merges these settings with earlier ones, which they override.
+    /// Merges these settings over earlier ones.
     ///
     /// # Errors
     /// A ledger's limit is given without the ledger's directory.

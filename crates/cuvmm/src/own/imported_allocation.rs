@@ -38,14 +38,12 @@ impl ImportedPool {
     /// three times to check it).
     ///
     /// # Errors
-    ///
     /// [`MemoryError`] when the data is of another pool, the allocation is smaller than `size` or
     /// on another device, the stream belongs to another device, or the driver refuses; with
     /// [`CallError::InUse`] when this process is freeing the allocation and its work takes longer
     /// than 10 seconds.
     ///
     /// # Safety
-    ///
     /// Until the returned value is dropped or closed, the exporter must neither free the allocation
     /// nor end. The allocation must be complete on its stream in the exporter. It must not be
     /// imported through another import of the pool at the same time: the driver may give both the
@@ -254,7 +252,6 @@ impl ImportedAllocation {
     /// `cuStreamSynchronize`).
     ///
     /// # Errors
-    ///
     /// [`MemoryError`] when the giver is gone, the range is not within the memory, the stream
     /// belongs to another device, or the driver refuses.
     pub fn read(&self, stream: &Stream, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
@@ -269,7 +266,6 @@ impl ImportedAllocation {
     /// `cuStreamSynchronize`).
     ///
     /// # Errors
-    ///
     /// [`MemoryError`] when the memory was given for reading, and as for [`read`](Self::read).
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.device().own_process()?;

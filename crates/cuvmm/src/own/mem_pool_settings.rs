@@ -118,7 +118,6 @@ impl MemPool {
     /// Sets the rules of reuse between streams (`cuMemPoolSetAttribute`, three times).
     ///
     /// # Errors
-    ///
     /// [`CallError`] when the driver refuses. Rules set before that are set back, if the driver
     /// permits it.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<(), CallError> {

@@ -42,7 +42,6 @@ impl PhysicalBuilder<'_> {
     /// device supports it. Tries [exporting](Physical::probe_export) a granule as each type.
     ///
     /// # Errors
-    ///
     /// [`MemoryError`] when memory cannot be exported as a descriptor, or the driver refuses a
     /// query.
     pub fn for_nccl(self) -> Result<Self, MemoryError> {

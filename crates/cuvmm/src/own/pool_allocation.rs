@@ -52,7 +52,6 @@ impl MemPool {
     /// `cuMemAllocFromPoolAsync`).
     ///
     /// # Errors
-    ///
     /// [`MemoryError`] when the size is 0, the stream captures or belongs to another device than
     /// the pool was created through, the pool is a part of a
     /// [`TenantMemPool`](crate::TenantMemPool), or the pool has no more memory
@@ -108,13 +107,11 @@ impl MemPool {
     /// `stream`; other streams are named with [`record_use`](PoolAllocation::record_use).
     ///
     /// # Errors
-    ///
     /// [`MemoryError::NotOfPool`] when the memory is of another pool or of none, and
     /// [`MemoryError`] when it begins elsewhere, is smaller than `size`, or the stream belongs to
     /// another device.
     ///
     /// # Safety
-    ///
     /// The memory must stay allocated while the returned value lives, and after that while
     /// [`is_held`](PoolAllocation::is_held) would be `true`.
     pub unsafe fn borrow(

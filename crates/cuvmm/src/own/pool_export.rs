@@ -23,7 +23,6 @@ impl MemPool {
     /// cannot be taken back.
     ///
     /// # Errors
-    ///
     /// [`MemoryError::NotShareable`] when the pool was not
     /// [created](super::MemPoolBuilder::shareable) for that type (a default pool never is), and
     /// [`MemoryError`] when the driver refuses.

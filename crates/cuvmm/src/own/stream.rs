@@ -75,7 +75,6 @@ impl Stream {
     /// stream give a stream equal to [`legacy`](Self::legacy).
     ///
     /// # Errors
-    ///
     /// [`CallError::PerThreadStream`] for [`StreamHandle::PER_THREAD`]: the streams of two threads
     /// would be equal, and one thread could not wait for the other's work.
     ///

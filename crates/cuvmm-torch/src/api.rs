@@ -457,7 +457,7 @@ pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -
 ///
 /// # Safety
 /// `stream` is a stream. From now on no function of this library gets it, except to free memory
-/// that was allocated for it.
+/// allocated for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c_int {
     let mut is_busy = false;
@@ -475,7 +475,7 @@ pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c
     }
 }
 
-/// Writes a text if there is one. Returns the bytes needed, or 0.
+/// Writes a text if any. Returns the bytes needed, or 0.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.

@@ -36,7 +36,7 @@ type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Dest
 type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
 type Construct = unsafe extern "C" fn(*mut c_void, SourceLocation, *mut CxxString);
 
-/// An exception that is ready to be thrown. If it is not thrown, its memory leaks.
+/// An exception ready to be thrown. If it is not thrown, its memory leaks.
 #[derive(Clone, Copy)]
 pub(crate) enum Exception {
     /// `c10::OutOfMemoryError`, which Python gets as `torch.cuda.OutOfMemoryError`.

@@ -313,8 +313,7 @@ impl Device {
         self.shared.drops.count()
     }
 
-    /// Sets a hook that is called for each drop that fails to release what it owns; `None` removes
-    /// it.
+    /// Sets a hook called for each drop that fails to release what it owns; `None` removes it.
     ///
     /// The hook is called with no lock of this library held, so it may use the library. If a drop
     /// fails while a pool of the device is locked, the thread that holds the lock calls the hook
@@ -463,7 +462,7 @@ impl Device {
     ///
     /// Host memory of a [`HostStore`](crate::HostStore) that was dropped while a copy may have been
     /// using it counts here too, but not as a failed drop. It stays allocated, with the allocation
-    /// of the store that it is a part of.
+    /// of the store that it is part of.
     #[must_use]
     pub fn leaked(&self) -> u64 {
         self.shared.leaked.load(Ordering::Relaxed)

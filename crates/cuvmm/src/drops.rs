@@ -36,7 +36,7 @@ impl fmt::Display for DropFailure {
     }
 }
 
-/// A hook that is called for each failure.
+/// A hook called for each failure.
 pub type DropHook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
 
 /// The counter and the hook of a device's drop failures.

@@ -112,8 +112,8 @@ impl<T: Pod> Notes for DeviceVec<T> {
     }
 }
 
-/// A block's memory for as long as this value lives: meanwhile it is not moved, unmapped or reused,
-/// even if the block is dropped.
+/// A block's memory for while this value lives: meanwhile it is not moved, unmapped or reused, even
+/// if the block is dropped.
 ///
 /// The block must be awake, have a home stream, and share no memory with [forks](Block::fork),
 /// because cudarc has no read-only slices. Memory that the block grows by later is not included.

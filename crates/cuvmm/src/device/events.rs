@@ -6,12 +6,12 @@
 //! two outstanding events, however many fences name it. The older one is polled first; the younger
 //! one is recorded anew when a later fence needs it.
 //!
-//! A stream may begin to capture at any time. An event that was recorded in a running capture breaks
-//! it when it is queried, and draws a stream that waits for it into it. So each stream is asked
-//! before an event is recorded and once more afterwards. If it captures then, the event counts as
-//! captured and is spare: it is not used before it was recorded anew. If a capture began and ended
-//! between both questions, the driver refuses to answer about the event, which breaks nothing, and
-//! the event is spare too. So captures need not be told apart.
+//! A stream may begin to capture at any time. An event recorded in a running capture breaks it when
+//! it is queried, and draws a stream that waits for it into it. So each stream is asked before an
+//! event is recorded and once more afterwards. If it captures then, the event counts as captured
+//! and is spare: it is not used before it was recorded anew. If a capture began and ended between
+//! both questions, the driver refuses to answer about the event, which breaks nothing, and the
+//! event is spare too. So captures need not be told apart.
 //!
 //! What cannot be excluded without a [capture guard](crate::pool::CaptureGuard): a stream that begins
 //! to capture between the question and a query of the stream itself loses that capture.

@@ -73,7 +73,7 @@ impl Consumer {
         stream.map(Self::Stream).map_err(|_| no_stream)
     }
 
-    /// Orders the consumer after the work that is queued on the memory.
+    /// Orders the consumer after the work queued on the memory.
     pub(super) fn order_behind(
         &self,
         memory: &impl Held,
@@ -107,7 +107,7 @@ impl Consumer {
     }
 }
 
-/// Waits until the work that is queued on the memory is complete.
+/// Waits until the work queued on the memory is complete.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
     let waited = match streams {
         Some(streams) => streams.iter().try_for_each(Stream::settle),

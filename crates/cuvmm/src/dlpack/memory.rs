@@ -1,4 +1,4 @@
-//! Memory that can be exported: its owner keeps it in place as long as it lives.
+//! Memory that can be exported: its owner keeps it in place while it lives.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -29,9 +29,9 @@
 //! # The device of a tensor
 //! Memory of a GPU is `kDLCUDA`, with the driver's ordinal. Memory that the host's processors reach
 //! is `kDLCPU`: host memory in a region, and all memory of a driver that uses host memory. All
-//! bytes of a tensor must be in one such place. Memory that is shared with another process is
-//! exported like any other. Memory that a [`UnifiedBuffer`](crate::UnifiedBuffer) lends by borrows
-//! cannot be exported.
+//! bytes of a tensor must be in one such place. Memory shared with another process is exported like
+//! any other. Memory that a [`UnifiedBuffer`](crate::UnifiedBuffer) lends by borrows cannot be
+//! exported.
 
 mod consumer;
 mod export;

@@ -145,8 +145,8 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// Returns the error without bytes that were charged to the tenant for the request itself, and were
-    /// given back.
+    /// Returns the error without bytes charged to the tenant for the request itself, and were given
+    /// back.
     pub(crate) fn without_charge(mut self, bytes: u64) -> Self {
         if let Self::OutOfMemory(shortage)
         | Self::Capturing(shortage)

@@ -75,7 +75,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the driver's answer, if there is one.
+    /// Returns the driver's answer, if any.
     #[must_use]
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
@@ -99,8 +99,8 @@ impl CallError {
         matches!(self, Self::Capturing) || code.is_some_and(|code| CAPTURES.contains(&code))
     }
 
-    /// Returns `true` if it is the driver's answer about an event that was recorded in a capture which
-    /// is over.
+    /// Returns `true` if it is the driver's answer about an event recorded in a capture which is
+    /// over.
     pub(crate) fn is_of_ended_capture(&self) -> bool {
         let code = self.driver().and_then(|error| error.code());
         code == Some(CUresult::CUDA_ERROR_INVALID_VALUE)

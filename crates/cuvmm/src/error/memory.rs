@@ -200,8 +200,8 @@ pub enum MemoryError {
         "the current memory pool of {0} is not the default: drop the guard, or replace it there"
     )]
     CurrentPool(Location),
-    /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone
-    /// allocates from it, makes it current, and replaces it.
+    /// The memory pool is part of a [`TenantMemPool`](crate::TenantMemPool), which alone allocates
+    /// from it, makes it current, and replaces it.
     #[error("the memory pool is a tenant's: allocate from its `TenantMemPool`")]
     ManagedPool,
     /// The system has not enough pageable memory for this number of bytes.

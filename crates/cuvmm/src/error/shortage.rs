@@ -15,12 +15,12 @@ pub struct Shortage {
     pub wanted: u64,
     /// The bytes that could be had right now, with everything reclaimed that can be without waiting
     /// and without pressure hooks. A request for this size succeeds, and one for a granule more
-    /// fails, as long as nothing changes in between. Always less than `wanted`.
+    /// fails, while nothing changes in between. Always less than `wanted`.
     ///
     /// It is a total. A smaller request may fail if mappings or addresses are short, or if blocks
     /// of other sizes strand memory when they are reclaimed. A larger one may succeed if it has the
-    /// shape and the home stream of a block that was freed on that stream just before, since the
-    /// stream can reuse that block's memory before its fence is complete.
+    /// shape and the home stream of a block freed on that stream just before, since the stream can
+    /// reuse that block's memory before its fence is complete.
     pub available: u64,
     /// The largest single extent that could be created right now without reclaiming.
     pub largest_run: u64,

@@ -83,8 +83,8 @@ pub(super) struct StreamCache {
 }
 
 impl StreamCache {
-    /// Takes the place of the last small or large allocation of exactly `size` bytes that was freed
-    /// on the stream and is aligned.
+    /// Takes the place of the last small or large allocation of exactly `size` bytes freed on the
+    /// stream and is aligned.
     #[inline]
     pub(super) fn take(
         &self,

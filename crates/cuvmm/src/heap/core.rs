@@ -39,10 +39,10 @@ const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
 
-/// Flag: freed memory has to be reported to the pool.
+/// Flag: freed memory must be reported to the pool.
 pub(super) const REPORTS: u8 = 1;
 
-/// Flag: graphs may use all of the heap's memory.
+/// Flag: graphs may use all the heap's memory.
 pub(super) const PINNED: u8 = 2;
 
 /// The largest chunk in bytes, unless a granule is larger.
@@ -120,7 +120,7 @@ struct Recorded {
     work: Tag,
 }
 
-/// The lock on a heap. User code that is dropped under it runs after its end.
+/// The lock on a heap. User code dropped under it runs after its end.
 pub(super) struct Locked<'a> {
     state: MutexGuard<'a, State>,
     _section: Section,

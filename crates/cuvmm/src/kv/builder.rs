@@ -68,7 +68,7 @@ impl<'a> KvCacheBuilder<'a> {
     /// Sets how much memory is committed when a sequence outgrows what it has. The default is up to
     /// a sixty-fourth of its size, where a plain block gets an eighth. With a mapper, up to twice
     /// that is precommitted, and at least a granule. Without a mapper, the ranges of a layer-major
-    /// sequence get theirs one after another, over the tokens of its last quarter granule; with
+    /// sequence get theirs in turn, over the tokens of its last quarter granule; with
     /// [`Growth::Exact`], each range gets memory when it is needed.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.options.growth = growth;

@@ -14,9 +14,9 @@ struct Rows {
 
 impl KvCache {
     /// Writes one layer's keys or values of the tokens from `first` on, as contiguous `[token,
-    /// head, element]`, after the work that is queued on the home stream, and returns when they are
-    /// written (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one call
-    /// for each token).
+    /// head, element]`, after the work queued on the home stream, and returns when they are written
+    /// (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one call for each
+    /// token).
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist or lacks those tokens or that layer, the

@@ -155,7 +155,7 @@ impl KvCache {
         })
     }
 
-    /// Returns the ranges of each sequence, and the bytes of tokens in each of them.
+    /// Returns the ranges of each sequence, and the bytes of tokens in each.
     fn ranges(&self) -> impl Iterator<Item = (&[Block], u64)> {
         self.sequences.iter().map(|sequence| {
             let bytes = self.geometry.bytes_of(sequence.tokens);

@@ -25,7 +25,7 @@ impl KvCache {
     /// grow, be truncated, forked again and freed in any order; an extent's memory is released with
     /// the last sequence that shares it. A sequence that shares memory is not cached when it is
     /// freed or truncated within the shared part: it is unmapped once its work is complete, by that
-    /// call, by later ones, or by the mapper's thread if there is one.
+    /// call, by later ones, or by the mapper's thread if any.
     ///
     /// Rows of the common tokens must not be written any more, in either sequence: a kernel that
     /// writes them in the new sequence loses the context, and one that writes them in the old
@@ -40,7 +40,7 @@ impl KvCache {
         self.fork_by(id, tokens, Tenant::fork_blocks)
     }
 
-    /// Forks a sequence like [`fork`](Self::fork), without waiting and without calling hooks.
+    /// Forks a sequence like [`fork`](Self::fork), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`fork`](Self::fork), and if waiting or hooks would be
@@ -54,10 +54,10 @@ impl KvCache {
     /// bytes copied. Call it once, before the first fork, when the rows of these tokens have been
     /// written.
     ///
-    /// Waits up to the builder's [timeout](super::KvCacheBuilder::timeout) for the work that is
-    /// queued on the sequence; no work that uses the sequence may be launched meanwhile. Needs free
-    /// memory for a copy of the prefix, at most 1 GiB at a time, and reclaims none from other
-    /// tenants. On an H200, a fork of 512 MiB takes 1.4 to 2 ms before, and 0.08 to 0.17 ms after.
+    /// Waits up to the builder's [timeout](super::KvCacheBuilder::timeout) for the work queued on
+    /// the sequence; no work that uses the sequence may be launched meanwhile. Needs free memory
+    /// for a copy of the prefix, at most 1 GiB at a time, and reclaims none from other tenants. On
+    /// an H200, a fork of 512 MiB takes 1.4 to 2 ms before, and 0.08 to 0.17 ms after.
     ///
     /// A fork that is truncated to fewer tokens and grows again copies the part of its extent
     /// before that token, as does a fork of fewer tokens than were prepared. The memory of the

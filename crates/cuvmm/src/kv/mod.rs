@@ -140,7 +140,7 @@ impl KvCache {
         self.create_by(tokens, |block, count| block.allocate_many(count))
     }
 
-    /// Creates a sequence like [`create`](Self::create), without waiting and without calling hooks.
+    /// Creates a sequence like [`create`](Self::create), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`create`](Self::create), and if waiting or hooks would be
@@ -232,7 +232,7 @@ impl KvCache {
         self.append_by(step, Tenant::grow_all, Tenant::unshare)
     }
 
-    /// Appends tokens like [`append`](Self::append), without waiting and without calling hooks.
+    /// Appends tokens like [`append`](Self::append), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`append`](Self::append), and if waiting or hooks would be

@@ -2,8 +2,8 @@
 //!
 //! All ranges of a sequence end at the same token, as do those of sequences that began alike, so
 //! without precommit one step would map memory for all of them. A [mapper](crate::Mapper) of the
-//! pool is notified in time. Without a mapper, the ranges of a sequence get memory one after
-//! another, over the tokens that still fit.
+//! pool is notified in time. Without a mapper, the ranges of a sequence get memory in turn, over
+//! the tokens that still fit.
 
 use super::KvCache;
 use super::sequences::Sequence;

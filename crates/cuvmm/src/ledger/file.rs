@@ -13,8 +13,8 @@
 //!
 //! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
 //! atomics, so writes by other processes are allowed, and every content is valid. The file is
-//! mapped as long as the references live. A program that can write the file can truncate it; the
-//! next access beyond its end then ends the process with `SIGBUS`.
+//! mapped while the references live. A program that can write the file can truncate it; the next
+//! access beyond its end then ends the process with `SIGBUS`.
 #![allow(unsafe_code)]
 
 use std::fs::{File, Metadata};

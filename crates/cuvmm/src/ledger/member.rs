@@ -288,7 +288,7 @@ impl Member {
         self.refund(&account, self.granules(keep))
     }
 
-    /// Counts granules that were released for other processes.
+    /// Counts granules released for other processes.
     pub(super) fn note_given(&self, granules: u64, took: Duration) {
         let given = &mut self.account().given;
         given.times += 1;

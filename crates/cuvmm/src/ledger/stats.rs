@@ -46,7 +46,7 @@ pub struct LedgerView {
 
 /// The figures of a ledger. Sizes in bytes.
 ///
-/// They are read one after the other while processes go on, so they may not add up exactly.
+/// They are read in turn while processes go on, so they may not add up exactly.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LedgerStats {

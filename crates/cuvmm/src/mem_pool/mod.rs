@@ -111,8 +111,8 @@ impl Tenant {
 }
 
 impl TenantMemPoolBuilder<'_> {
-    /// Sets the bytes that are left for further allocations when other tenants need memory: at least
-    /// a step of 32 MiB, by default the maximum, so that nothing is taken.
+    /// Sets the bytes left for further allocations when other tenants need memory: at least a step
+    /// of 32 MiB, by default the maximum, so that nothing is taken.
     pub const fn minimum(mut self, bytes: u64) -> Self {
         self.minimum = Some(bytes);
         self
@@ -132,8 +132,8 @@ impl TenantMemPoolBuilder<'_> {
         self
     }
 
-    /// Gives another device access to all of the pool's memory, in whichever pool of the driver it is
-    /// (`cuMemPoolSetAccess`, once for each of them, before anything can be allocated from it).
+    /// Gives another device access to all the pool's memory, in whichever pool of the driver it is
+    /// (`cuMemPoolSetAccess`, once for each, before anything can be allocated from it).
     #[doc(alias = "peers")]
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
@@ -361,12 +361,12 @@ impl TenantMemPool {
         &self.shared.tenant
     }
 
-    /// Makes sure that `additional` bytes can be allocated beyond what is in use now, as far as one
+    /// Ensures that `additional` bytes can be allocated beyond what is in use now, as far as one
     /// range of free memory is as large as each allocation. Charges the tenant for what is missing,
     /// reclaims memory for that and calls hooks, and exchanges the driver's pool
     /// (`cuMemPoolGetAttribute`; for an exchange `cuMemPoolTrimTo`, `cuMemPoolCreate`,
-    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`; `cuMemPoolDestroy` if the
-    /// pool was never current).
+    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`; `cuMemPoolDestroy` if
+    /// the pool was never current).
     ///
     /// After an exchange, the [minimum](TenantMemPoolBuilder::minimum) can be allocated as well if it
     /// can be charged without hooks. Otherwise, what can be allocated falls below the minimum when the
@@ -384,7 +384,7 @@ impl TenantMemPool {
         self.shared.reserve(additional, wait)
     }
 
-    /// Makes sure that `additional` bytes can be allocated, if that needs neither hooks nor waiting.
+    /// Ensures that `additional` bytes can be allocated, if that needs neither hooks nor waiting.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -392,8 +392,8 @@ impl TenantMemPool {
         self.shared.reserve(additional, Wait::Never)
     }
 
-    /// Makes sure that `bytes` can be in use at the same time, as [`reserve`](Self::reserve) does
-    /// for those that are not in use.
+    /// Ensures that `bytes` can be in use at the same time, as [`reserve`](Self::reserve) does for
+    /// those that are not in use.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).

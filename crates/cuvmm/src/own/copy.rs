@@ -30,7 +30,7 @@ impl From<CopyFailed> for MemoryError {
     }
 }
 
-/// A mapped range that is borrowed from its owner.
+/// A mapped range borrowed from its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     device: &'a Device,

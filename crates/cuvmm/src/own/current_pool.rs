@@ -38,7 +38,7 @@ impl MemPool {
     /// candle and cudarc then allocate from it, within its maximum.
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory is on the host, the pool is a part of a
+    /// [`MemoryError`] when the memory is on the host, the pool is part of a
     /// [`TenantMemPool`](crate::TenantMemPool), another pool than the default one is current (its
     /// owner could destroy it before the guard puts it back; see [`CurrentPoolGuard::replace`]), or
     /// the driver refuses.
@@ -112,7 +112,7 @@ impl CurrentPoolGuard<'_> {
     /// (`cuDeviceSetMemPool`). Then this guard's pool is current again.
     ///
     /// # Errors
-    /// [`MemoryError`] when the pool's memory is not on this guard's device, the pool is a part of a
+    /// [`MemoryError`] when the pool's memory is not on this guard's device, the pool is part of a
     /// [`TenantMemPool`](crate::TenantMemPool), or the driver refuses.
     pub fn replace(&self, pool: &MemPool) -> Result<CurrentPoolGuard<'_>, MemoryError> {
         if !pool.device().is_same(self.pool.device()) {

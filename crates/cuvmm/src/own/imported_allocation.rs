@@ -64,7 +64,7 @@ impl ImportedPool {
         self.import_part(stream, &part, Access::ReadWrite, None, PATIENCE)
     }
 
-    /// Imports a part of an allocation, which `giver` keeps. If this process is freeing the
+    /// Imports part of an allocation, which `giver` keeps. If this process is freeing the
     /// allocation, waits for that, at most `patience`.
     pub(crate) fn import_part(
         &self,
@@ -126,8 +126,8 @@ impl ImportedPool {
     }
 }
 
-/// An allocation of another process's memory pool, or a part of one. It is no copy: writes of
-/// either process are visible in both.
+/// An allocation of another process's memory pool, or part of one. It is no copy: writes of either
+/// process are visible in both.
 ///
 /// Its drop frees the memory in this process, behind the work of its stream and of the streams
 /// named to [`record_use`](Self::record_use), waits for that, and then tells the giver, which may

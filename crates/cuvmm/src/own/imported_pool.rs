@@ -233,8 +233,8 @@ impl Drop for Shared {
         let handle = self.handle;
         let destroyed = self
             .device
-            // SAFETY: the handle is owned here and destroyed once, after all that was imported from
-            // the pool.
+            // SAFETY: the handle is owned here and destroyed once, after all imported from the
+            // pool.
             .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
                 driver.mem_pool_destroy(device, handle)
             });

@@ -11,7 +11,7 @@ use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};
 use crate::device::Device;
 use crate::error::CallError;
 
-/// Empties an ending pool, and makes sure that it is not current.
+/// Empties an ending pool, and ensures that it is not current.
 pub(super) fn retire(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     leave_current(device, pool)?;
     empty(device, pool)

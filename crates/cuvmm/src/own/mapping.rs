@@ -37,7 +37,7 @@ struct Placed {
     reserved: Arc<Reserved>,
     physical: Physical,
     address: DeviceAddress,
-    /// The offset in its reservation, which may be a part of a larger range.
+    /// The offset in its reservation, which may be part of a larger range.
     offset: u64,
 }
 

@@ -111,8 +111,8 @@ impl MemPool {
     /// report the real ones.
     ///
     /// # Safety
-    /// `handle` must be a pool of the device's memory that was created in this process, and must
-    /// not be destroyed before the last clone, allocation and guard of it is dropped.
+    /// `handle` must be a pool of the device's memory created in this process, and must not be
+    /// destroyed before the last clone, allocation and guard of it is dropped.
     #[must_use]
     pub unsafe fn from_raw(device: &Device, handle: MemPoolHandle) -> Self {
         let props = MemPoolProps::device(device.ordinal());

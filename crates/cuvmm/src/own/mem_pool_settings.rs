@@ -180,7 +180,7 @@ impl MemPool {
         Ok(self.put_access(access)?)
     }
 
-    /// Sets the access of devices that are known to reach the memory.
+    /// Sets the access of devices known to reach the memory.
     pub(crate) fn put_access(&self, access: &[AccessGrant]) -> Result<(), CallError> {
         self.device().usable()?;
         let mut granted = self.granted();

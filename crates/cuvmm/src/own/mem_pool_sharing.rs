@@ -18,8 +18,8 @@ impl MemPool {
     /// Frees memory that was dropped while another process used it and that was released since, and
     /// returns the bytes of the rest.
     ///
-    /// An [allocation](Self::allocate_on) frees a part of it, and all of it before it fails for
-    /// lack of memory.
+    /// An [allocation](Self::allocate_on) frees part of it, and all of it before it fails for lack
+    /// of memory.
     #[must_use]
     pub fn held_elsewhere(&self) -> u64 {
         self.free_returned();

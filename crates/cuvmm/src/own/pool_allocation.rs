@@ -53,9 +53,8 @@ impl MemPool {
     ///
     /// # Errors
     /// [`MemoryError`] when the size is 0, the stream captures or belongs to another device than
-    /// the pool was created through, the pool is a part of a
-    /// [`TenantMemPool`](crate::TenantMemPool), or the pool has no more memory
-    /// ([`is_out_of_memory`](MemoryError::is_out_of_memory)).
+    /// the pool was created through, the pool is part of a [`TenantMemPool`](crate::TenantMemPool),
+    /// or the pool has no more memory ([`is_out_of_memory`](MemoryError::is_out_of_memory)).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<PoolAllocation, MemoryError> {
         self.check_not_managed()?;

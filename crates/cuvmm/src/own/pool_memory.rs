@@ -1,7 +1,7 @@
 //! Memory at an address of a memory pool, and the streams that use it.
 //!
-//! `unsafe` is used to free and to copy. Memory that is owned here is freed once, behind the work
-//! of each named stream.
+//! `unsafe` is used to free and to copy. Memory owned here is freed once, behind the work of each
+//! named stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

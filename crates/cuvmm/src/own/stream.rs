@@ -16,7 +16,7 @@ use crate::error::CallError;
 
 /// A stream of a device. Clones are the same stream, destroyed with the last clone.
 ///
-/// Memory that was used on a stream keeps the stream alive until that use is complete.
+/// Memory used on a stream keeps the stream alive until that use is complete.
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -115,9 +115,9 @@ impl Stream {
     }
 
     /// Prepares for another library to destroy the stream: waits for its work
-    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was
-    /// used on the stream stays usable, and the next stream with its handle is not equal to it.
-    /// Calls that would queue work on it are refused ([`CallError::StreamEnded`]).
+    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory used on the
+    /// stream stays usable, and the next stream with its handle is not equal to it. Calls that
+    /// would queue work on it are refused ([`CallError::StreamEnded`]).
     ///
     /// Breaks no capture of another stream. Clones end too; values wrapped separately do not. Does
     /// nothing for the legacy default stream.
@@ -163,7 +163,7 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if no clone of this stream is left, and no memory that was used on it.
+    /// Returns `true` if no clone of this stream is left, and no memory used on it.
     #[must_use]
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.shared) == 1

@@ -68,8 +68,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes a place for a block in a slot that stays out: as long as it is out, the memory that it
-    /// was given can be told from the memory it had.
+    /// Makes a place for a block in a slot that stays out: while it is out, the memory that it was
+    /// given can be told from the memory it had.
     pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
@@ -106,8 +106,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes the reusable slot that serves best. The slot is out if the lock may have to be
-    /// released for it.
+    /// Takes the reusable slot that serves best. The slot is out if the lock may must be released
+    /// for it.
     fn find_slot(
         &mut self,
         id: TenantId,

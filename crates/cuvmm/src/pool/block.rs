@@ -235,8 +235,8 @@ impl Block {
     }
 
     /// Records that work which is on no stream of this library uses the block too, such as work of
-    /// another library that was given the address. The memory is reused only after all work that is
-    /// queued on the devices with access when the block is freed.
+    /// another library that was given the address. The memory is reused only after all work queued
+    /// on the devices with access when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);

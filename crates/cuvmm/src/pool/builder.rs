@@ -287,7 +287,7 @@ impl<'a> BlockBuilder<'a> {
         places.into_iter().map(|place| self.block_at(place))
     }
 
-    /// Takes a block of this shape that was freed on the home stream out of the stream cache.
+    /// Takes a block of this shape freed on the home stream out of the stream cache.
     #[inline]
     fn stream_cached(&self) -> Option<Held> {
         let Wanted {

@@ -48,8 +48,8 @@ impl Tenant {
 }
 
 impl Locked<'_> {
-    /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
-    /// counts them as obtained. Releases memory of the free list for it.
+    /// Ensures that the driver may hold `bytes` more, which the tenant has been charged, and counts
+    /// them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
             let Some(unmapped) = self.free_list.take_largest() else {

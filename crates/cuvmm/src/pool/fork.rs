@@ -86,8 +86,8 @@ impl Tenant {
     ///
     /// # Errors
     /// [`BlockError`] when a size is out of its range; when a block is another tenant's or sleeps;
-    /// when memory is short, with the figures; when bytes would have to be copied while a capture
-    /// is running; and when a driver call fails. Every block is then as before. If one copy fails,
+    /// when memory is short, with the figures; when bytes would must be copied while a capture is
+    /// running; and when a driver call fails. Every block is then as before. If one copy fails,
     /// memory that other copies are writing to stays charged until they are complete.
     #[doc(alias("cuMemMap", "copy-on-write", "prefix sharing"))]
     pub fn fork_all(

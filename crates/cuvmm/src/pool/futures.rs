@@ -290,7 +290,7 @@ impl BlockBuilder<'_> {
     /// Allocates the block in a future that [waits for memory](super::futures).
     ///
     /// While no other request waits, the first poll returns a cached block of the home stream if
-    /// there is one. Otherwise the mapper's thread makes the driver calls of
+    /// any. Otherwise the mapper's thread makes the driver calls of
     /// [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Dma-bufs of registered memory, through which a NIC or another driver of the machine accesses it.
 //!
 //! `unsafe` is used to request the descriptor from the driver. The range is mapped, and stays
-//! mapped as long as the registration that is kept with the descriptor.
+//! mapped while the registration kept with the descriptor.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -28,7 +28,7 @@ pub struct DmaBuf {
 }
 
 impl Registration {
-    /// Creates a dma-buf of a part of the registered range (`cuMemGetHandleForAddressRange`). The
+    /// Creates a dma-buf of part of the registered range (`cuMemGetHandleForAddressRange`). The
     /// range is given in offsets of the region or block and consists of whole pages of the host. It
     /// may span several extents of one device.
     ///

@@ -367,7 +367,7 @@ impl Attachment {
         &self.runs
     }
 
-    /// Copies bytes to the host, after the work that is queued on `stream`.
+    /// Copies bytes to the host, after the work queued on `stream`.
     ///
     /// # Errors
     /// [`MemoryError`] if part of the range has no memory, or the stream belongs to another device.
@@ -376,7 +376,7 @@ impl Attachment {
         self.space.read(stream, offset, bytes)
     }
 
-    /// Writes bytes after the work that is queued on `stream`, and returns when they are written.
+    /// Writes bytes after the work queued on `stream`, and returns when they are written.
     ///
     /// # Errors
     /// [`MemoryError`] if the memory is read-only, part of the range has no memory, or the stream

@@ -19,8 +19,7 @@ pub(super) struct New {
     pub(super) memory: Box<dyn Send + Sync>,
 }
 
-/// A finished version, which owns its memory. Everything that is sent to all readers is serialized
-/// once.
+/// A finished version, which owns its memory. Everything sent to all readers is serialized once.
 pub(super) struct Published {
     listing: Listing,
     /// Serialized.

@@ -53,7 +53,7 @@ impl FileId {
     }
 }
 
-/// Returns the metadata of the file at a path, if there is one. Follows no link.
+/// Returns the metadata of the file at a path, if any. Follows no link.
 pub(super) fn look(path: &Path) -> Result<Option<Metadata>, ChannelError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),

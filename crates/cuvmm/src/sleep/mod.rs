@@ -170,11 +170,11 @@ impl<'a> Blocks<'a> {
         self
     }
 
-    /// Sets a function that is called with the progress of the operation, about every 16 MiB that
-    /// are copied, or after each block if nothing is copied, and that returns whether to go on. If
-    /// it returns `false` or panics, everything is restored as after a failure of the driver, and
-    /// the operation fails with `Cancelled`. The function may use this library and the same store:
-    /// a copy that it makes there uses one stream of its own (`cuStreamCreate`).
+    /// Sets a function called with the progress of the operation, about every 16 MiB that are
+    /// copied, or after each block if nothing is copied, and that returns whether to go on. If it
+    /// returns `false` or panics, everything is restored as after a failure of the driver, and the
+    /// operation fails with `Cancelled`. The function may use this library and the same store: a
+    /// copy that it makes there uses one stream of its own (`cuStreamCreate`).
     #[doc(alias = "watch")]
     pub const fn on_progress(mut self, hook: &'a (dyn Fn(&Progress) -> bool + Sync)) -> Self {
         self.watch = Some(hook);

@@ -7,7 +7,7 @@ use super::{HostStore, Shared};
 use crate::own::{HostPart, Stream};
 use crate::sync::Mutex;
 
-/// Bytes that are kept in a store.
+/// Bytes kept in a store.
 pub(crate) struct Saved {
     parts: Vec<HostPart>,
     bytes: u64,

@@ -423,8 +423,8 @@ impl Extents {
         }
     }
 
-    /// Returns the bytes that are left of the extent at an address if a range of addresses is
-    /// taken, or 0 if the extent is not wholly free.
+    /// Returns the bytes left of the extent at an address if a range of addresses is taken, or 0 if
+    /// the extent is not wholly free.
     fn left_at(&self, at: u64, range: &Range<u64>) -> u64 {
         let mapping = self.line.range(..=at).next_back();
         let extent = mapping.and_then(|(&mapping, &id)| Some((mapping, self.extent(id)?)));

@@ -24,7 +24,7 @@ impl Generation {
         }
     }
 
-    /// Reads the figures of a pool that is allocated from.
+    /// Reads the figures of a pool allocated from.
     pub(super) fn look(&mut self, granule: Granularity) -> Result<(), CallError> {
         (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
         let reserved = granule.round_up(self.reserved).unwrap_or(u64::MAX);
@@ -73,7 +73,7 @@ impl Barren {
 /// The charge of all pools, in bytes.
 #[derive(Default)]
 pub(super) struct Account {
-    /// The bytes that the pools may hold, and those that were charged for an exchange.
+    /// The bytes that the pools may hold, and those charged for an exchange.
     pub(super) charged: u64,
     /// Bytes that are not needed any more and that the tenant is still charged.
     pub(super) returned: u64,

@@ -65,7 +65,7 @@ pub(super) struct Generations {
     threshold: u64,
     /// The least maximum that is left when memory is reclaimed.
     least: u64,
-    /// The access of other devices to all of the pools.
+    /// The access of other devices to all the pools.
     guests: Vec<AccessGrant>,
     newest: Option<Generation>,
     stand_in: Option<Generation>,
@@ -137,7 +137,7 @@ impl Generations {
         pool.set_release_threshold(self.threshold)
     }
 
-    /// Notes bytes that were charged for the pools.
+    /// Notes bytes charged for the pools.
     pub(super) const fn allow(&mut self, bytes: u64) {
         self.account.charged += bytes;
     }

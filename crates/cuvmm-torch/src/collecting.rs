@@ -62,7 +62,6 @@ pub(crate) fn set(collector: Option<Collector>) {
     }
 }
 
-/// The calling thread is within a collector.
 struct Within;
 
 impl Within {

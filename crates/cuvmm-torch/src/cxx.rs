@@ -101,7 +101,6 @@ impl Exception {
     }
 }
 
-/// The functions and objects that make up an exception.
 struct Parts {
     typeinfo: *const c_void,
     vtable: *const c_void,

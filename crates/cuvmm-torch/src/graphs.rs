@@ -34,7 +34,6 @@ struct GraphPool {
     heap: Option<Heap>,
     /// Times opened, less times released.
     users: u64,
-    /// The captures that the pool is open for.
     open: Vec<Open>,
 }
 

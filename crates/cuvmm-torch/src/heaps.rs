@@ -24,7 +24,6 @@ use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
 use crate::{exit, fork, guards};
 
-/// The tenant of publications.
 const PUBLISHED: &str = "published";
 
 /// The largest extent of publications. Each is released as a whole, and mapped by each process that
@@ -44,7 +43,6 @@ static COMMON: Mutex<Common> = Mutex::new(Common {
 struct Common {
     /// Opened for the first heap.
     driver: Option<Arc<CudaDriver>>,
-    /// The settings that the program has made.
     configuration: Option<Configuration>,
 }
 

@@ -215,7 +215,6 @@ pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
     })
 }
 
-/// Returns all live allocations of a device, by address.
 pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for shard in &TABLE {
@@ -290,7 +289,6 @@ const fn mixed(address: usize) -> u64 {
     product ^ (product >> 32)
 }
 
-/// Returns the index of an address's shard.
 const fn shard_of(address: usize) -> usize {
     // Other bits than the shard's map uses to find a place.
     (mixed(address) >> 8) as usize % SHARDS

@@ -51,7 +51,6 @@ struct Part {
     address: u64,
     offset: u64,
     size: u64,
-    /// `true` for an address of host memory.
     is_host: bool,
 }
 

@@ -222,7 +222,6 @@ impl State {
         self.blocks.iter().flat_map(move |all| all.sizes(tag))
     }
 
-    /// Counts a tag and its allocations as asleep or awake.
     fn set_asleep(&mut self, index: usize, is_asleep: bool) {
         let tag = &mut self.tags[index];
         if tag.is_asleep == is_asleep {

@@ -84,7 +84,6 @@ struct Shared {
     clock: AtomicU64,
     /// The events recorded behind all work of the context.
     events: Events,
-    /// The captures on the context that are known.
     captures: Captures,
     /// Memory pools of the driver that may not be destroyed.
     kept_pools: KeptPools,

@@ -60,7 +60,6 @@ impl Drops {
         hook.clone()
     }
 
-    /// Takes the hook, for the caller to drop.
     pub(crate) fn take_hook(&mut self) -> Option<DropHook> {
         let hook = self.hook.get_mut();
         hook.unwrap_or_else(PoisonError::into_inner).take()

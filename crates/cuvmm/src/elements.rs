@@ -66,7 +66,6 @@ impl<T: Pod> Elements<T> {
         self.users.home()
     }
 
-    /// The number of whole elements in a number of bytes.
     pub(crate) fn count(bytes: u64) -> usize {
         usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<T>().max(1)
     }
@@ -99,12 +98,10 @@ impl<T: Pod> Elements<T> {
         ArgumentError::outside("elements", range, self.len)
     }
 
-    /// A view of checked elements for a kernel to read.
     pub(crate) fn view(&self, first: usize, len: usize) -> View<'_, T> {
         View::new(self.address_of(first), len, &self.users)
     }
 
-    /// A view of checked elements for a kernel to write.
     pub(crate) fn view_mut(&mut self, first: usize, len: usize) -> ViewMut<'_, T> {
         ViewMut::new(self.address_of(first), len, &self.users)
     }

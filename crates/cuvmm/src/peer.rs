@@ -51,7 +51,6 @@ impl Users {
         self.others.is_empty()
     }
 
-    /// Returns the largest number of users that are admitted.
     pub(crate) const fn count(&self) -> usize {
         self.others.len() + 1
     }

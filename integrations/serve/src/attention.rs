@@ -21,7 +21,6 @@ pub(super) struct Attention {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// The heads of keys and values.
     heads: usize,
     /// The queries for each of these heads.
     queries: usize,

@@ -57,7 +57,6 @@ pub(super) mod sealed {
 
 use sealed::{Backing, Notes, Place};
 
-/// Describes a range of bytes as elements.
 fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, CudarcError> {
     let len = ArgumentError::elements_at::<T>(address, bytes)?;
     Ok(Backing {
@@ -112,7 +111,7 @@ impl<T: Pod> Notes for DeviceVec<T> {
     }
 }
 
-/// A block's memory for while this value lives: meanwhile it is not moved, unmapped or reused, even
+/// A block's memory, leased while this value lives: it is not moved, unmapped or reused, even
 /// if the block is dropped.
 ///
 /// The block must be awake, have a home stream, and share no memory with [forks](Block::fork),

@@ -48,7 +48,6 @@ pub(crate) type Stamp = u64;
 /// The work that events are recorded behind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// The work of one stream.
     Stream(StreamHandle),
     /// The work of all streams of the device's context.
     Context,
@@ -64,7 +63,6 @@ pub(crate) enum Progress {
     NeedsSynchronise,
 }
 
-/// The outstanding events of some work.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// All work queued before this stamp is complete.
@@ -82,7 +80,6 @@ struct Inner {
     asked: Stamp,
 }
 
-/// The outcome of recording an event.
 enum Recorded {
     Yes,
     /// A stream captures, so no event marks the work now.

@@ -107,7 +107,6 @@ impl Consumer {
     }
 }
 
-/// Waits until the work queued on the memory is complete.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
     let waited = match streams {
         Some(streams) => streams.iter().try_for_each(Stream::settle),

@@ -117,7 +117,6 @@ impl Tensor {
         })
     }
 
-    /// Returns the address of the first element.
     fn pointer(&self, memory: &impl Held) -> Result<usize, TensorError> {
         let offset = self.first_byte();
         let outside = || ArgumentError::bytes(offset, 1, memory.reach());

@@ -39,7 +39,6 @@ pub trait Held {
     /// Returns the size of the exportable bytes, from the address on.
     fn reach(&self) -> u64;
 
-    /// Returns all extents in order.
     fn extents(&self) -> Vec<Extent>;
 
     /// Returns the devices that have access to the memory.

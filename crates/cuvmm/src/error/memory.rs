@@ -248,7 +248,6 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// The error of a driver call for a range.
     pub(crate) const fn range(offset: u64, size: u64, cause: CallError) -> Self {
         Self::Range {
             offset,

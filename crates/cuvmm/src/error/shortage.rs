@@ -15,7 +15,7 @@ pub struct Shortage {
     pub wanted: u64,
     /// The bytes that could be had right now, with everything reclaimed that can be without waiting
     /// and without pressure hooks. A request for this size succeeds, and one for a granule more
-    /// fails, while nothing changes in between. Always less than `wanted`.
+    /// fails, as long as nothing changes in between. Always less than `wanted`.
     ///
     /// It is a total. A smaller request may fail if mappings or addresses are short, or if blocks
     /// of other sizes strand memory when they are reclaimed. A larger one may succeed if it has the

@@ -46,7 +46,6 @@ pub struct Registration {
 struct Shared {
     device: Device,
     extents: Vec<Extent>,
-    /// The export marks of the extents.
     marks: Vec<ExportMark>,
     keeper: Arc<dyn RegistrationOwner>,
 }

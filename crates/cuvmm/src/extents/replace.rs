@@ -271,7 +271,6 @@ impl Exchange<'_, '_> {
         })
     }
 
-    /// Puts the old memory back.
     fn undo(mut self, error: MemoryError) -> NotReplaced {
         if self.queued
             && !self.running

@@ -72,7 +72,6 @@ pub(super) struct Core {
     /// Held while addresses are reserved: a request that finds too few waits for the reservation
     /// that another thread is making, and is not refused because that reservation counts already.
     pub(super) reserving: Mutex<()>,
-    /// The reservations made so far.
     pub(super) reservations: AtomicU64,
     /// The devices with access to the heap's memory, beside those that the pool is open to.
     pub(super) guests: Vec<AccessGrant>,

@@ -5,10 +5,8 @@ use super::sequences::{Sequence, SequenceId};
 use super::shape::Part;
 use crate::error::{ArgumentError, KvCacheError};
 
-/// The place of rows in one layer.
 struct Rows {
     range: usize,
-    /// The offset of the first row.
     offset: u64,
 }
 
@@ -89,7 +87,6 @@ impl KvCache {
         usize::try_from(self.geometry.row).unwrap_or(usize::MAX)
     }
 
-    /// Returns the place of rows, if they exist.
     fn rows(
         &self,
         sequence: &Sequence,

@@ -95,7 +95,6 @@ struct Kept {
 }
 
 impl Kept {
-    /// Adds a range.
     fn add(&mut self, bytes: u64) {
         match self.ranges.iter_mut().find(|(has, _)| *has == bytes) {
             Some((_, count)) => *count += 1,

@@ -192,7 +192,6 @@ impl KvCache {
         )?)
     }
 
-    /// Returns a builder for one range of a sequence.
     fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
         let Options {
             growth,

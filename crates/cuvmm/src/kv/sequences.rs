@@ -49,12 +49,10 @@ pub(super) struct Sequence {
     /// It was truncated within those tokens: the memory after its last token may be shared, and
     /// must not be used.
     pub(super) cut: bool,
-    /// Its ranges.
     pub(super) blocks: Vec<Block>,
 }
 
 impl Sequence {
-    /// Returns `true` if its blocks must grow for its tokens.
     pub(super) const fn needs_growth(&self) -> bool {
         self.tokens > self.room
     }
@@ -83,7 +81,6 @@ impl Sequence {
     }
 }
 
-/// All existing sequences.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     places: Vec<Option<Sequence>>,

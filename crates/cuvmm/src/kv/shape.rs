@@ -56,7 +56,6 @@ pub(super) struct Geometry {
     pub(super) row: u64,
     /// The bytes of a token in all layers, keys and values.
     pub(super) token: u64,
-    /// The number of ranges of a sequence.
     pub(super) ranges: usize,
     /// The bytes from one token to the next in a range.
     pub(super) stride: u64,
@@ -140,13 +139,11 @@ impl Geometry {
         if tokens < most { tokens } else { most }
     }
 
-    /// Returns the memory of each range of a sequence.
     pub(super) fn memory_of_range(&self, tokens: u64) -> u64 {
         let bytes = self.bytes_of(tokens);
         self.granule.round_up(bytes).unwrap_or(u64::MAX)
     }
 
-    /// Returns the memory of a sequence.
     pub(super) fn memory_of(&self, tokens: u64) -> u64 {
         self.memory_of_range(tokens)
             .saturating_mul(self.ranges as u64)

@@ -105,7 +105,6 @@ pub(super) fn take_slot(
     Ok((index, entered?))
 }
 
-/// Locks a free slot; returns its index.
 fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
     for (index, slot) in file.layout().slots.iter().enumerate() {
         if slot.state().0 != State::Free {

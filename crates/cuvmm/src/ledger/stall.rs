@@ -17,7 +17,6 @@ use super::seen::{Seen, TICKET_AGE};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stall {
-    /// No request waits.
     #[default]
     No,
     /// At least one request waits.

@@ -60,7 +60,6 @@ impl<'a> Span<'a> {
             .ok_or(ArgumentError::bytes(offset, size, self.size).into())
     }
 
-    /// Writes behind the stream's queued work, and waits for the copy.
     pub(crate) fn write(
         &self,
         stream: &Stream,

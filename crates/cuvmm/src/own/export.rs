@@ -123,7 +123,6 @@ impl Physical {
     }
 }
 
-/// The error for an unknown type of handle.
 const UNKNOWN: ArgumentError = ArgumentError::HandleType(0);
 
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
@@ -133,7 +132,6 @@ pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     }
 }
 
-/// Returns the location of a physical as the driver reports it.
 fn location_of(device: &Device, handle: PhysicalHandle) -> Result<Location, CallError> {
     device
         .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::given_memory::GivenMemory;
 use crate::device::Device;
 
-/// The kept memory of one pool.
 #[derive(Default)]
 pub(super) struct KeptMemory(Mutex<Vec<Arc<GivenMemory>>>);
 

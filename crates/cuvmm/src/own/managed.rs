@@ -149,7 +149,6 @@ impl Managed {
         unsafe { Span::new(&self.device, self.address, self.size) }
     }
 
-    /// Returns the start and size of a range inside the memory.
     fn at(&self, range: &Range<u64>) -> (DeviceAddress, u64) {
         let start = DeviceAddress(self.address.0.saturating_add(range.start));
         (start, range.end.saturating_sub(range.start))

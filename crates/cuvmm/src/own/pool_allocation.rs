@@ -146,7 +146,6 @@ impl MemPool {
     }
 }
 
-/// Returns an attribute of the memory at an address (`cuPointerGetAttribute`).
 pub(super) fn attribute_of(
     device: &Device,
     address: DeviceAddress,
@@ -225,7 +224,6 @@ impl PoolAllocation {
         self.memory.memory().record_use(stream)
     }
 
-    /// Waits for the queued work of the memory's streams.
     pub(crate) fn settle(&self) -> Result<(), MemoryError> {
         let memory = self.memory.memory();
         // A wait would break a capture.

@@ -32,7 +32,6 @@ pub(super) struct PoolMemory {
 }
 
 struct Uses {
-    /// Further streams that use the memory.
     others: Vec<Stream>,
     ownership: Ownership,
 }

@@ -23,7 +23,6 @@ pub(super) struct Reserved {
     mapped: Mutex<BTreeMap<DeviceAddress, Taken>>,
 }
 
-/// A range that a mapping occupies.
 struct Taken {
     size: u64,
     location: Location,
@@ -36,7 +35,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Returns the address at an offset inside the part.
     fn address(self, offset: u64) -> Option<DeviceAddress> {
         if offset < self.size {
             self.base.checked_add(offset)
@@ -134,7 +132,6 @@ impl Reserved {
         self.lock().remove(&address);
     }
 
-    /// Frees the range, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
         let (base, size) = (self.base, self.size);
         if size == 0 {

@@ -358,7 +358,6 @@ impl Drop for Shared {
     }
 }
 
-/// Destroys a stream without an owner.
 fn destroy(device: &Device, handle: StreamHandle) {
     // SAFETY: the handle was owned by the caller, and nothing uses it after this.
     let destroyed = device.give_back(Call::StreamDestroy, |driver, device| unsafe {

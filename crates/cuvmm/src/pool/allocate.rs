@@ -33,7 +33,6 @@ pub(super) struct Needs {
     pub(super) class: Class,
     /// In whole granules.
     pub(super) used: u64,
-    /// The capacity, in whole granules.
     most: u64,
     /// The most bytes that the block may strand.
     pub(super) strands: u64,
@@ -106,7 +105,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes the reusable slot that serves best. The slot is out if the lock may must be released
+    /// Takes the reusable slot that serves best. The slot is out if the lock may be released
     /// for it.
     fn find_slot(
         &mut self,

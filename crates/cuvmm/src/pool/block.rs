@@ -69,7 +69,6 @@ pub struct Block {
 }
 
 impl Block {
-    /// `plain`: no zeros are owed in the block.
     #[inline]
     pub(super) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
         Self {

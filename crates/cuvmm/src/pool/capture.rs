@@ -16,7 +16,7 @@ use crate::deferred::{Section, Unlocked};
 /// [`Block::free`](super::Block::free) on a capturing home stream hands the block back, and copies
 /// that wait are refused.
 ///
-/// Without a guard the pool leaves the captures of other libraries alone, while no block without a
+/// Without a guard the pool leaves the captures of other libraries alone, as long as no block without a
 /// home stream is pending free or published: marking all work of a context, or waiting for it,
 /// breaks every capture on it.
 ///

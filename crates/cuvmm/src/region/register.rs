@@ -70,7 +70,6 @@ impl Register {
         books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a range of whole extents.
     fn keep(self: &Arc<Self>, range: Range<u64>, read_only: Vec<Range<u64>>) -> Kept {
         let mut books = self.books();
         books.numbered += 1;

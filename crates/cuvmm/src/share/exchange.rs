@@ -206,7 +206,6 @@ fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareE
     Ok((names, descriptors))
 }
 
-/// Returns the reason of a refusal, or `None` for an acceptance.
 fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
     match message.body.split_first() {
         Some((0, [])) => Ok(None),

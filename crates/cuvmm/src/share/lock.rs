@@ -26,7 +26,6 @@ pub const LOCK_ENDING: &str = ".cuvmm-lock";
 /// The mode of a lock's file.
 const MODE: u32 = 0o600;
 
-/// Sets the times of a file to now.
 pub(super) const NOW: Timestamps = Timestamps {
     last_access: AT_ONCE,
     last_modification: AT_ONCE,

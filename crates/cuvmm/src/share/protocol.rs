@@ -34,7 +34,6 @@ const AT_ONCE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Lists the publications.
     List,
     /// Attaches the newest version of a name.
     Attach { name: String },

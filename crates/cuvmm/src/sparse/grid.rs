@@ -298,7 +298,6 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         Ok(range)
     }
 
-    /// Checks that a brick, given by its elements, is committed.
     fn committed(&self, range: &Range<usize>) -> Result<(), ContainerError> {
         match self.present.covers(&self.array.elements.bytes(range)?) {
             true => Ok(()),

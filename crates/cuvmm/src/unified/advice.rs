@@ -190,7 +190,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::last_prefetch)
     }
 
-    /// Gives the driver advice, and records it.
     fn tell(
         &self,
         range: impl RangeBounds<usize>,

@@ -116,7 +116,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(buffer)
     }
 
-    /// Creates a buffer with unspecified contents.
     fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         ArgumentError::not_zero("bytes of an element", size_of::<T>() as u64)?;
         if !home.device().is_same(device) {
@@ -200,7 +199,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         })
     }
 
-    /// Waits for the work that uses the memory, and frees it.
     fn free(&mut self) -> Result<(), CallError> {
         let Some(memory) = &mut self.memory else {
             return Ok(());
@@ -290,7 +288,6 @@ fn bytes_of<T>(elements: usize) -> u64 {
     (elements as u64).saturating_mul(size_of::<T>() as u64)
 }
 
-/// The byte range of elements inside the buffer.
 fn bytes_at<T>(elements: &Range<usize>) -> Range<u64> {
     bytes_of::<T>(elements.start)..bytes_of::<T>(elements.end)
 }
@@ -317,7 +314,6 @@ impl<T: Pod> fmt::Debug for UnifiedBuffer<T> {
     }
 }
 
-/// The error of a driver call for a range of elements.
 fn failed<T>(elements: &Range<usize>, cause: CallError) -> MemoryError {
     let bytes = bytes_at::<T>(elements);
     MemoryError::range(bytes.start, bytes.end - bytes.start, cause)

@@ -36,7 +36,6 @@ pub enum Policy {
     ReadMostly,
 }
 
-/// The advice in force for a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Given {
     pub(super) read_mostly: bool,
@@ -214,7 +213,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         })
     }
 
-    /// The advice that a policy consists of.
     fn wanted(&self, policy: Policy) -> Result<Given, ContainerError> {
         let device = self.device().location();
         let mut wanted = Given::default();

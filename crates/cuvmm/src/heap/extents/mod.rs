@@ -54,11 +54,9 @@ pub(super) struct Extents {
     suffixes: BTreeSet<(u64, ExtentId)>,
     /// Extents whose listed ends may be out of date. Few requests need the lists.
     stale: Vec<ExtentId>,
-    /// The wholly free extents.
     wholes: usize,
     held: u64,
     free: u64,
-    /// Free bytes whose work is complete.
     ready: u64,
     /// Bytes of wholly free extents without leaving mappings.
     idle: u64,

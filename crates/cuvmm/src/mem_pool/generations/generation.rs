@@ -55,7 +55,6 @@ pub(super) struct Barren {
     pub(super) reserved: u64,
     /// The number of such exchanges in sequence.
     pub(super) times: u32,
-    /// The number of readings that are left.
     pub(super) readings: u32,
 }
 
@@ -70,7 +69,6 @@ impl Barren {
     }
 }
 
-/// The charge of all pools, in bytes.
 #[derive(Default)]
 pub(super) struct Account {
     /// The bytes that the pools may hold, and those charged for an exchange.

@@ -46,7 +46,6 @@ pub(super) fn step_of(device: &Device) -> Granularity {
 
 /// The requirements of room for some bytes.
 pub(super) enum Need {
-    /// There is room.
     Nothing,
     /// An exchange, and more bytes than are charged.
     Charge {
@@ -61,7 +60,6 @@ pub(super) enum Need {
 pub(super) struct Generations {
     granule: Granularity,
     step: Granularity,
-    /// The release threshold of the newest pool.
     threshold: u64,
     /// The least maximum that is left when memory is reclaimed.
     least: u64,
@@ -132,12 +130,10 @@ impl Generations {
         self.newest.as_ref().map(|newest| &newest.pool)
     }
 
-    /// Sets the release threshold of the newest pool.
     pub(super) fn apply_threshold(&self, pool: &MemPool) -> Result<(), CallError> {
         pool.set_release_threshold(self.threshold)
     }
 
-    /// Notes bytes charged for the pools.
     pub(super) const fn allow(&mut self, bytes: u64) {
         self.account.charged += bytes;
     }

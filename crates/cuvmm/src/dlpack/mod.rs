@@ -4,8 +4,8 @@
 //! NumPy exchange tensors: a descriptor with a pointer, a shape, and a *deleter* that the consumer
 //! calls after releasing its last view. [`Tensor::export`] makes a tensor over a
 //! [`Block`](crate::Block), a [`Lease`](crate::Lease), a [`DeviceVec`](crate::DeviceVec) or a
-//! [`Region`](crate::Region), and [`Imported`] accepts one. The crate [`dlpark`] owns the
-//! descriptors, and converts them to Python's capsules if built with that feature.
+//! [`Region`](crate::Region); [`Imported`] accepts one. The crate [`dlpark`] owns the descriptors,
+//! and converts them to Python's capsules if built with that feature.
 //!
 //! # Ownership of the memory
 //! The owner is moved into the tensor and dropped by its deleter, on the thread that calls the

@@ -33,7 +33,7 @@ pub enum LedgerError {
         required: u64,
     },
     /// The limit is above the memory of the device that this process sees, as in a slice of a GPU
-    /// (vGPU) that shows less than the whole. A ledger is for processes that see the same memory.
+    /// (vGPU). A ledger is for processes that see the same memory.
     #[error(
         "{} cannot have a limit of {}: this process sees {} of the device. Processes in different \
          slices of a GPU need a ledger for each slice, in directories of their own",

@@ -12,14 +12,13 @@ struct Rows {
 
 impl KvCache {
     /// Writes one layer's keys or values of the tokens from `first` on, as contiguous `[token,
-    /// head, element]`, after the work queued on the home stream, and returns when they are written
-    /// (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one call for each
-    /// token).
+    /// head, element]`, behind the home stream's work, and waits for the copy (`cuMemcpyHtoDAsync`;
+    /// in [token-major](super::Layout::TokenMajor) layout one call for each token).
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist or lacks those tokens or that layer, the
     /// tokens are before a [fork](Self::fork) of or from the sequence, the bytes are not whole
-    /// rows, or a copy fails. Rows that were written before a failed copy stay written.
+    /// rows, or a copy fails. Rows written before a failed copy stay written.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn write_rows(
         &mut self,

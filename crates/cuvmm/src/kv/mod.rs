@@ -213,20 +213,19 @@ impl KvCache {
         }
     }
 
-    /// Appends tokens to sequences, whose rows are to be written next: a whole decode step in one
-    /// call, all or nothing. A sequence that is named twice gets both amounts. Calls pressure
-    /// hooks, and waits up to the builder's [timeout](KvCacheBuilder::timeout).
+    /// Appends tokens to sequences, whose rows are to be written next: a whole decode step, all or
+    /// nothing. A sequence named twice gets both amounts. Calls pressure hooks, and waits up to the
+    /// builder's [timeout](KvCacheBuilder::timeout).
     ///
     /// A sequence that was truncated within tokens that another one [shares](Self::fork) now gets
-    /// memory of its own after its last token, at the same addresses. For that, its streams must be
-    /// idle at the moment of the change; the call waits for that as for memory. If they never are,
-    /// the timeout ends as [`SharedInUse`](crate::error::BlockError::SharedInUse). A fork at that
-    /// token needs no such wait, because it has other addresses.
+    /// memory of its own behind its last token, at the same addresses. Its streams must be idle at
+    /// that moment; the call waits for that as for memory. If they never are, the timeout ends as
+    /// [`SharedInUse`](crate::error::BlockError::SharedInUse). A fork at that token needs no such
+    /// wait, because it has other addresses.
     ///
     /// # Errors
     /// [`KvCacheError`] names the sequence that does not exist, would be too long, or found no
-    /// memory, with the figures. Every sequence is then as before, except that memory that was
-    /// unshared stays so.
+    /// memory, with the figures. Every sequence is as before, except that unshared memory stays so.
     pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         self.append_by(step, Tenant::grow_all, Tenant::unshare)
     }
@@ -278,8 +277,7 @@ impl KvCache {
         }
     }
 
-    /// Checks that none of these sequences is asleep, since a sleeping one has no memory for the
-    /// rows.
+    /// Checks that none of these sequences is asleep, and so without memory for the rows.
     fn check_awake(&self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         if !self.tenant.has_sleepers() {
             return Ok(());
@@ -390,8 +388,8 @@ impl KvCache {
     }
 
     /// Ends a sequence. Makes no driver call and never waits: its memory stays cached, and the next
-    /// sequence on the home stream can use it at once. A sequence that shares memory
-    /// ([`fork`](Self::fork)) is unmapped.
+    /// sequence on the home stream can use it at once. Memory that it shares ([`fork`](Self::fork))
+    /// is unmapped.
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist, or the home stream is capturing while a
@@ -480,15 +478,15 @@ impl KvCache {
         self.geometry.token
     }
 
-    /// Returns the number of tokens by which a sequence grows at least: those that fit in one
-    /// granule of each of its ranges, rounded down. Zero if one token takes more than that.
+    /// Returns the number of tokens by which a sequence grows at least: those in one granule of
+    /// each of its ranges, rounded down. Zero if one token takes more.
     #[must_use]
     pub const fn tokens_per_granule(&self) -> u64 {
         self.geometry.grain().0
     }
 
-    /// Returns the bytes by which a sequence grows at least: one granule for each of its ranges. A
-    /// sequence takes at least that much.
+    /// Returns the bytes by which a sequence grows at least, and that it takes at least: one
+    /// granule for each of its ranges.
     #[must_use]
     pub const fn least_memory(&self) -> u64 {
         self.geometry.grain().1

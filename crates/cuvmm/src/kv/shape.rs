@@ -26,13 +26,13 @@ pub struct Shape {
 #[non_exhaustive]
 pub enum Layout {
     /// All layers of a token are adjacent: `[token, layer, key or value, head, element]` in one
-    /// growing range. The tensor of one layer is strided. This layout takes the least memory: a
-    /// sequence grows by one granule at a time.
+    /// growing range. The tensor of one layer is strided. Takes the least memory: a sequence grows
+    /// by one granule at a time.
     #[default]
     TokenMajor,
     /// The keys of each layer and the values of each layer are a contiguous tensor `[token, head,
     /// element]` in a growing range of their own, as most kernels expect. A sequence grows by a
-    /// granule for each of these ranges, and takes at least that.
+    /// granule for each range, and takes at least that.
     LayerMajor,
 }
 
@@ -155,8 +155,8 @@ impl Geometry {
         (granule / self.stride, granule * self.ranges as u64)
     }
 
-    /// Returns how many tokens before a sequence reaches its end the next granule should be on its
-    /// way: a quarter of the tokens that a granule holds.
+    /// Returns how many tokens before a sequence's end the next granule should be on its way: a
+    /// quarter of a granule's tokens.
     pub(super) const fn lead(&self) -> u64 {
         self.grain().0 / 4
     }

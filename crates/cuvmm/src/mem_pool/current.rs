@@ -8,13 +8,13 @@ use crate::own::{CloseError, CloseRefusal, MemPool};
 
 impl TenantMemPool {
     /// Makes this the pool that `cuMemAllocAsync` allocates from, until the last such guard is
-    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Afterwards
-    /// the default pool is current, which bounds nothing.
+    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Then the
+    /// default pool is current, which bounds nothing.
     ///
-    /// Another library should not save the current pool, set its own and put the saved one back while
-    /// this pool may be exchanged: it would allocate from an older pool, which may hold up to its
-    /// maximum and is charged with less. The next operation, and each reading of the figures, makes
-    /// the newest pool current instead, and charges what was allocated.
+    /// Another library should not save the current pool, set its own and put the saved one back
+    /// while this pool may be exchanged: it would allocate from an older pool, which may hold up to
+    /// its maximum and is charged with less. The next operation, and each reading of the figures,
+    /// makes the newest pool current instead, and charges what was allocated.
     ///
     /// # Errors
     /// [`BlockError`] when another pool than the default one is current, such as that of another

@@ -1,7 +1,7 @@
 //! Advice on the location of pages, and prefetching.
 //!
 //! Ranges are in elements. The driver accepts any range of bytes and applies it to the host's pages
-//! that it touches, so advice for one element also applies to its neighbors on the page. Advice
+//! that it touches: advice for one element also applies to its neighbors on the page. Advice
 //! affects only speed, never the contents.
 
 use std::ops::{Range, RangeBounds};
@@ -111,8 +111,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         }
     }
 
-    /// Unsets advice for a range of elements (`cuMemAdvise`). Unsetting advice that was not given
-    /// is not an error. A range has one preferred location, so the location in `advice` is ignored.
+    /// Unsets advice for a range of elements (`cuMemAdvise`), given or not. A range has one
+    /// preferred location, so the location in `advice` is ignored.
     ///
     /// # Errors
     /// Those of [`Self::advise`].
@@ -178,8 +178,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::accessed_by)
     }
 
-    /// Returns the location that all of a range was last prefetched to, whether or not it has
-    /// arrived or moved since; `None` if part of it never was, or to another location.
+    /// Returns the location that all of a range was last prefetched to, whether or not it arrived
+    /// or moved since; `None` if part of it never was, or to another location.
     ///
     /// # Errors
     /// Those of [`Self::is_read_mostly`].

@@ -4,8 +4,8 @@
 //! them. It can be advised where they should be ([`advise`](UnifiedBuffer::advise),
 //! [`set_policy`](UnifiedBuffer::set_policy)), or move them ahead of use
 //! ([`prefetch`](UnifiedBuffer::prefetch)). Access follows Rust's borrows: a device's access is a
-//! guard, the host's access is a view, and each waits for the accesses that it conflicts with. A
-//! buffer has one owner, no budget, and no limit except the memory of the host and the device.
+//! guard, the host's access a view, and each waits for those that it conflicts with. A buffer has
+//! one owner, no budget, and no limit but the memory of the host and the device.
 //!
 //! Kernels are launched by the program, not here.
 

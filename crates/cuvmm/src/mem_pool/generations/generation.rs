@@ -47,8 +47,8 @@ impl Generation {
 }
 
 /// The figures of the newest pool in bytes when an exchange for less gained nothing. Nothing is
-/// offered until they are lower, and for some readings of them in any case: otherwise a request and
-/// a library that allocates and frees all the time could disturb each other without end.
+/// offered until they are lower, and for some readings in any case: otherwise a request and a
+/// library that allocates and frees all the time could disturb each other without end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Barren {
     pub(super) used: u64,

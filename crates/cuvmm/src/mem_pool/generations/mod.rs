@@ -1,9 +1,9 @@
 //! The driver's memory pools of one [`TenantMemPool`](super::TenantMemPool).
 //!
 //! A pool of the driver keeps its maximum for life. So it is *exchanged* for another one when the
-//! tenant is to be charged more or less: the new pool becomes the current one, and the old one
-//! stays charged with what its allocations still hold. What is charged is at every moment at least
-//! what all of them may hold:
+//! tenant is to be charged more or less: the new pool becomes current, and the old one stays
+//! charged with what its allocations hold. The charge is at every moment at least what all of them
+//! may hold:
 //!
 //! - The newest pool is charged with its maximum.
 //! - An older pool is out of reach: it is not current, and nothing here allocates from it. It can
@@ -295,9 +295,9 @@ impl Generations {
         }
     }
 
-    /// Returns what it takes to have room for `bytes`, and for a newer pool of `whole` bytes if there
-    /// is none. With `at_worst`, the newest pool counts with all that it may hold, and otherwise with
-    /// what it holds.
+    /// Returns what it takes to have room for `bytes`, and for a newer pool of `whole` bytes if
+    /// there is none. With `at_worst`, the newest pool counts with all that it may hold, otherwise
+    /// with what it holds.
     pub(super) fn need(
         &mut self,
         bytes: u64,
@@ -415,8 +415,8 @@ impl Generations {
     }
 
     /// Exchanges the newest pool for one with the maximum that `choose` returns for the bytes that
-    /// the old one still holds. Returns `false` if `choose` allows none. On failure, and then, the
-    /// newest pool is the same as before.
+    /// the old one still holds. Returns `false` if `choose` allows none; then, and on failure, the
+    /// newest pool is as before.
     fn exchange(
         &mut self,
         device: &Device,

@@ -439,9 +439,7 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
     status(|| {
-        if fork::is_child() {
-            return Err(Error::Forked);
-        }
+        fork::check()?;
         let of = heaps::of(device)?;
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| Ok(stream.synchronize()?))

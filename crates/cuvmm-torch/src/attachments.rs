@@ -63,9 +63,7 @@ fn lock() -> MutexGuard<'static, State> {
 /// # Errors
 /// On any error nothing stays attached.
 pub(crate) fn attach(json: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let Request {
         name,
         path,
@@ -125,9 +123,7 @@ fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
 }
 
 fn attached(number: u64) -> Result<Arc<Attached>, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let found = lock()
         .attached
         .get_or_insert_default()

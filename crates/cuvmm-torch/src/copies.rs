@@ -61,9 +61,7 @@ fn copied(
     queue: impl FnOnce(&dyn Driver, Ordinal, StreamHandle) -> Result<(), DriverError>,
 ) -> c_int {
     status(|| {
-        if fork::is_child() {
-            return Err(Error::Forked);
-        }
+        fork::check()?;
         let of = heaps::of(device)?;
         if size == 0 {
             return Ok(());

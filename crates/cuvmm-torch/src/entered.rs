@@ -37,9 +37,7 @@ fn open() -> MutexGuard<'static, BTreeSet<u64>> {
 /// # Errors
 /// The process is a forked child.
 pub(crate) fn enter(name: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let token = TOKEN.fetch_add(1, Ordering::Relaxed);
     open().insert(token);
     entered(|entered| {

@@ -9,6 +9,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::error::Error;
+
 static WATCHED: AtomicBool = AtomicBool::new(false);
 static CHILD: AtomicBool = AtomicBool::new(false);
 
@@ -19,6 +21,14 @@ extern "C" fn in_child() {
 /// Returns `true` in a child that was forked after [`watch`].
 pub(crate) fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
+}
+
+/// Refuses to work in such a child.
+pub(crate) fn check() -> Result<(), Error> {
+    match is_child() {
+        true => Err(Error::Forked),
+        false => Ok(()),
+    }
 }
 
 /// Makes children forked from now on known. The heaps also refuse to work in a child: without a

@@ -133,9 +133,7 @@ fn asked(device: i32, stream: *mut c_void) -> Option<PoolId> {
 /// [`Error::Recording`], with nothing changed, if a capture into the pool may run. If the heap
 /// cannot be built the pool is open nevertheless, so that its allocations fail.
 pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     collect();
     let mut state = lock();
     state.look();

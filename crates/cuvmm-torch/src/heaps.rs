@@ -132,9 +132,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
 /// # Errors
 /// A key is set after a heap was made, or settings contradict each other.
 pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
     if configuration == Configuration::default() {
         return Ok(());
@@ -174,9 +172,7 @@ pub(crate) fn ended() -> u64 {
 /// # Errors
 /// The stream captures, or its work has failed.
 pub(crate) fn end_stream(handle: u64, waits: bool) -> Result<bool, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     for (_, of) in all() {
         let Some(stream) = of.known_stream(handle) else {
             continue;

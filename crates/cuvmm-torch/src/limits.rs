@@ -14,9 +14,7 @@ fn lock(of: &DeviceHeap) -> MutexGuard<'_, SharedLimit> {
 
 /// Sets the limit of a device to a fraction of its memory, at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     if !(0.0..=1.0).contains(&fraction) {
         return Err(Error::Fraction(fraction));
     }
@@ -34,9 +32,7 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
 }
 
 pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let of = heaps::of(device)?;
     let limit = lock(of).set;
     let limit = limit.unwrap_or_else(|| of.pool.stats().limit);
@@ -46,9 +42,7 @@ pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
 /// Returns the bytes that can still be allocated on a device, which other processes may take first,
 /// and its limit.
 pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let of = heaps::of(device)?;
     let headroom = of.tenant().headroom()?.taking_back;
     let stats = of.pool.stats();

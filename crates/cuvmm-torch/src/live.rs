@@ -56,9 +56,7 @@ pub(crate) fn allocate(
     stream: u64,
     pool: Option<PoolId>,
 ) -> Result<usize, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
         Ok(size) => size,
@@ -190,9 +188,7 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
 /// # Errors
 /// The address is not allocated, or the use cannot be recorded.
 pub(crate) fn try_record(address: usize, stream: u64) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let shard = shard(address);
     let live = shard.get(&address).ok_or(Error::NotAllocated)?;
     live.try_record(stream)

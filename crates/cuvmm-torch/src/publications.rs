@@ -72,9 +72,7 @@ static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
 /// The addresses of the parts are valid for reading their sizes, on the device or the host as they
 /// say, and nothing writes there meanwhile.
 pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let request: Request = serde_json::from_str(json)?;
     graphs::collect();
     let leave = graphs::waiting().ok_or(Error::Capturing)?;
@@ -180,9 +178,7 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
 /// # Errors
 /// This process does not publish the name at the path.
 pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let path = match path {
         Some(path) => path,
         None => folder::own_socket()?,

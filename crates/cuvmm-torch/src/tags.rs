@@ -64,9 +64,7 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Allocates a block under this thread's tag. Returns its address, or 0 for a size of 0.
 pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
         Ok(size) => size,
@@ -289,9 +287,7 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
 /// map its memory again.
 pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let names = names(json)?;
     // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
     // begins.
@@ -330,9 +326,7 @@ pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
 /// Invalid JSON, an unknown or awake tag, too little memory, or a refusal of the driver. All tags
 /// are as before.
 pub(crate) fn wake(json: &str) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let names = names(json)?;
     // Leave is not kept during the wait for memory: the pools' guards end the wait when a capture
     // begins.

@@ -471,6 +471,14 @@ impl Device {
         self.shared.leaked.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Reports an object that could not be ended, except on a lost context, which takes its objects
+    /// with it.
+    pub(crate) fn report_end(&self, what: &'static str, bytes: u64, ended: Result<(), CallError>) {
+        if let (Err(error), None) = (ended, self.lost()) {
+            self.report_drop(what, bytes, error);
+        }
+    }
+
     pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {
         let failure = DropFailure { what, bytes, error };
         if let Some(hook) = self.shared.drops.count_failure(&failure) {

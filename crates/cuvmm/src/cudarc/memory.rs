@@ -3,7 +3,6 @@
 //! This module does not use cudarc; it only states where memory is and which streams its owner
 //! waits for.
 
-use std::fmt;
 use std::ops::Range;
 
 use bytemuck::Pod;
@@ -116,6 +115,7 @@ impl<T: Pod> Notes for DeviceVec<T> {
 ///
 /// The block must be awake, have a home stream, and share no memory with [forks](Block::fork),
 /// because cudarc has no read-only slices. Memory that the block grows by later is not included.
+#[derive(Debug)]
 pub struct Leased {
     // Dropped first, so that the block is freed as usual.
     lease: Lease,
@@ -163,15 +163,6 @@ impl<T: Pod> Place<T> for Leased {
 impl Notes for Leased {
     fn note(&mut self, stream: &Stream) -> Result<(), CudarcError> {
         Ok(self.lease.record_use(stream)?)
-    }
-}
-
-impl fmt::Debug for Leased {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leased")
-            .field("lease", &self.lease)
-            .field("size", &self.lease.size())
-            .finish_non_exhaustive()
     }
 }
 

@@ -110,7 +110,7 @@ impl Events {
     /// Destroys the events that nothing waits for.
     pub(super) fn destroy_spare(&self, device: &Device) {
         let spare = std::mem::take(&mut self.lock().spare);
-        destroy(device, spare);
+        device.destroy_events(spare);
     }
 
     /// Notes that the work was found complete by a query made at `asked`.
@@ -155,7 +155,7 @@ impl Events {
             // A context is polled seldom, and a device lives long: no unneeded event is kept.
             let spare = std::mem::take(&mut inner.spare);
             drop(inner);
-            destroy(device, spare);
+            device.destroy_events(spare);
         }
         Ok(progress)
     }
@@ -318,7 +318,7 @@ impl Events {
             outstanding, spare, ..
         } = std::mem::take(&mut *self.lock());
         let outstanding = outstanding.into_iter().map(|(_, event)| event);
-        destroy(device, outstanding.chain(spare));
+        device.destroy_events(outstanding.chain(spare));
     }
 
     /// Returns `true` if the stream of the events has ended.
@@ -328,7 +328,7 @@ impl Events {
 
     /// Destroys all events, before the stream that they were recorded on is destroyed.
     pub(crate) fn destroy(&mut self, device: &Device) {
-        destroy(device, self.take_all());
+        device.destroy_events(self.take_all());
     }
 
     /// Destroys all events of a device that has no owner any more.
@@ -375,20 +375,6 @@ impl Inner {
     }
 }
 
-fn destroy(device: &Device, events: impl IntoIterator<Item = EventHandle>) {
-    for event in events {
-        // SAFETY: the event is owned here, and the driver allows destroying an event while work
-        // still refers to its last record.
-        let destroyed = device.give_back(Call::EventDestroy, |driver, device| unsafe {
-            driver.event_destroy(device, event)
-        });
-        // The objects of a lost context are gone with it.
-        if let (Err(error), None) = (destroyed, device.lost()) {
-            device.report_drop("event", 0, error);
-        }
-    }
-}
-
 /// Records an event behind work, and asks a stream afterwards whether the event was captured.
 fn record_behind(device: &Device, work: Work, event: EventHandle) -> Result<Recorded, CallError> {
     let recorded = match work {
@@ -412,6 +398,18 @@ fn record_behind(device: &Device, work: Work, event: EventHandle) -> Result<Reco
 }
 
 impl Device {
+    /// Destroys events whose owners are gone (`cuEventDestroy`).
+    pub(crate) fn destroy_events(&self, events: impl IntoIterator<Item = EventHandle>) {
+        for event in events {
+            // SAFETY: the caller owned the event, and the driver allows destroying an event while
+            // work still refers to its last record.
+            let destroyed = self.give_back(Call::EventDestroy, |driver, device| unsafe {
+                driver.event_destroy(device, event)
+            });
+            self.report_end("event", 0, destroyed);
+        }
+    }
+
     /// Returns `true` if a stream, which is alive, captures.
     pub(crate) fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError> {
         // SAFETY: the caller's stream is alive.

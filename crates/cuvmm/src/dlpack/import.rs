@@ -267,10 +267,7 @@ impl Imported {
         } else {
             CallError::WrongDriver.into()
         };
-        Err(CloseError {
-            owner: self,
-            reason,
-        })
+        CloseError::of(self, Err(reason))
     }
 
     /// Waits for the streams and calls the deleter, as dropping the tensor does.
@@ -279,13 +276,8 @@ impl Imported {
     /// [`CloseError`] with the tensor in it, if the wait fails.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        match self.call_deleter() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(CloseError {
-                owner: self,
-                reason: error.into(),
-            }),
-        }
+        let called = self.call_deleter();
+        CloseError::of(self, called)
     }
 
     fn call_deleter(&mut self) -> Result<(), CallError> {

@@ -82,13 +82,7 @@ impl CallError {
             Self::Driver(error) | Self::ContextLost(error) | Self::Descriptors { error, .. } => {
                 Some(error)
             }
-            Self::Forked { .. }
-            | Self::WrongDriver
-            | Self::InUse
-            | Self::Capturing
-            | Self::PerThreadStream
-            | Self::StreamEnded
-            | Self::LeftFree { .. } => None,
+            _ => None,
         }
     }
 

@@ -72,10 +72,7 @@ impl KvCache {
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();
         let compacted = self.tenant.compact_prefix(&blocks, bytes);
-        compacted.map_err(|cause| KvCacheError::Block {
-            sequence: id.number(),
-            cause,
-        })
+        compacted.map_err(|cause| id.failed(cause))
     }
 
     fn fork_by(
@@ -96,10 +93,7 @@ impl KvCache {
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();
         let blocks = fork(&self.tenant, &blocks, Prefix { bytes, size });
-        let blocks = blocks.map_err(|cause| KvCacheError::Block {
-            sequence: id.number(),
-            cause,
-        })?;
+        let blocks = blocks.map_err(|cause| id.failed(cause))?;
         let sequence = self.sequences.get_mut(id)?;
         sequence.fixed = sequence.fixed.max(tokens);
         let room = self.geometry.tokens_in(size);

@@ -357,23 +357,12 @@ impl KvCache {
     /// one of its ranges is asleep. The sequence is then as before.
     pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get_mut(id)?;
-        ArgumentError::not_zero(TOKENS, tokens)?;
-        if tokens > sequence.tokens {
-            let (sequence, most) = (id.number(), sequence.tokens);
-            return Err(KvCacheError::Tokens {
-                sequence,
-                tokens,
-                most,
-            });
-        }
+        sequence.check_tokens(tokens)?;
         if let Some(size) = self.geometry.size_for(tokens) {
             let larger = sequence.blocks.iter_mut().filter(|it| it.size() > size);
             let mut larger: Vec<_> = larger.map(|block| (block, size)).collect();
             let shrunk = self.tenant.shrink_all(&mut larger);
-            shrunk.map_err(|cause| KvCacheError::Block {
-                sequence: id.number(),
-                cause,
-            })?;
+            shrunk.map_err(|cause| id.failed(cause))?;
             sequence.cut |= tokens < sequence.fixed;
             sequence.room = match sequence.cut {
                 true => tokens,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::TOKENS;
 use super::spread::Spread;
-use crate::error::{ArgumentError, KvCacheError};
+use crate::error::{ArgumentError, BlockError, KvCacheError};
 use crate::pool::Block;
 
 /// The name of a sequence. Its number is never reused, in any cache of the pool.
@@ -19,6 +19,13 @@ impl SequenceId {
     #[must_use]
     pub const fn number(self) -> u64 {
         self.number
+    }
+
+    pub(super) const fn failed(self, cause: BlockError) -> KvCacheError {
+        KvCacheError::Block {
+            sequence: self.number,
+            cause,
+        }
     }
 
     /// Returns a number whose remainder, for any modulus, spreads the sequences of a cache.

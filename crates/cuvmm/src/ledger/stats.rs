@@ -171,6 +171,7 @@ pub struct ProcessStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub enum ProcessState {
+    /// The process runs.
     Running,
     /// The process has shown no sign of life for three seconds: it may be stopped. Its memory still
     /// counts. Only a view that has observed it for that long shows this state.

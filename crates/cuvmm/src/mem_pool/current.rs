@@ -1,10 +1,8 @@
 //! The guard that keeps a tenant's memory pool the current one of its device.
 
-use std::fmt;
-
 use super::TenantMemPool;
 use crate::error::{BlockError, CallError};
-use crate::own::{CloseError, CloseRefusal, MemPool};
+use crate::own::{CloseError, MemPool};
 
 impl TenantMemPool {
     /// Makes this the pool that `cuMemAllocAsync` allocates from, until the last such guard is
@@ -49,6 +47,7 @@ impl TenantMemPool {
 /// tenant is unregistered.
 ///
 /// Nothing is set if the program has made another pool current by then.
+#[derive(Debug)]
 #[must_use = "the default pool is current again when this is dropped"]
 pub struct CurrentTenantMemPool {
     pool: TenantMemPool,
@@ -73,16 +72,8 @@ impl CurrentTenantMemPool {
             Ok(()) => core.lock().end_current(),
             Err(forked) => Err(forked),
         };
-        match restored {
-            Ok(()) => {
-                self.ended = true;
-                Ok(())
-            }
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        self.ended = restored.is_ok();
+        CloseError::of(self, restored)
     }
 }
 
@@ -92,13 +83,5 @@ impl Drop for CurrentTenantMemPool {
         if !self.ended && !core.device.is_forked() {
             core.lock().forget_current();
         }
-    }
-}
-
-impl fmt::Debug for CurrentTenantMemPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CurrentTenantMemPool")
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
     }
 }

@@ -435,18 +435,9 @@ impl TenantMemPool {
     /// # Errors
     /// As [`shrink_to`](Self::shrink_to).
     pub fn stats(&self) -> Result<TenantMemPoolStats, BlockError> {
-        let sums = self.shared.work(0, |generations| {
+        self.shared.work(0, |generations| {
             generations.look()?;
-            Ok(generations.sums())
-        })?;
-        Ok(TenantMemPoolStats {
-            maximum: sums.maximum,
-            charged: sums.charged,
-            in_use: sums.used,
-            reserved: sums.reserved,
-            older_pools: sums.older,
-            older_held: sums.older_held,
-            is_current: sums.current,
+            Ok(generations.stats())
         })
     }
 

@@ -24,6 +24,16 @@ pub enum CloseRefusal {
     Call(#[from] CallError),
 }
 
+impl<T> CloseError<T> {
+    /// Returns the owner with the reason if it could not be closed.
+    pub(crate) fn of<R: Into<CloseRefusal>>(owner: T, closed: Result<(), R>) -> Result<(), Self> {
+        closed.map_err(|reason| Self {
+            owner,
+            reason: reason.into(),
+        })
+    }
+}
+
 impl<T> fmt::Debug for CloseError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CloseError")

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use cuvmm_driver::{Call, MemPoolHandle};
 
 use super::MemPool;
-use super::close::{CloseError, CloseRefusal};
+use super::close::CloseError;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
@@ -75,11 +75,7 @@ impl MemPool {
                 wanted,
             });
         }
-        self.note_current();
-        self.call(Call::DeviceSetMemPool, |driver, device, pool| {
-            // SAFETY: the handle is alive, and the guard keeps it alive.
-            unsafe { driver.set_current_mem_pool(device, pool) }
-        })?;
+        self.set_current()?;
         Ok(CurrentPoolGuard {
             pool: self.clone(),
             previous,
@@ -128,11 +124,7 @@ impl CurrentPoolGuard<'_> {
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
         let one_by_one = self.pool.device().set_pool_alone()?;
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
-            pool.note_current();
-            pool.call(Call::DeviceSetMemPool, |driver, device, pool| {
-                // SAFETY: the handle is alive, and the guard keeps it alive.
-                unsafe { driver.set_current_mem_pool(device, pool) }
-            })?;
+            pool.set_current()?;
         }
         drop(one_by_one);
         self.pool = pool.clone();
@@ -151,11 +143,7 @@ impl CurrentPoolGuard<'_> {
         if !(pools.contains(&current) || (default && current == self.previous)) {
             return Ok(false);
         }
-        let set = Call::DeviceSetMemPool;
-        self.pool.call(set, |driver, device, pool| {
-            // SAFETY: the handle is alive, and the guard keeps it alive.
-            unsafe { driver.set_current_mem_pool(device, pool) }
-        })?;
+        self.pool.set_current()?;
         Ok(true)
     }
 
@@ -165,10 +153,8 @@ impl CurrentPoolGuard<'_> {
     /// # Errors
     /// [`CloseError`] with the guard in it when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.restore().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let restored = self.restore();
+        CloseError::of(self, restored)
     }
 
     fn restore(&mut self) -> Result<(), CallError> {
@@ -197,9 +183,7 @@ impl Drop for CurrentPoolGuard<'_> {
     fn drop(&mut self) {
         let restored = self.restore();
         let device = self.pool.device();
-        // A lost context allocates nothing, and the end of the pool makes the default pool current.
-        if let (Err(error), None) = (restored, device.lost()) {
-            device.report_drop("current memory pool", 0, error);
-        }
+        // On a lost context, the end of the pool makes the default pool current.
+        device.report_end("current memory pool", 0, restored);
     }
 }

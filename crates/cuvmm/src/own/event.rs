@@ -1,4 +1,4 @@
-//! Events: points in the work of a stream, or of all streams of a device.
+//! Events: points in the work of a stream.
 //!
 //! `unsafe` is used for calls that take handles of events and streams, all of them alive.
 #![allow(unsafe_code)]
@@ -60,21 +60,6 @@ impl Event {
     /// captures by then: the event must be recorded anew before its next use.
     pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
         self.device.record_uncaptured(self.handle, stream.handle()?)
-    }
-
-    /// Records the event on the context. It then covers all work queued so far on all streams of
-    /// the context (`cuCtxRecordEvent`, CUDA 12.5). Breaks a capture that runs on the context.
-    ///
-    /// # Errors
-    /// [`CallError`] when the driver lacks the call, or while a stream of the context captures.
-    #[doc(alias = "cuCtxRecordEvent")]
-    pub fn record_all(&self) -> Result<(), CallError> {
-        let event = self.handle;
-        // SAFETY: the handle is alive.
-        self.device
-            .call(Call::CtxRecordEvent, |driver, device| unsafe {
-                driver.context_record_event(device, event)
-            })
     }
 
     /// Returns `true` if the covered work is complete (`cuEventQuery`).
@@ -144,17 +129,6 @@ impl Stream {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let event = self.handle;
-        // SAFETY: the handle is owned here. The driver permits it while work refers to the last
-        // record.
-        let destroyed = self
-            .device
-            .give_back(Call::EventDestroy, |driver, device| unsafe {
-                driver.event_destroy(device, event)
-            });
-        // A lost context takes its objects with it.
-        if let (Err(error), None) = (destroyed, self.device.lost()) {
-            self.device.report_drop("event", 0, error);
-        }
+        self.device.destroy_events([self.handle]);
     }
 }

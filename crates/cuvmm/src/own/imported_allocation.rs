@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cuvmm_driver::{Call, DeviceAddress, Location, MemPoolTicket, PointerAttribute};
 
-use super::close::{CloseError, CloseRefusal};
+use super::close::CloseError;
 use super::holders::Giver;
 use super::imported_pool::ImportedPool;
 use super::pool_allocation::attribute_of;
@@ -283,10 +283,8 @@ impl ImportedAllocation {
     /// [`CloseError`] with the allocation in it when one of its streams captures or the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.end().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let ended = self.end();
+        CloseError::of(self, ended)
     }
 
     /// Ends a use without work. Waits for nothing if another value uses the memory, which then

@@ -29,7 +29,7 @@ pub struct ImportedPool {
 }
 
 /// An imported pool without ownership.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct WeakPool(Weak<Shared>);
 
 impl WeakPool {
@@ -238,15 +238,7 @@ impl Drop for Shared {
             .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
                 driver.mem_pool_destroy(device, handle)
             });
-        if let (Err(error), None) = (destroyed, self.device.lost()) {
-            self.device.report_drop("imported memory pool", 0, error);
-        }
-    }
-}
-
-impl fmt::Debug for WeakPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WeakPool")
+        self.device.report_end("imported memory pool", 0, destroyed);
     }
 }
 

@@ -4,7 +4,6 @@
 //! `unsafe` is used to free the allocation and to move its pages. It is owned here and freed once.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ops::Range;
 
 use cuvmm_driver::{
@@ -12,9 +11,9 @@ use cuvmm_driver::{
     RangeAttribute,
 };
 
+use super::CloseError;
 use super::copy::Span;
 use super::stream::Stream;
-use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
@@ -50,6 +49,7 @@ const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
 /// Its initial contents are unspecified. The driver call that frees it waits for the work of its
 /// own device. A program that uses it on other devices waits for their work before the drop, as
 /// [`UnifiedBuffer`](crate::UnifiedBuffer) does.
+#[derive(Debug)]
 #[doc(alias = "cuMemAllocManaged")]
 pub struct Managed {
     device: Device,
@@ -263,10 +263,8 @@ impl Managed {
     /// lost, which frees the memory.
     #[doc(alias = "cuMemFree")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.free().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let freed = self.free();
+        CloseError::of(self, freed)
     }
 
     pub(crate) fn free(&mut self) -> Result<(), CallError> {
@@ -309,18 +307,7 @@ fn has(device: &Device, which: Ordinal, ability: DeviceAttribute) -> Result<bool
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // A lost context takes its memory with it.
-        if let (Err(error), None) = (self.free(), self.device.lost()) {
-            self.device.report_drop("managed memory", self.size, error);
-        }
-    }
-}
-
-impl fmt::Debug for Managed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Managed")
-            .field("address", &self.address)
-            .field("size", &self.size)
-            .finish_non_exhaustive()
+        let freed = self.free();
+        self.device.report_end("managed memory", self.size, freed);
     }
 }

@@ -280,19 +280,11 @@ impl Physical {
     /// [`CloseError`] with the physical in it while clones or mappings live, or when the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+        let closed = match Arc::get_mut(&mut self.shared) {
+            Some(shared) => shared.release().map_err(CloseRefusal::Call),
+            None => Err(CloseRefusal::InUse),
         };
-        match shared.release() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        CloseError::of(self, closed)
     }
 }
 

@@ -259,10 +259,7 @@ impl PoolAllocation {
             Some(memory) if !memory.is_held() => memory.free().map_err(CloseRefusal::Call),
             _ => Err(CloseRefusal::InUse),
         };
-        freed.map_err(|reason| CloseError {
-            owner: self,
-            reason,
-        })
+        CloseError::of(self, freed)
     }
 }
 

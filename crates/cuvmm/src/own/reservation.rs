@@ -213,19 +213,11 @@ impl Reservation {
     /// [`CloseError`] with the reservation in it while mappings live in it, or when the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+        let closed = match Arc::get_mut(&mut self.shared) {
+            Some(shared) => shared.free().map_err(CloseRefusal::Call),
+            None => Err(CloseRefusal::InUse),
         };
-        match shared.free() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        CloseError::of(self, closed)
     }
 }
 

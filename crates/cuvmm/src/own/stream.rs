@@ -363,10 +363,7 @@ fn destroy(device: &Device, handle: StreamHandle) {
     let destroyed = device.give_back(Call::StreamDestroy, |driver, device| unsafe {
         driver.stream_destroy(device, handle)
     });
-    // A lost context takes its objects with it.
-    if let (Err(error), None) = (destroyed, device.lost()) {
-        device.report_drop("stream", 0, error);
-    }
+    device.report_end("stream", 0, destroyed);
 }
 
 impl fmt::Debug for Stream {

@@ -1,6 +1,5 @@
 //! Guards for the time in which a CUDA graph is captured on the pool's context.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::core::Core;
@@ -25,6 +24,7 @@ use crate::deferred::{Section, Unlocked};
 /// device.
 ///
 /// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on the block.
+#[derive(Debug)]
 pub struct CaptureGuard {
     core: Arc<Core>,
 }
@@ -92,11 +92,5 @@ impl Drop for Polling<'_> {
         drop(state);
         // A capture guard waits for the count.
         self.core.settled.notify_all();
-    }
-}
-
-impl fmt::Debug for CaptureGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CaptureGuard").finish_non_exhaustive()
     }
 }

@@ -13,8 +13,6 @@
 //!
 //! Keeps I-60.
 
-use std::fmt;
-
 use cuvmm_driver::{Exported, HandleTypes};
 
 use super::block::Block;
@@ -33,6 +31,7 @@ use crate::own::{Physical, Stream, one_type};
 /// While this value lives, or the lease from [`into_parts`](Self::into_parts), all memory under the
 /// block stays in place, even if the block is dropped: the block shows the memory that importers
 /// have. Without either, the memory stays while the block uses it.
+#[derive(Debug)]
 #[must_use = "the block's memory stays where it is while this lives"]
 pub struct ExportedBlock {
     handles: Vec<(Extent, Exported)>,
@@ -57,15 +56,6 @@ impl ExportedBlock {
     #[must_use]
     pub fn into_parts(self) -> (Vec<(Extent, Exported)>, Lease) {
         (self.handles, self.lease)
-    }
-}
-
-impl fmt::Debug for ExportedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExportedBlock")
-            .field("handles", &self.handles)
-            .field("lease", &self.lease)
-            .finish()
     }
 }
 

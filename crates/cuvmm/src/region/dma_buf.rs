@@ -4,7 +4,6 @@
 //! mapped while the registration kept with the descriptor.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -19,6 +18,7 @@ use crate::extents::Registration;
 /// Each process that receives the descriptor can write to the memory, even if only reading was
 /// intended, as long as it holds the descriptor, even after the `DmaBuf` was dropped. So the
 /// extents count as [exported](crate::Physical::is_exported) for good.
+#[derive(Debug)]
 #[doc(alias = "cuMemGetHandleForAddressRange")]
 pub struct DmaBuf {
     /// Declared before the registration, so that it is closed first.
@@ -116,14 +116,5 @@ impl DmaBuf {
 impl AsFd for DmaBuf {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
-    }
-}
-
-impl fmt::Debug for DmaBuf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DmaBuf")
-            .field("descriptor", &self.descriptor)
-            .field("range", &self.range)
-            .finish_non_exhaustive()
     }
 }

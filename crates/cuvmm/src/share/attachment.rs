@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError, ShareError};
 use crate::extents::{Extent, PlaceError, Space, Unmapped};
 use crate::ledger::{Ledger, NamedExport};
-use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
+use crate::own::{Access, AccessGrant, CloseError, Physical, Place, Stream};
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
@@ -126,7 +126,7 @@ impl<'a> AttachmentBuilder<'a> {
 
     /// Names the memory in its ledger, if this process has joined that ledger.
     fn name(&self, description: &Description) -> Result<Option<NamedExport>, ShareError> {
-        let (Some(ledger), Some((number, block))) = (self.ledger, description.counted()) else {
+        let (Some(ledger), Some((number, block))) = (self.ledger, description.counted) else {
             return Ok(None);
         };
         let member = ledger.member();
@@ -451,13 +451,8 @@ impl Attachment {
         reason = "the attachment itself is handed back"
     )]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        match self.empty() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        let emptied = self.empty();
+        CloseError::of(self, emptied)
     }
 
     fn empty(&mut self) -> Result<(), CallError> {

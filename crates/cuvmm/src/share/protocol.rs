@@ -36,7 +36,9 @@ const AT_ONCE: Duration = Duration::from_millis(1);
 pub(super) enum Request {
     List,
     /// Attaches the newest version of a name.
-    Attach { name: String },
+    Attach {
+        name: String,
+    },
     /// Waits up to `millis` for a newer version than this one.
     Watch {
         name: String,

@@ -25,7 +25,7 @@ use cuvmm_driver::{DeviceAddress, Ordinal};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, ContainerError, MemoryError};
-use crate::own::{CloseError, CloseRefusal, Managed, Stream};
+use crate::own::{CloseError, Managed, Stream};
 use crate::sync::Mutex;
 
 pub use advice::{Advice, PageLocation};
@@ -193,10 +193,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     #[doc(alias = "cuMemFree")]
     #[allow(clippy::result_large_err, reason = "the owner is handed back as it is")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.free().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let freed = self.free();
+        CloseError::of(self, freed)
     }
 
     fn free(&mut self) -> Result<(), CallError> {

@@ -32,6 +32,7 @@ pub(super) use server::{Commands, start};
 pub enum Remote {
     /// None: the process serves no socket.
     Nothing,
+    /// Reading the process's figures.
     Figures,
     /// Also changing limits, guarantees and priorities, and releasing idle memory. Sleep and wake
     /// need functions in addition ([`LedgerBuilder::on_sleep`](super::LedgerBuilder::on_sleep)).

@@ -16,14 +16,3 @@ pub(crate) struct View {
     /// Bytes that the driver was last seen to hold.
     pub(crate) reserved: u64,
 }
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sums {
-    pub(crate) maximum: u64,
-    pub(crate) charged: u64,
-    pub(crate) used: u64,
-    pub(crate) reserved: u64,
-    pub(crate) older: u64,
-    pub(crate) older_held: u64,
-    pub(crate) current: bool,
-}

@@ -24,12 +24,13 @@ use std::time::Instant;
 
 use self::current::let_others_end;
 use self::generation::{Account, Barren, Generation};
+use super::TenantMemPoolStats;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{AccessGrant, CloseRefusal, CurrentPoolGuard, MemPool};
 use crate::size::Granularity;
 
-pub(super) use self::figures::{Sums, View};
+pub(super) use self::figures::View;
 
 /// The bytes in which the driver obtains memory for a pool, and to which it rounds a pool's maximum
 /// (measured on an H200).
@@ -217,19 +218,18 @@ impl Generations {
         generation.charged.saturating_sub(used)
     }
 
-    pub(super) fn sums(&self) -> Sums {
+    pub(super) fn stats(&self) -> TenantMemPoolStats {
         let charged: u64 = self.all().map(|it| it.charged).sum();
         let free = |it: &Generation| it.charged.saturating_sub(it.in_use());
         let stand_in = self.stand_in.as_ref().map_or(0, free);
-        let current = self.guard.is_some();
-        Sums {
+        TenantMemPoolStats {
             maximum: charged - stand_in,
             charged,
-            used: self.all().map(Generation::in_use).sum(),
+            in_use: self.all().map(Generation::in_use).sum(),
             reserved: self.all().map(|it| it.reserved).sum(),
-            older: self.older.len() as u64,
+            older_pools: self.older.len() as u64,
             older_held: self.older.iter().map(|it| it.charged).sum(),
-            current,
+            is_current: self.guard.is_some(),
         }
     }
 
@@ -549,12 +549,12 @@ impl Generations {
     /// Returns what the newest pool does not use to the device. Returns the bytes.
     pub(super) fn trim(&mut self) -> Result<u64, CallError> {
         self.look()?;
-        let before = self.sums().reserved;
+        let before = self.stats().reserved;
         if let Some(newest) = &self.newest {
             newest.pool.trim_to(0)?;
         }
         self.look()?;
-        Ok(before.saturating_sub(self.sums().reserved))
+        Ok(before.saturating_sub(self.stats().reserved))
     }
 
     /// Returns the bytes that the driver has given out.

@@ -7,17 +7,7 @@
 //! Each device has one [heap](cuvmm::Heap), in its primary context, which is PyTorch's too. The
 //! device's first allocation makes it; it is never dropped.
 //!
-//! Modules, from the bottom up: `error`; `edge` catches panics and exchanges texts with C, `fork`
-//! detects forked children, `exit` stops threads before the driver shuts down, `settings` reads the
-//! environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions and calls its
-//! functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and knows their
-//! streams, `captures` knows which captures run, `graphs` has the heaps of graphs and gives leave
-//! to wait for devices, `limits` has each device's limit, `entered` the tags of threads,
-//! `collecting` calls garbage collectors, `live` finds allocations by address, `blocks` and `tags`
-//! have memory that can sleep, `stats` shows figures, `folder` finds publishers, `publications` and
-//! `attachments` share tensors with other processes, `capsules` ends DLPack tensors, `copies` moves
-//! bytes for Python, `lent` lists the program's memory for a stand-in for libcuda; `sharing`, `api`
-//! and this file have the functions of C.
+//! `sharing`, `api` and this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]

@@ -1,10 +1,6 @@
 //! Owners, one for each kind of object that the driver hands out.
 //!
-//! A [`Reservation`] owns addresses, a [`Physical`] memory, and a [`Mapping`] the mapping of a
-//! physical in a reservation. [`Managed`], [`Stream`] and [`Event`] own the driver's objects of
-//! these names. A [`MemPool`] owns a memory pool of the driver, a [`PoolAllocation`] memory of such
-//! a pool, and an [`ImportedPool`] and an [`ImportedAllocation`] those of another process. Each
-//! owner keeps alive what it depends on, so owners may be dropped in any order. Each checks
+//! Each owner keeps alive what it depends on, so owners may be dropped in any order. Each checks
 //! arguments that the driver would wrongly accept (see `docs/semantics.md`).
 //!
 //! Functions that wait for the GPU name the call (`cuStreamSynchronize`, `cuEventSynchronize`). The

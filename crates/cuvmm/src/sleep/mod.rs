@@ -1,7 +1,6 @@
 //! Sleep and wake of blocks: their memory is given up and committed again at the same addresses.
 //!
-//! A model without requests keeps its addresses and gives its memory to other tenants. When it
-//! wakes, everything is where it was: pointers, tensors over the memory, captured graphs.
+//! Pointers, tensors over the memory and captured graphs stay valid.
 //!
 //! - **Selection**: all blocks of a tenant, or those with one of some
 //!   [tags](crate::pool::BlockBuilder::tag), chosen with [`Tenant::blocks`]. An operation moves all

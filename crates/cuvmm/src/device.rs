@@ -29,7 +29,7 @@ use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
 use crate::descriptors;
 use crate::drops::{DropFailure, DropHook, Drops};
-use crate::error::{CallError, DeviceError};
+use crate::error::{ArgumentError, CallError, DeviceError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
@@ -343,6 +343,13 @@ impl Device {
             Arc::as_ptr(&self.shared.driver),
             Arc::as_ptr(&other.shared.driver),
         )
+    }
+
+    pub(crate) fn check_driver(&self, other: &Self) -> Result<(), ArgumentError> {
+        match self.same_driver(other) {
+            true => Ok(()),
+            false => Err(ArgumentError::WrongDriver("the device")),
+        }
     }
 
     /// Returns a number that names an object of the device to other processes, none of which can

@@ -33,9 +33,7 @@ impl<T: Pod> Elements<T> {
         home: &Stream,
         elements: usize,
     ) -> Result<u64, ArgumentError> {
-        if !home.device().is_same(device) {
-            return Err(ArgumentError::STREAM);
-        }
+        home.check_on(device)?;
         let bytes = bytes_of::<T>(elements).filter(|&bytes| bytes > 0);
         bytes.ok_or(Self::wrong_size(elements))
     }

@@ -189,9 +189,7 @@ impl<'a> Committed<'a> {
             return Err(MemoryError::NotCommitted(start..end).into());
         }
         region.check_writable(&(start..end))?;
-        if !home.device().is_same(region.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(region.device())?;
         Ok(Self {
             region,
             bytes: start..end,

@@ -23,7 +23,7 @@ use super::memory::sealed::Backing;
 use super::memory::{Memory, MemoryMut, Owner};
 use super::part::{Part, PartMut};
 use crate::device::Device;
-use crate::error::{ArgumentError, CudarcError};
+use crate::error::CudarcError;
 use crate::own::Stream;
 
 /// Elements in memory of this library, for all of cudarc's functions that take a `DevicePtr` or a
@@ -200,9 +200,7 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     where
         M: Owner<T>,
     {
-        if !stream.device().is_same(&self.loan.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(&self.loan.device)?;
         self.memory.note(stream)?;
         self.known.add(stream);
         Ok(())

@@ -169,9 +169,7 @@ impl Imported {
     /// # Errors
     /// [`ArgumentError::WrongDevice`] if the stream belongs to another device.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), TensorError> {
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.users.record(stream);
         Ok(())
     }
@@ -284,9 +282,7 @@ impl Imported {
         if self.deleter.is_none() {
             return Ok(());
         }
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         // On a lost context no work runs any more.
         match self.users.wait() {
             Err(error) if self.device().lost().is_none() => Err(error),

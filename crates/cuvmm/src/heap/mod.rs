@@ -36,8 +36,7 @@
 //! request is refused ([`BlockError::Capturing`]) if it would have to wait for another stream's
 //! work, or to zero memory that another tenant wrote to.
 //!
-//! A graph that uses an allocation needs its memory while the graph is launched. A heap [for
-//! graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
+//! A graph needs its memory at each launch. A heap [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
 //! allocation, or until [its graphs end](Heap::end_graphs): allocations that are made and dropped
 //! within the capture serve the graph until then. Allocate from such a heap only in captures. Two
 //! graphs whose captures shared a heap may use the same memory: launch in turn. In another heap,
@@ -84,8 +83,7 @@
 //! An allocation cannot be exported, and no [registration](crate::Registration) names it: its bytes
 //! share extents with other allocations, and free bytes beside them are mapped elsewhere and used
 //! again. Memory for another process or for a network adapter belongs in a
-//! [block](crate::Block::export). Memory that a block exported never comes to a heap. A library
-//! that registers memory by its address registers whole extents with all allocations in them, and
+//! [block](crate::Block::export). A library that registers memory by its address registers whole extents with all allocations in them, and
 //! has to end the registration before the allocation is dropped.
 //!
 //! Contents of new allocations are undefined, but never another tenant's, unless the pool's tenants
@@ -504,9 +502,7 @@ impl Heap {
         let what = "bytes of an allocation";
         let overflow = ArgumentError::Overflow { what, value: size };
         let rounded = aligned(size, ALIGNMENT).ok_or(overflow)?;
-        if !stream.device().is_same(&core.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(&core.device)?;
         if core.closed.load(Ordering::Relaxed) {
             shared.tenant.check_usable()?;
         }

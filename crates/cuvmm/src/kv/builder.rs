@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::KvCache;
 use super::sequences::Sequences;
 use super::shape::{Geometry, Layout, Shape};
-use crate::error::{ArgumentError, KvCacheError};
+use crate::error::KvCacheError;
 use crate::own::Stream;
 use crate::pool::{Growth, Tenant};
 
@@ -129,9 +129,7 @@ impl<'a> KvCacheBuilder<'a> {
             layout,
             mut options,
         } = self;
-        if !home.device().is_same(tenant.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(tenant.device())?;
         let granule = tenant.device().granule();
         if options.may_fork {
             options.largest_extent = options.largest_extent.min(LARGEST_EXTENT);

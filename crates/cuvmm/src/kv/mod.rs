@@ -157,21 +157,15 @@ impl KvCache {
         let shape = &self.geometry.shape;
         ArgumentError::not_zero(TOKENS, tokens)?;
         self.room_for_one()?;
-        let too_long = ArgumentError::TooLarge {
-            what: TOKENS,
-            value: tokens,
-            most: shape.max_tokens,
+        ArgumentError::at_most(TOKENS, tokens, shape.max_tokens)?;
+        let size_for = |value| {
+            let overflow = ArgumentError::Overflow {
+                what: TOKENS,
+                value,
+            };
+            self.geometry.size_for(value).ok_or(overflow)
         };
-        let sizes = (
-            self.geometry.size_for(tokens),
-            self.geometry.size_for(shape.max_tokens),
-        );
-        let (Some(size), Some(capacity)) = sizes else {
-            return Err(too_long.into());
-        };
-        if tokens > shape.max_tokens {
-            return Err(too_long.into());
-        }
+        let (size, capacity) = (size_for(tokens)?, size_for(shape.max_tokens)?);
         let builder = self.block(size, capacity);
         let blocks = make(builder, self.geometry.ranges)
             .map_err(|cause| KvCacheError::Create { tokens, cause })?;

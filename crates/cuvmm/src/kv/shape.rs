@@ -80,8 +80,8 @@ impl Geometry {
             ("max_tokens", shape.max_tokens),
             ("max_sequences", u64::from(shape.max_sequences)),
         ];
-        if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(ArgumentError::Zero(dimension));
+        for (dimension, count) in counts {
+            ArgumentError::not_zero(dimension, count)?;
         }
         Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Overflow {
             what: "bytes of all sequences",

@@ -4,6 +4,7 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 
 use super::place::Place;
 use crate::device::Device;
+use crate::error::ArgumentError;
 
 /// The kinds of access to memory.
 #[doc(alias = "Right")]
@@ -84,11 +85,10 @@ impl AccessGrant {
         self.access
     }
 
-    /// Returns `true` if the grant is for a host node or a device of `device`'s driver.
-    pub(crate) fn same_driver(&self, device: &Device) -> bool {
-        self.device
-            .as_ref()
-            .is_none_or(|named| named.same_driver(device))
+    /// Refuses a grant for a device of another driver than this device's.
+    pub(crate) fn check_driver(&self, device: &Device) -> Result<(), ArgumentError> {
+        self.named()
+            .map_or(Ok(()), |named| named.check_driver(device))
     }
 
     pub(crate) const fn desc(&self) -> AccessDesc {

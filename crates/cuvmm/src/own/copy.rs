@@ -52,9 +52,7 @@ impl<'a> Span<'a> {
     }
 
     fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, MemoryError> {
-        if !stream.device().is_same(self.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device)?;
         range_within(offset, size, self.size)
             .and_then(|range| self.address.checked_add(range.start))
             .ok_or(ArgumentError::bytes(offset, size, self.size).into())

@@ -45,9 +45,7 @@ impl Event {
     /// [`CallError`] when the stream belongs to another driver or the driver refuses.
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, stream: &Stream) -> Result<(), CallError> {
-        if !stream.device().same_driver(&self.device) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(&self.device)?;
         let (event, stream) = (self.handle, stream.handle()?);
         // SAFETY: both handles are alive.
         self.device
@@ -115,9 +113,7 @@ impl Stream {
     /// [`CallError`] when the event belongs to another driver or the driver refuses.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<(), CallError> {
-        if !event.device.same_driver(self.device()) {
-            return Err(CallError::WrongDriver);
-        }
+        self.check_driver(&event.device)?;
         let (handle, event) = (self.handle()?, event.as_raw());
         // SAFETY: both handles are alive.
         self.device()

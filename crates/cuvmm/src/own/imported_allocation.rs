@@ -82,9 +82,7 @@ impl ImportedPool {
         if length == 0 || range_within(offset, length, part.size).is_none() {
             return Err(ArgumentError::bytes(offset, length, part.size).into());
         }
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.device().own_process()?;
         // The import could not be freed again if a later step fails.
         if stream.is_capturing()? {

@@ -66,10 +66,7 @@ impl Managed {
     /// refuses.
     #[doc(alias = "cuMemAllocManaged")]
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
-        if size == 0 {
-            let what = "bytes of managed memory";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("bytes of managed memory", size)?;
         let location = device.location();
         let refused = |cause| MemoryError::Create {
             size,

@@ -170,10 +170,7 @@ impl MemPool {
     /// [`MemoryError`]; nothing has changed then.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
-        if access.is_empty() {
-            let what = "devices to give access to";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("devices to give access to", access.len() as u64)?;
         for grant in access {
             self.check(grant)?;
         }
@@ -217,9 +214,7 @@ impl MemPool {
     }
 
     fn check(&self, grant: &AccessGrant) -> Result<(), MemoryError> {
-        if !grant.same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        grant.check_driver(self.device())?;
         let (device, place) = (grant.location(), self.location());
         if device == place && grant.access() != Access::ReadWrite {
             return Err(MemoryError::Access(device));
@@ -241,9 +236,7 @@ impl MemPool {
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access_of(&self, place: impl Into<Place>) -> Result<Access, MemoryError> {
         let place = place.into();
-        if !place.through(self.device()).same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        place.through(self.device()).check_driver(self.device())?;
         let location = place.location();
         let flags = self.call(Call::MemPoolGetAccess, |driver, device, pool| {
             // SAFETY: the handle is alive.

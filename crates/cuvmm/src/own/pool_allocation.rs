@@ -68,9 +68,7 @@ impl MemPool {
         size: u64,
     ) -> Result<PoolAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", size)?;
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.free_some_returned();
         // The graph would own the memory.
         if stream.is_capturing()? {
@@ -120,9 +118,7 @@ impl MemPool {
         size: u64,
     ) -> Result<PoolAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", size)?;
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.device().usable()?;
         let wanted = PointerAttribute::MEMPOOL_HANDLE;
         let ask = |attribute| attribute_of(self.device(), address, attribute);

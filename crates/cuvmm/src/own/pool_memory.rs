@@ -86,9 +86,7 @@ impl PoolMemory {
     /// Lets a stream use the memory behind the queued work of the memory's own stream, and frees it
     /// behind the new stream's work.
     pub(super) fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        if !stream.device().same_driver(self.device()) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(self.device())?;
         self.device().own_process()?;
         // An event's drop may call its hook, which must run without the lock.
         let _section = Section::enter();

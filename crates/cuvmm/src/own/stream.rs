@@ -12,7 +12,7 @@ use cuvmm_driver::{Call, Ordinal, StreamFlags, StreamHandle};
 
 use crate::deferred::defer;
 use crate::device::{Device, Events};
-use crate::error::CallError;
+use crate::error::{ArgumentError, CallError};
 
 /// A stream of a device. Clones are the same stream, destroyed with the last clone.
 ///
@@ -230,6 +230,21 @@ impl Stream {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
+    }
+
+    pub(crate) fn check_on(&self, device: &Device) -> Result<(), ArgumentError> {
+        match self.device().is_same(device) {
+            true => Ok(()),
+            false => Err(ArgumentError::STREAM),
+        }
+    }
+
+    /// Checks that the stream's handle means something to the driver of this device.
+    pub(crate) fn check_driver(&self, device: &Device) -> Result<(), CallError> {
+        match self.device().same_driver(device) {
+            true => Ok(()),
+            false => Err(CallError::WrongDriver),
+        }
     }
 
     /// Waits until all work queued so far is complete (`cuStreamSynchronize`).

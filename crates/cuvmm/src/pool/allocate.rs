@@ -240,9 +240,7 @@ impl State {
         let used = granule.whole(BYTES, size)?;
         let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
         let home = wanted.home;
-        if home.is_some_and(|home| !home.device().is_same(&self.device)) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.map_or(Ok(()), |home| home.check_on(&self.device))?;
         let class = Class {
             size: size_of_slot,
             largest: self.largest_extent(wanted.grain)?,

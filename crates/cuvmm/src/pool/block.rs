@@ -368,9 +368,7 @@ impl Block {
         let stream = self.home_stream().cloned().unwrap_or_else(legacy);
         Ok((stream, lease))
     }
-}
 
-impl Block {
     /// Takes a [lease](Self::lease) for a use of the whole block with `access`. Check and lease are
     /// one step: the block cannot be put to sleep or moved in between.
     ///

@@ -270,15 +270,9 @@ impl<'a> BlockBuilder<'a> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());
         let each = device.granule().round_up(size.max(1)).unwrap_or(u64::MAX);
-        let all = each.checked_mul(count as u64);
-        if count > 1 && all.is_none_or(|all| all > total) {
+        if count > 1 {
             let most = total.checked_div(each).unwrap_or(0);
-            return Err(ArgumentError::TooLarge {
-                what: "blocks",
-                value: count as u64,
-                most,
-            }
-            .into());
+            ArgumentError::at_most("blocks", count as u64, most)?;
         }
         Ok(())
     }

@@ -30,9 +30,7 @@ impl Tenant {
             (state, charged)
         })
     }
-}
 
-impl Tenant {
     /// Counts in the ledger the memory of driver pools, as last read.
     pub(crate) fn count_obtained(&self, holder: HolderId) {
         let core = self.core();

@@ -505,9 +505,7 @@ impl Slot {
             block.noted = block.noted.min(bytes);
         }
     }
-}
 
-impl Slot {
     /// Returns the offset up to which the slot may not write, or should not.
     #[inline]
     pub(crate) fn bound(&self) -> u64 {

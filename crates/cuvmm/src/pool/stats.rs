@@ -244,9 +244,7 @@ impl TenantStats {
             }
         }
     }
-}
 
-impl TenantStats {
     fn add_held(&mut self, held: &Held) {
         let figures = held.holder.figures();
         self.in_use += figures.in_use;

@@ -57,13 +57,6 @@ impl Region {
         }
     }
 
-    pub(super) fn check_stream(&self, stream: &Stream) -> Result<(), ArgumentError> {
-        match stream.device().is_same(self.device()) {
-            true => Ok(()),
-            false => Err(ArgumentError::STREAM),
-        }
-    }
-
     /// Refuses `more` mappings beyond the region's limit, after `gone` others are unmapped.
     pub(super) fn check_mapping_limit(&self, more: u64, gone: u64) -> Result<(), MemoryError> {
         let held = self.mappings();

@@ -202,9 +202,7 @@ impl RegistrationOwner for Kept {
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let Register { device, noted, .. } = &*self.register;
-        if !stream.device().same_driver(device) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(device)?;
         device.own_process()?;
         noted.record(stream);
         Ok(())

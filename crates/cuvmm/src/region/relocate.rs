@@ -39,7 +39,7 @@ impl Region {
         place: &Place,
         stream: &Stream,
     ) -> Result<u64, MemoryError> {
-        self.check_stream(stream)?;
+        stream.check_on(self.device())?;
         self.check_committed(&range)?;
         self.unregistered(&range)?;
         self.check_unaliased()?;

@@ -179,9 +179,7 @@ impl Region {
     /// devices with access. Memory without proof of completion stays, and the first reason is the
     /// error.
     pub(super) fn empty(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         let mut outcome = Ok(());
         let mut all = None;
         let extents: Vec<Extent> = self.space.extents().collect();

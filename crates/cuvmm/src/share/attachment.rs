@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
 
 use super::parcel::Parcel;
-use super::wire::{Description, Origin, is_within};
+use super::wire::{Description, Origin, SharedExtent, is_within};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError, ShareError};
 use crate::extents::{Extent, PlaceError, Space, Unmapped};
@@ -84,18 +84,12 @@ impl<'a> AttachmentBuilder<'a> {
         if self.access > description.access() {
             return Err(MemoryError::ReadOnly(0..description.size()).into());
         }
-        if self
-            .others
-            .iter()
-            .any(|other| !other.same_driver(self.home))
-        {
-            return Err(ArgumentError::OTHER_DRIVER.into());
+        for other in &self.others {
+            other.check_driver(self.home)?;
         }
         let stream = self.stream.cloned();
         let stream = stream.unwrap_or_else(|| Stream::legacy(self.home));
-        if !stream.device().is_same(self.home) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.home)?;
         let granule = self.home.granule();
         let fits = |bytes: u64| granule.divides(bytes);
         let extents = description.extents();
@@ -179,14 +173,20 @@ impl PendingAttachment {
     pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
-        for handle in handles {
-            let unmapped = self.import(self.arrived(), handle)?;
+        let wanted = self.description.extents().iter().zip(&self.places);
+        for ((extent, place), handle) in wanted.skip(self.arrived()).zip(handles) {
+            let unmapped = self.import(extent, place, handle)?;
             self.physicals.push(unmapped);
         }
         Ok(())
     }
 
-    fn import(&self, index: usize, handle: &Exported) -> Result<Unmapped, ShareError> {
+    fn import(
+        &self,
+        extent: &SharedExtent,
+        place: &Place,
+        handle: &Exported,
+    ) -> Result<Unmapped, ShareError> {
         let handle_type = match handle {
             Exported::Fabric(_) => HandleTypes::FABRIC,
             _ => HandleTypes::POSIX_FD,
@@ -200,17 +200,6 @@ impl PendingAttachment {
             }
             .into());
         }
-        let (Some(extent), Some(place)) = (
-            self.description.extents().get(index),
-            self.places.get(index),
-        ) else {
-            return Err(ArgumentError::TooLarge {
-                what: HANDLES,
-                value: index as u64 + 1,
-                most: self.places.len() as u64,
-            }
-            .into());
-        };
         let offset = extent.offset;
         let imported = Physical::import(place.through(&self.home), handle, extent.size);
         let physical = imported.map_err(|error| match error {
@@ -456,9 +445,7 @@ impl Attachment {
     }
 
     fn empty(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
         if !offsets.is_empty() {
             let mut drained = self.space.drained()?;

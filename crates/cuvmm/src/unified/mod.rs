@@ -1,11 +1,11 @@
 //! Unified buffers: one address for the host and the devices, whose pages migrate.
 //!
-//! A unified buffer is managed memory. The driver moves pages to the device or host that accesses
-//! them. It can be advised where they should be ([`advise`](UnifiedBuffer::advise),
+//! The driver moves pages of managed memory to the device or host that accesses them. It can be
+//! advised where they should be ([`advise`](UnifiedBuffer::advise),
 //! [`set_policy`](UnifiedBuffer::set_policy)), or move them ahead of use
-//! ([`prefetch`](UnifiedBuffer::prefetch)). Access follows Rust's borrows: a device's access is a
-//! guard, the host's access a view, and each waits for those that it conflicts with. A buffer has
-//! one owner, no budget, and no limit but the memory of the host and the device.
+//! ([`prefetch`](UnifiedBuffer::prefetch)). A device's access is a guard, the host's access a view,
+//! and each waits for those that it conflicts with. A buffer has no limit but the memory of the
+//! host and the device.
 //!
 //! Kernels are launched by the program, not here.
 
@@ -118,9 +118,7 @@ impl<T: Pod> UnifiedBuffer<T> {
 
     fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         ArgumentError::not_zero("bytes of an element", size_of::<T>() as u64)?;
-        if !home.device().is_same(device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(device)?;
         let most = isize::MAX.unsigned_abs() / size_of::<T>().max(1);
         ArgumentError::at_most("elements", len as u64, most as u64)?;
         let bytes = bytes_of::<T>(len);
@@ -244,9 +242,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         if device.is_same(&self.device) {
             return Ok(());
         }
-        if !device.same_driver(&self.device) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        device.check_driver(&self.device)?;
         let ordinal = device.ordinal();
         if !Managed::is_supported(device)? {
             let (device, what) = (device.location(), "managed memory");

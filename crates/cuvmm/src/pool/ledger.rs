@@ -113,9 +113,7 @@ impl Locked<'_> {
             users: users.map(|(id, _)| id.0).collect(),
         })
     }
-}
 
-impl Locked<'_> {
     /// Refuses a new block while idle memory is owed to an older request of another process.
     pub(super) fn leave_to_others(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
         if !self.others_lack {

@@ -107,9 +107,8 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Makes sure that a tenant may use `bytes` of its own idle memory again. The bytes are
-    /// charged, but they may have been promised to another tenant meanwhile: then other tenants
-    /// give first.
+    /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
+    /// but they may have been promised to another tenant meanwhile: then other tenants give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
@@ -425,7 +424,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from a tenant's holders, as long as they count.
+    /// Plans to take extents from a tenant's holders, while they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -455,7 +454,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from one slot, the last first, as long as they count.
+    /// Plans to take extents from one slot, the last first, while they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
         let Some((slot, polls)) = self.slot_and_polls(id) else {
             return;

@@ -19,7 +19,6 @@ use crate::extents::Urgency;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
-    /// Answers a request; returns `false` if it was withdrawn.
     pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
         let Some(request) = self.queue.take(number) else {
             return false;
@@ -114,7 +113,6 @@ impl Core {
         })
     }
 
-    /// Withdraws a request; returns its answer, if any.
     pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;

@@ -72,7 +72,6 @@ pub fn run<C: Parser>(
     }
 }
 
-/// Prints one line on standard error.
 fn complain(program: &str, what: &str, code: u8) -> ExitCode {
     let line = what
         .lines()

@@ -303,7 +303,6 @@ fn is_known_code(name: &str) -> bool {
     CUresult::KNOWN.iter().any(|(known, _)| *known == name)
 }
 
-/// Returns a symbol's name without its version suffix.
 fn plain_name(symbol: &str) -> &str {
     match symbol.rsplit_once("_v") {
         Some((plain, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => plain,
@@ -311,7 +310,6 @@ fn plain_name(symbol: &str) -> &str {
     }
 }
 
-/// Returns a symbol's type in C: a pointer to a function.
 fn pointer_type(symbol: &Symbol) -> Result<String> {
     let parameters = symbol
         .parameters

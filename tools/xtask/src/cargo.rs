@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Returns the root of this workspace.
 pub(crate) fn workspace() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here)

@@ -163,7 +163,6 @@ fn python(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Runs a command that prints what it does.
 fn done(mut command: impl std::borrow::BorrowMut<Command>) -> Result<()> {
     let command = command.borrow_mut();
     println!("{command:?}");

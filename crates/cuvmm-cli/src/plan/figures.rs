@@ -20,7 +20,6 @@ pub(super) struct Figures {
     pub(super) costs: String,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
-    /// The step that failed, if any.
     pub(super) failure: Option<Failed>,
     /// The step that was expected to fail, if any. `None` if the plan was not executed.
     pub(super) expected_failure: Option<Failed>,
@@ -53,7 +52,6 @@ pub(super) struct Total {
     pub(super) expected_high_us: Option<f64>,
     /// `None` on the model driver.
     pub(super) measured_us: Option<f64>,
-    /// Measured time divided by expected time.
     pub(super) ratio: Option<f64>,
 }
 

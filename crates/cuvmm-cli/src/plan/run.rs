@@ -145,7 +145,6 @@ struct Run<'a> {
     held: Held,
 }
 
-/// The object of a name.
 enum Made {
     /// Addresses with mappings in them, by offset.
     Addresses {
@@ -165,7 +164,6 @@ const TO_COMMIT_IN: &str = "a range to commit in";
 const A_PHYSICAL: &str = "physical memory";
 
 impl<'a> Run<'a> {
-    /// Runs `act`, and returns its calls and its time.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, Took) {
         let counts =
             |run: &Self| -> Vec<CallCounts> { run.devices.iter().map(Device::calls).collect() };

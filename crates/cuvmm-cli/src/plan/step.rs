@@ -95,7 +95,6 @@ impl Step {
         }
     }
 
-    /// Returns the greatest device number in the step.
     pub(super) fn last_device(&self) -> Option<usize> {
         match self {
             Self::Reserve { device, .. } | Self::Create { device, .. } => Some(*device),

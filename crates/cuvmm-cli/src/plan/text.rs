@@ -62,7 +62,6 @@ pub(super) fn of(figures: &Figures, page: Page) -> String {
     page.fold(&text)
 }
 
-/// Describes the failed step with its error.
 pub(super) fn said(failed: &Failed) -> String {
     format!(
         "step {} fails ({}): {}",
@@ -158,7 +157,6 @@ fn table(figures: &Figures, page: Page) -> Table {
     table
 }
 
-/// Returns the expected range of a time, if the table has ranges.
 fn range(took: &Total) -> Option<String> {
     let (low, high) = took.expected_low_us.zip(took.expected_high_us)?;
     Some(format!("{} to {}", micros(low), micros(high)))

@@ -57,7 +57,6 @@ impl Args {
     }
 }
 
-/// The driver and the device of the memory.
 #[derive(Debug, clap::Args)]
 struct Where {
     /// The driver, the same for publisher and readers; the model has no memory to share

@@ -101,7 +101,6 @@ impl Hand {
         })
     }
 
-    /// Calls `cuMemAllocAsync` and `cuMemFreeAsync`, `times` times.
     pub(super) fn pooled(&self, stream: &Stream, size: u64, times: usize) -> Result<()> {
         let stream = stream.as_raw();
         for _ in 0..times {

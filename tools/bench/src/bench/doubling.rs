@@ -185,7 +185,6 @@ impl Growth<'_> {
             .count("driver_calls", calls as f64)
     }
 
-    /// Times cuvmm's vector, growing with each push.
     fn pushed(&self) -> anyhow::Result<f64> {
         self.ours(|vec, end| Ok(vec.reserve(usize::try_from(end)?)?))
     }

@@ -18,7 +18,6 @@ const SIZE: u64 = 256 * MIB;
 
 const BASELINE: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
 
-/// Time for which the device uses the block.
 const WHILE: Duration = Duration::from_millis(100);
 
 /// Measures the drop. Meanwhile another tenant requests the memory; checks that it was not

@@ -29,7 +29,6 @@ pub(super) fn names(size: &str) -> Vec<String> {
     .to_vec()
 }
 
-/// Measures granting a second device access to a new region of one extent, and revoking it.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,

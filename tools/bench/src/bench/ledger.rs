@@ -185,7 +185,6 @@ pub(super) fn wait(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns samples of the processor time that this process uses in a second.
 fn processor_times(count: usize) -> anyhow::Result<Samples> {
     let mut samples = Samples::with_room(count);
     // New threads take longer for a moment.

@@ -316,7 +316,6 @@ fn time(stage: &Stage, act: impl FnOnce() -> Result<(), DriverError>) -> Result<
     stage.watch.time(act).map(|(took, ())| took)
 }
 
-/// Measures the additional cost of another device's access.
 fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     let Some(peer) = peer_of(&stage.hand) else {
         return Ok(());

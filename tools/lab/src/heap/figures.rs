@@ -44,7 +44,6 @@ pub(super) struct Terms {
     pub(super) limit_bytes: Option<u64>,
 }
 
-/// The figures of a modelled allocator.
 #[derive(Debug, Serialize)]
 pub(super) struct Modelled {
     peak_live_bytes: u64,

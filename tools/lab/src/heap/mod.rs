@@ -181,7 +181,6 @@ impl Args {
         })
     }
 
-    /// Returns the terms of the run for the report.
     fn terms(&self) -> Terms {
         let is_made = self.file.is_none();
         Terms {
@@ -236,7 +235,6 @@ impl Args {
         Ok(Modelled::new(&outcome, heap.operations, smallest))
     }
 
-    /// Returns the smallest limit, if requested.
     fn smallest(
         &self,
         peaks: Peaks,

@@ -12,7 +12,6 @@ use super::ahead::Ahead;
 use super::trace::{Operation, Trace};
 use cuvmm_command::drivers::{Concrete, Opened};
 
-/// The properties of a heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) preset: Preset,

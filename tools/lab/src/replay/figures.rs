@@ -22,7 +22,6 @@ pub(crate) struct Cost {
     /// Count and time by kind of call. Empty for the cost of one model.
     #[serde(skip)]
     pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
-    /// The result of verifying the stamps.
     pub(crate) verified: Verified,
 }
 
@@ -40,7 +39,7 @@ pub(crate) struct Figures {
     pub(crate) requests: usize,
     pub(crate) completed: usize,
     pub(crate) rejected: usize,
-    /// Preemptions: a request may be preempted several times.
+    /// A request may be preempted several times.
     pub(crate) preempted: u64,
     /// `None` if no request completed.
     pub(crate) first_token: Option<FirstToken>,
@@ -56,7 +55,6 @@ pub(crate) struct Figures {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) played: Played,
-    /// Costs of each model.
     pub(crate) costs: Vec<Cost>,
     /// The cost of all models, with opening and closing of the pools.
     pub(crate) all: Cost,
@@ -82,7 +80,6 @@ pub(crate) struct Expected {
     pub(crate) costs: String,
     pub(crate) driver_calls: u64,
     pub(crate) driver_time_ms: f64,
-    /// Measured time divided by expected time.
     pub(crate) ratio: Option<f64>,
     pub(crate) by_call: BTreeMap<&'static str, Pair>,
 }

@@ -37,7 +37,6 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Returns a policy's division of the memory among `models` models.
     pub(crate) fn division(&self, policy: Policy, models: usize) -> Division {
         Division {
             policy,
@@ -50,7 +49,6 @@ impl Setup {
 
 pub(crate) type Results = [(Policy, PolicyFigures)];
 
-/// Returns the figures of a policy and of elastic, if both were played.
 fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, &PolicyFigures)> {
     let of = |wanted| {
         results
@@ -78,7 +76,6 @@ pub(crate) fn headline(results: &Results) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// The figure of the headline.
 const P99: &str = "p99 time to first token over all requests";
 
 fn ledger_line(results: &Results) -> Option<String> {
@@ -333,7 +330,6 @@ fn too_late(results: &Results, speed: f64) -> Option<(f64, Policy)> {
         .filter(|_| is_late)
 }
 
-/// Returns the processes that were members of a ledger.
 fn members(results: &Results) -> impl Iterator<Item = &Process> {
     let all = results.iter().flat_map(|(_, figures)| &figures.processes);
     all.filter(|process| process.ledger_stalled_ms.is_some())

@@ -50,7 +50,6 @@ pub(crate) enum Fate {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) fate: Fate,
-    /// The number of preemptions.
     pub(crate) preempted: u32,
     /// The total time in the queue.
     pub(crate) waited: Nanos,
@@ -400,7 +399,6 @@ impl<M: Memory> State<'_, M> {
         Ok(())
     }
 
-    /// Frees the block of a running request.
     fn release(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
         let life = &mut self.lives[at];
         let Some(running) = life.running.take() else {

@@ -50,17 +50,14 @@ impl Timeline {
         timeline
     }
 
-    /// Keeps every change from now on.
     pub(crate) fn keep_course(&mut self) {
         self.course.get_or_insert_default();
     }
 
-    /// Returns the kept changes.
     pub(crate) fn into_course(self) -> Course {
         self.course.unwrap_or_default()
     }
 
-    /// Changes the memory of a model by `by` granules, from `now` on.
     pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
         self.advance(now);
         if let Some(course) = &mut self.course {

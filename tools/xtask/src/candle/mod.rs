@@ -61,7 +61,6 @@ impl Candle {
     }
 }
 
-/// Returns the folder of the workspace.
 fn workspace() -> PathBuf {
     cargo::workspace().join("integrations/candle")
 }
@@ -82,7 +81,6 @@ fn command(target: &Path) -> Command {
     command
 }
 
-/// Returns the folder of the stub toolkit.
 fn stub(target: &Path) -> PathBuf {
     target.join("stub")
 }
@@ -139,7 +137,6 @@ fn test(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns a folder followed by the folders that a variable lists.
 fn before(folder: PathBuf, variable: &str) -> OsString {
     let mut folders = folder.into_os_string();
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {

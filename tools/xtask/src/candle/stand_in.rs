@@ -133,7 +133,6 @@ fn make(folder: &Path, library: &Library, packages: &BTreeMap<String, PathBuf>) 
 enum Answer {
     /// A code, or a value that is not used.
     Code,
-    /// A string.
     Text,
 }
 

@@ -113,7 +113,6 @@ pub(super) fn stub(home: &Path) -> Result<Toolkit> {
     })
 }
 
-/// Returns the folder of a toolkit's libraries.
 pub(super) fn libraries(home: &Path) -> PathBuf {
     home.join("lib")
 }

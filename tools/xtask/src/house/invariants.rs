@@ -59,7 +59,6 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     Ok(complaints)
 }
 
-/// Reads a row of a table.
 fn rule(line: usize, text: &str) -> Option<Rule<'_>> {
     let cells: Vec<&str> = text.trim_matches('|').split('|').map(str::trim).collect();
     let [number, _, code, test] = cells[..] else {
@@ -79,7 +78,6 @@ fn rule(line: usize, text: &str) -> Option<Rule<'_>> {
     })
 }
 
-/// Returns what is wrong with a rule's files.
 fn broken(root: &Path, rule: &Rule<'_>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     let number = rule.number;

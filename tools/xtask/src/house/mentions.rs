@@ -13,7 +13,6 @@ use syn::{Attribute, UseTree};
 use super::tree::Module;
 use super::words::{collect_words, is_for_tests, words_of_attribute};
 
-/// A mention of an item in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Mention {
     pub(crate) line: usize,
@@ -24,7 +23,6 @@ pub(crate) struct Mention {
     pub(crate) what: What,
 }
 
-/// The kind of a mention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A path that starts at the crate's root, without the word `crate`; `super` and `self` are
@@ -39,20 +37,17 @@ pub(crate) enum What {
     /// A method or function that is called or referred to, by the last part of its path.
     Call(String),
     Macro(String),
-    /// A function that is defined.
     Function(String),
     Static {
         name: String,
         /// The words of its type, and `mut` for a `static mut`.
         words: Vec<String>,
     },
-    /// The words of a `cfg`.
     Cfg(Vec<String>),
     /// `allow(unsafe_code)`.
     AllowsUnsafe,
 }
 
-/// Returns everything that a module mentions.
 pub(crate) fn mentions(module: &Module) -> Vec<Mention> {
     let mut reader = Reader {
         path: module.path.clone(),
@@ -135,7 +130,6 @@ impl Reader {
         self.say(span, What::Inside { path: base, name });
     }
 
-    /// Reads the tokens of a macro.
     fn say_tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let is = |at: usize, wanted: char| matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == wanted);
@@ -301,7 +295,6 @@ impl<'ast> Visit<'ast> for Reader {
     }
 }
 
-/// Collects the identifiers of a type.
 struct TypeWords<'a>(&'a mut Vec<String>);
 
 impl<'ast> Visit<'ast> for TypeWords<'_> {

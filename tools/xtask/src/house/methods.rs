@@ -43,7 +43,6 @@ pub(crate) struct Call {
     pub(crate) how: How,
 }
 
-/// The methods that a file defines and calls.
 #[derive(Debug, Default)]
 pub(crate) struct Methods {
     pub(crate) functions: Vec<Function>,
@@ -62,7 +61,6 @@ pub(crate) fn read(module: &Module) -> Methods {
     reader.found
 }
 
-/// A visitor that collects definitions and calls.
 #[derive(Default)]
 struct Reader {
     found: Methods,
@@ -133,7 +131,6 @@ impl Reader {
     }
 }
 
-/// The tokens of a macro.
 struct Tokens(Vec<TokenTree>);
 
 impl Tokens {

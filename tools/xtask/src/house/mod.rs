@@ -102,7 +102,6 @@ struct Inspection {
 /// The project's workspaces besides the main one.
 const OUTSIDE: &[&str] = &["integrations/candle/Cargo.toml"];
 
-/// Returns cargo's metadata of a workspace.
 fn metadata(manifest: &Path) -> Result<Metadata> {
     let output = cargo::command()
         .args([
@@ -124,7 +123,6 @@ fn metadata(manifest: &Path) -> Result<Metadata> {
     Metadata::parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Checks the whole workspace.
 fn inspect() -> Result<Inspection> {
     let root = cargo::workspace();
     let mut metadata = metadata(&root.join("Cargo.toml"))?;

@@ -52,7 +52,6 @@ pub(crate) fn is_one_in_the_other(one: &[String], other: &[String]) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
-/// Returns all files of the crate with this root.
 pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Vec<Module>> {
     let mut found = Vec::new();
     let mut ahead = vec![Module::read(root, Vec::new(), false)?];
@@ -70,7 +69,6 @@ pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Ve
     Ok(found)
 }
 
-/// Returns the folder of the files of a module's children.
 fn children_of(module: &Module, root: &Path) -> PathBuf {
     let parent = module.file.parent().unwrap_or(Path::new(""));
     match module.file.file_stem() {
@@ -79,7 +77,6 @@ fn children_of(module: &Module, root: &Path) -> PathBuf {
     }
 }
 
-/// A module, in its own file or inline.
 struct Scope {
     folder: PathBuf,
     path: Vec<String>,

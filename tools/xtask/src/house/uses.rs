@@ -129,7 +129,6 @@ impl<'a> Names<'a> {
         Some(child)
     }
 
-    /// Returns the file that defines the item of a path from the crate's root.
     fn file(&self, path: &[String], far: usize) -> Option<usize> {
         let (at, rest) = (0..=path.len()).rev().find_map(|length| {
             let (start, rest) = path.split_at(length);

@@ -23,7 +23,6 @@ pub(crate) fn words_of_attribute(attribute: &Attribute) -> Vec<String> {
     words
 }
 
-/// Collects identifiers and the contents of literals.
 pub(crate) fn collect_words(tokens: TokenStream, words: &mut Vec<String>) {
     for token in tokens {
         match token {

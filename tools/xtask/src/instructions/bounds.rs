@@ -15,11 +15,9 @@ pub(crate) const CROWDED: f64 = 1.5;
 /// with other keys takes a few more or less.
 const SAME: f64 = 0.001;
 
-/// A path through the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) name: &'static str,
-    /// The case of `counted`.
     case: &'static str,
     /// The number of operations between two marks.
     batch: u64,
@@ -89,7 +87,6 @@ pub(crate) enum Setting {
 }
 
 impl Path {
-    /// Returns the arguments of `counted`.
     pub(crate) fn arguments(&self, setting: Setting) -> [String; 4] {
         let (batch, rounds) = (self.batch.to_string(), self.rounds.to_string());
         let (end, crowd) = match setting {

@@ -13,7 +13,6 @@ use crate::cargo;
 pub(super) struct Built {
     pub(super) place: Place,
     pub(super) file: PathBuf,
-    /// The file's name in the pack.
     pub(super) name: String,
 }
 
@@ -25,7 +24,6 @@ pub(super) enum Place {
     Test,
 }
 
-/// Builds in release mode and returns the files that belong in the pack.
 pub(super) fn build(arguments: &[String]) -> Result<Vec<Built>> {
     println!("cargo {}", arguments.join(" "));
     let output = cargo::command()

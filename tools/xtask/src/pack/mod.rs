@@ -93,7 +93,6 @@ fn python(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the arguments for cargo, one list for each build.
 fn builds() -> Result<Vec<Vec<String>>> {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let mut builds: Vec<Vec<String>> = vec![owned(&[
@@ -225,7 +224,6 @@ fn entries(folder: &Path, wanted: fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Prints the contents of the pack and returns its size in bytes.
 fn report(folder: &Path) -> Result<u64> {
     let mut total = 0;
     let mut folders = vec![folder.to_owned()];

@@ -341,7 +341,6 @@ const TENANT: [OfTenant; 8] = [
 /// The least width of a tenant's name and the space before it.
 const TENANT_NAME: u16 = 14;
 
-/// Returns the width of the names, and the columns of tenants that fit.
 fn tenant_columns(width: u16) -> (u16, Vec<OfTenant>) {
     let mut left = width.saturating_sub(TENANT_NAME);
     let fitting = TENANT.into_iter().take_while(|(_, width, _)| {

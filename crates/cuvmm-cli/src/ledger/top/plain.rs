@@ -23,7 +23,6 @@ const HEAD: [&str; 10] = [
     "asleep",
 ];
 
-/// Returns one table for each ledger found at a path.
 pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
     if ledgers.is_empty() {
         return format!("there is no ledger in {path}\n");

@@ -61,7 +61,6 @@ pub(super) fn start(
     Ok(requests)
 }
 
-/// Looks at each interval and after each request.
 fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     // A view has to stay open to notice processes that do not answer.
     let mut views = Vec::new();

@@ -33,7 +33,6 @@ pub use self::one::One;
 /// The time between the last process's readiness and the first second of the trace.
 const AHEAD: Duration = Duration::from_millis(50);
 
-/// The terms for the processes.
 #[derive(Debug)]
 pub(crate) struct Terms {
     /// The command-line word of the driver.

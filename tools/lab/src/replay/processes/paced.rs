@@ -241,7 +241,6 @@ impl Memory for Paced<'_> {
     }
 }
 
-/// Ends the pause of the waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -17,6 +17,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuvmm_sys::abi::{LAYOUTS, constants};
 use cuvmm_sys::{CUresult, CudaVersion, SYMBOLS, Symbol};
 
+use crate::cargo::succeed;
+
 /// The packages that contain a `cuda.h`, newest first.
 const PACKAGES: &[&str] = &["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"];
 
@@ -114,14 +116,6 @@ fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
         }
     }
     Ok(None)
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("starting {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
-    Ok(())
 }
 
 /// One `cuda.h` with its typedefs.

@@ -10,6 +10,7 @@ use syn::spanned::Spanned as _;
 
 use super::Complaint;
 use super::words::is_for_tests;
+use crate::cargo;
 
 /// One file with its module path.
 pub(crate) struct Module {
@@ -38,9 +39,7 @@ impl Module {
     }
 
     fn read(file: &Path, path: Vec<String>, test: bool) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-        Self::parse(file, path, test, text)
+        Self::parse(file, path, test, cargo::text(file)?)
     }
 }
 

@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cargo;
+use crate::cargo::{self, succeed};
 use built::{Built, Place};
 
 /// The test that uses the library's memory in PyTorch and CuPy.
@@ -155,8 +155,7 @@ fn wants_a_gpu(program: &Path) -> Result<Option<&str>> {
         false => vec![program.to_owned()],
     };
     for file in files {
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        wants |= text.contains("CUVMM_REQUIRE_GPU");
+        wants |= cargo::text(&file)?.contains("CUVMM_REQUIRE_GPU");
     }
     Ok(wants.then_some(name))
 }
@@ -191,14 +190,6 @@ fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
     copy(from, to)?;
     // Stripping keeps what a loader needs of a library.
     succeed(Command::new("strip").arg("--strip-unneeded").arg(to))
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("starting {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
-    Ok(())
 }
 
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {

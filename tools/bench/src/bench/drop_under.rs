@@ -10,7 +10,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_command::watch::wall;
+use cuvmm_command::watch::{wall, wall_of};
 
 pub(super) const NAME: &str = "drop_under_kernel";
 
@@ -37,11 +37,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         let tenant = pool.tenant("A").register()?;
         let block = tenant.block(SIZE).home_stream(&stream).try_allocate()?;
         let used = busy.use_block(&stream, &block, WHILE)?;
-        let (took, ()) = wall(|| {
-            drop(block);
-            anyhow::Ok(())
-        })?;
-        ours.add(took);
+        ours.add(wall_of(|| drop(block)));
         let stolen = steal(&pool, stage)?;
         early += u32::from(stolen.is_some());
         busy.end(used)?;

@@ -12,12 +12,8 @@ use super::run::{Calls, Report, Took};
 /// keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
-    /// The driver that the plan ran on: `model`, unless the plan was executed.
-    pub(super) driver: &'static str,
-    pub(super) device: String,
-    pub(super) devices: usize,
-    pub(super) device_memory: u64,
-    pub(super) costs: String,
+    #[serde(flatten)]
+    pub(super) whose: Whose,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
     pub(super) failure: Option<Failed>,
@@ -62,7 +58,9 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
+#[derive(Debug, Serialize)]
 pub(super) struct Whose {
+    /// The driver that the plan ran on: `model`, unless the plan was executed.
     pub(super) driver: &'static str,
     pub(super) device: String,
     pub(super) devices: usize,
@@ -161,11 +159,7 @@ impl Figures {
         };
         let measured_us = sum(|took| took.measured_us);
         Self {
-            driver: whose.driver,
-            device: whose.device,
-            devices: whose.devices,
-            device_memory: whose.device_memory,
-            costs: whose.costs,
+            whose,
             total: Total::new(calls, total, measured_us),
             steps: rows,
             failure: failed(file, done),

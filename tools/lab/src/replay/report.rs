@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use bytesize::ByteSize;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
+use super::figures::{self, Figures, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::pooled::Division;
 use super::process::Process;
 use super::settings::{Nanos, Settings};
 use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{self, counted, safe};
 
 /// The workload, the driver and the memory, for the head of the report.
@@ -66,16 +66,6 @@ fn ledger_ratio(results: &Results) -> Option<f64> {
     figures::p99_ratio(ledger, elastic)
 }
 
-/// Summarizes the policies in one line, empty without a pair to compare.
-pub(crate) fn headline(results: &Results) -> String {
-    let lines = [ledger_line(results), elastic_line(results)];
-    let lines = lines
-        .into_iter()
-        .flatten()
-        .map(|line| format!("{P99}: {line}"));
-    lines.collect::<Vec<_>>().join("; ")
-}
-
 const P99: &str = "p99 time to first token over all requests";
 
 fn ledger_line(results: &Results) -> Option<String> {
@@ -112,9 +102,9 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     writeln!(
         text,
         "{} of memory, {} guaranteed to each model under elastic, {} a token",
-        bytes(setup.memory),
-        bytes(setup.guarantee),
-        bytes(setup.settings.kv_bytes_per_token),
+        iec(setup.memory),
+        iec(setup.guarantee),
+        iec(setup.settings.kv_bytes_per_token),
     )?;
     if let Some(speed) = setup.speed {
         writeln!(
@@ -129,8 +119,8 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
             "warning: demand exceeds memory all the time: if none waited, the requests would hold {} \
              in the mean, and there are {}. Queues grow until the last request has arrived, and times \
              to first token show the length of the trace. Use more --memory or fewer requests.",
-            bytes(demand.round() as u64),
-            bytes(setup.memory)
+            iec(demand.round() as u64),
+            iec(setup.memory)
         )?;
     }
     writeln!(text, "\nRequests (TTFT: time to first token; times in ms)")?;
@@ -392,10 +382,6 @@ fn grants(process: &Process) -> impl Iterator<Item = Grant<'_>> {
     rows.into_iter().chain(calls)
 }
 
-fn bytes(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
-
 /// Formats virtual time in milliseconds.
 fn time(time: Nanos) -> String {
     format!("{:.0}", time as f64 / 1e6)
@@ -420,7 +406,8 @@ struct Document<'a> {
     /// Only if time was real.
     #[serde(skip_serializing_if = "Option::is_none")]
     speed: Option<f64>,
-    policies: InOrder<'a, &'static str, PolicyFigures>,
+    #[serde(serialize_with = "figures::in_order")]
+    policies: &'a Results,
     /// Only if static and elastic were played.
     #[serde(flatten)]
     comparison: Option<Comparison>,
@@ -440,9 +427,6 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         ttft_p99_gain: figures::p99_ratio(split, elastic),
         losers: figures::losses(split, elastic),
     };
-    let policies = results
-        .iter()
-        .map(|(policy, figures)| (policy.name(), figures));
     let document = Document {
         driver: &setup.driver,
         device: &setup.device,
@@ -457,7 +441,7 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         decode_tokens_per_second: setup.settings.decode_rate,
         stamps: setup.stamps,
         speed: setup.speed,
-        policies: InOrder(policies.collect()),
+        policies: results,
         comparison: beside_elastic(results, Policy::Static).map(compared),
         ttft_p99_ledger_ratio: ledger_ratio(results),
     };

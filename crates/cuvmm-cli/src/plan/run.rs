@@ -190,7 +190,8 @@ impl<'a> Run<'a> {
                         reservation: Reservation::new(device, rounded(size.0, device))?,
                     }
                 } else {
-                    Made::committed(Region::reserve(device, size.0)?)
+                    let region = Region::reserve(device, size.0)?;
+                    Made::Committed(Box::new(Committed::new(region)))
                 };
                 self.name(name, made)?;
             }
@@ -359,10 +360,6 @@ impl<'a> Run<'a> {
 }
 
 impl Made {
-    fn committed(region: Region) -> Self {
-        Self::Committed(Box::new(Committed::new(region)))
-    }
-
     const fn is(&self) -> &'static str {
         match self {
             Self::Addresses { .. } => TO_MAP_IN,

@@ -50,12 +50,7 @@ impl Setup {
 pub(crate) type Results = [(Policy, PolicyFigures)];
 
 fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, &PolicyFigures)> {
-    let of = |wanted| {
-        results
-            .iter()
-            .find(|(policy, _)| *policy == wanted)
-            .map(|(_, figures)| figures)
-    };
+    let of = |wanted| Some(&results.iter().find(|it| it.0 == wanted)?.1);
     of(policy).zip(of(Policy::Elastic))
 }
 

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::ValueEnum;
 use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::Costs;
@@ -16,7 +15,7 @@ use cuvmm_command::command::usage;
 use cuvmm_command::costs;
 use cuvmm_command::drivers::Choice;
 use cuvmm_command::duration::duration;
-use cuvmm_command::size::size;
+use cuvmm_command::size::{iec, size};
 use cuvmm_command::stop::Stop;
 use cuvmm_command::terminal::counted;
 
@@ -35,7 +34,7 @@ const SLACK: u64 = 256 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm replay
-  cuvmm replay --memory 16GiB --chart replay.svg
+  cuvmm replay --memory 16GiB
   cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
   cuvmm replay --processes --speed 20 --policy elastic
   cuvmm replay --driver model --gpu nvidia-h200")]
@@ -96,10 +95,6 @@ pub struct Args {
     /// Seed of the generated workload
     #[arg(long, default_value_t = 0, conflicts_with = "models")]
     pub(super) seed: u64,
-
-    /// Draw memory by model over time
-    #[arg(long, value_name = "FILE.svg")]
-    pub(super) chart: Option<PathBuf>,
 
     /// Play it on the model too, and show what the driver's calls were expected to take beside
     /// what they took
@@ -253,10 +248,6 @@ impl Args {
         }
         Ok(guarantee / granule * granule)
     }
-}
-
-fn iec(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }
 
 fn model(text: &str) -> Result<(String, PathBuf), String> {

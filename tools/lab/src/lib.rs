@@ -5,5 +5,6 @@
 //! This is not an interface for other programs: it is the feature `lab` of the command, which an
 //! operator can leave out.
 
+mod chart;
 pub mod heap;
 pub mod replay;

@@ -156,10 +156,14 @@ fn names_of_models_and_steps_act_on_no_terminal() {
     let folder = TempDir::new().unwrap();
     let trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n";
     let trace = write(&folder, "trace.csv", trace);
+    let chart = folder.path().join("chart.svg");
     let model = format!("--model={EVIL}={trace}");
-    let replay = ["replay", "--verbose", "--driver", "model", &model];
+    let at = format!("--chart={}", chart.display());
+    let replay = ["replay", "--verbose", "--driver", "model", &model, &at];
     let (text, _) = run(folder.path(), &replay);
     assert!(text.contains(&format!("1 request to {SHOWN}")), "{text}");
+    let drawn = fs::read_to_string(&chart).unwrap();
+    assert!(!drawn.contains(acts) && drawn.contains(SHOWN), "{drawn}");
     let (object, _) = run(folder.path(), &[&replay[..], &["--json"]].concat());
     let object: Value = serde_json::from_str(&object).unwrap();
     assert!(
@@ -203,7 +207,9 @@ fn what_is_on_the_command_line_and_in_files_acts_on_no_terminal() {
             "share", "attach", "x", "--driver", "host", "--socket", &evil,
         ],
         &["replay", &format!("--model={EVIL}={evil}")],
+        &["replay", "--chart", &evil],
         &["heap", &evil],
+        &["heap", "--churn", "small", "--chart", &evil],
         &["replay", "--driver", "model", "--gpu", EVIL],
         &["replay", "--driver", "model", "--costs", &evil],
         &["bench", EVIL],

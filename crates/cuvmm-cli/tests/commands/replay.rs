@@ -1,4 +1,4 @@
-//! End-to-end tests of `cuvmm replay`: its stable output and its errors.
+//! End-to-end tests of `cuvmm replay`: its stable output, its chart, its errors.
 
 #![allow(
     clippy::unwrap_used,
@@ -351,6 +351,34 @@ fn demand_beyond_the_memory_is_warned_of() {
     assert!(!said(3, 16).contains("warning:"));
 }
 
+#[test]
+fn the_chart_shows_both_policies_and_all_models() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("chart.svg");
+    let chart = format!("--chart={}", file.display());
+    cuvmm()
+        .args(["replay", "--memory=512MiB", "--driver=model", &chart])
+        .args(two_models(&dir))
+        .assert()
+        .success();
+    let svg = std::fs::read_to_string(file).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
+    for (text, times) in [
+        ("static: memory by model", 1),
+        ("elastic: memory by model", 1),
+        ("conv", 2),
+        ("code", 2),
+        ("limit of each model", 1),
+        ("limit of the pool", 1),
+        ("requests waiting", 2),
+        ("p99 time to first token over all requests: elastic is ", 1),
+    ] {
+        assert_eq!(svg.matches(text).count(), times, "{text}");
+    }
+    assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+    assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
+}
+
 /// Runs a command that fails, and returns its exit code and its single line of standard error.
 fn failure(args: &[&str]) -> (i32, String) {
     let output = cuvmm().args(args).output().unwrap();
@@ -403,6 +431,7 @@ fn errors_are_one_line_that_names_the_file() {
         format!("{HEADER}\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15,3\r\n"),
     )
     .unwrap();
+    let chart = format!("--chart={}", dir.path().join("none/chart.svg").display());
     for (args, named) in [
         (
             vec!["replay".to_owned(), model("a", Path::new("/nowhere.csv"))],
@@ -415,6 +444,10 @@ fn errors_are_one_line_that_names_the_file() {
         (
             vec!["replay".to_owned(), model("a", &broken)],
             "broken.csv: line 3: has 2 fields where the header has 3",
+        ),
+        (
+            vec!["replay".to_owned(), good.clone(), chart],
+            "none/chart.svg: ",
         ),
         (
             vec![
@@ -443,4 +476,18 @@ fn help_is_no_error() {
     for args in [&["--help"][..], &["replay", "--help"], &["--version"]] {
         cuvmm().args(args).assert().success();
     }
+}
+
+#[test]
+fn a_chart_of_another_kind_than_svg_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let picture = dir.path().join("replay.png");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuvmm"));
+    let assert = command.args(["replay", "--chart"]).arg(&picture).assert();
+    let said = String::from_utf8(assert.code(2).get_output().stderr.clone()).unwrap();
+    assert!(
+        said.contains("charts are SVG: give the file a name"),
+        "{said}"
+    );
+    assert!(!picture.exists());
 }

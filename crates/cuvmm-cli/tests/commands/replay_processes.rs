@@ -225,10 +225,12 @@ fn one_process_and_two_are_in_one_report() {
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
-fn tables_have_both_processes() {
+fn tables_and_the_chart_have_both_processes() {
     let runtime = TempDir::new().unwrap();
+    let chart = runtime.path().join("chart.svg");
     let output = replay(runtime.path(), [20, 10])
         .args(["--memory=64MiB", "--processes", "--speed=5"])
+        .arg(format!("--chart={}", chart.display()))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", said(&output));
@@ -249,6 +251,8 @@ fn tables_have_both_processes() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
+    let svg = std::fs::read_to_string(chart).unwrap();
+    assert!(svg.contains("limit of the pool") && svg.contains("limit of the ledger"));
 }
 
 #[test]

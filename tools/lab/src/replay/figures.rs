@@ -334,6 +334,7 @@ mod tests {
         let played = Played {
             outcomes,
             timeline: Timeline::new(2),
+            waiting: Timeline::new(2),
         };
         let names = ["a".to_owned(), "b".to_owned()];
         let run = Run {

@@ -3,9 +3,10 @@
 //! Time is virtual and comes from the trace; the memory operations are real, on any driver. From
 //! the bottom up: `trace` and `workload` have the requests, `settings` their costs, `memory` the
 //! simulator's interface to a memory, `simulate` plays the requests, `pooled` serves them with the
-//! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report`
-//! shows the result. `processes` plays in real time, in one process or several.
+//! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report` and `chart`
+//! show the result. `processes` plays in real time, in one process or several.
 
+mod chart;
 mod demand;
 mod figures;
 mod instant;
@@ -34,6 +35,7 @@ use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::ModelDriver;
 use indicatif::ProgressBar;
 
+use self::chart::{Panel, Scale};
 use self::figures::{Expected, PolicyFigures, Run};
 use self::policy::Policy;
 use self::pooled::Pooled;
@@ -56,6 +58,9 @@ impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let page = Page::verbose(self.verbose);
         let workload = self.workload()?;
+        if let Some(file) = &self.chart {
+            crate::chart::writable(file)?;
+        }
         let table = self.cost_table()?;
         let costs = costs::about(&table).to_owned();
         let calls = table.to_string();
@@ -76,6 +81,7 @@ impl Args {
         stand_in.granularity = Some(setup.granule);
         let model = Arc::new(stand_in.model());
         let mut results = Vec::new();
+        let mut panels = Vec::new();
         for policy in self.policies() {
             let bar = || progress::bar(policy, workload.requests.len(), !self.json);
             let figures = |run: &Run| {
@@ -101,8 +107,18 @@ impl Args {
                 measured.expected = Some(Expected::new(&costs, &measured.all.cost, &foreseen));
             }
             results.push((policy, measured));
+            panels.push(Panel {
+                policy,
+                memory: run.played.timeline,
+                waiting: run.played.waiting,
+            });
         }
         results.sort_by_key(|(policy, _)| *policy);
+        panels.sort_by_key(|panel| panel.policy);
+        if let Some(file) = &self.chart {
+            let headline = report::headline(&results);
+            chart::draw(file, &headline, &scale(&workload.models, &setup), &panels)?;
+        }
         let report = if self.json {
             report::json(&setup, &results)?
         } else {
@@ -139,6 +155,15 @@ impl Args {
             stamps: true,
             speed: None,
         })
+    }
+}
+
+fn scale<'a>(models: &'a [String], setup: &Setup) -> Scale<'a> {
+    Scale {
+        models,
+        granule: setup.granule,
+        limit: setup.memory,
+        share: pooled::share(setup.memory, models.len(), setup.granule),
     }
 }
 

@@ -34,7 +34,7 @@ const SLACK: u64 = 256 << 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm replay
-  cuvmm replay --memory 16GiB
+  cuvmm replay --memory 16GiB --chart replay.svg
   cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
   cuvmm replay --processes --speed 20 --policy elastic
   cuvmm replay --driver model --gpu nvidia-h200")]
@@ -95,6 +95,10 @@ pub struct Args {
     /// Seed of the generated workload
     #[arg(long, default_value_t = 0, conflicts_with = "models")]
     pub(super) seed: u64,
+
+    /// Draw memory by model over time
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) chart: Option<PathBuf>,
 
     /// Play it on the model too, and show what the driver's calls were expected to take beside
     /// what they took

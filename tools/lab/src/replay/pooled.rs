@@ -68,7 +68,7 @@ impl Division {
 }
 
 /// Returns one of `models` even shares of `limit`, in whole granules.
-const fn share(limit: u64, models: usize, granule: u64) -> u64 {
+pub(crate) const fn share(limit: u64, models: usize, granule: u64) -> u64 {
     let models = if models == 0 { 1 } else { models as u64 };
     limit / models / granule * granule
 }

@@ -61,6 +61,16 @@ fn ledger_ratio(results: &Results) -> Option<f64> {
     figures::p99_ratio(ledger, elastic)
 }
 
+/// Summarizes the policies in one line, empty without a pair to compare.
+pub(crate) fn headline(results: &Results) -> String {
+    let lines = [ledger_line(results), elastic_line(results)];
+    let lines = lines
+        .into_iter()
+        .flatten()
+        .map(|line| format!("{P99}: {line}"));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
 const P99: &str = "p99 time to first token over all requests";
 
 fn ledger_line(results: &Results) -> Option<String> {

@@ -50,6 +50,7 @@ pub(crate) enum Fate {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) fate: Fate,
+    /// The number of preemptions.
     pub(crate) preempted: u32,
     /// The total time in the queue.
     pub(crate) waited: Nanos,
@@ -61,6 +62,7 @@ pub(crate) struct Played {
     pub(crate) outcomes: Vec<Outcome>,
     /// Granules of the blocks.
     pub(crate) timeline: Timeline,
+    pub(crate) waiting: Timeline,
 }
 
 /// Plays `requests`, in the order of their arrival, and calls `progress` for each that is done.
@@ -85,10 +87,12 @@ pub(crate) fn run<M: Memory>(
         models: (0..models).map(|_| Model::default()).collect(),
         steps: BinaryHeap::new(),
         timeline: Timeline::new(models),
+        waiting: Timeline::new(models),
         now: 0,
     };
     if state.memory.keeps_course() {
         state.timeline.keep_course();
+        state.waiting.keep_course();
     }
     state.play()?;
     let outcomes: Vec<_> = state.lives.iter().map(|life| life.outcome).collect();
@@ -104,6 +108,7 @@ pub(crate) fn run<M: Memory>(
     Ok(Played {
         outcomes,
         timeline: state.timeline,
+        waiting: state.waiting,
     })
 }
 
@@ -165,6 +170,7 @@ struct State<'a, M: Memory> {
     /// Time, request, run: the earliest first, of equals the oldest.
     steps: BinaryHeap<Reverse<(Nanos, usize, u32)>>,
     timeline: Timeline,
+    waiting: Timeline,
     /// The time of the last event or arrival.
     now: Nanos,
 }
@@ -215,6 +221,7 @@ impl<M: Memory> State<'_, M> {
         }
         let queue = &mut self.models[request.model].queue;
         queue.push_back(at);
+        self.waiting.change(now, request.model, 1);
         if queue.len() == 1 {
             self.admit(request.model, now)?;
         }
@@ -242,6 +249,7 @@ impl<M: Memory> State<'_, M> {
         };
         let queue = &mut self.models[model];
         queue.queue.pop_front();
+        self.waiting.change(now, model, -1);
         queue.running.insert(at);
         life.outcome.waited += now - life.waiting_since;
         let ready = now.saturating_add(self.settings.prefill(context + life.tokens));
@@ -388,9 +396,11 @@ impl<M: Memory> State<'_, M> {
         let model = self.requests[at].model;
         self.release(at, now)?;
         self.models[model].queue.push_front(at);
+        self.waiting.change(now, model, 1);
         Ok(())
     }
 
+    /// Frees the block of a running request.
     fn release(&mut self, at: usize, now: Nanos) -> anyhow::Result<()> {
         let life = &mut self.lives[at];
         let Some(running) = life.running.take() else {

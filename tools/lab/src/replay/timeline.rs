@@ -1,14 +1,20 @@
-//! The memory of each model over virtual time: mean and peak.
+//! The memory of each model over virtual time: mean, peak, and points for a chart. The number of
+//! points is bounded for runs of any length.
 
 use super::settings::Nanos;
+
+/// The most slices kept. Beyond them, adjacent slices are merged and the length of a slice doubles.
+const SLICES: usize = 1024;
 
 /// The memory of several models over time, in granules.
 #[derive(Clone, Debug)]
 pub(crate) struct Timeline {
     models: Vec<Level>,
     total: Level,
-    /// The time of the last change.
-    pub(crate) now: Nanos,
+    slice: Nanos,
+    /// Granules times nanoseconds, for each slice and model. Sums, so that merging is exact.
+    slices: Vec<Vec<u128>>,
+    now: Nanos,
     course: Option<Course>,
 }
 
@@ -27,6 +33,8 @@ impl Timeline {
         Self {
             models: vec![Level::default(); models],
             total: Level::default(),
+            slice: 1_000_000,
+            slices: Vec::new(),
             now: 0,
             course: None,
         }
@@ -42,14 +50,17 @@ impl Timeline {
         timeline
     }
 
+    /// Keeps every change from now on.
     pub(crate) fn keep_course(&mut self) {
         self.course.get_or_insert_default();
     }
 
+    /// Returns the kept changes.
     pub(crate) fn into_course(self) -> Course {
         self.course.unwrap_or_default()
     }
 
+    /// Changes the memory of a model by `by` granules, from `now` on.
     pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
         self.advance(now);
         if let Some(course) = &mut self.course {
@@ -61,12 +72,48 @@ impl Timeline {
         }
     }
 
-    fn advance(&mut self, now: Nanos) {
+    /// Advances the time to `now` without a change of memory.
+    pub(crate) fn advance(&mut self, now: Nanos) {
         let passed = u128::from(now.saturating_sub(self.now));
         for level in self.models.iter_mut().chain([&mut self.total]) {
             level.sum += u128::from(level.now) * passed;
         }
-        self.now = self.now.max(now);
+        while self.now < now {
+            let mut at = self.now / self.slice;
+            while at >= SLICES as u64 {
+                self.merge();
+                at = self.now / self.slice;
+            }
+            let at = at as usize;
+            if self.slices.len() <= at {
+                self.slices.resize(at + 1, vec![0; self.models.len()]);
+            }
+            let end = (self.now - self.now % self.slice)
+                .saturating_add(self.slice)
+                .min(now);
+            for (sum, level) in self.slices[at].iter_mut().zip(&self.models) {
+                *sum += u128::from(level.now) * u128::from(end - self.now);
+            }
+            self.now = end;
+        }
+    }
+
+    fn merge(&mut self) {
+        self.slice = self.slice.saturating_mul(2);
+        self.slices = self
+            .slices
+            .chunks(2)
+            .map(|pair| {
+                (0..self.models.len())
+                    .map(|model| pair.iter().map(|slice| slice[model]).sum())
+                    .collect()
+            })
+            .collect();
+    }
+
+    /// Returns the time of the last call of `change` or `advance`.
+    pub(crate) fn end(&self) -> Nanos {
+        self.now
     }
 
     /// Returns the mean over the whole time in granules, of a model or of all; 0 if no time has
@@ -82,6 +129,21 @@ impl Timeline {
 
     fn level(&self, model: Option<usize>) -> &Level {
         model.map_or(&self.total, |model| &self.models[model])
+    }
+
+    /// Returns the end of each slice and the mean granules of each model in it. The sum over the
+    /// models never exceeds the total peak, because all means are over the same time.
+    pub(crate) fn points(&self) -> impl Iterator<Item = (Nanos, Vec<f64>)> {
+        self.slices.iter().enumerate().map(|(at, sums)| {
+            let start = at as u64 * self.slice;
+            let end = start.saturating_add(self.slice).min(self.now);
+            (
+                end,
+                sums.iter()
+                    .map(|&sum| sum as f64 / (end - start).max(1) as f64)
+                    .collect(),
+            )
+        })
     }
 }
 
@@ -131,6 +193,39 @@ mod tests {
             assert_eq!(merged.peak(model), whole.peak(model));
             assert_eq!(merged.mean(model), whole.mean(model));
         }
-        assert_eq!(merged.now, 12);
+        assert_eq!(merged.end(), 12);
+    }
+
+    #[test]
+    fn a_long_run_keeps_few_points_and_its_mean() {
+        let mut timeline = Timeline::new(1);
+        let end = 7_200_000_000_000;
+        timeline.change(0, 0, 3);
+        timeline.change(end / 2, 0, 2);
+        timeline.advance(end);
+        let points: Vec<_> = timeline.points().collect();
+        assert!((SLICES / 2..=SLICES).contains(&points.len()));
+        assert_eq!(points.last().map(|(end, _)| *end), Some(end));
+        assert_eq!(timeline.mean(None), 4.0);
+        let mut last = 0;
+        let area: f64 = points
+            .iter()
+            .map(|(end, held)| held[0] * (end - std::mem::replace(&mut last, *end)) as f64)
+            .sum();
+        assert!((area / end as f64 - 4.0).abs() < 1e-9);
+        assert!(
+            points
+                .iter()
+                .all(|(_, held)| (3.0..=5.0).contains(&held[0]))
+        );
+    }
+
+    #[test]
+    fn a_far_jump_does_not_walk_every_first_slice() {
+        let mut timeline = Timeline::new(1);
+        timeline.change(0, 0, 1);
+        timeline.advance(u64::MAX);
+        assert_eq!(timeline.peak(None), 1);
+        assert!(timeline.points().count() <= SLICES);
     }
 }

@@ -54,6 +54,7 @@ pub(super) enum Said {
 pub(super) struct Played {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) memory: Course,
+    pub(super) waiting: Course,
     /// Costs of each model, and of all with the opening and closing of the pools.
     pub(super) costs: Vec<Cost>,
     pub(super) all: Cost,

@@ -23,7 +23,7 @@ use super::figures::{Cost, Run};
 use super::policy::Policy;
 use super::report::Setup;
 use super::simulate::{self, Request};
-use super::timeline::Timeline;
+use super::timeline::{Course, Timeline};
 use super::workload::Workload;
 use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess::private_directory;
@@ -33,6 +33,7 @@ pub use self::one::One;
 /// The time between the last process's readiness and the first second of the trace.
 const AHEAD: Duration = Duration::from_millis(50);
 
+/// The terms for the processes.
 #[derive(Debug)]
 pub(crate) struct Terms {
     /// The command-line word of the driver.
@@ -147,11 +148,15 @@ fn hear_all(
 
 /// Merges the processes' results into one run of all models.
 fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> anyhow::Result<Run> {
-    let (mut outcomes, mut memory) = (Vec::new(), Vec::new());
+    let (mut outcomes, mut memory, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     let (mut costs, mut all, mut processes) = (Vec::new(), Cost::default(), Vec::new());
     for (one, part) in played.into_iter().zip(parts) {
-        let changes = one.memory.into_iter();
-        memory.extend(changes.map(|(at, model, by)| (at, model + part.start, by)));
+        let changes = |course: Course| {
+            let changes = course.into_iter();
+            changes.map(|(at, model, by)| (at, model + part.start, by))
+        };
+        memory.extend(changes(one.memory));
+        waiting.extend(changes(one.waiting));
         outcomes.push(one.outcomes.into_iter());
         // Everything that a process with one model does is for this model.
         costs.extend(match part.len() {
@@ -176,6 +181,7 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
             .map(next)
             .collect::<Result<_, _>>()?,
         timeline: Timeline::of(count, memory),
+        waiting: Timeline::of(count, waiting),
     };
     Ok(Run {
         played,

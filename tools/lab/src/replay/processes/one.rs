@@ -139,6 +139,7 @@ fn run(
     Ok(Played {
         outcomes: played.outcomes,
         memory: played.timeline.into_course(),
+        waiting: played.waiting.into_course(),
         costs,
         all,
         process: Process {

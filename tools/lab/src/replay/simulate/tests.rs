@@ -50,7 +50,7 @@ fn a_request_reads_its_context_and_grows_token_by_token() {
         ["allocate 0 3", "grow 0 4", "grow 0 5", "free 0 5"]
     );
     assert_eq!(story(&played.outcomes[0]), (Some(3), 0, 0));
-    assert_eq!(played.timeline.now, 9 * SECOND);
+    assert_eq!(played.timeline.end(), 9 * SECOND);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_preempted_request_reads_what_it_had_generated_again() {
         ]
     );
     // Preempted at 20 s with 12 tokens, admitted again at 34 s: 20 tokens to read, 18 to generate.
-    assert_eq!(played.timeline.now, 71 * SECOND);
+    assert_eq!(played.timeline.end(), 71 * SECOND);
     assert_eq!(story(&played.outcomes[1]), (Some(8), 1, 14));
 }
 

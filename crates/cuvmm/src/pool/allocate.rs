@@ -8,11 +8,11 @@ use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::ids::{BYTES, BlockPlace, SlotId, too_large};
+use super::line::{Attempt, Wait};
+use super::line::{ExtentOptions, Wanted};
 use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
-use super::wait::{Attempt, Wait};
-use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::{Space, Uses};
 use crate::growth::Growth;
@@ -317,10 +317,10 @@ impl State {
     /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
     /// can be ordered before it now. A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
-        let Some((slot, polls)) = self.slot_and_polls(id) else {
+        let Some((slot, gate)) = self.slot_and_gate(id) else {
             return false;
         };
-        let ready = polls.comes_before(slot, home);
+        let ready = gate.comes_before(slot, home);
         ready.unwrap_or_else(|error| {
             log!(debug, %error, "a fence could not be polled: the slot is passed over");
             false

@@ -23,7 +23,7 @@ impl State {
         }
         self.audit_charges();
         self.audit_lists();
-        if self.flights.count() == 0 {
+        if self.gate.is_idle() {
             self.audit_sources();
         }
     }
@@ -99,10 +99,10 @@ impl State {
             indices.filter_map(|index| tenancy.slot(index))
         });
         let owed: u64 = slots.map(|slot| slot.sleep_state.owed()).sum();
-        let marked: u64 = self.to_release.iter().map(|it| it.size()).sum();
         let had = self.budget.obtained() + owed;
         let budget = &self.budget;
-        let known = budget.held() + budget.quarantined() + self.free_list.bytes() + marked;
+        let unused = self.supply.free() + self.supply.marked();
+        let known = budget.held() + budget.quarantined() + unused;
         debug_assert!(
             had == known,
             "{had} came from the driver, {known} are known"

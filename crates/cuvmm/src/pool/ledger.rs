@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::core::{Core, Locked};
 use super::joined::Joined;
-use super::relief::{Demand, HookCall};
+use super::line::{Demand, HookCall};
 use super::stats::TenantStats;
 use super::tenancy::Tenancy;
 use crate::deferred;
@@ -118,7 +118,7 @@ impl Locked<'_> {
 impl Locked<'_> {
     /// Refuses a new block while idle memory is owed to an older request of another process.
     pub(super) fn leave_to_others(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
-        if !self.others_lack {
+        if !self.line.others_lack() {
             return Ok(());
         }
         let Some(joined) = self.core().ledger.get() else {
@@ -137,7 +137,7 @@ impl Locked<'_> {
     fn idle_bytes(&mut self) -> u64 {
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = self.reach(TenantId::NONE);
-        let (gained, free) = (others.gained(), self.free_list.bytes());
+        let (gained, free) = (others.gained(), self.supply.free());
         self.budget.unneeded_after(gained, gained + free)
     }
 
@@ -219,7 +219,7 @@ impl Giver for Core {
     fn leave_idle_to_others(&self, yes: bool) {
         // Counted as a waiting request: freed blocks are announced instead of going to a stream
         // cache.
-        let changed = self.look(|state| std::mem::replace(&mut state.others_lack, yes) != yes);
+        let changed = self.look(|state| state.line.set_others_lack(yes));
         match changed {
             true if yes => self.waiting.fetch_add(1, Ordering::SeqCst),
             true => self.waiting.fetch_sub(1, Ordering::SeqCst),

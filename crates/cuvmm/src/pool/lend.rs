@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::budget::{Amount, TenantId};
-use super::capture::Polling;
 use super::core::{Core, Locked};
+use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
+use super::line::Wait;
 use super::state::{Scrub, gone};
 use super::tenant::Tenant;
-use super::wait::Wait;
 use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};

@@ -107,7 +107,7 @@ impl Tenant {
     pub(crate) fn give_up_cached(&self, release: bool) -> (GivenUp, Result<(), CallError>) {
         let owner = self.owner();
         let mut state = owner.core.lock();
-        let free_list = state.free_list.bytes();
+        let free_list = state.supply.free();
         let taken = state.take_back_all_of(owner.tenant);
         let bytes = taken.as_ref().map_or(0, |&bytes| bytes);
         let given = state.gave_up(bytes, free_list, release);
@@ -122,7 +122,7 @@ impl Tenant {
         let core = &self.owner().core;
         let mut state = core.lock();
         let (released, _) = state.retry_releases(usize::MAX);
-        let left = state.quarantine.physicals.iter().map(Physical::size).sum();
+        let left = state.supply.quarantined();
         drop(state);
         if released > 0 {
             core.announce();
@@ -168,7 +168,7 @@ impl Core {
         choice: Choice<'_>,
     ) -> Locked<'a> {
         let flights: Vec<NonZeroU64> = state.out_of(id, choice).map(|(flight, _)| flight).collect();
-        while state.flights.has_any(&flights) {
+        while state.gate.has_any(&flights) {
             state = state.wait(&self.settled, None);
         }
         state

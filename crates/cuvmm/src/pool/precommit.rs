@@ -77,9 +77,8 @@ impl State {
             }
             return None;
         }
-        let unmapped = self
-            .free_list
-            .take(step, (!zeroed).then_some(tenant.0), false);
+        let own = (!zeroed).then_some(tenant.0);
+        let unmapped = self.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
             if self.budget.creatable() < step {
                 return None;
@@ -255,7 +254,7 @@ impl Core {
         let mut state = core.lock();
         state.precommit = Some(precommit);
         state.request_free_target();
-        let queued = !state.queue.is_empty();
+        let queued = state.line.has_requests();
         Self::unlock(state);
         if !core.has_mapper() {
             core.fail_queue();

@@ -457,11 +457,11 @@ impl State {
 
     /// Plans to take extents from one slot, the last first, as long as they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
-        let Some((slot, polls)) = self.slot_and_polls(id) else {
+        let Some((slot, gate)) = self.slot_and_gate(id) else {
             return;
         };
         // A block that grew into its precommitted memory may still be listed.
-        if !slot.has_spare() || !polls.poll_in(&mut slot.fence, &plan.round) {
+        if !slot.has_spare() || !gate.poll_in(&mut slot.fence, &plan.round) {
             return;
         }
         let planned = plan.from.get(&id).copied().unwrap_or(u64::MAX);
@@ -729,7 +729,7 @@ mod tests {
         drop(other.allocate_on(&stream, 4 * G).unwrap());
         let mut state = pool.core.lock();
         state.reclaim_for(me.id(), 3 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 3 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (1, 3 * G));
     }
 
     #[test]
@@ -771,12 +771,12 @@ mod tests {
         let mut state = pool.core.lock();
         let refused = shortage(state.reclaim_for(me.id(), 8 * G, Purpose::New));
         assert_eq!((refused.wanted, refused.available), (8 * G, 7 * G));
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (5, 0));
+        assert_eq!((held(&state, &other), state.supply.free()), (5, 0));
         state.reclaim_for(me.id(), 5 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (3, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (3, 2 * G));
         assert_eq!(state.budget.available_to(me.id()), 5 * G);
         state.reclaim_for(me.id(), 7 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 4 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (1, 4 * G));
     }
 
     #[test]
@@ -923,7 +923,7 @@ mod tests {
         leave_idle(&other, &[1, 3, 1]);
         let mut state = pool.core.lock();
         assert_eq!(state.take_back_any(me.id(), 3 * G - 1).unwrap(), 3 * G);
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (2, 3 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (2, 3 * G));
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), G);
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), 0);
     }
@@ -968,7 +968,7 @@ mod tests {
         rig.fail(Call::MemUnmap, 3);
         let mut state = pool.core.lock();
         assert!(state.take_back_any(me.id(), 4 * G).is_err());
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (2, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (2, 2 * G));
         assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
     }
 
@@ -1089,7 +1089,7 @@ mod tests {
         assert_eq!(held(&state, &other), 2);
         rig.finish(&stream);
         state.reclaim_for(me.id(), 4 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (0, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (0, 2 * G));
     }
 
     #[test]
@@ -1108,7 +1108,7 @@ mod tests {
         assert!(!made(&mut state), "work may use it");
         rig.finish(&stream);
         assert!(made(&mut state));
-        assert_eq!(state.free_list.bytes(), 2 * G);
+        assert_eq!(state.supply.free(), 2 * G);
     }
 
     #[test]

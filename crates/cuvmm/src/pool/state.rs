@@ -9,22 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::budget::{Amount, Budget, Charge, TenantId};
-use super::free_list::FreeList;
+use super::gate::Gate;
 use super::hardened::Hardening;
 use super::holder::HolderId;
 use super::ids::{BlockPlace, SlotId};
+use super::line::Line;
 use super::pace::Precommit;
-use super::polls::Polls;
-use super::queue::Queue;
 use super::slot::Freed;
 use super::slot::Slot;
+use super::supply::Supply;
 use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
-use crate::extents::{Space, Unmapped};
 use crate::growth::Growth;
-use crate::own::{Physical, Stream};
+use crate::own::Stream;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
@@ -63,66 +62,18 @@ pub enum Scrub {
     Never,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Flights {
-    /// Operations begun so far.
-    begun: u64,
-    /// Operations ended so far.
-    ended: u64,
-    live: Vec<NonZeroU64>,
-}
-
-impl Flights {
-    pub(super) const fn count(&self) -> usize {
-        self.live.len()
-    }
-
-    pub(super) const fn ended(&self) -> u64 {
-        self.ended
-    }
-
-    pub(super) fn live(&self) -> Vec<NonZeroU64> {
-        self.live.clone()
-    }
-
-    pub(super) fn has_any(&self, numbers: &[NonZeroU64]) -> bool {
-        self.live.iter().any(|live| numbers.contains(live))
-    }
-
-    pub(super) fn begin(&mut self) -> NonZeroU64 {
-        self.begun += 1;
-        let number = NonZeroU64::new(self.begun).unwrap_or(NonZeroU64::MIN);
-        self.live.push(number);
-        number
-    }
-
-    pub(super) fn end(&mut self, number: NonZeroU64) {
-        self.ended += 1;
-        self.live.retain(|&live| live != number);
-    }
-}
-
 pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
-    pub(crate) free_list: FreeList,
-    /// Physicals to be released when the operation has put its slots back.
-    pub(super) to_release: Vec<Unmapped>,
+    pub(crate) supply: Supply,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
-    pub(super) flights: Flights,
-    /// How often waiting requests were notified that memory became idle. An attempt releases the
-    /// lock, and may miss memory that becomes idle meanwhile.
-    pub(super) told: u64,
-    /// How often memory became free while a request waited.
-    pub(super) freed_count: u64,
-    pub(super) queue: Queue,
+    pub(super) gate: Gate,
+    pub(super) line: Line,
     /// `true` if the pool or a tenant may exceed a lowered limit.
     pub(super) lowered: bool,
-    /// `true` while an older request of another process lacks memory of the ledger.
-    pub(super) others_lack: bool,
     /// `true` if work is left to do before an operation ends, its own or another operation's.
     pub(super) has_deferred: bool,
     /// Slots of draining tenants that were listed to be purged since the last purge.
@@ -134,8 +85,6 @@ pub(crate) struct State {
     /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
     pub(super) is_uncovered: bool,
     pub(super) to_free: Vec<FreedBlock>,
-    pub(super) polls: Polls,
-    pub(super) quarantine: Quarantine,
     pub(crate) refusals: u64,
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
@@ -152,39 +101,24 @@ pub(crate) struct State {
     pub(super) scrubber: Option<Stream>,
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Quarantine {
-    /// Physicals that the driver refused to release, or that are mapped elsewhere. Their release is
-    /// tried again when memory is short or to be given back, and at the end of the pool.
-    pub(super) physicals: VecDeque<Physical>,
-    /// Spaces with stuck mappings. Work may still use them, so they stay until the end of the pool.
-    pub(super) spaces: Vec<Space>,
-}
-
 impl State {
     pub(crate) fn new(device: Device, policy: Policy, budget: Budget) -> Self {
         Self {
             device,
             policy,
             budget,
-            free_list: FreeList::new(),
-            to_release: Vec::new(),
+            supply: Supply::default(),
             tenants: BTreeMap::new(),
             clock: Arc::default(),
-            flights: Flights::default(),
-            told: 0,
-            freed_count: 0,
-            queue: Queue::default(),
+            gate: Gate::default(),
+            line: Line::default(),
             lowered: false,
-            others_lack: false,
             has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),
             untidy: Vec::new(),
             is_uncovered: false,
             to_free: Vec::new(),
-            polls: Polls::default(),
-            quarantine: Quarantine::default(),
             refusals: 0,
             #[cfg(debug_assertions)]
             audits: 0,
@@ -240,17 +174,17 @@ impl State {
 
     /// Returns a slot for changes that do not alter its place on the lists.
     pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
-        Some(self.slot_and_polls(id)?.0)
+        Some(self.slot_and_gate(id)?.0)
     }
 
-    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the polls for its fence.
-    pub(super) fn slot_and_polls(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Polls)> {
+    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the gate that polls its fence.
+    pub(super) fn slot_and_gate(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Gate)> {
         let slot = self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)?;
-        Some((slot, &mut self.polls))
+        Some((slot, &mut self.gate))
     }
 
     pub(super) const fn is_capturing(&self) -> bool {
-        self.polls.is_capturing()
+        self.gate.is_capturing()
     }
 
     /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
@@ -339,7 +273,7 @@ impl State {
 
     pub(crate) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
-        if self.flights.count() == 0 {
+        if self.gate.is_idle() {
             return false;
         }
         let tenancy = self.tenants.get(&id.tenant);
@@ -495,7 +429,7 @@ impl State {
                 .device
                 .granule()
                 .round_down(creatable)
-                .max(self.free_list.largest()),
+                .max(self.supply.largest_free()),
             limit: self.budget.limits().bytes,
             tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 
 use super::holder::{Held, HolderId};
 use super::ids::SlotId;
-use super::pressure::PressureHook;
+use super::line::PressureHook;
 use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};

@@ -8,7 +8,7 @@ use super::budget::TenantId;
 use super::builder::BlockBuilder;
 use super::core::Core;
 use super::limits::LimitChange;
-use super::pressure::{Pressure, PressureHook};
+use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
 use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
@@ -87,7 +87,7 @@ impl<'a> TenantBuilder<'a> {
     ///   that the requesting thread may hold while it allocates. The library cannot detect these
     ///   waits.
     /// - **It runs** on the thread that makes the request, or on the mapper's thread for a
-    ///   [future](super::futures), with no lock of the pool held. A panic in the hook unwinds
+    ///   [future](super::line::futures), with no lock of the pool held. A panic in the hook unwinds
     ///   through the call that made the request; on the mapper's thread it is logged, and the
     ///   mapper goes on. The hook may own blocks and tenants of the pool, and is dropped without a
     ///   lock, too.

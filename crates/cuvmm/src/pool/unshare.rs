@@ -17,9 +17,9 @@ use super::commit::Gathered;
 use super::core::{Core, Locked};
 use super::fills::Unfinished;
 use super::ids::{BlockPlace, SlotId};
+use super::line::{Attempt, Wait};
 use super::slot::Slot;
 use super::state::State;
-use super::wait::{Attempt, Wait};
 use crate::deferred::is_in_hook;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
@@ -164,7 +164,7 @@ impl Core {
         loop {
             // The lock was released since the slots were waited for.
             state = self.await_slot(state, step.slot);
-            let ended = state.flights.ended();
+            let ended = state.gate.ended();
             match state.unshare_slot(step, waits) {
                 // They may have ended since: memory that goes back releases the lock.
                 Ok(Made::NotYet) => state = state.wait_for_end(ended),
@@ -221,13 +221,13 @@ impl State {
     /// memory in place. With `waits`, work that only a synchronization proves complete passes: it
     /// is waited for later.
     fn check_unused(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
-        let Some((slot, polls)) = self.slot_and_polls(step.slot) else {
+        let Some((slot, gate)) = self.slot_and_gate(step.slot) else {
             return Ok(());
         };
         if slot.bound() <= step.from {
             return Ok(());
         }
-        let seen = polls.poll_work(slot)?;
+        let seen = gate.poll_work(slot)?;
         let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
         match self.slot(step.slot) {
             Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
@@ -260,7 +260,7 @@ impl Locked<'_> {
     /// Checks that the work queued on the block of a slot, which is out, is complete by now. The
     /// lock must not be released before the extent is unmapped.
     fn prove_unused(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<(), BlockError> {
-        let mut seen = self.polls.poll_work(slot)?;
+        let mut seen = self.gate.poll_work(slot)?;
         if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {

@@ -5,14 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::budget::TenantId;
-use super::core::{Core, Locked};
 use super::relief::{Demand, HookCall};
-use super::state::State;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{Lacking, Waiting};
+use crate::pool::budget::TenantId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::state::State;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it polls the fences again: the first pause, and the
@@ -157,16 +157,16 @@ impl Core {
         state: Locked<'a>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
-        let mut ended = state.flights.ended();
+        let mut ended = state.gate.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
             // An operation that ended meanwhile may have given back the missing memory.
-            let missed = state.flights.ended() > ended;
+            let missed = state.gate.ended() > ended;
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
             }
             state = state.wait_for_end(ended);
-            ended = state.flights.ended();
+            ended = state.gate.ended();
             (state, outcome) = attempt(state);
         }
         (state, outcome)
@@ -217,7 +217,7 @@ impl Core {
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
         let mut nap = POLL_PAUSE.0;
-        let mut told = state.told;
+        let mut told = state.line.told();
         let mut in_ledger = None;
         (state, outcome) = attempt(state);
         while let Err(error) = &outcome
@@ -250,10 +250,10 @@ impl Core {
         if settled {
             return Ok((state, told));
         }
-        if state.told == told {
+        if state.line.told() == told {
             state = state.wait(&self.freed, Some(left));
         }
-        let told = state.told;
+        let told = state.line.told();
         Ok((state, told))
     }
 
@@ -262,7 +262,7 @@ impl Core {
         &'a self,
         mut state: Locked<'a>,
     ) -> Result<(Locked<'a>, bool), CallError> {
-        if !state.polls.needs_synchronise || state.is_capturing() {
+        if !state.gate.is_to_synchronise() {
             return Ok((state, false));
         }
         drop(state);
@@ -274,7 +274,7 @@ impl Core {
         state = self.lock();
         match waited {
             Ok(()) => {
-                state.polls.needs_synchronise = false;
+                state.gate.note_synchronised();
                 Ok((state, true))
             }
             Err(error) if self.device.usable().is_err() => Err(error),

@@ -8,13 +8,13 @@
 
 use std::time::Instant;
 
-use super::budget::{Budget, TenantId};
-use super::core::Locked;
-use super::ids::BlockPlace;
 use super::pressure::{Pressure, PressureHook};
-use super::reclaim::Plan;
-use super::state::State;
 use crate::error::{BlockError, Shortage};
+use crate::pool::budget::{Budget, TenantId};
+use crate::pool::core::Locked;
+use crate::pool::ids::BlockPlace;
+use crate::pool::reclaim::Plan;
+use crate::pool::state::State;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Demand<'a> {
@@ -123,7 +123,7 @@ impl Locked<'_> {
         let mut available = self.budget.if_granted(left, after);
         if matches!(error, BlockError::DriverOutOfMemory { .. }) {
             // Nothing can be created: all memory has to come from the pool's own.
-            let there = self.free_list.bytes().saturating_add(own);
+            let there = self.supply.free().saturating_add(own);
             available = available.min(there.saturating_add(others.gained()));
         }
         Reach {

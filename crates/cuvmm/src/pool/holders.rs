@@ -305,8 +305,7 @@ impl Locked<'_> {
             return;
         };
         let held = tenancy.holders.swap_remove(index);
-        // Waits for the work on all memory of a tenant's holders and takes the memory, at the end
-        // of the pool.
+        // The addresses stay reserved with the mappings that are stuck in them.
         self.budget.disown_addresses(tenant, held.addresses);
         let stuck = Amount::mappings(held.mappings);
         self.budget.give_up(tenant, stuck);
@@ -343,7 +342,7 @@ mod tests {
         space: Mutex<Option<Space>>,
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
         has_given: AtomicBool,
-        /// Removes an ended holder that has nothing left.
+        /// Set if the holder asks to be tidied again.
         asks: AtomicBool,
         /// The bytes seen to be held: the first value once, the other from then on.
         holds: [AtomicU64; 2],
@@ -511,7 +510,7 @@ mod tests {
         let create = |bytes| core.create(&policy, bytes, &mut core.room(0));
         assert!(create(3 * G).is_err());
         assert!(create(2 * G).is_ok());
-        // Unmaps the mapping as the mapper does, and calls `act` meanwhile.
+        // The holder returns memory meanwhile, which is free, and which it may have again.
         fake.holds[0].store(6 * G, Ordering::SeqCst);
         assert!(create(3 * G).is_err());
         let given = Given {

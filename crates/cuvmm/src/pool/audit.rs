@@ -63,7 +63,9 @@ impl State {
     /// serve.
     fn audit_lists(&self) {
         for (id, tenancy) in &self.tenants {
-            let keeps_nothing = self.hardening.is_some() || !tenancy.registered;
+            let may_grow = self.terms.get(*id).is_some_and(|terms| terms.may_grow());
+            debug_assert!(tenancy.may_grow == may_grow, "{id:?} may grow: {may_grow}");
+            let keeps_nothing = self.hardening.is_some() || self.terms.drains(*id);
             for index in tenancy.indices() {
                 let Some(slot) = tenancy.slot(index) else {
                     continue;

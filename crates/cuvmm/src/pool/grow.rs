@@ -120,7 +120,7 @@ impl State {
             return None;
         }
         let tenancy = self.tenants.get_mut(&id)?;
-        let may = tenancy.registered && !tenancy.beyond;
+        let may = tenancy.may_grow;
         may.then_some((tenancy, self.precommit.as_mut()))
     }
 }

@@ -241,9 +241,9 @@ impl Giver for Core {
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
         let id = self.look(|state| {
-            let mut tenants = state.tenants.iter();
-            let found = tenants.find(|(_, it)| it.registered && it.name == tenant);
-            found.map(|(&id, _)| id)
+            let mut tenants = state.terms.registered();
+            let found = tenants.find(|(_, it)| it.name() == tenant);
+            found.map(|(id, _)| id)
         })?;
         let changed = match change {
             Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),

@@ -132,8 +132,8 @@ impl Core {
     pub(super) fn set_priority(&self, id: TenantId, priority: i32) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
-        if let Some(tenancy) = state.tenants.get_mut(&id) {
-            tenancy.priority = priority;
+        if let Some(terms) = state.terms.get_mut(id) {
+            terms.priority = priority;
         }
         Ok(())
     }
@@ -171,9 +171,9 @@ impl State {
 
     fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
         self.device.own_process()?;
-        match self.tenants.get(&id) {
-            Some(tenancy) if tenancy.registered => Ok(()),
-            _ => Err(PoolError::Unregistered(self.name_of(id))),
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(PoolError::Unregistered(self.terms.name_of(id))),
         }
     }
 
@@ -223,12 +223,12 @@ impl Locked<'_> {
     fn note_lowered(&mut self) {
         let state: &mut State = self;
         state.lowered = state.budget.excess() > 0;
-        for (&id, tenancy) in &mut state.tenants {
-            tenancy.beyond = state.budget.excess_of(id) > 0;
-            state.lowered |= tenancy.beyond;
+        for (id, terms) in state.terms.iter_mut() {
+            terms.beyond = state.budget.excess_of(id) > 0;
+            state.lowered |= terms.beyond;
         }
-        let ids = self.tenants.keys();
-        ids.for_each(|&id| self.update_bypass(id));
+        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.update_bypass(id));
     }
 
     /// Reclaims free memory beyond lowered limits, when a request ends and when an operation ends

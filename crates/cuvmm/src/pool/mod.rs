@@ -132,6 +132,7 @@ mod take;
 mod teardown;
 mod tenancy;
 mod tenant;
+mod terms;
 mod unshare;
 mod uses;
 mod wake;

@@ -53,7 +53,7 @@ impl State {
 
     fn prepare(&mut self, id: SlotId) -> Option<Job> {
         let (granule, tenant) = (self.device.granule(), id.tenant);
-        let registered = self.tenants.get(&tenant)?.registered;
+        let registered = self.terms.is_registered(tenant);
         let slot = self.slot_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();

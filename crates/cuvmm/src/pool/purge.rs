@@ -140,7 +140,7 @@ impl Locked<'_> {
         if self.is_out(id) {
             return Ok(false);
         }
-        let drains = self.drains(id.tenant);
+        let drains = self.terms.drains(id.tenant);
         let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
         // Another slot may have the number by now.
         let slot = self.slot_and_gate(id);

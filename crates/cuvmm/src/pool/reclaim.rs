@@ -112,7 +112,7 @@ impl Locked<'_> {
     /// give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
-        let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
+        let beyond = self.terms.get(id).is_some_and(|terms| terms.beyond);
         if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
@@ -371,7 +371,10 @@ impl State {
                 let holds = give == Give::Cached && !tenancy.holders.is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
-            .map(|(&other, tenancy)| ((tenancy.registered, tenancy.priority), other))
+            .filter_map(|(&other, _)| {
+                let terms = self.terms.get(other)?;
+                Some(((terms.is_registered(), terms.priority), other))
+            })
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {

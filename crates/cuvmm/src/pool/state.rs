@@ -20,6 +20,7 @@ use super::slot::Slot;
 use super::supply::Supply;
 use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
+use super::terms::{Tenants, Terms};
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
@@ -67,6 +68,7 @@ pub(crate) struct State {
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
     pub(crate) supply: Supply,
+    pub(crate) terms: Tenants,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
@@ -96,7 +98,6 @@ pub(crate) struct State {
     pub(crate) precommit: Option<Precommit>,
     pub(crate) hardening: Option<Box<Hardening>>,
     pub(crate) purging: VecDeque<SlotId>,
-    next_tenant: u64,
     /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
 }
@@ -108,6 +109,7 @@ impl State {
             policy,
             budget,
             supply: Supply::default(),
+            terms: Tenants::default(),
             tenants: BTreeMap::new(),
             clock: Arc::default(),
             gate: Gate::default(),
@@ -129,7 +131,6 @@ impl State {
             precommit: None,
             hardening: None,
             purging: VecDeque::new(),
-            next_tenant: 0,
             scrubber: None,
         }
     }
@@ -142,9 +143,13 @@ impl State {
         self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn register(&mut self, tenancy: Tenancy, guarantee: u64, limit: u64) -> TenantId {
-        let id = TenantId(self.next_tenant);
-        self.next_tenant += 1;
+    pub(crate) fn register(
+        &mut self,
+        terms: Terms,
+        tenancy: Tenancy,
+        (guarantee, limit): (u64, u64),
+    ) -> TenantId {
+        let id = self.terms.open(terms);
         self.budget.open(id, guarantee, limit);
         self.tenants.insert(id, tenancy);
         self.update_bypass(id);
@@ -155,17 +160,6 @@ impl State {
     /// GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
         self.tenants.get(&id).map_or(0, Tenancy::kept)
-    }
-
-    /// Returns a tenant's name; an empty name if the tenant is gone.
-    pub(super) fn name_of(&self, id: TenantId) -> String {
-        let tenancy = self.tenants.get(&id);
-        tenancy.map_or_else(String::new, |tenancy| tenancy.name.clone())
-    }
-
-    pub(super) fn drains(&self, id: TenantId) -> bool {
-        let tenancy = self.tenants.get(&id);
-        tenancy.is_some_and(|tenancy| !tenancy.registered)
     }
 
     pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
@@ -227,13 +221,10 @@ impl State {
     /// be kept, to be [purged](super::purge).
     pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
-        let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
-            return;
-        };
         if slot.sleep_state.is_awake() {
             slot.memory_taken();
         }
-        let drains = !tenancy.registered;
+        let drains = self.terms.drains(id.tenant);
         // Memory beyond a lowered limit is reclaimed as it becomes free.
         self.has_deferred |= self.lowered && slot.has_spare();
         if slot.is_to_purge(self.hardening.is_some() || drains) {
@@ -317,9 +308,9 @@ impl State {
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
         self.device.usable()?;
-        match self.tenants.get(&id) {
-            Some(tenancy) if tenancy.registered => Ok(()),
-            _ => Err(BlockError::Unregistered(self.name_of(id))),
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(BlockError::Unregistered(self.terms.name_of(id))),
         }
     }
 
@@ -328,15 +319,17 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Updates whether freed blocks of a tenant bypass the stream caches, as they do while a block
-    /// of the tenant sleeps and while the pool or the tenant exceeds a lowered limit. Holders
-    /// report freed memory while a limit is exceeded, and when they ended or the tenant drains.
-    pub(super) fn update_bypass(&self, id: TenantId) {
-        if let Some(tenancy) = self.tenants.get(&id) {
+    /// Updates a tenant's blocks and holders for its terms. Freed blocks bypass the stream caches
+    /// while a block of the tenant sleeps and while the pool or the tenant exceeds a lowered limit.
+    /// Holders report freed memory while a limit is exceeded, and when they ended or the tenant
+    /// drains.
+    pub(super) fn update_bypass(&mut self, id: TenantId) {
+        if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.tenants.get_mut(&id)) {
             let exceeds = self.lowered && self.budget.excess() > 0;
-            let bypassed = exceeds || tenancy.beyond || tenancy.has_sleepers();
+            let bypassed = exceeds || terms.beyond || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
-            let reports = exceeds || tenancy.beyond || !tenancy.registered;
+            tenancy.may_grow = terms.may_grow();
+            let reports = exceeds || !terms.may_grow();
             let holders = tenancy.holders.iter();
             holders.for_each(|held| held.holder.report_freed(reports || held.ended));
         }
@@ -344,12 +337,10 @@ impl State {
 
     /// Removes an unregistered tenant without slots.
     pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
-        let drained = self
-            .tenants
-            .get(&id)
-            .is_some_and(|tenancy| !tenancy.registered && tenancy.is_empty());
-        if drained {
+        let is_empty = self.tenants.get(&id).is_some_and(Tenancy::is_empty);
+        if is_empty && self.terms.drains(id) {
             self.tenants.remove(&id);
+            self.terms.close(id);
             self.budget.close(id);
         }
     }
@@ -394,7 +385,7 @@ impl State {
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
             .filter_map(|(other, account)| {
-                Some((self.tenants.get(&other)?.name.clone(), account.held))
+                Some((self.terms.get(other)?.name().to_owned(), account.held))
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
@@ -422,7 +413,7 @@ impl State {
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
-            tenant: self.name_of(id),
+            tenant: self.terms.name_of(id),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
             largest_run: self

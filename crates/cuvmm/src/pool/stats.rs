@@ -269,18 +269,18 @@ impl State {
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
-        let account = self.budget.account(id);
+        let (account, terms) = (self.budget.account(id), self.terms.get(id));
         let mut stats = TenantStats {
-            name: tenancy.name.clone(),
-            draining: !tenancy.registered,
+            name: self.terms.name_of(id),
+            draining: self.terms.drains(id),
             guarantee: account.guarantee,
             limit: self.budget.limit_of(id),
-            priority: tenancy.priority,
+            priority: terms.map_or(0, |terms| terms.priority),
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals: tenancy.refusals,
+            refusals: terms.map_or(0, |terms| terms.refusals),
             ..TenantStats::default()
         };
         let figures = tenancy.figures();

@@ -4,15 +4,13 @@
 //! A slot that an operation works on is *out*: not in its place, and on no list. Its place then
 //! holds the slot's figures, and the bytes charged for the slot since.
 
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Bound;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::holder::{Held, HolderId};
 use super::ids::SlotId;
-use super::line::PressureHook;
 use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
@@ -54,17 +52,9 @@ pub(crate) enum Give {
 }
 
 pub(crate) struct Tenancy {
-    pub(crate) name: String,
-    pub(crate) priority: i32,
-    pub(crate) hook: Option<PressureHook>,
-    pub(crate) shortage_hook: Option<PressureHook>,
-    pub(crate) registered: bool,
-    /// `true` if the tenant exceeds its own lowered limit. Updated when a limit changes and when
-    /// memory beyond a limit was reclaimed.
-    pub(crate) beyond: bool,
-    pub(crate) refusals: u64,
-    /// The users' handle of the tenant, while one lives.
-    pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
+    /// `true` if blocks may grow within their memory: what the [terms](super::terms) say, for
+    /// growth that looks at nothing else.
+    pub(crate) may_grow: bool,
     pub(crate) unswept: Arc<dyn Unswept>,
     pub(crate) rows: Rows,
     pub(crate) holders: Vec<Held>,
@@ -109,21 +99,9 @@ struct Listed {
 }
 
 impl Tenancy {
-    pub(crate) const fn new(
-        name: String,
-        priority: i32,
-        hook: Option<PressureHook>,
-        unswept: Arc<dyn Unswept>,
-    ) -> Self {
+    pub(crate) const fn new(unswept: Arc<dyn Unswept>) -> Self {
         Self {
-            name,
-            priority,
-            hook,
-            shortage_hook: None,
-            registered: true,
-            beyond: false,
-            refusals: 0,
-            handle: None,
+            may_grow: true,
             unswept,
             rows: Rows::new(),
             holders: Vec::new(),

@@ -148,10 +148,8 @@ impl Locked<'_> {
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|it| !asked.contains(&it.tenant));
-        let own = self
-            .tenants
-            .get(&id)
-            .and_then(|it| it.shortage_hook.clone());
+        let own = self.terms.get(id);
+        let own = own.and_then(|it| it.shortage_hook().cloned());
         let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
         if own.is_none() {
             relief.own = 0;
@@ -164,7 +162,7 @@ impl Locked<'_> {
             None => lowest_priority(relief.givers)?,
         };
         let pressure = Pressure {
-            wanted_by: self.name_of(id),
+            wanted_by: self.terms.name_of(id),
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
@@ -287,12 +285,12 @@ impl State {
     }
 
     fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
-        let others = self.tenants.iter().filter(|&(&other, _)| other != id);
-        let givers = others.filter_map(|(&tenant, tenancy)| {
+        let others = self.terms.iter().filter(|&(other, _)| other != id);
+        let givers = others.filter_map(|(tenant, terms)| {
             Some(HookGiver {
                 tenant,
-                priority: tenancy.priority,
-                hook: tenancy.hook.clone()?,
+                priority: terms.priority,
+                hook: terms.hook()?.clone(),
                 gives: gives(self, tenant),
             })
         });
@@ -340,8 +338,8 @@ impl State {
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
-            if let Some(tenancy) = self.tenants.get_mut(&id) {
-                tenancy.refusals += 1;
+            if let Some(terms) = self.terms.get_mut(id) {
+                terms.refusals += 1;
             }
         }
     }

@@ -37,7 +37,8 @@ impl State {
             });
             let lent: u64 = tenancy.holders.iter().map(|held| held.bytes).sum();
             let parts = parts.sum::<u64>() + tenancy.share_table.bytes() + lent;
-            let held = self.budget.account(id).held;
+            let account = self.budget.account(id);
+            let (held, parts) = (account.held, parts + account.in_flight);
             let figures = || tenancy.figures().map(|(figures, _)| figures);
             for lent in &tenancy.holders {
                 let figures = lent.holder.figures();

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
@@ -351,7 +351,8 @@ impl Locked<'_> {
             },
         );
         let now_there = Amount::mappings(now.count);
-        self.budget.charge(Some(tenant), now_there).keep();
+        let charge = self.budget.charge(Some(tenant), now_there);
+        self.budget.keep(charge);
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);

@@ -24,9 +24,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::budget::Budget;
+use super::accounts::Budget;
+use super::accounts::Joined;
 use super::ids::SlotId;
-use super::joined::Joined;
 use super::slot::Slot;
 use super::state::State;
 use super::supply::Room;

@@ -4,7 +4,7 @@
 //! they may hold it, and ends the charge when they cannot hold it any more. Their
 //! [figures](super::driver_figures) are read from the driver.
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::holder::HolderId;
 use super::line::Wait;

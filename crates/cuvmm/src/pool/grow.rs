@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
@@ -223,9 +223,9 @@ impl Locked<'_> {
             zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
-        match self.place_memory(slot, &Fit { end, ..fit }) {
+        match self.place_memory(slot, &Fit { end, ..fit }, None) {
             // Without precommitted memory there may be enough.
-            Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit),
+            Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit, None),
             outcome => outcome,
         }
     }

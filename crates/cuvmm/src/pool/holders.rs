@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::Locked;
 use super::holder::{Given, Held, Holder, HolderId};
 use super::state::State;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
@@ -263,21 +263,19 @@ impl Locked<'_> {
         if bytes > 0 {
             self.leave_to_others(tenant, bytes)?;
         }
-        self.reclaim_for(tenant, bytes, Purpose::New)?;
-        let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
+        let charge = self.obtain(tenant, bytes, Purpose::New)?;
+        // The bytes are the holder's from here on.
+        self.budget.keep(charge);
         if let Some(held) = self.held_mut(tenant, id) {
             held.bytes += bytes;
         }
-        let obtained = obtain(self);
-        if obtained.is_ok() {
-            charge.keep();
-            return obtained;
-        }
-        if let Some(held) = self.held_mut(tenant, id) {
-            held.bytes -= bytes;
-        }
-        self.budget.refund(charge);
-        obtained.map_err(|error| error.without_charge(bytes))
+        obtain(self).map_err(|error| {
+            if let Some(held) = self.held_mut(tenant, id) {
+                held.bytes -= bytes;
+            }
+            self.budget.give_up(tenant, Amount::bytes(bytes));
+            error.without_charge(bytes)
+        })
     }
 
     fn lend_extents(
@@ -294,7 +292,8 @@ impl Locked<'_> {
                 return Err(error);
             }
             let mappings = Amount::mappings(count);
-            state.budget.charge(Some(tenant), mappings).keep();
+            let charge = state.budget.charge(Some(tenant), mappings);
+            state.budget.keep(charge);
             if let Some(held) = state.held_mut(tenant, lending.holder) {
                 held.mappings += count;
             }

@@ -77,13 +77,13 @@
 //! A thread waits for memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and
 //! [`Block::grow_to`], and at the end of the pool.
 
+mod accounts;
 mod adjacent;
 mod allocate;
 #[cfg(debug_assertions)]
 mod audit;
 mod batch;
 mod block;
-mod budget;
 mod builder;
 mod change;
 mod commit;
@@ -96,18 +96,14 @@ mod fills;
 mod fork;
 mod freeing;
 mod gate;
-mod grants;
 mod grow;
 mod hardened;
 mod headroom;
 mod holder;
 mod holders;
 mod ids;
-mod joined;
 mod lease;
-mod ledger;
 mod lend;
-mod limits;
 mod line;
 mod mapper_calls;
 mod moving;
@@ -132,7 +128,6 @@ mod take;
 mod teardown;
 mod tenancy;
 mod tenant;
-mod terms;
 mod unshare;
 mod uses;
 mod wake;
@@ -143,7 +138,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::HandleTypes;
 
-use self::budget::{Budget, Limits};
+use self::accounts::{Budget, Limits};
 use self::core::Core;
 use self::hardened::Hardening;
 use self::state::{Policy, State};
@@ -156,6 +151,7 @@ use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, creatable_as, nc
 use crate::region::{DEFAULT_LARGEST_EXTENT, check_guests};
 
 pub use crate::growth::Growth;
+pub use accounts::{Limit, LimitChange};
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub use compact::Compaction;
@@ -170,7 +166,6 @@ pub use headroom::Headroom;
 pub(crate) use holder::{Given, Holder, HolderFigures, HolderId};
 pub use lease::Lease;
 pub(crate) use lend::Lending;
-pub use limits::{Limit, LimitChange};
 pub use line::{Pressure, PressureHook, futures};
 pub(crate) use line::{Wait, after};
 pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};

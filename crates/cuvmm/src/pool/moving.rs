@@ -13,7 +13,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::{BlockPlace, SlotId};
 use super::lease::Lease;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::budget::{Amount, Charge, TenantId};
+use super::accounts::{Amount, Charge, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::Precommit;
@@ -31,7 +31,6 @@ struct Job {
     slot: SlotId,
     offset: u64,
     size: u64,
-    charge: Charge,
     /// From the free list; if `None`, created.
     unmapped: Option<Unmapped>,
     target: Target,
@@ -85,19 +84,15 @@ impl State {
             }
             self.budget.created(step);
         }
-        let of = Amount {
-            bytes: step,
-            mappings: 1,
-            addresses: 0,
-        };
-        let charge = self.budget.charge(Some(tenant), of);
+        let charge = self.budget.charge(Some(tenant), of_extent(step));
+        // The bytes are the slot's from here on.
+        self.budget.keep(charge);
         self.with_slot(id, |_, slot| {
             slot.coming = step;
             Job {
                 slot: id,
                 offset,
                 size: step,
-                charge,
                 unmapped,
                 target: slot.space.target(),
             }
@@ -120,6 +115,14 @@ impl State {
     }
 }
 
+const fn of_extent(bytes: u64) -> Amount {
+    Amount {
+        bytes,
+        mappings: 1,
+        addresses: 0,
+    }
+}
+
 impl Locked<'_> {
     /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
@@ -136,14 +139,10 @@ impl Locked<'_> {
     }
 
     /// Adds the placed extent to its slot, or refunds it.
-    fn finish_precommit(
-        &mut self,
-        (id, size, charge): (SlotId, u64, Charge),
-        outcome: Result<Placed, Failure>,
-    ) {
+    fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
         let Some(mut slot) = self.take_slot(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            self.budget.refund(charge);
+            self.budget.give_up(id.tenant, of_extent(size));
             match outcome {
                 Err(Failure::Create(_)) => self.budget.not_created(size),
                 _ => self.budget.quarantine(size, 1),
@@ -155,12 +154,11 @@ impl Locked<'_> {
         let mut back = Vec::new();
         match outcome {
             Ok(placed) => {
-                charge.keep();
                 slot.space.adopt(placed);
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.budget.refund(charge);
+                self.budget.give_up(id.tenant, of_extent(size));
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
@@ -236,7 +234,7 @@ impl Job {
             let placed = self.target.place(self.offset, unmapped);
             placed.map_err(|failed| Failure::Place(Box::new(failed)))
         });
-        ((self.slot, self.size, self.charge), placed)
+        ((self.slot, self.size), placed)
     }
 }
 

@@ -63,7 +63,7 @@ impl Locked<'_> {
             zeroed,
             zeros: None,
         };
-        self.place_memory(slot, &fit)?;
+        self.place_memory(slot, &fit, None)?;
         slot.space.settle(begun);
         Ok(())
     }

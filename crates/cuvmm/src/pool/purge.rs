@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
 use super::slot::Slot;

@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::budget::TenantId;
+use super::accounts::{Amount, Charge, TenantId};
 use super::core::Locked;
 use super::holder::HolderId;
 use super::ids::SlotId;
@@ -105,6 +105,18 @@ impl Locked<'_> {
             carried?;
         }
         Ok(())
+    }
+
+    /// Charges a tenant `bytes`, and makes room in the budget for them. One attempt: waits for no
+    /// memory and calls no hook. May release the lock.
+    pub(super) fn obtain(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<Charge, BlockError> {
+        self.reclaim_for(id, bytes, purpose)?;
+        Ok(self.budget.charge(Some(id), Amount::bytes(bytes)))
     }
 
     /// Makes sure that a tenant may use `bytes` of its own idle memory again. The bytes are

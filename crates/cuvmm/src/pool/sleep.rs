@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
 use super::moving::{Choice, Chosen, GivenUp, Tally, TransitioningBlock};

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::budget::{Amount, Budget, Charge, TenantId};
+use super::accounts::{Amount, Budget, Charge, TenantId};
+use super::accounts::{Tenants, Terms};
 use super::gate::Gate;
 use super::hardened::Hardening;
 use super::holder::HolderId;
@@ -20,7 +21,6 @@ use super::slot::Slot;
 use super::supply::Supply;
 use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
-use super::terms::{Tenants, Terms};
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
@@ -159,7 +159,8 @@ impl State {
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
-        self.tenants.get(&id).map_or(0, Tenancy::kept)
+        let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
+        kept + self.budget.account(id).in_flight
     }
 
     pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
@@ -278,22 +279,13 @@ impl State {
         self.forget_if_drained(id.tenant);
     }
 
-    pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) -> Charge {
-        let charge = self.budget.charge(Some(id.tenant), Amount::bytes(bytes));
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.note_charge(id.index, |charged| charged + bytes);
-        }
-        charge
+    /// Keeps the charge for memory that is in a slot, which is out, now.
+    pub(super) fn keep_for(&mut self, slot: &Slot, charge: Charge) {
+        self.renew(slot);
+        self.budget.keep(charge);
     }
 
-    pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64, charge: Charge) {
-        self.budget.refund(charge);
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.note_charge(id.index, |charged| charged - bytes);
-        }
-    }
-
-    /// Updates the figures of a slot that is out: its charged bytes are in it now, or refunded.
+    /// Updates the figures of a slot that is out.
     pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.renew(slot);

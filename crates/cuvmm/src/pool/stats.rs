@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::holder::Held;
 use super::slot::Figures;
 use super::slot::Freed;
@@ -286,6 +286,8 @@ impl State {
         let figures = tenancy.figures();
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
         tenancy.holders.iter().for_each(|held| stats.add_held(held));
+        // Memory on its way counts as if it were behind a block's end.
+        stats.precommitted += account.in_flight;
         stats.shared = tenancy.shared_in_use();
         stats.pending_free += tenancy.shared_pending_free();
         stats

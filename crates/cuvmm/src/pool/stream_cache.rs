@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Core;
 use super::ids::BlockPlace;
 use super::line::ExtentOptions;

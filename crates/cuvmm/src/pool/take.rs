@@ -1,7 +1,7 @@
 //! Taking memory out of slots: it is unmapped, accounted for, and given up if no other slot maps
 //! it.
 
-use super::budget::Amount;
+use super::accounts::Amount;
 use super::core::Locked;
 use super::slot::Slot;
 use crate::error::{CallError, MemoryError};

@@ -1,6 +1,6 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;

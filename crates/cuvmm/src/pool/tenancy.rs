@@ -2,7 +2,7 @@
 //! give memory.
 //!
 //! A slot that an operation works on is *out*: not in its place, and on no list. Its place then
-//! holds the slot's figures, and the bytes charged for the slot since.
+//! holds the slot's figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -52,7 +52,7 @@ pub(crate) enum Give {
 }
 
 pub(crate) struct Tenancy {
-    /// `true` if blocks may grow within their memory: what the [terms](super::terms) say, for
+    /// `true` if blocks may grow within their memory: what the [terms](super::accounts) say, for
     /// growth that looks at nothing else.
     pub(crate) may_grow: bool,
     pub(crate) unswept: Arc<dyn Unswept>,
@@ -84,8 +84,6 @@ struct Out {
     /// From when the slot was taken out or last renewed.
     figures: Figures,
     tag: Option<Arc<str>>,
-    /// Bytes charged for the slot since.
-    charged: u64,
     /// Idle bytes that are about to be in use again.
     revived: u64,
 }
@@ -253,12 +251,6 @@ impl Tenancy {
         })
     }
 
-    pub(crate) fn note_charge(&mut self, index: usize, change: impl FnOnce(u64) -> u64) {
-        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
-            out.charged = change(out.charged);
-        }
-    }
-
     pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
@@ -272,7 +264,6 @@ impl Tenancy {
             let sleeps = out.figures.sleeps;
             out.figures = slot.figures();
             out.figures.sleeps = sleeps;
-            out.charged = 0;
         }
     }
 
@@ -480,7 +471,6 @@ impl Place {
             flight,
             figures,
             tag,
-            charged: 0,
             revived: 0,
         }))
     }
@@ -507,7 +497,7 @@ impl Place {
     fn kept(&self) -> u64 {
         match self {
             Self::In(listed) => listed.slot.kept(),
-            Self::Out(out) => out.figures.kept + out.charged + out.revived,
+            Self::Out(out) => out.figures.kept + out.revived,
             Self::Vacant | Self::Taken => 0,
         }
     }
@@ -519,12 +509,7 @@ impl Place {
                 let tag = slot.block.as_ref().and_then(|block| block.tag.as_ref());
                 Some((slot.figures(), tag))
             }
-            Self::Out(out) => {
-                // Memory on its way counts as if it were behind the block's end.
-                let mut figures = out.figures.clone();
-                figures.precommitted += out.charged;
-                Some((figures, out.tag.as_ref()))
-            }
+            Self::Out(out) => Some((out.figures.clone(), out.tag.as_ref())),
             Self::Vacant | Self::Taken => None,
         }
     }

@@ -3,16 +3,16 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use super::accounts::LimitChange;
+use super::accounts::TenantId;
+use super::accounts::Terms;
 use super::block::Block;
-use super::budget::TenantId;
 use super::builder::BlockBuilder;
 use super::core::Core;
-use super::limits::LimitChange;
 use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
 use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
-use super::terms::Terms;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::{AccessGrant, Stream};

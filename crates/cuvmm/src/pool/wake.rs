@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
@@ -196,7 +196,8 @@ impl Locked<'_> {
             }
             if asleep == 0 || fits_now {
                 // Each block owes its part of the charge.
-                self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
+                let charge = self.budget.charge(Some(id), Amount::bytes(asleep));
+                self.budget.keep(charge);
                 break;
             }
             self.reclaim_for(id, asleep, Purpose::New)?;

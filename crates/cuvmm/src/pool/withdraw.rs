@@ -1,7 +1,7 @@
 //! Giving memory up: shrinking, freeing, unregistering, and ending leases. Nothing here waits for
 //! the GPU. The driver is called only for memory that is [not kept cached](super::purge).
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::{BlockPlace, SlotId};
 use crate::deferred::defer;

@@ -46,7 +46,7 @@ mod tests {
     use crate::device::Device;
     use crate::extents::rig::{G, Rig, rig};
     use crate::extents::{Fence, Round};
-    use crate::pool::budget::TenantId;
+    use crate::pool::accounts::TenantId;
     use crate::pool::ids::SlotId;
     use crate::pool::slot::Class;
 

@@ -11,7 +11,7 @@ use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::ledger::{InLine, Lacking};
 use crate::own::Stream;
-use crate::pool::budget::TenantId;
+use crate::pool::accounts::TenantId;
 use crate::pool::ids::BlockPlace;
 use crate::size::Granularity;
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::pressure::{Pressure, PressureHook};
 use crate::error::{BlockError, Shortage};
-use crate::pool::budget::{Budget, TenantId};
+use crate::pool::accounts::{Budget, TenantId};
 use crate::pool::core::Locked;
 use crate::pool::ids::BlockPlace;
 use crate::pool::reclaim::Plan;

@@ -12,7 +12,7 @@ use super::queue::{Answer, Want};
 use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Urgency;
-use crate::pool::budget::TenantId;
+use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::ids::BYTES;
 use crate::pool::state::State;

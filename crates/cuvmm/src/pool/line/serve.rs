@@ -14,7 +14,7 @@ use super::queue::{Group, Turn, Want};
 use super::relief::Demand;
 use super::wait::Wait;
 use crate::error::BlockError;
-use crate::pool::budget::TenantId;
+use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::reclaim::Plan;
 use crate::pool::slot::Freed;

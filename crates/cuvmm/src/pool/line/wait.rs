@@ -10,7 +10,7 @@ use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{Lacking, Waiting};
-use crate::pool::budget::TenantId;
+use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
 use crate::sync::atomic::{AtomicUsize, Ordering};

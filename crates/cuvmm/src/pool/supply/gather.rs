@@ -6,7 +6,7 @@ use super::Room;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::Unmapped;
 use crate::own::Physical;
-use crate::pool::budget::TenantId;
+use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::{Policy, Scrub};
 use crate::sync::MutexGuard;

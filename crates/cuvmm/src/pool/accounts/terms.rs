@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 
 use super::budget::TenantId;
-use super::line::PressureHook;
+use crate::pool::line::PressureHook;
 
 /// The hooks of a tenant: the one that other tenants' requests call, and the one that its own do.
 pub(crate) type Hooks = (Option<PressureHook>, Option<PressureHook>);

@@ -4,16 +4,16 @@
 use std::sync::{Arc, PoisonError};
 
 use super::budget::TenantId;
-use super::core::{Core, Locked};
 use super::joined::Joined;
-use super::line::{Demand, HookCall};
-use super::stats::TenantStats;
-use super::tenancy::Tenancy;
 use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{
     Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
 };
+use crate::pool::core::{Core, Locked};
+use crate::pool::line::{Demand, HookCall};
+use crate::pool::stats::TenantStats;
+use crate::pool::tenancy::Tenancy;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -24,7 +24,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// Makes a ledger grant the pool's memory. Called once, before the pool is used; its budget
     /// [needs grants](super::budget::Budget::needs_grants).
-    pub(super) fn join(core: &Arc<Self>, member: &Arc<Member>) {
+    pub(in crate::pool) fn join(core: &Arc<Self>, member: &Arc<Member>) {
         core.ledger.get_or_init(|| Joined {
             member: Arc::clone(member),
             attached: Mutex::new(None),
@@ -34,7 +34,7 @@ impl Core {
     }
 
     /// Makes the ledger's thread call the pool when other processes need memory.
-    pub(super) fn attach_to_ledger(core: &Arc<Self>) {
+    pub(in crate::pool) fn attach_to_ledger(core: &Arc<Self>) {
         if let Some(joined) = core.ledger.get()
             && !core.device.is_forked()
         {
@@ -44,7 +44,7 @@ impl Core {
     }
 
     /// Ends these calls, and waits until the ledger's thread has returned from the last.
-    pub(super) fn detach_from_ledger(&self) {
+    pub(in crate::pool) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
             && !self.device.is_forked()
         {
@@ -56,7 +56,11 @@ impl Core {
 
     /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
     /// ends its wait.
-    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
+    pub(in crate::pool) fn wait_in_ledger(
+        &self,
+        waiting: &mut Option<Waiting>,
+        lacking: Option<Lacking>,
+    ) {
         let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
             *waiting = None;
             return;
@@ -68,7 +72,7 @@ impl Core {
 
     /// Shows other processes the memory that the queue of futures lacks, at the place of its oldest
     /// request.
-    pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
+    pub(in crate::pool) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
         };
@@ -94,7 +98,7 @@ impl Joined {
 
 impl Locked<'_> {
     /// Returns the memory that the ledger refused a request, if other processes can help.
-    pub(super) fn lacking_in_ledger(
+    pub(in crate::pool) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
@@ -117,7 +121,11 @@ impl Locked<'_> {
 
 impl Locked<'_> {
     /// Refuses a new block while idle memory is owed to an older request of another process.
-    pub(super) fn leave_to_others(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
+    pub(in crate::pool) fn leave_to_others(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+    ) -> Result<(), BlockError> {
         if !self.line.others_lack() {
             return Ok(());
         }
@@ -126,7 +134,7 @@ impl Locked<'_> {
         };
         let (granted, place) = (self.budget.granted(), self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || self.tenants.values().map(Tenancy::kept).sum();
+        let in_use = || self.tenants.keys().map(|&id| self.kept_by(id)).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),

@@ -749,6 +749,24 @@ mod tests {
     }
 
     #[test]
+    fn a_charge_is_in_flight_until_it_is_kept_or_refunded() {
+        let mut budget = budget();
+        let mut charge = budget.charge(Some(A), Amount::bytes(10));
+        let part = charge.split(4);
+        assert_eq!(budget.account(A).in_flight, 10);
+        budget.keep(part);
+        assert_eq!(
+            (budget.account(A).in_flight, budget.account(A).held),
+            (6, 10)
+        );
+        budget.refund(charge);
+        assert_eq!(
+            (budget.account(A).in_flight, budget.account(A).held),
+            (0, 4)
+        );
+    }
+
+    #[test]
     fn what_an_operation_uses_itself_counts_against_the_limits_and_is_nobodys() {
         let mut budget = budget();
         let own = Amount {

@@ -126,3 +126,38 @@ impl Tenants {
         self.terms.iter_mut().map(|(&id, terms)| (id, terms))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn terms(name: &str) -> Terms {
+        Terms::new(name.to_owned(), 0, (Some(Arc::new(|_| ())), None))
+    }
+
+    #[test]
+    fn a_tenant_is_registered_then_drains_then_is_gone() {
+        let mut tenants = Tenants::default();
+        let (a, b) = (tenants.open(terms("a")), tenants.open(terms("b")));
+        assert!(tenants.is_registered(a) && !tenants.drains(a));
+        let hooks = tenants.unregister(a);
+        assert!(hooks.is_some_and(|(hook, own)| hook.is_some() && own.is_none()));
+        assert!(tenants.unregister(a).is_none(), "unregistered once");
+        assert!(!tenants.is_registered(a) && tenants.drains(a));
+        assert!(
+            tenants
+                .get(a)
+                .is_some_and(|it| it.hook().is_none() && !it.may_grow())
+        );
+        let names: Vec<_> = tenants
+            .registered()
+            .map(|(id, it)| (id, it.name()))
+            .collect();
+        assert_eq!(names, [(b, "b")]);
+        tenants.close(a);
+        assert!(!tenants.drains(a) && tenants.name_of(a).is_empty());
+        assert_ne!(tenants.open(terms("c")), a, "a number is never used twice");
+    }
+}

@@ -137,3 +137,42 @@ impl Gate {
         polled == Poll::Complete
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_guard_waits_for_what_began_before_it() {
+        let mut gate = Gate::default();
+        let before = gate.begin();
+        assert!(gate.begin_synchronising());
+        let flights = gate.begin_guard();
+        let after = gate.begin();
+        assert!(!gate.begin_synchronising(), "a guard lives");
+        assert!(gate.holds_up_guard(&flights));
+        gate.end(before);
+        assert!(
+            gate.holds_up_guard(&flights),
+            "a thread waits for the device"
+        );
+        gate.end_synchronising();
+        assert!(!gate.holds_up_guard(&flights), "{after} sees the guard");
+        assert!(gate.is_capturing());
+        gate.end_guard();
+        assert!(!gate.is_capturing() && gate.begin_synchronising());
+    }
+
+    #[test]
+    fn operations_in_flight_are_counted_until_they_end() {
+        let mut gate = Gate::default();
+        assert!(gate.is_idle() && !gate.has_others(None));
+        let own = gate.begin();
+        assert!(!gate.has_others(Some(own)) && gate.has_others(None));
+        let other = gate.begin();
+        assert!(gate.has_others(Some(own)) && gate.has_any(&[other]));
+        gate.end(other);
+        assert_eq!(gate.ended(), 1);
+        assert!(!gate.has_others(Some(own)) && !gate.has_any(&[other]));
+    }
+}

@@ -72,3 +72,24 @@ impl Line {
         std::mem::replace(&mut self.others_lack, yes) != yes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_is_counted_and_calls_the_mapper_only_for_a_future() {
+        let mut line = Line::default();
+        assert!(!line.announce(1, true), "no future waits");
+        assert!(!line.announce(0, false));
+        assert_eq!((line.told(), line.freed_count()), (2, 1));
+    }
+
+    #[test]
+    fn others_lack_until_that_is_taken_back() {
+        let mut line = Line::default();
+        assert!(line.set_others_lack(true) && !line.set_others_lack(true));
+        assert!(line.others_lack());
+        assert!(line.set_others_lack(false) && !line.others_lack());
+    }
+}

@@ -58,7 +58,7 @@ impl Tenant {
         state
             .reserve_part(tenant, holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
-                tenant: state.name_of(tenant),
+                tenant: state.terms.name_of(tenant),
                 wanted: least,
                 held: state.held(tenant, holder).map_or(0, |held| held.addresses),
                 limit: most,

@@ -158,7 +158,6 @@ pub use compact::Compaction;
 pub use exported::ExportedBlock;
 pub(crate) use exported::Promised;
 pub(crate) use fork::Prefix;
-#[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub use gate::CaptureGuard;
 pub(crate) use gate::Polling;
 pub use hardened::Hardened;
@@ -174,6 +173,7 @@ pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
 pub(crate) use supply::Room;
 pub use tenant::{Tenant, TenantBuilder};
+#[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use uses::Use;
 pub(crate) use wake::ToWake;
 

@@ -23,7 +23,7 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
-use crate::own::{Physical, Span};
+use crate::own::Span;
 
 /// A block that is falling asleep or waking, and the lease that keeps other operations from it.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::accounts::{Amount, Charge, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::Precommit;
@@ -218,11 +218,7 @@ enum Failure {
 }
 
 impl Job {
-    fn carry_out(
-        self,
-        core: &Core,
-        policy: &Policy,
-    ) -> ((SlotId, u64, Charge), Result<Placed, Failure>) {
+    fn carry_out(self, core: &Core, policy: &Policy) -> ((SlotId, u64), Result<Placed, Failure>) {
         let unmapped = match self.unmapped {
             Some(unmapped) => Ok(unmapped),
             None => {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::accounts::{Amount, Budget, Charge, TenantId};
+use super::accounts::{Budget, Charge, TenantId};
 use super::accounts::{Tenants, Terms};
 use super::gate::Gate;
 use super::hardened::Hardening;

@@ -7,7 +7,6 @@ use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
 use crate::extents::TakenOut;
-use crate::own::Physical;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {

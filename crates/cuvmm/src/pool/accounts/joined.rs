@@ -6,7 +6,7 @@ use crate::ledger::{Member, Waiting};
 use crate::sync::Mutex;
 
 #[derive(Debug)]
-pub(in crate::pool) struct Joined {
+pub(crate) struct Joined {
     pub(in crate::pool) member: Arc<Member>,
     /// The pool's number as a giver, while it is attached.
     pub(in crate::pool) attached: Mutex<Option<u64>>,

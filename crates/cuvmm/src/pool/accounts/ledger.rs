@@ -5,15 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use super::budget::TenantId;
 use super::joined::Joined;
-use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{
     Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
 };
 use crate::pool::core::{Core, Locked};
-use crate::pool::line::{Demand, HookCall};
+use crate::pool::line::Demand;
 use crate::pool::stats::TenantStats;
-use crate::pool::tenancy::Tenancy;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -198,9 +196,8 @@ impl Giver for Core {
         let mut state = self.lock();
         let hook_call = state.next_hook_for_process(bytes, wanted_by, &asked);
         Self::unlock(state);
-        let HookCall { to, hook, pressure } = hook_call?;
-        let call: Hook = Box::new(move || deferred::call_hook(move || hook(&pressure)));
-        Some((to.0, call))
+        let hook_call = hook_call?;
+        Some((hook_call.to().0, Box::new(move || hook_call.call())))
     }
 
     fn read_driver_memory(&self) {

@@ -13,7 +13,7 @@ mod wanted;
 use self::queue::Queue;
 
 pub use pressure::{Pressure, PressureHook};
-pub(in crate::pool) use relief::{Demand, HookCall};
+pub(in crate::pool) use relief::Demand;
 pub(in crate::pool) use wait::Attempt;
 pub(crate) use wait::{Wait, after};
 pub(in crate::pool) use wanted::{ExtentOptions, Wanted};

@@ -9,6 +9,7 @@
 use std::time::Instant;
 
 use super::pressure::{Pressure, PressureHook};
+use crate::deferred;
 use crate::error::{BlockError, Shortage};
 use crate::pool::accounts::{Budget, TenantId};
 use crate::pool::core::Locked;
@@ -17,7 +18,7 @@ use crate::pool::reclaim::Plan;
 use crate::pool::state::State;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Demand<'a> {
+pub(in crate::pool) enum Demand<'a> {
     Bytes(u64),
     /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
@@ -41,10 +42,23 @@ struct Asked {
     least: u64,
 }
 
-pub(super) struct HookCall {
-    pub(super) to: TenantId,
-    pub(super) hook: PressureHook,
-    pub(super) pressure: Pressure,
+pub(in crate::pool) struct HookCall {
+    to: TenantId,
+    hook: PressureHook,
+    pressure: Pressure,
+}
+
+impl HookCall {
+    /// Returns the tenant whose hook is called.
+    pub(in crate::pool) const fn to(&self) -> TenantId {
+        self.to
+    }
+
+    /// Calls the hook without a lock. The thread may be the hook's last owner by now.
+    pub(in crate::pool) fn call(self) {
+        let Self { hook, pressure, .. } = self;
+        deferred::call_hook(move || hook(&pressure));
+    }
 }
 
 #[derive(Default)]
@@ -103,7 +117,7 @@ impl Locked<'_> {
     }
 
     /// Returns the bytes that a refused request needs, and the bytes available to it now.
-    pub(super) fn wanted_and_available(
+    pub(in crate::pool) fn wanted_and_available(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
@@ -174,7 +188,7 @@ impl Locked<'_> {
 
     /// Returns the next hook for another process's request that lacks `bytes`: of the tenant with
     /// the lowest priority that holds memory above its guarantee, each once.
-    pub(super) fn next_hook_for_process(
+    pub(in crate::pool) fn next_hook_for_process(
         &mut self,
         bytes: u64,
         wanted_by: &str,

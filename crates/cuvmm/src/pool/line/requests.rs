@@ -20,7 +20,7 @@ use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
     /// Answers a request; returns `false` if it was withdrawn.
-    pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
+    pub(in crate::pool) fn answer(&mut self, number: u64, answer: Answer) -> bool {
         let Some(request) = self.line.queue.take(number) else {
             return false;
         };
@@ -118,7 +118,7 @@ impl Core {
     }
 
     /// Withdraws a request; returns its answer, if any.
-    pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
+    pub(in crate::pool) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;
         }
@@ -131,14 +131,14 @@ impl Core {
         })
     }
 
-    pub(super) fn call_mapper(&self) {
+    pub(in crate::pool) fn call_mapper(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake(Urgency::Now);
         }
     }
 
     /// Answers all requests with an error because the mapper has ended.
-    pub(super) fn fail_queue(&self) {
+    pub(in crate::pool) fn fail_queue(&self) {
         let mut state = self.lock();
         while let Some(number) = state.line.queue.first() {
             state.answer(number, Err(BlockError::NoMapper));

@@ -56,7 +56,7 @@ impl Want {
 impl Core {
     /// Serves the queue. Returns the time until the next service, unless the mapper is woken
     /// before.
-    pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
+    pub(in crate::pool) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
         if self.look(|state| state.line.queue.is_empty()) {
             self.queue_in_ledger(None);
             return None;
@@ -64,7 +64,7 @@ impl Core {
         let mut served = false;
         for pass in 1..=PASSES {
             served |= self.serve_once(stop, pass < PASSES);
-            if !self.lock().queue.memory_freed {
+            if !self.lock().line.queue.memory_freed {
                 break;
             }
         }

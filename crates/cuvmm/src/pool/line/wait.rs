@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::relief::{Demand, HookCall};
+use super::relief::Demand;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
@@ -43,14 +43,14 @@ pub(crate) fn after(wait: Duration) -> Instant {
 }
 
 /// The result of an attempt, and its lock.
-pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
+pub(in crate::pool) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
     pub(crate) fn of(timeout: Option<Duration>) -> Self {
         timeout.map_or(Self::Hooks, |timeout| Self::Until(after(timeout)))
     }
 
-    pub(super) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
+    pub(in crate::pool) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
         Self::of(timeouts.flatten().max())
     }
 
@@ -62,7 +62,7 @@ impl Wait {
         !matches!(self, Self::Never | Self::Turn { appeals: false })
     }
 
-    pub(super) const fn waits(self) -> bool {
+    pub(in crate::pool) const fn waits(self) -> bool {
         matches!(self, Self::Until(_) | Self::Turn { .. })
     }
 
@@ -78,7 +78,7 @@ impl Core {
     /// Attempts a tenant's request. If it finds too little memory and another attempt may help,
     /// tries again: when another operation has ended, after a pressure hook, and when memory may
     /// have become free.
-    pub(super) fn request<'a, 'd, T>(
+    pub(in crate::pool) fn request<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
         demand: impl Into<Demand<'d>>,
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Attempts a [request](Self::request) that waits only while `wanted` returns `true`.
-    pub(super) fn request_while<'a, 'd, T>(
+    pub(in crate::pool) fn request_while<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
         demand: impl Into<Demand<'d>>,
@@ -133,7 +133,7 @@ impl Core {
 
     /// Repeats an attempt until the deadline, as long as `again` returns `true` for the error. Does
     /// not wait in a hook.
-    pub(super) fn until<'a, T, E: From<CallError>>(
+    pub(in crate::pool) fn until<'a, T, E: From<CallError>>(
         &'a self,
         deadline: Option<Instant>,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
@@ -189,13 +189,12 @@ impl Core {
             }
             let terms = (wait.waits(), wait.deadline());
             let hook_call = state.next_hook_call(tenant, demand, error, terms, &asked);
-            let Some(HookCall { to, hook, pressure }) = hook_call else {
+            let Some(hook_call) = hook_call else {
                 break;
             };
-            asked.push(to);
+            asked.push(hook_call.to());
             Self::unlock(state);
-            // The thread may be the hook's last owner by now.
-            deferred::call_hook(move || hook(&pressure));
+            hook_call.call();
             (state, outcome) = self.beside_others(self.lock(), attempt);
         }
         (state, outcome)

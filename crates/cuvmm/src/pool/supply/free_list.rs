@@ -42,13 +42,6 @@ impl Physicals {
 }
 
 impl FreeList {
-    pub(super) const fn new() -> Self {
-        Self {
-            by_size: BTreeMap::new(),
-            bytes: 0,
-        }
-    }
-
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -143,7 +136,7 @@ mod tests {
     const B: Option<u64> = Some(2);
 
     fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
-        let mut list = FreeList::new();
+        let mut list = FreeList::default();
         for &(granules, by) in of {
             let mut unmapped = rig.memory(granules);
             unmapped.last_writer = by.map(|by| LastWriter { by, blank: false });
@@ -160,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_empty_list_gives_nothing() {
-        let mut list = FreeList::new();
+        let mut list = FreeList::default();
         assert_eq!((list.bytes(), list.largest()), (0, 0));
         assert!(list.take(G, A, true).is_none());
         assert!(list.take_within(u64::MAX, A, true).is_none());

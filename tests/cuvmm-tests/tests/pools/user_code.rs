@@ -377,7 +377,7 @@ fn a_subscriber_of_events_may_ask_the_pool() {
         fail(&[Call::MemRelease]);
         assert_eq!(pool.trim(0), Ok(0));
         rig.faults.disarm();
-        assert!(asks.told().contains(&"cuvmm::pool::release"));
+        assert!(asks.told().contains(&"cuvmm::pool::supply::release"));
         *asks.pool.lock().unwrap() = None;
         drop((one, other, stream, pool));
         common::nothing_left(rig);

@@ -6,7 +6,7 @@ mod common;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use common::G;
+use common::{D0, G};
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{BlockError, ContainerError, DeviceError, MemoryError, PoolError, SleepError};
 use cuvmm::own::PoolReuse;
@@ -219,6 +219,13 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let asleep = other.allocate(G).unwrap();
     other.blocks().sleep(Contents::Keep(&store)).unwrap();
     let block = tenant.block(2 * G).capacity(4 * G).home_stream(&stream);
+    // Memory whose fence a reclaim polls, under the pool's lock.
+    let busy = tenant.allocate_on(&stream, G).unwrap();
+    let kernel = vec![(busy.address(), G, 1)];
+    rig.machine.hold(D0, stream.as_raw());
+    rig.machine
+        .queue_kernel(D0, stream.as_raw(), vec![], kernel)
+        .unwrap();
     let third = tenant.clone();
     let mut held = Some(Held {
         block: block.allocate().unwrap(),
@@ -230,12 +237,17 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
         store,
         asleep,
     });
+    drop(busy);
     let ways = ways();
     rig.faults.forget();
-    rig.faults.set_cost(Call::MemCreate, Duration::from_secs(3));
+    let polls = [Call::StreamQuery, Call::EventQuery, Call::EventRecord];
+    polls
+        .iter()
+        .for_each(|&call| rig.faults.set_cost(call, Duration::from_secs(3)));
     std::thread::scope(|scope| {
-        scope.spawn(move || drop(third.try_allocate(8 * G).unwrap()));
-        while rig.faults.count(Call::MemCreate) == 0 {
+        let polling = scope.spawn(move || third.try_allocate(64 * G).unwrap_err());
+        while polls.iter().all(|&call| rig.faults.count(call) == 0) {
+            assert!(!polling.is_finished(), "nothing was polled");
             std::thread::yield_now();
         }
         // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
@@ -261,7 +273,10 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
         );
         assert_eq!(status, 0);
     });
-    rig.faults.set_cost(Call::MemCreate, Duration::ZERO);
+    polls
+        .iter()
+        .for_each(|&call| rig.faults.set_cost(call, Duration::ZERO));
+    rig.machine.release_all_streams(D0);
     drop(held);
     common::nothing_left(rig);
 }

@@ -2,8 +2,10 @@
 //!
 //! [`Completed`] is a space together with proof that no work can use the memory unmapped from it.
 //! It borrows the space, so proof for one space unmaps nothing of another, and no use can begin
-//! while it lives. Nothing else unmaps extents of a space, except [`Placed::unmap_after`], for
-//! heaps, in which one physical has several mappings and each has a fence of its own.
+//! while it lives. Mappings that are in no space any more are unmapped with an [`Unused`] of their
+//! own: those of heaps, in which one physical has several mappings with a fence each
+//! ([`Placed::unmap_after`]), those that a roll-back has not put back, those of memory that an
+//! operation placed and nothing used, and zeros.
 //!
 //! Keeps I-20.
 

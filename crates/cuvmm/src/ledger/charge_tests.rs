@@ -19,7 +19,6 @@ fn charged(words: &[Word]) -> Vec<u64> {
         .collect()
 }
 
-// I-70
 #[test]
 fn charges_add_up_to_the_limit_and_no_further() {
     let words = words(&[0, 0, 0]);

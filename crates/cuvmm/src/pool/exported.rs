@@ -9,10 +9,7 @@
 //! The mark is the physical's own ([`Physical::is_exported`]). [`State::keep`] obeys it when memory
 //! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
 //! without exports need not be searched.
-//!
 //! The pool does not know which process has imported memory, nor when it lets go of it.
-//!
-//! Keeps I-60.
 
 use std::fmt;
 

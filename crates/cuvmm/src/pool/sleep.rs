@@ -7,7 +7,7 @@
 //!
 //! No byte is copied here.
 //!
-//! Keeps I-51.
+//! Keeps I-50 and I-51.
 
 use std::time::Instant;
 

@@ -1,7 +1,5 @@
 //! The sleep state of a block: whether it has its memory, and its memory that is neither in its
 //! slot nor given up. [`sleep`](super::sleep) and [`wake`](super::wake) change the state.
-//!
-//! Keeps I-50.
 
 use crate::extents::{Fence, TakenOut};
 use crate::store::Saved;

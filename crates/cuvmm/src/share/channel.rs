@@ -3,6 +3,8 @@
 //! The connection is a Unix socket of type `SOCK_SEQPACKET`: a message arrives as it was sent, and
 //! is marked as truncated if it does not fit the buffer. Every descriptor is owned as soon as it is
 //! received, so a malformed message leaks none.
+//!
+//! Keeps I-69.
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};

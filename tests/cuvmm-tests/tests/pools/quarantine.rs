@@ -163,6 +163,7 @@ fn refused(rig: &Rig<Nothing>) -> (Pool, Tenant) {
     (pool, tenant)
 }
 
+// I-37
 #[test]
 fn a_refused_release_is_tried_again_by_what_gives_back_and_by_what_lacks_memory() {
     type Try = fn(&Pool, &Tenant);

@@ -66,9 +66,9 @@ on_both! {
         }
         assert_eq!(region.committed(), 12 * G);
         // Where memory is short, only what is needed.
-        rig.faults.arm(Fault::nth(1, CUresult::ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
+        rig.faults.arm(Fault::nth(1, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
         assert_eq!(region.grow_to(13 * G).unwrap(), 13 * G);
-        rig.faults.arm(Fault::all(CUresult::ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
+        rig.faults.arm(Fault::all(CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(Call::MemCreate));
         assert!(region.grow_to(14 * G).is_err());
         assert_eq!(region.committed(), 13 * G);
     }

@@ -161,6 +161,7 @@ fn frames_that_are_short_long_twice_or_mixed_up() {
     });
 }
 
+// I-69
 #[test]
 fn descriptors_where_none_belong() {
     leaves_nothing_open(|| {

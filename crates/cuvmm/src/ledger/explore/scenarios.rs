@@ -52,6 +52,7 @@ fn sample(orders: u64, mut scenario: impl FnMut(u64) -> Scenario) {
     }
 }
 
+// I-70
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn charges_race() {

@@ -1,6 +1,6 @@
 //! Memory that no slot uses any more: it goes to the free list or is released.
 //!
-//! Keeps I-32 and I-33.
+//! Keeps I-32, I-33, I-37 and I-60.
 
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};

@@ -5,13 +5,15 @@ use std::process::Command;
 
 /// Builds `fakecuda` and copies it to `libcuda.so.1` in a directory.
 ///
-/// Cargo does not build a library of this kind for tests, so the tests run cargo. A build that is
-/// up to date takes a moment.
+/// Cargo does not build a library of this kind for tests, so the tests run cargo, with the profile
+/// in which it has built the library's dependencies for tests. A build that is up to date takes a
+/// moment.
 pub(crate) fn fakecuda_in(directory: &Path) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let mut build = Command::new(cargo);
     build
         .args(["build", "--quiet", "--package", "fakecuda", "--lib"])
+        .args(["--profile", "test"])
         .args(["--message-format", "json"])
         .current_dir(env!("CARGO_MANIFEST_DIR"));
     let output = build.output().expect("cargo can be started");

@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::accounts::{Amount, Charge, TenantId};
+use super::accounts::{Amount, Charge, TenantId, Terms};
 use super::core::Locked;
 use super::holder::HolderId;
 use super::ids::SlotId;
@@ -124,7 +124,7 @@ impl Locked<'_> {
     /// give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
-        let beyond = self.terms.get(id).is_some_and(|terms| terms.beyond);
+        let beyond = self.terms.get(id).is_some_and(Terms::is_beyond);
         if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
@@ -385,7 +385,7 @@ impl State {
             })
             .filter_map(|(&other, _)| {
                 let terms = self.terms.get(other)?;
-                Some(((terms.is_registered(), terms.priority), other))
+                Some(((terms.is_registered(), terms.priority()), other))
             })
             .collect();
         others.sort_unstable();

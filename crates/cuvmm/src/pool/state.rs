@@ -318,7 +318,7 @@ impl State {
     pub(super) fn update_bypass(&mut self, id: TenantId) {
         if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.tenants.get_mut(&id)) {
             let exceeds = self.lowered && self.budget.excess() > 0;
-            let bypassed = exceeds || terms.beyond || tenancy.has_sleepers();
+            let bypassed = exceeds || terms.is_beyond() || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
             tenancy.may_grow = terms.may_grow();
             let reports = exceeds || !terms.may_grow();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::accounts::TenantId;
+use super::accounts::{TenantId, Terms};
 use super::holder::Held;
 use super::slot::Figures;
 use super::slot::Freed;
@@ -275,12 +275,12 @@ impl State {
             draining: self.terms.drains(id),
             guarantee: account.guarantee,
             limit: self.budget.limit_of(id),
-            priority: terms.map_or(0, |terms| terms.priority),
+            priority: terms.map_or(0, Terms::priority),
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals: terms.map_or(0, |terms| terms.refusals),
+            refusals: terms.map_or(0, Terms::refusals),
             ..TenantStats::default()
         };
         let figures = tenancy.figures();

@@ -157,7 +157,7 @@ impl<'a> TenantBuilder<'a> {
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
         if let Some(terms) = state.terms.get_mut(id) {
-            terms.handle = Some(handle);
+            terms.set_handle(handle);
         }
         drop(state);
         Ok(Tenant { shared })
@@ -333,7 +333,9 @@ impl Core {
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         let state = self.lock();
         let registered = state.terms.registered();
-        let handles: Vec<Weak<_>> = registered.filter_map(|(_, it)| it.handle.clone()).collect();
+        let handles: Vec<Weak<_>> = registered
+            .filter_map(|(_, it)| it.handle().cloned())
+            .collect();
         drop(state);
         // Without the lock, since a handle may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);

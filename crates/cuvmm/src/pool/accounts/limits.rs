@@ -141,7 +141,7 @@ impl Core {
         let mut state = self.lock();
         state.check_registered(id)?;
         if let Some(terms) = state.terms.get_mut(id) {
-            terms.priority = priority;
+            terms.set_priority(priority);
         }
         Ok(())
     }
@@ -232,8 +232,9 @@ impl Locked<'_> {
         let state: &mut State = self;
         state.lowered = state.budget.excess() > 0;
         for (id, terms) in state.terms.iter_mut() {
-            terms.beyond = state.budget.excess_of(id) > 0;
-            state.lowered |= terms.beyond;
+            let beyond = state.budget.excess_of(id) > 0;
+            terms.set_beyond(beyond);
+            state.lowered |= beyond;
         }
         let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
         ids.into_iter().for_each(|id| self.update_bypass(id));

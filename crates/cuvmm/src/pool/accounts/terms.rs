@@ -16,15 +16,15 @@ pub(crate) type Handle = Weak<dyn Any + Send + Sync>;
 
 pub(crate) struct Terms {
     name: String,
-    pub(crate) priority: i32,
+    priority: i32,
     hooks: Hooks,
     registered: bool,
     /// `true` if the tenant exceeds its own lowered limit. Updated when a limit changes and when
     /// memory beyond a limit was reclaimed.
-    pub(crate) beyond: bool,
-    pub(crate) refusals: u64,
+    beyond: bool,
+    refusals: u64,
     /// While a handle lives.
-    pub(crate) handle: Option<Handle>,
+    handle: Option<Handle>,
 }
 
 impl Terms {
@@ -42,6 +42,39 @@ impl Terms {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) const fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    pub(super) const fn set_priority(&mut self, priority: i32) {
+        self.priority = priority;
+    }
+
+    pub(crate) const fn is_beyond(&self) -> bool {
+        self.beyond
+    }
+
+    pub(super) const fn set_beyond(&mut self, yes: bool) {
+        self.beyond = yes;
+    }
+
+    /// Returns how many requests were refused.
+    pub(crate) const fn refusals(&self) -> u64 {
+        self.refusals
+    }
+
+    pub(crate) const fn count_refusal(&mut self) {
+        self.refusals += 1;
+    }
+
+    pub(crate) const fn handle(&self) -> Option<&Handle> {
+        self.handle.as_ref()
+    }
+
+    pub(crate) fn set_handle(&mut self, handle: Handle) {
+        self.handle = Some(handle);
     }
 
     pub(crate) const fn is_registered(&self) -> bool {

@@ -303,7 +303,7 @@ impl State {
         let givers = others.filter_map(|(tenant, terms)| {
             Some(HookGiver {
                 tenant,
-                priority: terms.priority,
+                priority: terms.priority(),
                 hook: terms.hook()?.clone(),
                 gives: gives(self, tenant),
             })
@@ -353,7 +353,7 @@ impl State {
         if error.is_shortage() {
             self.refusals += 1;
             if let Some(terms) = self.terms.get_mut(id) {
-                terms.refusals += 1;
+                terms.count_refusal();
             }
         }
     }

@@ -149,7 +149,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Frees a whole reservation.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemAddressFree")]
     unsafe fn free_reservation(&self, address: DeviceAddress, size: u64) -> Result<()>;
 
@@ -163,7 +163,7 @@ pub trait Driver: Debug + Send + Sync {
     /// exported descriptor are gone.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemRelease")]
     unsafe fn release(&self, handle: PhysicalHandle) -> Result<()>;
 
@@ -174,14 +174,14 @@ pub trait Driver: Debug + Send + Sync {
     /// Returns the properties that a physical was created with.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
     unsafe fn physical_props(&self, handle: PhysicalHandle) -> Result<PhysicalProps>;
 
     /// Exports a physical as a handle of the given type that another process can import.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemExportToShareableHandle")]
     unsafe fn export(
         &self,
@@ -207,7 +207,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Maps a whole physical at an address. No location has access to the mapping yet.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemMap")]
     unsafe fn map(
         &self,
@@ -394,28 +394,28 @@ pub trait Driver: Debug + Send + Sync {
     /// Destroys a stream. Work queued on it still runs to completion.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamDestroy")]
     unsafe fn stream_destroy(&self, device: Ordinal, stream: StreamHandle) -> Result<()>;
 
     /// Waits until all work of a stream is done.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamSynchronize")]
     unsafe fn stream_synchronize(&self, device: Ordinal, stream: StreamHandle) -> Result<()>;
 
     /// Returns `true` if all work of a stream is done.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamQuery")]
     unsafe fn stream_query(&self, device: Ordinal, stream: StreamHandle) -> Result<bool>;
 
     /// Makes later work of a stream wait for the work that the event's last record covers.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamWaitEvent")]
     unsafe fn stream_wait_event(
         &self,
@@ -431,14 +431,14 @@ pub trait Driver: Debug + Send + Sync {
     /// Destroys an event.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuEventDestroy")]
     unsafe fn event_destroy(&self, device: Ordinal, event: EventHandle) -> Result<()>;
 
     /// Records an event: it then covers all work queued on the stream so far.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuEventRecord")]
     unsafe fn event_record(
         &self,
@@ -454,21 +454,21 @@ pub trait Driver: Debug + Send + Sync {
     /// capture is invalidated.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuCtxRecordEvent")]
     unsafe fn context_record_event(&self, device: Ordinal, event: EventHandle) -> Result<()>;
 
     /// Returns `true` if the work that the event covers is done.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuEventQuery")]
     unsafe fn event_query(&self, device: Ordinal, event: EventHandle) -> Result<bool>;
 
     /// Waits until the work that the event covers is done.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuEventSynchronize")]
     unsafe fn event_synchronize(&self, device: Ordinal, event: EventHandle) -> Result<()>;
 
@@ -485,7 +485,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Returns whether a stream is capturing.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamIsCapturing")]
     unsafe fn capture_status(&self, device: Ordinal, stream: StreamHandle)
     -> Result<CaptureStatus>;
@@ -494,7 +494,7 @@ pub trait Driver: Debug + Send + Sync {
     /// it.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamBeginCapture")]
     unsafe fn capture_begin(
         &self,
@@ -506,14 +506,14 @@ pub trait Driver: Debug + Send + Sync {
     /// Ends a capture and returns the graph.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuStreamEndCapture")]
     unsafe fn capture_end(&self, device: Ordinal, stream: StreamHandle) -> Result<GraphHandle>;
 
     /// Instantiates a graph, so that it can be launched.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuGraphInstantiateWithFlags")]
     unsafe fn graph_instantiate(
         &self,
@@ -524,7 +524,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Queues a graph's work on a stream.
     ///
     /// # Safety
-    /// The common obligation of the [module](self), for all memory that the graph uses.
+    /// The [common obligation](self), for all memory that the graph uses.
     #[doc(alias = "cuGraphLaunch")]
     unsafe fn graph_launch(
         &self,
@@ -536,14 +536,14 @@ pub trait Driver: Debug + Send + Sync {
     /// Destroys a graph. Executable graphs instantiated from it stay valid.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuGraphDestroy")]
     unsafe fn graph_destroy(&self, device: Ordinal, graph: GraphHandle) -> Result<()>;
 
     /// Destroys an executable graph.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuGraphExecDestroy")]
     unsafe fn graph_exec_destroy(&self, device: Ordinal, graph: GraphExecHandle) -> Result<()>;
 
@@ -556,14 +556,14 @@ pub trait Driver: Debug + Send + Sync {
     /// Frees plain or managed memory. Waits for the device.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemFree")]
     unsafe fn free(&self, device: Ordinal, address: DeviceAddress) -> Result<()>;
 
     /// Allocates from the device's current memory pool, ordered on a stream.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemAllocAsync")]
     unsafe fn alloc_async(
         &self,
@@ -575,7 +575,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Frees memory of a memory pool, ordered on a stream.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemFreeAsync")]
     unsafe fn free_async(
         &self,
@@ -591,7 +591,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Frees pinned host memory.
     ///
     /// # Safety
-    /// The common obligation of the [module](self), and no reference into the memory is live.
+    /// The [common obligation](self), and no reference into the memory is live.
     #[doc(alias = "cuMemFreeHost")]
     unsafe fn host_free(&self, device: Ordinal, pointer: *mut u8) -> Result<()>;
 
@@ -607,7 +607,7 @@ pub trait Driver: Debug + Send + Sync {
     /// The range is any number of bytes; whole pages are moved.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPrefetchAsync")]
     unsafe fn prefetch(
         &self,
@@ -668,14 +668,14 @@ pub trait Driver: Debug + Send + Sync {
     /// If it was the current pool of its device, the default pool becomes the current one.
     ///
     /// # Safety
-    /// The common obligation of the [module](self). A default pool is refused.
+    /// The [common obligation](self). A default pool is refused.
     #[doc(alias = "cuMemPoolDestroy")]
     unsafe fn mem_pool_destroy(&self, device: Ordinal, pool: MemPoolHandle) -> Result<()>;
 
     /// Returns an attribute of a memory pool.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPoolGetAttribute")]
     unsafe fn mem_pool_attribute(
         &self,
@@ -687,7 +687,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Sets an attribute of a memory pool.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPoolSetAttribute")]
     unsafe fn mem_pool_set_attribute(
         &self,
@@ -701,14 +701,14 @@ pub trait Driver: Debug + Send + Sync {
     /// free was not seen to be done by a synchronization may stay.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPoolTrimTo")]
     unsafe fn mem_pool_trim(&self, device: Ordinal, pool: MemPoolHandle, keep: u64) -> Result<()>;
 
     /// Returns the access that a location has to the memory of a pool.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPoolGetAccess")]
     unsafe fn mem_pool_access(
         &self,
@@ -741,14 +741,14 @@ pub trait Driver: Debug + Send + Sync {
     /// The pool's memory must be on the device.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuDeviceSetMemPool")]
     unsafe fn set_current_mem_pool(&self, device: Ordinal, pool: MemPoolHandle) -> Result<()>;
 
     /// Allocates from a memory pool, ordered on a stream. The pool may be of another device.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     unsafe fn alloc_from_pool_async(
         &self,
@@ -761,7 +761,7 @@ pub trait Driver: Debug + Send + Sync {
     /// Exports a memory pool as a handle of the given type that another process can import.
     ///
     /// # Safety
-    /// The common obligation of the [module](self).
+    /// The [common obligation](self).
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     unsafe fn mem_pool_export(
         &self,
@@ -797,7 +797,7 @@ pub trait Driver: Debug + Send + Sync {
     /// the exporting process frees it.
     ///
     /// # Safety
-    /// The common obligation of the [module](self). The allocation is not freed in the exporting
+    /// The [common obligation](self). The allocation is not freed in the exporting
     /// process before it is freed here.
     #[doc(alias = "cuMemPoolImportPointer")]
     unsafe fn mem_pool_import_pointer(

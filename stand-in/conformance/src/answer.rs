@@ -16,7 +16,6 @@ pub(crate) struct Answer(String);
 pub(crate) type Answered = Result<Answer, DriverError>;
 
 impl Answer {
-    /// Creates the answer with the code of a call.
     #[must_use]
     pub(crate) fn code<T>(outcome: &Result<T, DriverError>) -> Self {
         Self(code(outcome))
@@ -28,7 +27,6 @@ impl Answer {
         Self(format!("{name} {}", code(outcome)))
     }
 
-    /// Creates the answer with a value.
     #[must_use]
     pub(crate) fn value(value: impl Display) -> Self {
         Self(value.to_string())
@@ -40,27 +38,18 @@ impl Answer {
         Self(format!("set-up failed: {error}"))
     }
 
-    /// Adds a named value.
     #[must_use]
     pub(crate) fn with(mut self, name: &str, value: impl Display) -> Self {
         self.0.push_str(&format!(", {name} {value}"));
         self
     }
 
-    /// Adds the code of another call.
     #[must_use]
     pub(crate) fn then<T>(self, name: &str, outcome: &Result<T, DriverError>) -> Self {
         let code = code(outcome);
         self.with(name, code)
     }
 
-    /// Returns the text.
-    #[must_use]
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns the text, owned.
     #[must_use]
     pub(crate) fn into_string(self) -> String {
         self.0
@@ -73,7 +62,6 @@ impl Display for Answer {
     }
 }
 
-/// Returns the name of an outcome's result code.
 pub(crate) fn code<T>(outcome: &Result<T, DriverError>) -> String {
     match outcome {
         Ok(_) => "CUDA_SUCCESS".to_owned(),

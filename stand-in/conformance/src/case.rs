@@ -48,16 +48,15 @@ pub struct Case {
 }
 
 impl Case {
-    /// Creates a case that runs anywhere.
+    /// Creates a case that runs anywhere. [`Rule::cases`] gives it a rule.
     pub(crate) const fn new(
         name: &'static str,
-        rule: &'static str,
         about: &'static str,
         ask: fn(&mut Bench) -> Answered,
     ) -> Self {
         Self {
             name,
-            rule,
+            rule: "",
             about,
             manner: Manner::Here,
             slow: false,
@@ -67,13 +66,11 @@ impl Case {
         }
     }
 
-    /// Makes the case run in a separate process.
     pub(crate) const fn isolated(mut self) -> Self {
         self.manner = Manner::Isolated;
         self
     }
 
-    /// Makes the case run only together with the slow cases.
     pub(crate) const fn slow(mut self) -> Self {
         self.slow = true;
         self
@@ -128,5 +125,49 @@ impl Case {
     #[must_use]
     pub const fn needs(&self) -> &'static [Need] {
         self.needs
+    }
+}
+
+/// A rule of `docs/semantics.md`, and what all of its cases have in common.
+pub(crate) struct Rule {
+    name: &'static str,
+    isolated: bool,
+    needs: &'static [Need],
+}
+
+impl Rule {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            isolated: false,
+            needs: &[],
+        }
+    }
+
+    pub(crate) const fn isolated(mut self) -> Self {
+        self.isolated = true;
+        self
+    }
+
+    /// Makes each case skipped where one of the needs is not met.
+    pub(crate) const fn needing(mut self, needs: &'static [Need]) -> Self {
+        self.needs = needs;
+        self
+    }
+
+    pub(crate) const fn cases<const N: usize>(&self, mut cases: [Case; N]) -> [Case; N] {
+        let mut index = 0;
+        while index < N {
+            let case = &mut cases[index];
+            case.rule = self.name;
+            if self.isolated {
+                case.manner = Manner::Isolated;
+            }
+            if !self.needs.is_empty() {
+                case.needs = self.needs;
+            }
+            index += 1;
+        }
+        cases
     }
 }

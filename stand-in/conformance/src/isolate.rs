@@ -1,7 +1,7 @@
 //! Cases in a separate process: starting it, and the code that runs in it.
 
 use std::ffi::OsString;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -58,11 +58,12 @@ impl Isolate {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("cannot start {}: {error}", self.program.display()))?;
-        if let Err(reason) = wait(&mut child, self.patience) {
-            // The child may have ended meanwhile, which makes no difference.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(reason);
+        if wait(&mut child, self.patience)
+            .map_err(|error| error.to_string())?
+            .is_none()
+        {
+            let patience = self.patience.as_secs();
+            return Err(format!("its process did not end within {patience} s"));
         }
         let output = child
             .wait_with_output()
@@ -82,26 +83,25 @@ impl Isolate {
     }
 }
 
-/// Waits for a child that prints less than a pipe holds.
-fn wait(child: &mut Child, patience: Duration) -> Result<(), String> {
+/// Waits for a child, and kills it after a time. Returns `None` for a child that was killed.
+///
+/// The child prints less than a pipe holds, or another thread reads what it prints.
+pub(crate) fn wait(child: &mut Child, patience: Duration) -> io::Result<Option<ExitStatus>> {
     let start = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(_)) => return Ok(()),
-            Ok(None) if start.elapsed() > patience => {
-                return Err(format!(
-                    "its process did not end within {} s",
-                    patience.as_secs()
-                ));
-            }
-            Ok(None) => thread::sleep(Duration::from_millis(2)),
-            Err(error) => return Err(error.to_string()),
+    while start.elapsed() <= patience {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
         }
+        thread::sleep(Duration::from_millis(2));
     }
+    // The child may have ended meanwhile, which makes no difference.
+    let _ = child.kill();
+    let _ = child.wait();
+    Ok(None)
 }
 
 /// Returns `died: SIGSEGV`, for a process that a signal ended.
-fn death(status: ExitStatus) -> Option<String> {
+pub(crate) fn death(status: ExitStatus) -> Option<String> {
     let name = match status.signal()? {
         4 => "SIGILL".to_owned(),
         6 => "SIGABRT".to_owned(),

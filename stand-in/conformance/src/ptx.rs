@@ -1,4 +1,5 @@
-//! Kernels on the real driver, from a few lines of PTX that the driver compiles.
+//! Kernels, which the trait `Driver` does not have: an interface for the few cases that need one, and
+//! the kernels of the real driver, from a few lines of PTX that the driver compiles.
 //!
 //! `unsafe` is allowed here for the driver's calls that load and launch device code. The trait
 //! `Driver` does not have them, so they are called through the table of functions.
@@ -6,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +18,38 @@ use cuvmm_driver::sys::{
 };
 use cuvmm_driver::{Call, DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-use crate::{ComparingKernels, KernelToucher};
+/// Runs kernels that access memory or take time.
+///
+/// The methods that launch do nothing else. The outcome shows at the next synchronization, as with any kernel.
+pub trait KernelToucher: Debug + Send + Sync {
+    /// Launches a kernel of one thread that reads, or writes, four bytes at an address.
+    ///
+    /// # Errors
+    /// Returns the driver's error of the launch.
+    fn touch(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+        address: DeviceAddress,
+        write: bool,
+    ) -> Result<(), DriverError>;
+
+    /// Launches a kernel that does nothing for about `milliseconds`.
+    ///
+    /// # Errors
+    /// Returns the driver's error of the launch.
+    fn spin(
+        &self,
+        device: Ordinal,
+        stream: StreamHandle,
+        milliseconds: u32,
+    ) -> Result<(), DriverError>;
+
+    /// Returns the kernels that compare what they read, which only a GPU runs.
+    fn comparing(&self) -> Option<&PtxToucher> {
+        None
+    }
+}
 
 /// The kernels that every GPU runs; `TARGET` stands for the minimum architecture.
 const PTX: &str = include_str!("kernels.ptx");
@@ -68,7 +100,6 @@ impl Code {
     }
 }
 
-/// A kernel and how it is launched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
     pub(crate) code: Code,
@@ -80,8 +111,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// A kernel of one thread.
-    const fn single(name: &'static CStr) -> Self {
+    pub(crate) const fn single(name: &'static CStr) -> Self {
         Self {
             code: Code::Usual,
             name,
@@ -131,7 +161,6 @@ impl PtxToucher {
         self.programmatic
     }
 
-    /// Makes a device's context current while `act` runs.
     fn within(
         &self,
         device: Ordinal,
@@ -295,7 +324,7 @@ impl KernelToucher for PtxToucher {
         self.launch(device, stream, Launch::single(c"spin"), &mut [nanoseconds])
     }
 
-    fn comparing(&self) -> Option<&dyn ComparingKernels> {
+    fn comparing(&self) -> Option<&PtxToucher> {
         Some(self)
     }
 }
@@ -319,7 +348,7 @@ fn missing(missing: MissingSymbol) -> DriverError {
     }
 }
 
-impl fmt::Debug for PtxToucher {
+impl Debug for PtxToucher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PtxToucher").finish_non_exhaustive()
     }

@@ -1,8 +1,11 @@
-//! Kernels of the real driver that write words and compare what they read.
+//! Kernels of the real driver that write words and compare what they read, for the cases in which one
+//! kernel reads what another has written. All methods only launch.
+//!
+//! A report is two counters of eight bytes: the words that differed, and those that differed before
+//! the kernel ahead had ended.
 
 use cuvmm_driver::{DeviceAddress, DriverError, Ordinal, StreamHandle};
 
-use crate::comparing::{ComparingKernels, Load, Words};
 use crate::ptx::{Code, Launch, PtxToucher};
 
 /// Blocks of a kernel that leaves room for another beside it, and of any other kernel.
@@ -14,12 +17,25 @@ const THREADS: u32 = 256;
 /// How long a kernel waits before it writes, so that the kernel behind it reads before.
 const LATE_NANOSECONDS: u64 = 100_000;
 
-impl ComparingKernels for PtxToucher {
-    fn is_programmatic(&self) -> bool {
-        Self::is_programmatic(self)
-    }
+/// Words of four bytes: the address of the first, and their number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    pub(crate) at: DeviceAddress,
+    pub(crate) count: u64,
+}
 
-    fn write(
+/// How a kernel loads what it compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// Through the cache of the multiprocessor (`ld.ca`).
+    Cached,
+    /// By read-only loads (`ld.nc`), through the texture path where there is one.
+    NonCoherent,
+}
+
+impl PtxToucher {
+    /// Launches a kernel that writes a value to all words.
+    pub(crate) fn write(
         &self,
         device: Ordinal,
         stream: StreamHandle,
@@ -27,17 +43,16 @@ impl ComparingKernels for PtxToucher {
         value: u32,
     ) -> Result<(), DriverError> {
         let launch = Launch {
-            code: Code::Usual,
-            name: c"write_words",
             blocks: MANY,
             threads: THREADS,
-            early: false,
+            ..Launch::single(c"write_words")
         };
         let numbers = &mut [words.at.0, words.count, value.into()];
         self.launch(device, stream, launch, numbers)
     }
 
-    fn compare(
+    /// Launches a kernel that counts the words that differ from a value.
+    pub(crate) fn compare(
         &self,
         device: Ordinal,
         stream: StreamHandle,
@@ -46,20 +61,20 @@ impl ComparingKernels for PtxToucher {
         report: DeviceAddress,
     ) -> Result<(), DriverError> {
         let launch = Launch {
-            code: Code::Usual,
-            name: match load {
-                Load::Cached => c"compare_cached",
-                Load::NonCoherent => c"compare_noncoherent",
-            },
             blocks: MANY,
             threads: THREADS,
-            early: false,
+            ..Launch::single(match load {
+                Load::Cached => c"compare_cached",
+                Load::NonCoherent => c"compare_noncoherent",
+            })
         };
         let numbers = &mut [words.at.0, words.count, value.into(), report.0];
         self.launch(device, stream, launch, numbers)
     }
 
-    fn write_late(
+    /// Launches a kernel that lets the kernel behind it start, waits for a while, and then writes a
+    /// value to all words.
+    pub(crate) fn write_late(
         &self,
         device: Ordinal,
         stream: StreamHandle,
@@ -77,7 +92,10 @@ impl ComparingKernels for PtxToucher {
         self.launch(device, stream, launch, numbers)
     }
 
-    fn compare_early(
+    /// Launches a kernel that starts before the one ahead of it has ended, waits for that
+    /// (`griddepcontrol.wait`), and counts the words that differ from a value. With `reads_early` it
+    /// counts them before it waits, too.
+    pub(crate) fn compare_early(
         &self,
         device: Ordinal,
         stream: StreamHandle,

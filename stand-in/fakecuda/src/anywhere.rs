@@ -1,6 +1,6 @@
 //! Copies whose direction follows from the addresses: `cuMemcpy` and `cuMemcpyAsync`.
 //!
-//! `unsafe` is allowed here to export functions (see `state`), and to copy host memory.
+//! `unsafe` exports functions (see `state`), and copies host memory.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{CaptureStatus, DeviceAddress, Ordinal, StreamHandle};
@@ -66,7 +66,7 @@ pub(crate) enum HostOrder {
 impl HostOrder {
     /// Returns the order of a copy on a stream between these addresses, as recorded.
     pub(crate) fn of(device: Ordinal, stream: StreamHandle, to: u64, from: u64) -> Outcome<Self> {
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let status = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
         if status != CaptureStatus::NONE {
             return Ok(Self::Queued);

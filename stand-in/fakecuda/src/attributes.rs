@@ -1,6 +1,6 @@
 //! Attributes of addresses.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

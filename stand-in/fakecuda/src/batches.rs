@@ -4,7 +4,7 @@
 //! places, and for each place the number of its first range. As on an H100, these numbers need not
 //! ascend, and a refused range leaves the ranges before it moved.
 //!
-//! `unsafe` is allowed here to export functions (see `state`), and to read the arrays that C passes.
+//! `unsafe` exports functions (see `state`), and reads the arrays that C passes.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{DeviceAddress, Location, StreamHandle};

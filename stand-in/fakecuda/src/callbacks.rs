@@ -10,7 +10,7 @@
 //! thread, and its calls are refused before they need one. A function that does not return does not
 //! keep the process from ending.
 //!
-//! `unsafe` is allowed here to export functions (see `state`), and to call what the program passes.
+//! `unsafe` exports functions (see `state`), and calls what the program passes.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;

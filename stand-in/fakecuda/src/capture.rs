@@ -1,6 +1,6 @@
 //! Captures and graphs.
 //!
-//! `unsafe` is allowed here to export functions (see `state`). The C caller promises valid handles,
+//! `unsafe` exports functions (see `state`). The C caller promises valid handles,
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
@@ -60,7 +60,7 @@ unsafe fn instantiate(
         return Err(INVALID);
     }
     let graph = GraphHandle(graph.addr() as u64);
-    // SAFETY: the caller promises valid handles, and others are refused.
+    // SAFETY: the host driver refuses wrong handles.
     let made = unsafe { driver()?.graph_instantiate(device, graph) }.map_err(code)?;
     // The driver reports no other flags.
     let flags = (flags & both) as u32;
@@ -69,7 +69,7 @@ unsafe fn instantiate(
         ..Known::of(device)
     };
     owned::own(Object::Executable(made.0), known);
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe {
         put(
             executable,
@@ -123,16 +123,16 @@ export! {
         current()?;
         present(status)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe { driver()?.capture_status(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(status, CUstreamCaptureStatus(found.0)) }
     }
 
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode) {
         let (device, stream) = target(Some(stream_handle(stream)))?;
         let mode = CaptureMode(mode.0);
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.capture_begin(device, stream, mode) }.map_err(code)
     }
 
@@ -140,21 +140,21 @@ export! {
         current()?;
         present(graph)?;
         let (device, stream) = target(Some(stream_handle(stream)))?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         let ended = unsafe { driver()?.capture_end(device, stream) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(graph, std::ptr::without_provenance_mut(ended.0 as usize)) }
     }
 
     fn cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: u64) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { instantiate(executable, graph, flags, FLAGS) }
     }
 
     fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) {
         let device = current()?;
         let executable = GraphExecHandle(executable.addr() as u64);
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.graph_launch(device, executable, stream_handle(stream)) }.map_err(code)
     }
 
@@ -162,14 +162,14 @@ export! {
         // Destroying needs no context, so without a current context device 0 will do.
         let device = current().unwrap_or(cuvmm_driver::Ordinal(0));
         let graph = GraphHandle(graph.addr() as u64);
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.graph_destroy(device, graph) }.map_err(code)
     }
 
     fn cuGraphExecDestroy(executable: CUgraphExec) {
         let device = current().unwrap_or(cuvmm_driver::Ordinal(0));
         let executable = GraphExecHandle(executable.addr() as u64);
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.graph_exec_destroy(device, executable) }.map_err(code)?;
         owned::forget(Object::Executable(executable.0));
         Ok(())
@@ -184,7 +184,7 @@ export_also! {
     ) {
         // SAFETY: the caller passes the structure, or null.
         let asked = unsafe { take(params.cast_const()) }?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         let made = unsafe { instantiate(executable, graph, asked.flags, FLAGS | UPLOAD) };
         // No node has failed. 1 is an error without a kind of its own.
         let (failed, result) = (std::ptr::null_mut(), u32::from(made.is_err()));
@@ -195,7 +195,7 @@ export_also! {
 
     fn cuGraphExecGetFlags(executable: CUgraphExec, flags: *mut u64) {
         let known = owned::known(Object::Executable(executable.addr() as u64)).ok_or(INVALID)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, u64::from(known.flags)) }
     }
 

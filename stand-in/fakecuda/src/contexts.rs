@@ -5,7 +5,7 @@
 //! far. All contexts of a device use the host driver's one context of that device, so an error that
 //! loses one loses all.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -191,7 +191,7 @@ unsafe fn create(context: *mut CUcontext, version: u32, flags: u32, device: CUde
     let made: CUcontext = std::ptr::without_provenance_mut(number);
     stack::push(made);
     state.driver.note_context(number as u64);
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(context, made) }
 }
 
@@ -248,7 +248,7 @@ unsafe fn pop(context: *mut CUcontext) -> Outcome {
     if context.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(context, popped) }
 }
 
@@ -290,7 +290,7 @@ export! {
             });
         }
         state.driver.note_retained(device);
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(context, name(device)) }
     }
 
@@ -308,7 +308,7 @@ export! {
         present(active)?;
         let device = state.device(device)?;
         let live = of(state, name(device)).is_ok();
-        // SAFETY: the caller passes valid pointers.
+        // SAFETY: C's promise (see `edge`).
         unsafe {
             put(flags, flags_of(name(device), device))?;
             put(active, i32::from(live))
@@ -320,13 +320,13 @@ export! {
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { pop(context) }
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
         state()?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(context, top().unwrap_or(std::ptr::null_mut())) }
     }
 
@@ -346,7 +346,7 @@ export! {
         let state = state()?;
         let found = known(state, top().ok_or(NONE)?)
             .map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found.0) }
     }
 
@@ -365,12 +365,12 @@ export! {
 
 export_also! {
     fn cuCtxCreate(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(context, FIRST_VERSION, flags, device) }
     }
 
     fn cuCtxCreate_v2(context: *mut CUcontext, flags: u32, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -390,7 +390,7 @@ export_also! {
                 false => CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY,
             });
         }
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -409,7 +409,7 @@ export_also! {
                 return Err(UNSUPPORTED);
             }
         }
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(context, VERSION, flags, device) }
     }
 
@@ -426,7 +426,7 @@ export_also! {
     }
 
     fn cuCtxPopCurrent(context: *mut CUcontext) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { pop(context) }
     }
 
@@ -443,7 +443,7 @@ export_also! {
                 made.references += 1;
             }
         });
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(context, attached) }
     }
 
@@ -464,7 +464,7 @@ export_also! {
         let device = current()?;
         present(flags)?;
         let context = top().ok_or(NONE)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, flags_of(context, device) | map_host(context, device)) }
     }
 
@@ -488,20 +488,20 @@ export_also! {
             Some(made) => made.id,
             None => table.ids.get(&device.0).copied().unwrap_or_default(),
         });
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(id, found) }
     }
 
     fn cuCtxGetApiVersion(context: CUcontext, version: *mut u32) {
         let (context, _) = named(context)?;
         let found = table(|table| table.made.get(&context.addr()).map(|made| made.version));
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(version, found.unwrap_or(VERSION)) }
     }
 
     fn cuCtxGetDevice_v2(device: *mut CUdevice, context: CUcontext) {
         let (_, found) = named(context)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found.0) }
     }
 

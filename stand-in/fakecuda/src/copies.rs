@@ -1,6 +1,6 @@
 //! Copies and fills.
 //!
-//! `unsafe` is allowed here to export functions (see `state`), and to make slices of the host
+//! `unsafe` exports functions (see `state`), and makes slices of the host
 //! memory that C passes by pointer and length.
 #![allow(unsafe_code)]
 

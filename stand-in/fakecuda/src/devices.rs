@@ -1,6 +1,6 @@
 //! Queries about devices: number, names, attributes, memory.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_char;
@@ -20,7 +20,7 @@ unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
     present(uuid)?;
     let device = state.device(device)?;
     let bytes = state.driver.device_uuid(device).map_err(code)?;
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe {
         put(
             uuid,
@@ -34,7 +34,7 @@ unsafe fn identity(uuid: *mut CUuuid, device: CUdevice) -> Outcome {
 export! {
     fn cuDeviceGetCount(count: *mut i32) {
         let found = driver()?.device_count().map_err(code)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(count, found) }
     }
 
@@ -42,7 +42,7 @@ export! {
         let state = state()?;
         present(device)?;
         let found = state.device(ordinal)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found.0) }
     }
 
@@ -63,12 +63,12 @@ export! {
     }
 
     fn cuDeviceGetUuid(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { identity(uuid, device) }
     }
 
     fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { identity(uuid, device) }
     }
 
@@ -77,7 +77,7 @@ export! {
         present(value)?;
         let device = state.device(device)?;
         let found = identity::attribute(device, attribute.0)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(value, found) }
     }
 
@@ -85,7 +85,7 @@ export! {
         let state = state()?;
         present(bytes)?;
         let found = state.driver.total_memory(state.device(device)?).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(bytes, found as usize) }
     }
 
@@ -94,7 +94,7 @@ export! {
         present(can)?;
         let (device, peer) = (state.device(device)?, state.device(peer)?);
         let found = state.driver.can_access_peer(device, peer).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(can, i32::from(found)) }
     }
 
@@ -103,7 +103,7 @@ export! {
         present(free)?;
         present(total)?;
         let found = driver()?.memory_info(device).map_err(code)?;
-        // SAFETY: the caller passes valid pointers.
+        // SAFETY: C's promise (see `edge`).
         unsafe {
             put(free, found.free as usize)?;
             put(total, found.total as usize)

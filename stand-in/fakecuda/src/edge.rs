@@ -1,8 +1,8 @@
 //! The boundary between C and Rust: exporting functions, reading and writing through pointers.
 //!
 //! `unsafe` is allowed here because C passes pointers, which have to be trusted: each helper
-//! rejects null and otherwise relies on the driver API's requirement that a pointer is valid for
-//! the data that a function reads or writes.
+//! rejects null and otherwise relies on C's promise, the driver API's requirement that a pointer is
+//! null or valid for the data that a function reads or writes.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

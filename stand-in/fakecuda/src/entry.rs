@@ -1,6 +1,6 @@
 //! Finding functions by name and version: `cuGetProcAddress`.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -130,7 +130,7 @@ export_also! {
     fn cuGetExportTable(table: *mut *const c_void, _id: *const CUuuid) {
         present(table)?;
         // The tables are private to NVIDIA's own libraries: none is known here.
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(table, std::ptr::null()) }?;
         Err(INVALID)
     }

@@ -1,6 +1,6 @@
 //! The names and texts of result codes.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -35,19 +35,19 @@ fn texts(code: CUresult) -> Option<&'static Texts> {
 /// The pointer is null or valid for writing.
 unsafe fn tell(text: Option<&'static CString>, to: *mut *const c_char) -> Outcome {
     let found = text.map_or(std::ptr::null(), |text| text.as_ptr());
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(to, found) }?;
     text.map(drop).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 export! {
     fn cuGetErrorName(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { tell(texts(code).map(|texts| &texts.0), text) }
     }
 
     fn cuGetErrorString(code: CUresult, text: *mut *const c_char) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { tell(texts(code).map(|texts| &texts.1), text) }
     }
 }

@@ -1,6 +1,6 @@
 //! Fills with elements of two and four bytes, fills and copies of rectangles.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{DeviceAddress, Ordinal, StreamHandle};
@@ -244,6 +244,36 @@ unsafe fn copy_rows(rectangle: *const Rectangle, stream: Option<StreamHandle>) -
     Ok(())
 }
 
+/// Defines functions that fill rectangles with elements of a type: one that waits, and one that
+/// queues the fill.
+macro_rules! fills_rows {
+    ($($waits:ident $queues:ident $value:ty;)*) => {
+        export_also! {$(
+            fn $waits(to: CUdeviceptr, pitch: usize, value: $value, width: usize, height: usize) {
+                fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
+            }
+
+            fn $queues(
+                to: CUdeviceptr,
+                pitch: usize,
+                value: $value,
+                width: usize,
+                height: usize,
+                stream: CUstream,
+            ) {
+                let stream = Some(stream_handle(stream));
+                fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), stream)
+            }
+        )*}
+    };
+}
+
+fills_rows! {
+    cuMemsetD2D8_v2 cuMemsetD2D8Async u8;
+    cuMemsetD2D16_v2 cuMemsetD2D16Async u16;
+    cuMemsetD2D32_v2 cuMemsetD2D32Async u32;
+}
+
 export! {
     fn cuMemsetD16_v2(to: CUdeviceptr, value: u16, count: usize) {
         fill(to, &value.to_ne_bytes(), count, None)
@@ -263,71 +293,6 @@ export! {
 }
 
 export_also! {
-    fn cuMemsetD2D8_v2(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u8,
-        width: usize,
-        height: usize,
-    ) {
-        fill_rows(to, pitch, &[value], (width, height), None)
-    }
-
-    fn cuMemsetD2D16_v2(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u16,
-        width: usize,
-        height: usize,
-    ) {
-        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
-    }
-
-    fn cuMemsetD2D32_v2(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u32,
-        width: usize,
-        height: usize,
-    ) {
-        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), None)
-    }
-
-    fn cuMemsetD2D8Async(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u8,
-        width: usize,
-        height: usize,
-        stream: CUstream,
-    ) {
-        fill_rows(to, pitch, &[value], (width, height), Some(stream_handle(stream)))
-    }
-
-    fn cuMemsetD2D16Async(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u16,
-        width: usize,
-        height: usize,
-        stream: CUstream,
-    ) {
-        let stream = Some(stream_handle(stream));
-        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), stream)
-    }
-
-    fn cuMemsetD2D32Async(
-        to: CUdeviceptr,
-        pitch: usize,
-        value: u32,
-        width: usize,
-        height: usize,
-        stream: CUstream,
-    ) {
-        let stream = Some(stream_handle(stream));
-        fill_rows(to, pitch, &value.to_ne_bytes(), (width, height), stream)
-    }
-
     fn cuMemcpy2D_v2(rectangle: *const Rectangle) {
         // SAFETY: the caller passes the structure, or null.
         unsafe { copy_rows(rectangle, None) }

@@ -1,7 +1,7 @@
 //! The identity of a device: place on the bus, compute capability. Device `n` is on bus `n + 1` of
 //! domain 0.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -79,7 +79,7 @@ export_also! {
             domain == 0 && slot == 0 && place(Ordinal(index), 33) == Some(bus)
         });
         let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found) }
     }
 
@@ -88,7 +88,7 @@ export_also! {
         present(major)?;
         present(minor)?;
         let (high, low) = (attribute(device, 75)?, attribute(device, 76)?);
-        // SAFETY: the caller passes valid pointers.
+        // SAFETY: C's promise (see `edge`).
         unsafe {
             put(major, high)?;
             put(minor, low)
@@ -99,7 +99,7 @@ export_also! {
         state()?.device(device)?;
         present(supported)?;
         // Execution affinity exists under MPS only.
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(supported, 0) }
     }
 }

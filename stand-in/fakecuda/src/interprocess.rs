@@ -3,7 +3,7 @@
 //! An event's handle names the process and the event. A process's work is done in the call that
 //! submits it, unless a test holds a stream back, so another process's recorded event is complete.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -42,7 +42,7 @@ export_also! {
     fn cuIpcGetEventHandle(name: *mut EventName, event: CUevent) {
         current()?;
         present(name)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(name, EventName { bytes: [0; 64] }) }?;
         let event = event_handle(event);
         let known = owned::known(Object::Event(event.0)).ok_or(INVALID_HANDLE)?;
@@ -53,7 +53,7 @@ export_also! {
         bytes[..8].copy_from_slice(&MARK);
         bytes[8..16].copy_from_slice(&u64::from(std::process::id()).to_le_bytes());
         bytes[16..24].copy_from_slice(&event.0.to_le_bytes());
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(name, EventName { bytes }) }
     }
 
@@ -72,17 +72,17 @@ export_also! {
         let made = driver()?.event_create(device, flags).map_err(code)?;
         let known = Known { flags: TIMELESS, ..Known::of(device) };
         owned::own(Object::Event(made.0), known);
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
     fn cuIpcOpenMemHandle(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { open(address, &name, flags) }
     }
 
     fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, name: CUipcMemHandle, flags: u32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { open(address, &name, flags) }
     }
 
@@ -105,6 +105,6 @@ unsafe fn open(address: *mut CUdeviceptr, name: &CUipcMemHandle, flags: u32) -> 
     }
     let handle = name.reserved.map(|byte| byte as u8);
     let opened = driver()?.ipc_open(device, &handle)?;
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(address, opened.0) }
 }

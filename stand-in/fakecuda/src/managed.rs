@@ -1,6 +1,6 @@
 //! Managed memory.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -80,7 +80,7 @@ export! {
         present(address)?;
         let made = driver()?.managed_alloc(device, bytes as u64, flags).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, made.0) }
     }
 

@@ -1,6 +1,6 @@
 //! Reservations, mappings and access.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Driver, PhysicalHandle};
@@ -24,7 +24,7 @@ export! {
         let found = driver
             .reserve(size as u64, alignment as u64, DeviceAddress(hint), flags)
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, found.0) }
     }
 
@@ -41,7 +41,7 @@ export! {
         flags: u64,
     ) {
         let (address, handle) = (DeviceAddress(address), PhysicalHandle(handle));
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.map(address, size as u64, offset as u64, handle, flags) }.map_err(code)
     }
 
@@ -78,7 +78,7 @@ export! {
         // SAFETY: the caller passes a location, or null.
         let place = location(unsafe { take(place) }?);
         let found = driver.get_access(DeviceAddress(address), place).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, found.0 as u64) }
     }
 }

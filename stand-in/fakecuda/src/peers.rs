@@ -1,6 +1,6 @@
 //! Contexts' access to memory of contexts on other devices.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Driver, Ordinal, StreamHandle};
@@ -94,7 +94,7 @@ export_also! {
             5 => 0,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(value, found) }
     }
 }

@@ -3,7 +3,7 @@
 //! Each calls the usual function with a note that null means that stream. Copies and fills that
 //! wait run in the order of the legacy default stream, which waits for more than needed.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! Physical memory: creating, releasing, exporting, importing.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -71,6 +71,34 @@ fn check(props: &CUmemAllocationProp) -> Outcome {
     Ok(())
 }
 
+/// Writes an exported handle: a descriptor, or a fabric handle.
+///
+/// # Safety
+/// The pointer is null or valid for writing a handle of the type.
+pub(crate) unsafe fn put_exported(place: *mut c_void, exported: Exported) -> Outcome {
+    match exported {
+        // SAFETY: as the caller promises.
+        Exported::Fd(fd) => unsafe { put(place.cast(), fd.into_raw_fd()) },
+        // SAFETY: as the caller promises.
+        Exported::Fabric(data) => unsafe { put(place.cast(), CUmemFabricHandle { data }) },
+        _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+    }
+}
+
+/// Returns the handle to import: with every type but fabric handles the value of the pointer is a
+/// descriptor.
+///
+/// # Safety
+/// For a fabric handle, the pointer is null or valid for reading it.
+pub(crate) unsafe fn source(shareable: *mut c_void, kind: HandleTypes) -> Outcome<ImportSource> {
+    if kind != HandleTypes::FABRIC {
+        return Ok(ImportSource::Fd(shareable.addr() as i32));
+    }
+    // SAFETY: as the caller promises.
+    let handle = unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?;
+    Ok(ImportSource::Fabric(handle.data))
+}
+
 export! {
     fn cuMemGetAllocationGranularity(
         granularity: *mut usize,
@@ -83,7 +111,7 @@ export! {
         let props = from_c(&unsafe { take(properties) }?);
         let kind = GranularityKind(option.0);
         let found = driver.allocation_granularity(&props, kind).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(granularity, found as usize) }
     }
 
@@ -100,12 +128,12 @@ export! {
         check(&props)?;
         let props = from_c(&props);
         let made = driver.create(size as u64, &props, flags).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, made.0) }
     }
 
     fn cuMemRelease(handle: CUmemGenericAllocationHandle) {
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.release(PhysicalHandle(handle)) }.map_err(code)
     }
 
@@ -116,7 +144,7 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let found = driver.retain(DeviceAddress(address.addr() as u64)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, found.0) }
     }
 
@@ -126,9 +154,9 @@ export! {
     ) {
         let driver = driver()?;
         present(properties)?;
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe { driver.physical_props(PhysicalHandle(handle)) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(properties, to_c(&found)) }
     }
 
@@ -141,15 +169,10 @@ export! {
         let driver = driver()?;
         present(shareable)?;
         let (handle, kind) = (PhysicalHandle(handle), handle_types(handle_type));
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let exported = unsafe { driver.export(handle, kind, flags) }.map_err(code)?;
-        match exported {
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
-            Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a fabric handle.
-            Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
-            _ => Err(cuvmm_sys::CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+        // SAFETY: the caller passes a valid pointer for a handle of the type.
+        unsafe { put_exported(shareable, exported) }
     }
 
     fn cuMemImportFromShareableHandle(
@@ -160,16 +183,11 @@ export! {
         let driver = driver()?;
         present(handle)?;
         let kind = handle_types(handle_type);
-        let source = if kind == HandleTypes::FABRIC {
-            // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
-            ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
-        } else {
-            // With every other type the value of the pointer is the descriptor.
-            ImportSource::Fd(shareable.addr() as i32)
-        };
+        // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
+        let source = unsafe { source(shareable, kind) }?;
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver.import(source, kind) }.map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, found.0) }
     }
 }

@@ -1,6 +1,6 @@
 //! Plain device memory, stream-ordered device memory, and pinned host memory.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -32,7 +32,7 @@ unsafe fn pinned(address: *mut *mut c_void, bytes: usize, flags: u32) -> Outcome
         ..Known::of(device)
     };
     owned::own(Object::Pinned(made.addr() as u64), known);
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(address, made.cast()) }
 }
 
@@ -45,11 +45,11 @@ export! {
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
         let device = current()?;
         present(address)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, 0) }?;
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, made.0) }
     }
 
@@ -69,14 +69,14 @@ export! {
         current()?;
         present(address)?;
         if bytes == 0 {
-            // SAFETY: the caller passes a valid pointer.
+            // SAFETY: C's promise (see `edge`).
             return unsafe { put(address, 0) };
         }
         let (device, stream) = target(Some(stream_handle(stream)))?;
         // SAFETY: the caller passes a stream that it created and has not destroyed.
         let made = unsafe { driver()?.alloc_async(device, bytes as u64, stream) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, made.0) }
     }
 
@@ -93,12 +93,12 @@ export! {
     }
 
     fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { pinned(address, bytes, 0) }
     }
 
     fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: u32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { pinned(address, bytes, flags) }
     }
 
@@ -123,13 +123,13 @@ export! {
     ) {
         let device = current()?;
         present(address)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, 0) }?;
         if flags != 0 || !anywhere::is_pinned(device, host.addr() as u64) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         // Host and devices share one address space.
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, host.addr() as u64) }
     }
 }
@@ -155,7 +155,7 @@ export_also! {
         };
         let made = driver()?.alloc(device, bytes as u64).map_err(code)?;
         owned::own(Object::Memory(made.0), Known::of(device));
-        // SAFETY: the caller passes valid pointers.
+        // SAFETY: C's promise (see `edge`).
         unsafe {
             put(address, made.0)?;
             put(pitch, row)

@@ -2,27 +2,25 @@
 //!
 //! Only an allocation needs a current context: a pool belongs to a device or to the host.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::IntoRawFd as _;
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, DriverError, Exported,
-    HandleTypes, ImportSource, LocationKind, MemPoolAttribute, MemPoolHandle, MemPoolProps,
-    MemPoolTicket, Ordinal,
+    AccessDesc, AccessFlags, AllocationType, DeviceAddress, Driver, DriverError, LocationKind,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal,
 };
 use cuvmm_sys::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemFabricHandle, CUmemLocation, CUmemPool_attribute, CUmemPoolProps,
+    CUmemAllocationType, CUmemLocation, CUmemPool_attribute, CUmemPoolProps,
     CUmemPoolPtrExportData, CUmemoryPool, CUresult, CUstream,
 };
 
 use crate::attributes::any_device;
 use crate::contexts::current;
 use crate::edge::{LONGEST, Outcome, code, export, export_also, present, put, take, take_all};
-use crate::physicals::{handle_types, location};
+use crate::physicals::{handle_types, location, put_exported, source};
 use crate::state::driver;
 use crate::streams::{stream_handle, target};
 use crate::watched::Watched;
@@ -35,7 +33,7 @@ fn pool_handle(pool: CUmemoryPool) -> MemPoolHandle {
 /// The pointer is null or valid for writing.
 unsafe fn put_handle(place: *mut CUmemoryPool, pool: MemPoolHandle) -> Outcome {
     let handle = std::ptr::without_provenance_mut(pool.0 as usize);
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(place, handle) }
 }
 
@@ -61,7 +59,7 @@ unsafe fn put_pool_of(
 ) -> Outcome {
     let driver = driver()?;
     present(pool)?;
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     let place = location(unsafe { take(place.cast_const()) }?);
     let found = match (kind, place.kind) {
         (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED, LocationKind::DEVICE) => {
@@ -72,7 +70,7 @@ unsafe fn put_pool_of(
             ..MemPoolProps::at(place)
         }),
     };
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put_handle(pool, found.map_err(code)?) }
 }
 
@@ -98,13 +96,13 @@ export! {
         let made = driver()?
             .mem_pool_create(device, &from_c(&props))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_handle(pool, made) }
     }
 
     fn cuMemPoolDestroy(pool: CUmemoryPool) {
         let device = any_device()?;
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.mem_pool_destroy(device, pool_handle(pool)) }.map_err(code)
     }
 
@@ -116,7 +114,7 @@ export! {
         let device = any_device()?;
         present(value)?;
         let asked = MemPoolAttribute(attribute.0);
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe { driver()?.mem_pool_attribute(device, pool_handle(pool), asked) }
             .map_err(code)?;
         match is_int(attribute) {
@@ -140,13 +138,13 @@ export! {
             false => unsafe { take(value.cast::<u64>()) }?,
         };
         let (pool, attribute) = (pool_handle(pool), MemPoolAttribute(attribute.0));
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.mem_pool_set_attribute(device, pool, attribute, value) }.map_err(code)
     }
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let device = any_device()?;
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.mem_pool_trim(device, pool_handle(pool), keep as u64) }.map_err(code)
     }
 
@@ -159,10 +157,10 @@ export! {
         present(flags)?;
         // SAFETY: the caller passes a location, or null.
         let place = location(unsafe { take(place.cast_const()) }?);
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe { driver()?.mem_pool_access(device, pool_handle(pool), place) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, CUmemAccess_flags(found.0)) }
     }
 
@@ -193,7 +191,7 @@ export! {
         let driver = driver()?;
         present(pool)?;
         let found = driver.default_mem_pool(Ordinal(device)).map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_handle(pool, found) }
     }
 
@@ -204,12 +202,12 @@ export! {
             CUresult::CUDA_ERROR_INVALID_DEVICE => CUresult::CUDA_ERROR_INVALID_VALUE,
             other => other,
         })?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_handle(pool, found) }
     }
 
     fn cuDeviceSetMemPool(device: CUdevice, pool: CUmemoryPool) {
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.set_current_mem_pool(Ordinal(device), pool_handle(pool)) }.map_err(code)
     }
 
@@ -223,7 +221,7 @@ export! {
         present(address)?;
         let (size, pool) = (bytes as u64, pool_handle(pool));
         if size == 0 {
-            // SAFETY: the caller passes a valid pointer.
+            // SAFETY: C's promise (see `edge`).
             return unsafe { put(address, 0) };
         }
         let (device, stream) = target(Some(stream_handle(stream)))?;
@@ -231,7 +229,7 @@ export! {
         // refused by the host driver.
         let made = unsafe { driver()?.alloc_from_pool_async(device, size, pool, stream) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, made.0) }
     }
 
@@ -244,16 +242,11 @@ export! {
         let device = any_device()?;
         present(shareable)?;
         let (pool, kind) = (pool_handle(pool), handle_types(handle_type));
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let exported = unsafe { driver()?.mem_pool_export(device, pool, kind, flags) }
             .map_err(code)?;
-        match exported {
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a descriptor.
-            Exported::Fd(fd) => unsafe { put(shareable.cast(), fd.into_raw_fd()) },
-            // SAFETY: the caller passes a valid pointer for a handle of the type: a fabric handle.
-            Exported::Fabric(data) => unsafe { put(shareable.cast(), CUmemFabricHandle { data }) },
-            _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        }
+        // SAFETY: the caller passes a valid pointer for a handle of the type.
+        unsafe { put_exported(shareable, exported) }
     }
 
     fn cuMemPoolImportFromShareableHandle(
@@ -265,17 +258,12 @@ export! {
         let device = any_device()?;
         present(pool)?;
         let kind = handle_types(handle_type);
-        let source = if kind == HandleTypes::FABRIC {
-            // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
-            ImportSource::Fabric(unsafe { take(shareable.cast::<CUmemFabricHandle>()) }?.data)
-        } else {
-            // With every other type the value of the pointer is the descriptor.
-            ImportSource::Fd(shareable.addr() as i32)
-        };
+        // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
+        let source = unsafe { source(shareable, kind) }?;
         // SAFETY: the caller passes an open descriptor, or a number that is not one.
         let found = unsafe { driver()?.mem_pool_import(device, source, kind, flags) }
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_handle(pool, found) }
     }
 
@@ -285,7 +273,7 @@ export! {
         let made = driver()?
             .mem_pool_export_pointer(device, DeviceAddress(address))
             .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(ticket, CUmemPoolPtrExportData { reserved: made.0 }) }
     }
 
@@ -298,12 +286,12 @@ export! {
         present(address)?;
         // SAFETY: the caller passes export data, or null.
         let ticket = MemPoolTicket(unsafe { take(ticket.cast_const()) }?.reserved);
-        // SAFETY: a wrong handle is refused by the host driver.
+        // SAFETY: the host driver refuses wrong handles.
         let found = unsafe {
             driver()?.mem_pool_import_pointer(device, pool_handle(pool), &ticket)
         }
         .map_err(code)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(address, found.0) }
     }
 }
@@ -315,7 +303,7 @@ export_also! {
         kind: CUmemAllocationType,
     ) {
         let of_device = |driver: &Watched, device| driver.default_mem_pool(device);
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_pool_of(pool, place, kind, of_device) }
     }
 
@@ -325,7 +313,7 @@ export_also! {
         kind: CUmemAllocationType,
     ) {
         let of_device = |driver: &Watched, device| driver.current_mem_pool(device);
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put_pool_of(pool, place, kind, of_device) }
     }
 }

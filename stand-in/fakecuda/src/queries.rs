@@ -1,6 +1,6 @@
 //! Settings of streams and contexts: flags, priorities, limits.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -86,9 +86,9 @@ unsafe fn capture_info(
     let device = current()?;
     present(status)?;
     let (driver, stream) = (driver()?, stream_handle(stream));
-    // SAFETY: the caller promises valid handles, and others are refused.
+    // SAFETY: the host driver refuses wrong handles.
     let found = unsafe { driver.capture_status(device, stream) }.map_err(code)?;
-    // SAFETY: the caller promises that the pointers are null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(status, CUstreamCaptureStatus(found.0)) }?;
     if found != CaptureStatus::ACTIVE {
         return Ok(());
@@ -103,7 +103,7 @@ unsafe fn capture_info(
         let first = kept.first().map_or(std::ptr::null(), std::ptr::from_ref);
         (first, kept.len())
     });
-    // SAFETY: the caller promises that the pointers are null or valid.
+    // SAFETY: as the caller promises.
     unsafe {
         may_put(id, recording.id)?;
         may_put(graph, handle)?;
@@ -121,7 +121,7 @@ unsafe fn may_put<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller promises that the pointer is valid.
+    // SAFETY: as the caller promises.
     unsafe { put(place, value) }
 }
 
@@ -141,13 +141,13 @@ fn limit(limit: u32) -> Outcome<u64> {
 export_also! {
     fn cuStreamGetFlags(stream: CUstream, flags: *mut u32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, known.flags) }
     }
 
     fn cuStreamGetPriority(stream: CUstream, priority: *mut i32) {
         let known = about(stream)?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(priority, known.priority) }
     }
 
@@ -159,13 +159,13 @@ export_also! {
             // Numbers after those of the default streams.
             _ => known.id + 2,
         };
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(id, found) }
     }
 
     fn cuStreamGetDevice(stream: CUstream, device: *mut CUdevice) {
         let found = device_of(stream_handle(stream))?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(device, found.0) }
     }
 
@@ -175,7 +175,7 @@ export_also! {
             0 => stack::top().unwrap_or(name(current()?)),
             context => std::ptr::without_provenance_mut(context),
         };
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe {
             put(context, found)?;
             if !green.is_null() {
@@ -191,7 +191,7 @@ export_also! {
         id: *mut u64,
     ) {
         let places = (id, null_mut(), null_mut(), null_mut(), null_mut());
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { capture_info(stream, status, places) }
     }
 
@@ -203,7 +203,7 @@ export_also! {
         nodes: *mut *const u64,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { capture_info(stream, status, (id, graph, nodes, null_mut(), count)) }
     }
 
@@ -216,7 +216,7 @@ export_also! {
         edges: *mut *const u8,
         count: *mut usize,
     ) {
-        // SAFETY: the caller passes valid pointers, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { capture_info(stream, status, (id, graph, nodes, edges, count)) }
     }
 
@@ -224,7 +224,7 @@ export_also! {
         current()?;
         for (place, value) in [(least, 0), (greatest, HIGHEST)] {
             if !place.is_null() {
-                // SAFETY: the caller passes valid pointers, or null.
+                // SAFETY: C's promise (see `edge`).
                 unsafe { put(place, value) }?;
             }
         }
@@ -235,7 +235,7 @@ export_also! {
         current()?;
         present(value)?;
         let found = limit(which)?;
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(value, found as usize) }
     }
 
@@ -255,7 +255,7 @@ export_also! {
         present(affinity)?;
         let found = attribute(device, MULTIPROCESSORS)?;
         // Execution affinity exists under MPS only: a context has all multiprocessors.
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(affinity, [kind, found as u32]) }
     }
 
@@ -275,13 +275,13 @@ export_also! {
             8 => known.priority as u32 as u64,
             _ => return Err(INVALID),
         };
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(value, found) }
     }
 
     fn cuCtxGetCacheConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(config, 0) }
     }
 
@@ -292,7 +292,7 @@ export_also! {
 
     fn cuCtxGetSharedMemConfig(config: *mut u32) {
         current()?;
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(config, 1) }
     }
 
@@ -324,7 +324,7 @@ export_also! {
         if attribute > 3 {
             return Err(INVALID);
         }
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(value, 0) }
     }
 

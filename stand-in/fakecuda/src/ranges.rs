@@ -1,6 +1,6 @@
 //! Queries about addresses.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -26,11 +26,11 @@ export! {
             driver()?.address_range(device, DeviceAddress(address)).map_err(code)?;
         // A null pointer asks for no result.
         if !base.is_null() {
-            // SAFETY: the caller passes a valid pointer.
+            // SAFETY: C's promise (see `edge`).
             unsafe { put(base, start.0) }?;
         }
         if !size.is_null() {
-            // SAFETY: the caller passes a valid pointer.
+            // SAFETY: C's promise (see `edge`).
             unsafe { put(size, bytes as usize) }?;
         }
         Ok(())
@@ -66,7 +66,7 @@ export! {
         present(handle)?;
         let bytes = driver()?.ipc_mem_handle(device, DeviceAddress(address)).map_err(code)?;
         let reserved = bytes.map(|byte| byte as c_char);
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(handle, CUipcMemHandle { reserved }) }
     }
 }

@@ -1,6 +1,6 @@
 //! The program's registered host memory, and the flags of pinned memory.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -95,7 +95,7 @@ export_also! {
             _ => WRITE_COMBINED,
         };
         // All host memory is mapped into the devices' one address space.
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(flags, known.flags & shown | MAPPED) }
     }
 }

@@ -124,7 +124,7 @@ export! {
     }
 
     fn cuDriverGetVersion(version: *mut i32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(version, self::version()?) }
     }
 }

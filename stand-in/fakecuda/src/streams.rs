@@ -1,6 +1,6 @@
 //! Streams and events.
 //!
-//! `unsafe` is allowed here to export functions (see `state`). The C caller promises valid handles,
+//! `unsafe` exports functions (see `state`). The C caller promises valid handles,
 //! and the host driver refuses others.
 #![allow(unsafe_code)]
 
@@ -116,13 +116,13 @@ unsafe fn create(stream: *mut CUstream, flags: u32, priority: i32) -> Outcome {
         ..Known::of(device)
     };
     owned::own(Object::Stream(made.0), known);
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(stream, std::ptr::without_provenance_mut(made.0 as usize)) }
 }
 
 fn destroy(stream: CUstream) -> Outcome {
     let (stream, device) = live_stream(stream)?;
-    // SAFETY: the caller promises valid handles, and others are refused.
+    // SAFETY: the host driver refuses wrong handles.
     unsafe { driver()?.stream_destroy(device, stream) }.map_err(code)?;
     owned::forget(Object::Stream(stream.0));
     Ok(())
@@ -130,7 +130,7 @@ fn destroy(stream: CUstream) -> Outcome {
 
 fn destroy_event(event: CUevent) -> Outcome {
     let (event, device, _) = live_event(event)?;
-    // SAFETY: the caller promises valid handles, and others are refused.
+    // SAFETY: the host driver refuses wrong handles.
     unsafe { driver()?.event_destroy(device, event) }.map_err(code)?;
     owned::forget(Object::Event(event.0));
     Ok(())
@@ -142,7 +142,7 @@ fn record(event: CUevent, stream: CUstream) -> Outcome {
     if context_of(stream) != context {
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }
-    // SAFETY: the caller promises valid handles, and others are refused.
+    // SAFETY: the host driver refuses wrong handles.
     unsafe { driver()?.event_record(device, event, stream) }.map_err(code)?;
     let now = Instant::now();
     owned::change(Object::Event(event.0), |known| known.recorded = Some(now));
@@ -192,7 +192,7 @@ unsafe fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Outco
         Some(time) => time.as_secs_f32(),
         None => -first.duration_since(last).as_secs_f32(),
     };
-    // SAFETY: the caller promises that the pointer is null or valid.
+    // SAFETY: as the caller promises.
     unsafe { put(milliseconds, time * 1000.0) }
 }
 
@@ -204,17 +204,17 @@ export! {
             Some(known) => std::ptr::without_provenance_mut(known.context),
             None => stack::top().unwrap_or(name(device)),
         };
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(context, found) }
     }
 
     fn cuStreamCreate(stream: *mut CUstream, flags: u32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(stream, flags, 0) }
     }
 
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: u32, priority: i32) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { create(stream, flags, priority) }
     }
 
@@ -224,13 +224,13 @@ export! {
 
     fn cuStreamSynchronize(stream: CUstream) {
         let (stream, device) = live_stream(stream)?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.stream_synchronize(device, stream) }.map_err(code)
     }
 
     fn cuStreamQuery(stream: CUstream) {
         let (stream, device) = live_stream(stream)?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         done(unsafe { driver()?.stream_query(device, stream) }.map_err(code)?)
     }
 
@@ -238,7 +238,7 @@ export! {
         let (stream, device) = live_stream(stream)?;
         let (event, _, _) = live_event(event)?;
         check_external(device, stream, flags)?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.stream_wait_event(device, stream, event) }.map_err(code)
     }
 
@@ -249,7 +249,7 @@ export! {
         let kept = EventFlags::from_bits_retain(kept);
         let made = driver()?.event_create(device, kept).map_err(code)?;
         owned::own(Object::Event(made.0), Known { flags, ..Known::of(device) });
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(event, std::ptr::without_provenance_mut(made.0 as usize)) }
     }
 
@@ -262,19 +262,19 @@ export! {
     }
 
     fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { elapsed(milliseconds, start, end) }
     }
 
     fn cuEventQuery(event: CUevent) {
         let (event, device, _) = live_event(event)?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         done(unsafe { driver()?.event_query(device, event) }.map_err(code)?)
     }
 
     fn cuEventSynchronize(event: CUevent) {
         let (event, device, _) = live_event(event)?;
-        // SAFETY: the caller promises valid handles, and others are refused.
+        // SAFETY: the host driver refuses wrong handles.
         unsafe { driver()?.event_synchronize(device, event) }.map_err(code)
     }
 }
@@ -295,7 +295,7 @@ export_also! {
     }
 
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { elapsed(milliseconds, start, end) }
     }
 }

@@ -2,7 +2,7 @@
 //! contexts, inject faults, and report on demand. `include/fakecuda.h` declares them for programs
 //! that reach the stand-in through the loader.
 //!
-//! `unsafe` is allowed here to export functions (see `state`).
+//! `unsafe` exports functions (see `state`).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
@@ -43,7 +43,7 @@ unsafe extern "C" fn fakecuda_live(counts: *mut [u64; 8]) -> CUresult {
             live.queued,
             retained.iter().filter(|count| **count > 0).count(),
         ];
-        // SAFETY: the caller passes a valid pointer, or null.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(counts, found.map(|count| count as u64)) }
     })
 }
@@ -121,7 +121,7 @@ unsafe extern "C" fn fakecuda_fail(faults: *const c_char) -> CUresult {
 /// The pointer is null or valid for writing.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fakecuda_injected(count: *mut u64) -> CUresult {
-    // SAFETY: the caller passes a valid pointer, or null.
+    // SAFETY: C's promise (see `edge`).
     answer(|| unsafe { put(count, calls::injected()) })
 }
 
@@ -143,7 +143,7 @@ unsafe extern "C" fn fakecuda_findings(count: *mut u64) -> CUresult {
     answer(|| {
         present(count)?;
         let report = ending::report(state()?);
-        // SAFETY: the caller passes a valid pointer.
+        // SAFETY: C's promise (see `edge`).
         unsafe { put(count, report.findings.count()) }
     })
 }

@@ -69,7 +69,7 @@ macro_rules! makes_with {
             /// The trait's method requires it.
             pub(crate) unsafe fn $name(&self, $($arg: $ty),*) -> Result<$out> {
                 $(self.note_use(Class::$used, $handle);)*
-                // SAFETY: the caller promised what this method requires.
+                // SAFETY: as the caller promised.
                 let $made = unsafe { self.host.$name($($arg),*) }?;
                 self.note_made(Class::$class, $value, $size);
                 Ok($made)
@@ -87,7 +87,7 @@ macro_rules! ends {
             /// The trait's method requires it.
             pub(crate) unsafe fn $name(&self, $($arg: $ty),*) -> Result<()> {
                 $(self.note_use(Class::$used, $handle);)*
-                // SAFETY: the caller promised what this method requires.
+                // SAFETY: as the caller promised.
                 self.ending(Class::$class, $value, || unsafe { self.host.$name($($arg),*) })
             }
         )*}
@@ -103,7 +103,7 @@ macro_rules! uses {
             /// The trait's method requires it.
             pub(crate) unsafe fn $name(&self, $($arg: $ty),*) -> Result<$out> {
                 $(self.note_use(Class::$used, $handle);)*
-                // SAFETY: the caller promised what this method requires.
+                // SAFETY: as the caller promised.
                 let answer = unsafe { self.host.$name($($arg),*) };
                 self.note_addresses(answer.as_ref().err(), &[$($address),*]);
                 answer
@@ -249,7 +249,7 @@ impl Watched {
         stream: StreamHandle,
     ) -> Result<()> {
         self.note_use(Class::Stream, stream.0);
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let answer = unsafe { self.host.prefetch_all(device, ranges, stream) };
         let addresses: Vec<_> = ranges.iter().map(|&(address, ..)| address).collect();
         self.note_addresses(answer.as_ref().err(), &addresses);
@@ -267,7 +267,7 @@ impl Watched {
         flags: u64,
     ) -> Result<()> {
         self.note_use(Class::Physical, handle.0);
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let answer = unsafe { self.host.map(address, size, offset, handle, flags) };
         match &answer {
             Ok(()) => self.note_made(Class::Mapping, address.0, size),
@@ -279,7 +279,7 @@ impl Watched {
     /// # Safety
     /// The trait's method requires it.
     pub(crate) unsafe fn unmap(&self, address: DeviceAddress, size: u64) -> Result<()> {
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let answer = self.unmapping(address.0, size, || unsafe {
             self.host.unmap(address, size)
         });
@@ -296,7 +296,7 @@ impl Watched {
         flags: u64,
     ) -> Result<Exported> {
         self.note_use(Class::Physical, handle.0);
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let exported = unsafe { self.host.export(handle, handle_type, flags) }?;
         if let Exported::Fd(fd) = &exported {
             self.note_descriptor(fd.as_raw_fd(), "exported descriptor of a physical");
@@ -314,7 +314,7 @@ impl Watched {
         flags: u64,
     ) -> Result<Exported> {
         self.note_use(Class::MemPool, pool.0);
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let exported = unsafe { self.host.mem_pool_export(device, pool, handle_type, flags) }?;
         if let Exported::Fd(fd) = &exported {
             self.note_descriptor(fd.as_raw_fd(), "exported descriptor of a memory pool");
@@ -330,7 +330,7 @@ impl Watched {
         address: DeviceAddress,
         size: u64,
     ) -> Result<std::os::fd::OwnedFd> {
-        // SAFETY: the caller promised what this method requires.
+        // SAFETY: as the caller promised.
         let answer = unsafe { self.host.dma_buf(device, address, size) };
         match &answer {
             Ok(fd) => self.note_descriptor(fd.as_raw_fd(), "dma-buf"),

@@ -1,6 +1,6 @@
 //! Reservations.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use super::CudaDriver;
@@ -21,7 +21,7 @@ pub(super) fn reserve(
 }
 
 /// # Safety
-/// The requirements of [`Driver::free_reservation`](crate::Driver::free_reservation).
+/// See [`Driver::free_reservation`](crate::Driver::free_reservation).
 pub(super) unsafe fn free_reservation(
     driver: &CudaDriver,
     address: DeviceAddress,

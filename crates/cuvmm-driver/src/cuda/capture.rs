@@ -1,6 +1,6 @@
 //! Capturing a stream's work into a graph, and launching graphs.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -21,7 +21,7 @@ pub(super) fn exchange_capture_mode(driver: &CudaDriver, mode: CaptureMode) -> R
 }
 
 /// # Safety
-/// The requirements of [`Driver::capture_status`](crate::Driver::capture_status).
+/// See [`Driver::capture_status`](crate::Driver::capture_status).
 pub(super) unsafe fn capture_status(
     driver: &CudaDriver,
     device: Ordinal,
@@ -43,7 +43,7 @@ impl CudaDriver {
     /// The driver's error, also where it lacks the function (before CUDA 10.1).
     ///
     /// # Safety
-    /// The requirements of [`Driver::capture_status`](crate::Driver::capture_status).
+    /// See [`Driver::capture_status`](crate::Driver::capture_status).
     pub unsafe fn capture_id(&self, device: Ordinal, stream: StreamHandle) -> Result<Option<u64>> {
         let _current = self.enter(device)?;
         let (mut status, mut id) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0);
@@ -54,7 +54,7 @@ impl CudaDriver {
 }
 
 /// # Safety
-/// The requirements of [`Driver::capture_begin`](crate::Driver::capture_begin).
+/// See [`Driver::capture_begin`](crate::Driver::capture_begin).
 pub(super) unsafe fn capture_begin(
     driver: &CudaDriver,
     device: Ordinal,
@@ -68,7 +68,7 @@ pub(super) unsafe fn capture_begin(
 }
 
 /// # Safety
-/// The requirements of [`Driver::capture_end`](crate::Driver::capture_end).
+/// See [`Driver::capture_end`](crate::Driver::capture_end).
 pub(super) unsafe fn capture_end(
     driver: &CudaDriver,
     device: Ordinal,
@@ -82,7 +82,7 @@ pub(super) unsafe fn capture_end(
 }
 
 /// # Safety
-/// The requirements of [`Driver::graph_instantiate`](crate::Driver::graph_instantiate).
+/// See [`Driver::graph_instantiate`](crate::Driver::graph_instantiate).
 pub(super) unsafe fn graph_instantiate(
     driver: &CudaDriver,
     device: Ordinal,
@@ -96,7 +96,7 @@ pub(super) unsafe fn graph_instantiate(
 }
 
 /// # Safety
-/// The requirements of [`Driver::graph_launch`](crate::Driver::graph_launch).
+/// See [`Driver::graph_launch`](crate::Driver::graph_launch).
 pub(super) unsafe fn graph_launch(
     driver: &CudaDriver,
     device: Ordinal,
@@ -109,7 +109,7 @@ pub(super) unsafe fn graph_launch(
 }
 
 /// # Safety
-/// The requirements of [`Driver::graph_destroy`](crate::Driver::graph_destroy).
+/// See [`Driver::graph_destroy`](crate::Driver::graph_destroy).
 pub(super) unsafe fn graph_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -120,7 +120,7 @@ pub(super) unsafe fn graph_destroy(
 }
 
 /// # Safety
-/// The requirements of [`Driver::graph_exec_destroy`](crate::Driver::graph_exec_destroy).
+/// See [`Driver::graph_exec_destroy`](crate::Driver::graph_exec_destroy).
 pub(super) unsafe fn graph_exec_destroy(
     driver: &CudaDriver,
     device: Ordinal,

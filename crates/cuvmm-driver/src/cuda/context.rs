@@ -1,7 +1,7 @@
 //! The context of each device, and making it current for the duration of a call.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and to declare that a context may be
-//! used from every thread.
+//! `unsafe` makes driver calls (see `answer`), and declares that a context may be used
+//! from every thread.
 #![allow(unsafe_code)]
 
 use std::any::Any;

@@ -1,6 +1,6 @@
 //! Copies and fills.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use cuvmm_sys::CUstream;
@@ -10,7 +10,7 @@ use super::answer::{ask, ask_optional};
 use crate::{DeviceAddress, Ordinal, Result, StreamHandle};
 
 /// # Safety
-/// The requirements of [`Driver::copy_to_device`](crate::Driver::copy_to_device).
+/// See [`Driver::copy_to_device`](crate::Driver::copy_to_device).
 pub(super) unsafe fn copy_to_device(
     driver: &CudaDriver,
     device: Ordinal,
@@ -23,7 +23,7 @@ pub(super) unsafe fn copy_to_device(
 }
 
 /// # Safety
-/// The requirements of [`Driver::copy_to_host`](crate::Driver::copy_to_host).
+/// See [`Driver::copy_to_host`](crate::Driver::copy_to_host).
 pub(super) unsafe fn copy_to_host(
     driver: &CudaDriver,
     device: Ordinal,
@@ -36,7 +36,7 @@ pub(super) unsafe fn copy_to_host(
 }
 
 /// # Safety
-/// The requirements of [`Driver::copy_on_device`](crate::Driver::copy_on_device).
+/// See [`Driver::copy_on_device`](crate::Driver::copy_on_device).
 pub(super) unsafe fn copy_on_device(
     driver: &CudaDriver,
     device: Ordinal,
@@ -49,7 +49,7 @@ pub(super) unsafe fn copy_on_device(
 }
 
 /// # Safety
-/// The requirements of [`Driver::copy_to_device_async`](crate::Driver::copy_to_device_async).
+/// See [`Driver::copy_to_device_async`](crate::Driver::copy_to_device_async).
 pub(super) unsafe fn copy_to_device_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -65,7 +65,7 @@ pub(super) unsafe fn copy_to_device_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::copy_to_host_async`](crate::Driver::copy_to_host_async).
+/// See [`Driver::copy_to_host_async`](crate::Driver::copy_to_host_async).
 pub(super) unsafe fn copy_to_host_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -81,7 +81,7 @@ pub(super) unsafe fn copy_to_host_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::copy_on_device_async`](crate::Driver::copy_on_device_async).
+/// See [`Driver::copy_on_device_async`](crate::Driver::copy_on_device_async).
 pub(super) unsafe fn copy_on_device_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -97,7 +97,7 @@ pub(super) unsafe fn copy_on_device_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::fill`](crate::Driver::fill).
+/// See [`Driver::fill`](crate::Driver::fill).
 pub(super) unsafe fn fill(
     driver: &CudaDriver,
     device: Ordinal,
@@ -110,7 +110,7 @@ pub(super) unsafe fn fill(
 }
 
 /// # Safety
-/// The requirements of [`Driver::fill_async`](crate::Driver::fill_async).
+/// See [`Driver::fill_async`](crate::Driver::fill_async).
 pub(super) unsafe fn fill_async(
     driver: &CudaDriver,
     device: Ordinal,

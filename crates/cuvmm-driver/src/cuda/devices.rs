@@ -1,6 +1,6 @@
 //! Queries about the driver and its devices: version, properties, memory.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};

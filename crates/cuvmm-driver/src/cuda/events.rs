@@ -1,6 +1,6 @@
 //! Events, and waiting for a whole context.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -23,7 +23,7 @@ pub(super) fn event_create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::event_destroy`](crate::Driver::event_destroy).
+/// See [`Driver::event_destroy`](crate::Driver::event_destroy).
 pub(super) unsafe fn event_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -34,7 +34,7 @@ pub(super) unsafe fn event_destroy(
 }
 
 /// # Safety
-/// The requirements of [`Driver::event_record`](crate::Driver::event_record).
+/// See [`Driver::event_record`](crate::Driver::event_record).
 pub(super) unsafe fn event_record(
     driver: &CudaDriver,
     device: Ordinal,
@@ -47,7 +47,7 @@ pub(super) unsafe fn event_record(
 }
 
 /// # Safety
-/// The requirements of [`Driver::context_record_event`](crate::Driver::context_record_event).
+/// See [`Driver::context_record_event`](crate::Driver::context_record_event).
 pub(super) unsafe fn context_record_event(
     driver: &CudaDriver,
     device: Ordinal,
@@ -59,7 +59,7 @@ pub(super) unsafe fn context_record_event(
 }
 
 /// # Safety
-/// The requirements of [`Driver::event_query`](crate::Driver::event_query).
+/// See [`Driver::event_query`](crate::Driver::event_query).
 pub(super) unsafe fn event_query(
     driver: &CudaDriver,
     device: Ordinal,
@@ -70,7 +70,7 @@ pub(super) unsafe fn event_query(
 }
 
 /// # Safety
-/// The requirements of [`Driver::event_synchronize`](crate::Driver::event_synchronize).
+/// See [`Driver::event_synchronize`](crate::Driver::event_synchronize).
 pub(super) unsafe fn event_synchronize(
     driver: &CudaDriver,
     device: Ordinal,

@@ -4,7 +4,7 @@
 //! host as a whole (8.0), one for every kind of location (12.2). The newer one is used where the
 //! driver has it.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -57,7 +57,7 @@ fn from_device(device: CUdevice) -> Location {
 }
 
 /// # Safety
-/// The requirements of [`Driver::prefetch`](crate::Driver::prefetch).
+/// See [`Driver::prefetch`](crate::Driver::prefetch).
 pub(super) unsafe fn prefetch(
     driver: &CudaDriver,
     device: Ordinal,

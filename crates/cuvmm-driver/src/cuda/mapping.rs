@@ -1,6 +1,6 @@
 //! Mappings, access, and queries about an address.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// # Safety
-/// The requirements of [`Driver::map`](crate::Driver::map).
+/// See [`Driver::map`](crate::Driver::map).
 pub(super) unsafe fn map(
     driver: &CudaDriver,
     address: DeviceAddress,
@@ -34,13 +34,13 @@ pub(super) unsafe fn map(
 }
 
 /// # Safety
-/// The requirements of [`Driver::unmap`](crate::Driver::unmap).
+/// See [`Driver::unmap`](crate::Driver::unmap).
 pub(super) unsafe fn unmap(driver: &CudaDriver, address: DeviceAddress, size: u64) -> Result<()> {
     ask!(driver, MemUnmap: cuMemUnmap(address.0, size as usize))
 }
 
 /// # Safety
-/// The requirements of [`Driver::set_access`](crate::Driver::set_access).
+/// See [`Driver::set_access`](crate::Driver::set_access).
 pub(super) unsafe fn set_access(
     driver: &CudaDriver,
     address: DeviceAddress,
@@ -105,7 +105,7 @@ pub(super) fn pointer_attribute(
 }
 
 /// # Safety
-/// The requirements of [`Driver::dma_buf`](crate::Driver::dma_buf).
+/// See [`Driver::dma_buf`](crate::Driver::dma_buf).
 pub(super) unsafe fn dma_buf(
     driver: &CudaDriver,
     device: Ordinal,

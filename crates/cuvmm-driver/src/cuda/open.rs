@@ -1,7 +1,7 @@
 //! Opening the driver, and the type of an open driver.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and because the caller must vouch for
-//! a library or a context that it names.
+//! `unsafe` makes driver calls (see `answer`), and marks functions whose caller must vouch for a
+//! library or a context that it names.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};

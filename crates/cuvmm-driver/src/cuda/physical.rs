@@ -1,7 +1,7 @@
 //! Physical memory: creating, releasing, sharing with other processes.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`), and to take ownership of file
-//! descriptors that the driver has just made.
+//! `unsafe` makes driver calls (see `answer`), and takes ownership of file descriptors
+//! that the driver has just made.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -76,7 +76,7 @@ pub(super) fn create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::release`](crate::Driver::release).
+/// See [`Driver::release`](crate::Driver::release).
 pub(super) unsafe fn release(driver: &CudaDriver, handle: PhysicalHandle) -> Result<()> {
     ask!(driver, MemRelease: cuMemRelease(handle.0))
 }
@@ -90,7 +90,7 @@ pub(super) fn retain(driver: &CudaDriver, address: DeviceAddress) -> Result<Phys
 }
 
 /// # Safety
-/// The requirements of [`Driver::physical_props`](crate::Driver::physical_props).
+/// See [`Driver::physical_props`](crate::Driver::physical_props).
 pub(super) unsafe fn physical_props(
     driver: &CudaDriver,
     handle: PhysicalHandle,
@@ -108,53 +108,64 @@ pub(super) unsafe fn physical_props(
 /// The buffer that an export writes to: a descriptor or 64 bytes, depending on the type. It is
 /// zeroed and large enough for every type.
 #[repr(C, align(8))]
-pub(super) struct Shareable(pub(super) [u8; 64]);
+pub(super) struct Shareable([u8; 64]);
+
+impl Shareable {
+    pub(super) const fn new() -> Self {
+        Self([0; 64])
+    }
+
+    /// Returns the handle of a type that `call` has written.
+    pub(super) fn exported(self, call: Call, handle_type: HandleTypes) -> Result<Exported> {
+        match handle_type {
+            HandleTypes::POSIX_FD => {
+                let [a, b, c, d, ..] = self.0;
+                own(call, RawFd::from_ne_bytes([a, b, c, d])).map(Exported::Fd)
+            }
+            HandleTypes::FABRIC => Ok(Exported::Fabric(self.0)),
+            // The driver exported a type that this crate can neither hold nor close.
+            _ => Err(DriverError::new(call, CUresult::CUDA_ERROR_NOT_SUPPORTED)),
+        }
+    }
+}
+
+/// Returns the pointer for a handle to import: a descriptor is passed as the pointer's value, a
+/// fabric handle by reference.
+pub(super) fn place_of(source: ImportSource, fabric: &mut CUmemFabricHandle) -> *mut c_void {
+    match source {
+        ImportSource::Fd(fd) => fd as isize as *mut c_void,
+        ImportSource::Fabric(data) => {
+            fabric.data = data;
+            ptr::from_mut(fabric).cast()
+        }
+    }
+}
 
 /// # Safety
-/// The requirements of [`Driver::export`](crate::Driver::export).
+/// See [`Driver::export`](crate::Driver::export).
 pub(super) unsafe fn export(
     driver: &CudaDriver,
     handle: PhysicalHandle,
     handle_type: HandleTypes,
     flags: u64,
 ) -> Result<Exported> {
-    let mut shareable = Shareable([0; 64]);
+    let mut shareable = Shareable::new();
     let place = ptr::from_mut(&mut shareable).cast::<c_void>();
     ask!(driver, MemExportToShareableHandle:
         cuMemExportToShareableHandle(place, handle.0, handle_type_to_c(handle_type), flags))?;
-    let Shareable(bytes) = shareable;
-    match handle_type {
-        HandleTypes::POSIX_FD => {
-            let [a, b, c, d, ..] = bytes;
-            let fd = RawFd::from_ne_bytes([a, b, c, d]);
-            own(Call::MemExportToShareableHandle, fd).map(Exported::Fd)
-        }
-        HandleTypes::FABRIC => Ok(Exported::Fabric(bytes)),
-        // The driver exported a type that this crate can neither hold nor close.
-        _ => Err(DriverError::new(
-            Call::MemExportToShareableHandle,
-            CUresult::CUDA_ERROR_NOT_SUPPORTED,
-        )),
-    }
+    shareable.exported(Call::MemExportToShareableHandle, handle_type)
 }
 
 /// # Safety
-/// The requirements of [`Driver::import`](crate::Driver::import).
+/// See [`Driver::import`](crate::Driver::import).
 pub(super) unsafe fn import(
     driver: &CudaDriver,
     source: ImportSource,
     handle_type: HandleTypes,
 ) -> Result<PhysicalHandle> {
     let handle_type = handle_type_to_c(handle_type);
-    let mut fabric;
-    // A descriptor is passed as the value of the pointer, everything else by reference.
-    let place = match source {
-        ImportSource::Fd(fd) => fd as isize as *mut c_void,
-        ImportSource::Fabric(data) => {
-            fabric = CUmemFabricHandle { data };
-            ptr::from_mut(&mut fabric).cast()
-        }
-    };
+    let mut fabric = CUmemFabricHandle { data: [0; 64] };
+    let place = place_of(source, &mut fabric);
     let mut handle = 0;
     ask!(driver, MemImportFromShareableHandle:
         cuMemImportFromShareableHandle(&mut handle, place, handle_type))?;

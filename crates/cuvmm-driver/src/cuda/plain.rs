@@ -1,6 +1,6 @@
 //! The driver's own allocators: device memory, the current memory pool, pinned host memory.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -19,7 +19,7 @@ pub(super) fn alloc(driver: &CudaDriver, device: Ordinal, size: u64) -> Result<D
 }
 
 /// # Safety
-/// The requirements of [`Driver::free`](crate::Driver::free).
+/// See [`Driver::free`](crate::Driver::free).
 pub(super) unsafe fn free(
     driver: &CudaDriver,
     device: Ordinal,
@@ -30,7 +30,7 @@ pub(super) unsafe fn free(
 }
 
 /// # Safety
-/// The requirements of [`Driver::alloc_async`](crate::Driver::alloc_async).
+/// See [`Driver::alloc_async`](crate::Driver::alloc_async).
 pub(super) unsafe fn alloc_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -45,7 +45,7 @@ pub(super) unsafe fn alloc_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::free_async`](crate::Driver::free_async).
+/// See [`Driver::free_async`](crate::Driver::free_async).
 pub(super) unsafe fn free_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -69,7 +69,7 @@ pub(super) fn host_alloc(
 }
 
 /// # Safety
-/// The requirements of [`Driver::host_free`](crate::Driver::host_free).
+/// See [`Driver::host_free`](crate::Driver::host_free).
 pub(super) unsafe fn host_free(
     driver: &CudaDriver,
     device: Ordinal,

@@ -1,24 +1,22 @@
 //! Memory pools of the driver, and sharing them with other processes.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::RawFd;
 use std::ptr;
 
 use cuvmm_sys::{
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationType, CUmemFabricHandle,
-    CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool, CUresult, CUstream,
+    CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool, CUstream,
 };
 
 use super::CudaDriver;
 use super::answer::ask_optional;
-use super::physical::{Shareable, handle_type_to_c, location_to_c, own};
+use super::physical::{Shareable, handle_type_to_c, location_to_c, place_of};
 use crate::{
-    AccessDesc, AccessFlags, Call, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource,
-    Location, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, Result,
-    StreamHandle,
+    AccessDesc, AccessFlags, Call, DeviceAddress, Exported, HandleTypes, ImportSource, Location,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, Result, StreamHandle,
 };
 
 fn to_c(pool: MemPoolHandle) -> CUmemoryPool {
@@ -48,7 +46,7 @@ pub(super) fn mem_pool_create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_destroy`](crate::Driver::mem_pool_destroy).
+/// See [`Driver::mem_pool_destroy`](crate::Driver::mem_pool_destroy).
 pub(super) unsafe fn mem_pool_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -59,7 +57,7 @@ pub(super) unsafe fn mem_pool_destroy(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_attribute`](crate::Driver::mem_pool_attribute).
+/// See [`Driver::mem_pool_attribute`](crate::Driver::mem_pool_attribute).
 pub(super) unsafe fn mem_pool_attribute(
     driver: &CudaDriver,
     device: Ordinal,
@@ -78,7 +76,7 @@ pub(super) unsafe fn mem_pool_attribute(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_set_attribute`](crate::Driver::mem_pool_set_attribute).
+/// See [`Driver::mem_pool_set_attribute`](crate::Driver::mem_pool_set_attribute).
 pub(super) unsafe fn mem_pool_set_attribute(
     driver: &CudaDriver,
     device: Ordinal,
@@ -96,7 +94,7 @@ pub(super) unsafe fn mem_pool_set_attribute(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_trim`](crate::Driver::mem_pool_trim).
+/// See [`Driver::mem_pool_trim`](crate::Driver::mem_pool_trim).
 pub(super) unsafe fn mem_pool_trim(
     driver: &CudaDriver,
     device: Ordinal,
@@ -108,7 +106,7 @@ pub(super) unsafe fn mem_pool_trim(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_access`](crate::Driver::mem_pool_access).
+/// See [`Driver::mem_pool_access`](crate::Driver::mem_pool_access).
 pub(super) unsafe fn mem_pool_access(
     driver: &CudaDriver,
     device: Ordinal,
@@ -124,7 +122,7 @@ pub(super) unsafe fn mem_pool_access(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_set_access`](crate::Driver::mem_pool_set_access).
+/// See [`Driver::mem_pool_set_access`](crate::Driver::mem_pool_set_access).
 pub(super) unsafe fn mem_pool_set_access(
     driver: &CudaDriver,
     device: Ordinal,
@@ -157,7 +155,7 @@ pub(super) fn current_mem_pool(driver: &CudaDriver, device: Ordinal) -> Result<M
 }
 
 /// # Safety
-/// The requirements of [`Driver::set_current_mem_pool`](crate::Driver::set_current_mem_pool).
+/// See [`Driver::set_current_mem_pool`](crate::Driver::set_current_mem_pool).
 pub(super) unsafe fn set_current_mem_pool(
     driver: &CudaDriver,
     device: Ordinal,
@@ -168,7 +166,7 @@ pub(super) unsafe fn set_current_mem_pool(
 }
 
 /// # Safety
-/// The requirements of [`Driver::alloc_from_pool_async`](crate::Driver::alloc_from_pool_async).
+/// See [`Driver::alloc_from_pool_async`](crate::Driver::alloc_from_pool_async).
 pub(super) unsafe fn alloc_from_pool_async(
     driver: &CudaDriver,
     device: Ordinal,
@@ -185,7 +183,7 @@ pub(super) unsafe fn alloc_from_pool_async(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_export`](crate::Driver::mem_pool_export).
+/// See [`Driver::mem_pool_export`](crate::Driver::mem_pool_export).
 pub(super) unsafe fn mem_pool_export(
     driver: &CudaDriver,
     device: Ordinal,
@@ -194,26 +192,16 @@ pub(super) unsafe fn mem_pool_export(
     flags: u64,
 ) -> Result<Exported> {
     let _current = driver.enter(device)?;
-    let mut shareable = Shareable([0; 64]);
+    let mut shareable = Shareable::new();
     let place = ptr::from_mut(&mut shareable).cast::<c_void>();
     let kind = handle_type_to_c(handle_type);
     ask_optional!(driver, MemPoolExportToShareableHandle:
         cuMemPoolExportToShareableHandle(place, to_c(pool), kind, flags))?;
-    let Shareable(bytes) = shareable;
-    let call = Call::MemPoolExportToShareableHandle;
-    match handle_type {
-        HandleTypes::POSIX_FD => {
-            let [a, b, c, d, ..] = bytes;
-            own(call, RawFd::from_ne_bytes([a, b, c, d])).map(Exported::Fd)
-        }
-        HandleTypes::FABRIC => Ok(Exported::Fabric(bytes)),
-        // The driver exported a type that this crate can neither hold nor close.
-        _ => Err(DriverError::new(call, CUresult::CUDA_ERROR_NOT_SUPPORTED)),
-    }
+    shareable.exported(Call::MemPoolExportToShareableHandle, handle_type)
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_import`](crate::Driver::mem_pool_import).
+/// See [`Driver::mem_pool_import`](crate::Driver::mem_pool_import).
 pub(super) unsafe fn mem_pool_import(
     driver: &CudaDriver,
     device: Ordinal,
@@ -223,15 +211,8 @@ pub(super) unsafe fn mem_pool_import(
 ) -> Result<MemPoolHandle> {
     let _current = driver.enter(device)?;
     let kind = handle_type_to_c(handle_type);
-    let mut fabric;
-    // A descriptor is passed as the value of the pointer, everything else by reference.
-    let place = match source {
-        ImportSource::Fd(fd) => fd as isize as *mut c_void,
-        ImportSource::Fabric(data) => {
-            fabric = CUmemFabricHandle { data };
-            ptr::from_mut(&mut fabric).cast()
-        }
-    };
+    let mut fabric = CUmemFabricHandle { data: [0; 64] };
+    let place = place_of(source, &mut fabric);
     let mut pool = ptr::null_mut();
     ask_optional!(driver, MemPoolImportFromShareableHandle:
         cuMemPoolImportFromShareableHandle(&mut pool, place, kind, flags))?;
@@ -250,7 +231,7 @@ pub(super) fn mem_pool_export_pointer(
 }
 
 /// # Safety
-/// The requirements of [`Driver::mem_pool_import_pointer`](crate::Driver::mem_pool_import_pointer).
+/// See [`Driver::mem_pool_import_pointer`](crate::Driver::mem_pool_import_pointer).
 pub(super) unsafe fn mem_pool_import_pointer(
     driver: &CudaDriver,
     device: Ordinal,

@@ -1,6 +1,6 @@
 //! Streams.
 //!
-//! `unsafe` is allowed here for driver calls (see `answer`).
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -23,7 +23,7 @@ pub(super) fn stream_create(
 }
 
 /// # Safety
-/// The requirements of [`Driver::stream_destroy`](crate::Driver::stream_destroy).
+/// See [`Driver::stream_destroy`](crate::Driver::stream_destroy).
 pub(super) unsafe fn stream_destroy(
     driver: &CudaDriver,
     device: Ordinal,
@@ -34,7 +34,7 @@ pub(super) unsafe fn stream_destroy(
 }
 
 /// # Safety
-/// The requirements of [`Driver::stream_synchronize`](crate::Driver::stream_synchronize).
+/// See [`Driver::stream_synchronize`](crate::Driver::stream_synchronize).
 pub(super) unsafe fn stream_synchronize(
     driver: &CudaDriver,
     device: Ordinal,
@@ -45,7 +45,7 @@ pub(super) unsafe fn stream_synchronize(
 }
 
 /// # Safety
-/// The requirements of [`Driver::stream_query`](crate::Driver::stream_query).
+/// See [`Driver::stream_query`](crate::Driver::stream_query).
 pub(super) unsafe fn stream_query(
     driver: &CudaDriver,
     device: Ordinal,
@@ -56,7 +56,7 @@ pub(super) unsafe fn stream_query(
 }
 
 /// # Safety
-/// The requirements of [`Driver::stream_wait_event`](crate::Driver::stream_wait_event).
+/// See [`Driver::stream_wait_event`](crate::Driver::stream_wait_event).
 pub(super) unsafe fn stream_wait_event(
     driver: &CudaDriver,
     device: Ordinal,

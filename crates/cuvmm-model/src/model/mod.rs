@@ -43,11 +43,15 @@
 //! - **a refusal has any code** that is [`documented`] for the call, chosen by
 //!   [`ModelOptions::seed`].
 //!
-//! Codes that a program may act on are neither replaced nor used as replacements: lack of memory
-//! (`OUT_OF_MEMORY`), the codes of a lost context, a driver that has shut down (`DEINITIALIZED`),
-//! the codes of captures (`STREAM_CAPTURE_*`, `CAPTURED_EVENT`; `INVALID_VALUE` by `cuEventQuery`
-//! and `cuStreamWaitEvent` for an event of a capture that is over), and `NOT_SUPPORTED` by
-//! `cuCtxRecordEvent`. "Not ready" is not an error here, and a missing symbol has no code.
+//! These codes are neither replaced nor used as replacements, because a program may act on them:
+//! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and freeing some helps;
+//! - the codes after which a context is lost, and any code that a context was lost with;
+//! - `DEINITIALIZED`: the driver has shut down with the process, so no report is needed;
+//! - `STREAM_CAPTURE_*` and `CAPTURED_EVENT`: the call disturbs a capture, and may be made later;
+//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event's capture is over;
+//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the program has to use another way.
+//!
+//! "Not ready" is not an error here, and a missing symbol has no code.
 //!
 //! [`RandomFailures`] makes calls fail at random, in any manner.
 //!

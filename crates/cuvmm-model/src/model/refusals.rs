@@ -1,21 +1,9 @@
 //! The codes of refusals, measured or chosen by the hostile manner, and of calls that fail at
 //! random.
 //!
-//! # Codes with a meaning beyond refusal
-//! The hostile manner neither replaces these codes nor uses them as replacements, because a program
-//! may act on them:
-//! - `OUT_OF_MEMORY`: bytes, mappings or addresses are used up, and freeing some helps.
-//! - The codes after which the context is lost ([`DriverError::is_sticky`]), and any code that a
-//!   context was lost with.
-//! - `DEINITIALIZED`: the process is ending and the driver has shut down, so no report is needed.
-//! - `STREAM_CAPTURE_*` and `CAPTURED_EVENT`: the call disturbs a capture, and may be made later.
-//! - `NOT_READY`, which the trait returns as `false`, never as an error.
-//! - `NOT_SUPPORTED` by `cuCtxRecordEvent`: the program has to use another way. A missing symbol
-//!   means the same, and has no code.
-//! - `INVALID_VALUE` by `cuEventQuery` and `cuStreamWaitEvent`: the event's capture is over.
-//!
-//! All other codes mean that the call was refused and changed nothing. Drivers differ in them, and
-//! a program must not depend on them.
+//! The documentation of `model` lists the codes that say more than a refusal. All other codes mean
+//! that the call was refused and changed nothing; drivers differ in them, and a program must not
+//! depend on them.
 
 use super::backing::Backing;
 use super::documented::documented;

@@ -1,7 +1,7 @@
 //! The ledger of a case: the resources that it acquired and has not released.
 
 use cuvmm_driver::{
-    DeviceAddress, EventHandle, GraphExecHandle, GraphHandle, MemPoolHandle, Ordinal,
+    DeviceAddress, DriverError, EventHandle, GraphExecHandle, GraphHandle, MemPoolHandle, Ordinal,
     PhysicalHandle, StreamHandle,
 };
 
@@ -34,7 +34,10 @@ impl Ledger {
     }
 }
 
-/// Removes the last entry that equals `wanted`.
+pub(super) fn note(troubles: &mut Vec<String>, outcome: Result<(), DriverError>) {
+    troubles.extend(outcome.err().map(|error| error.to_string()));
+}
+
 pub(super) fn strike<T: PartialEq>(entries: &mut Vec<T>, wanted: &T) {
     if let Some(index) = entries.iter().rposition(|entry| entry == wanted) {
         entries.remove(index);

@@ -12,15 +12,13 @@
 //! The `SAFETY` comments below refer to this list.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-
 use cuvmm_driver::{
     AccessDesc, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle,
     PhysicalProps,
 };
 
 use super::Bench;
-use super::ledger::strike;
+use super::ledger::{note, strike};
 
 impl Bench {
     pub(crate) fn reserve(
@@ -40,7 +38,7 @@ impl Bench {
         address: DeviceAddress,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.free_reservation(address, size) }?;
         self.ledger.reservations.retain(|(at, _)| *at != address);
         Ok(())
@@ -58,7 +56,7 @@ impl Bench {
     }
 
     pub(crate) fn release(&mut self, handle: PhysicalHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.release(handle) }?;
         strike(&mut self.ledger.handles, &handle);
         Ok(())
@@ -74,7 +72,7 @@ impl Bench {
         &self,
         handle: PhysicalHandle,
     ) -> Result<PhysicalProps, DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.physical_props(handle) }
     }
 
@@ -84,7 +82,7 @@ impl Bench {
         handle_type: HandleTypes,
         flags: u64,
     ) -> Result<Exported, DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.export(handle, handle_type, flags) }
     }
 
@@ -93,7 +91,7 @@ impl Bench {
         source: ImportSource,
         handle_type: HandleTypes,
     ) -> Result<PhysicalHandle, DriverError> {
-        // SAFETY: for the reasons at the top of this file; the cases keep a descriptor that they
+        // SAFETY: see the top of this file; the cases keep a descriptor that they
         // pass open, or pass a number that is not a descriptor.
         let handle = unsafe { self.driver.import(source, handle_type) }?;
         self.ledger.handles.push(handle);
@@ -108,14 +106,14 @@ impl Bench {
         handle: PhysicalHandle,
         flags: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.map(address, size, offset, handle, flags) }?;
         self.ledger.mappings.push((address, size));
         Ok(())
     }
 
     pub(crate) fn unmap(&mut self, address: DeviceAddress, size: u64) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.unmap(address, size) }?;
         self.ledger.strike_mappings(address, size);
         Ok(())
@@ -127,17 +125,8 @@ impl Bench {
         size: u64,
         access: &[AccessDesc],
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.set_access(address, size, access) }
-    }
-
-    pub(crate) fn dma_buf(
-        &self,
-        address: DeviceAddress,
-        size: u64,
-    ) -> Result<OwnedFd, DriverError> {
-        // SAFETY: for the reasons at the top of this file; the descriptor is not used.
-        unsafe { self.driver.dma_buf(self.device, address, size) }
     }
 
     pub(crate) fn alloc(&mut self, size: u64) -> Result<DeviceAddress, DriverError> {
@@ -154,13 +143,12 @@ impl Bench {
 
     /// Frees plain or managed memory.
     pub(crate) fn free(&mut self, address: DeviceAddress) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.free(self.device, address) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
     }
 
-    /// Allocates pinned host memory and returns its address.
     pub(crate) fn pinned(&mut self, size: u64, flags: u32) -> Result<usize, DriverError> {
         let pointer = self
             .driver
@@ -172,7 +160,7 @@ impl Bench {
 
     pub(crate) fn free_pinned(&mut self, pointer: usize) -> Result<(), DriverError> {
         let raw = std::ptr::with_exposed_provenance_mut(pointer);
-        // SAFETY: for the reasons at the top of this file.
+        // SAFETY: see the top of this file.
         unsafe { self.driver.host_free(self.device, raw) }?;
         strike(&mut self.ledger.pinned, &pointer);
         Ok(())
@@ -207,28 +195,24 @@ impl Bench {
 
     /// Releases everything that the case still holds, and returns the errors.
     pub(crate) fn give_back(&mut self) -> Vec<String> {
-        let mut troubles = self.give_back_work();
-        let mut note = |outcome: Result<(), DriverError>| {
-            if let Err(error) = outcome {
-                troubles.push(error.to_string());
-            }
-        };
+        let mut troubles = Vec::new();
+        self.give_back_work(&mut troubles);
         for (address, size) in std::mem::take(&mut self.ledger.mappings) {
-            note(self.unmap(address, size));
+            note(&mut troubles, self.unmap(address, size));
         }
         for handle in std::mem::take(&mut self.ledger.handles) {
-            note(self.release(handle));
+            note(&mut troubles, self.release(handle));
         }
         for (address, size) in std::mem::take(&mut self.ledger.reservations) {
-            note(self.free_reservation(address, size));
+            note(&mut troubles, self.free_reservation(address, size));
         }
         for address in std::mem::take(&mut self.ledger.plain) {
-            note(self.free(address));
+            note(&mut troubles, self.free(address));
         }
         for pointer in std::mem::take(&mut self.ledger.pinned) {
-            note(self.free_pinned(pointer));
+            note(&mut troubles, self.free_pinned(pointer));
         }
-        troubles.extend(self.give_back_pools());
+        self.give_back_pools(&mut troubles);
         troubles
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Cases make their calls through the bench, which records in the ledger what a successful call
 //! acquired and removes what a call released. After the case the bench releases the rest; a failure
-//! to do so is a leak. The calls are in `memory`, `pools` and `work`, which contain all `unsafe` code: the
+//! to do so is a leak. The calls are in `calls`, `memory`, `pools` and `work`, which contain all `unsafe` code: the
 //! cases have none.
 
+mod calls;
 mod ledger;
 mod memory;
 mod pools;
@@ -13,8 +14,9 @@ mod work;
 use std::sync::Arc;
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, DeviceAddress, Driver, DriverError, DriverKind, GranularityKind,
-    Location, Ordinal, PhysicalHandle, PhysicalProps,
+    AccessDesc, AccessFlags, Advice, CUresult, Call, DeviceAddress, Driver, DriverError,
+    DriverKind, GranularityKind, Location, Ordinal, PhysicalHandle, PhysicalProps,
+    PointerAttribute, RangeAttribute, StreamHandle,
 };
 
 use crate::KernelToucher;
@@ -31,9 +33,7 @@ pub(crate) struct Bench {
     ledger: Ledger,
 }
 
-/// Preparations that most cases need.
 impl Bench {
-    /// Creates a bench on device 0.
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
         kernels: Option<Arc<dyn KernelToucher>>,
@@ -50,7 +50,6 @@ impl Bench {
         })
     }
 
-    /// Returns the driver under test.
     pub(crate) fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -60,22 +59,31 @@ impl Bench {
         self.driver.kind() != DriverKind::Model
     }
 
-    /// Returns the kernels, if there are any.
-    pub(crate) fn kernels(&self) -> Option<Arc<dyn KernelToucher>> {
-        self.kernels.clone()
+    /// Returns the kernels. A case that needs them is not run where there are none.
+    pub(crate) fn kernels(&self) -> Result<Arc<dyn KernelToucher>, DriverError> {
+        let none = DriverError::new(Call::GraphLaunch, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        self.kernels.clone().ok_or(none)
     }
 
-    /// Returns the device under test.
+    /// Returns a stream on which a kernel runs for about 200 milliseconds, far longer than a call
+    /// that does not wait, even a slow one.
+    pub(crate) fn spinning(&mut self) -> Result<StreamHandle, DriverError> {
+        let (kernels, stream) = (self.kernels()?, self.stream()?);
+        // The first launch may load the kernel, which takes time that is not to be measured.
+        kernels.spin(self.device, stream, 0)?;
+        self.synchronize(stream)?;
+        kernels.spin(self.device, stream, 200)?;
+        Ok(stream)
+    }
+
     pub(crate) fn device(&self) -> Ordinal {
         self.device
     }
 
-    /// Returns the granule of plain device memory in bytes.
     pub(crate) fn granule(&self) -> u64 {
         self.granule
     }
 
-    /// Returns the properties of plain memory of the device.
     pub(crate) fn props(&self) -> PhysicalProps {
         PhysicalProps::device(self.device)
     }
@@ -151,6 +159,36 @@ impl Bench {
     pub(crate) fn free_memory(&self) -> Result<u64, DriverError> {
         self.driver.context_synchronize(self.device)?;
         Ok(self.driver.memory_info(self.device)?.free)
+    }
+
+    pub(crate) fn pointer_attribute(
+        &self,
+        address: DeviceAddress,
+        attribute: PointerAttribute,
+    ) -> Result<u64, DriverError> {
+        let driver = self.driver();
+        driver.pointer_attribute(self.device, address, attribute)
+    }
+
+    pub(crate) fn advise(
+        &self,
+        address: DeviceAddress,
+        size: u64,
+        advice: Advice,
+        location: Location,
+    ) -> Result<(), DriverError> {
+        let driver = self.driver();
+        driver.advise(self.device, address, size, advice, location)
+    }
+
+    pub(crate) fn range_attribute(
+        &self,
+        address: DeviceAddress,
+        size: u64,
+        attribute: RangeAttribute,
+    ) -> Result<i32, DriverError> {
+        let driver = self.driver();
+        driver.range_attribute(self.device, address, size, attribute)
     }
 
     /// Returns the code of reading four bytes at an address.

@@ -4,71 +4,19 @@
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{
-    CaptureMode, CaptureStatus, DeviceAddress, DriverError, EventFlags, EventHandle,
-    GraphExecHandle, GraphHandle, Location, Ordinal, StreamFlags, StreamHandle,
+    CaptureMode, DeviceAddress, DriverError, EventFlags, EventHandle, GraphHandle, Location,
+    Ordinal, StreamFlags, StreamHandle,
 };
 
 use super::Bench;
-use super::ledger::strike;
+use super::ledger::{note, strike};
 
-/// Copies and fills.
 impl Bench {
-    pub(crate) fn fill(
-        &self,
-        address: DeviceAddress,
-        byte: u8,
-        size: u64,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.fill(self.device, address, byte, size) }
-    }
-
-    pub(crate) fn fill_async(
-        &self,
-        address: DeviceAddress,
-        byte: u8,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe {
-            self.driver
-                .fill_async(self.device, address, byte, size, stream)
-        }
-    }
-
-    pub(crate) fn write(&self, address: DeviceAddress, bytes: &[u8]) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.copy_to_device(self.device, address, bytes) }
-    }
-
     /// Reads four bytes.
     pub(crate) fn read(&self, address: DeviceAddress) -> Result<[u8; 4], DriverError> {
         let mut bytes = [0xEE; 4];
         self.read_into(address, &mut bytes)?;
         Ok(bytes)
-    }
-
-    pub(crate) fn read_into(
-        &self,
-        address: DeviceAddress,
-        bytes: &mut [u8],
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.copy_to_host(self.device, bytes, address) }
-    }
-
-    pub(crate) fn copy(
-        &self,
-        destination: DeviceAddress,
-        source: DeviceAddress,
-        size: u64,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe {
-            self.driver
-                .copy_on_device(self.device, destination, source, size)
-        }
     }
 
     /// Queues a copy of four bytes to the device and waits for the stream.
@@ -78,7 +26,7 @@ impl Bench {
         bytes: [u8; 4],
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // SAFETY: see `memory`; `bytes` lives until the stream has
         // finished.
         let queued = unsafe {
             self.driver
@@ -94,27 +42,13 @@ impl Bench {
         stream: StreamHandle,
     ) -> Result<[u8; 4], DriverError> {
         let mut bytes = [0xEE; 4];
-        // SAFETY: for the reasons at the top of `memory`; `bytes` lives until the stream has
+        // SAFETY: see `memory`; `bytes` lives until the stream has
         // finished.
         let queued = unsafe {
             self.driver
                 .copy_to_host_async(self.device, bytes.as_mut_ptr(), address, 4, stream)
         };
         self.synchronize(stream).and(queued).map(|()| bytes)
-    }
-
-    pub(crate) fn copy_async(
-        &self,
-        destination: DeviceAddress,
-        source: DeviceAddress,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe {
-            self.driver
-                .copy_on_device_async(self.device, destination, source, size, stream)
-        }
     }
 
     pub(crate) fn prefetch(
@@ -125,23 +59,8 @@ impl Bench {
     ) -> Result<(), DriverError> {
         self.prefetch_on(StreamHandle::NULL, address, size, location)
     }
-
-    pub(crate) fn prefetch_on(
-        &self,
-        stream: StreamHandle,
-        address: DeviceAddress,
-        size: u64,
-        location: Location,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe {
-            self.driver
-                .prefetch(self.device, address, size, location, stream)
-        }
-    }
 }
 
-/// Streams and events.
 impl Bench {
     pub(crate) fn stream(&mut self) -> Result<StreamHandle, DriverError> {
         let stream = self
@@ -149,25 +68,6 @@ impl Bench {
             .stream_create(self.device, StreamFlags::NON_BLOCKING)?;
         self.ledger.streams.push((self.device, stream));
         Ok(stream)
-    }
-
-    pub(crate) fn synchronize(&self, stream: StreamHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.stream_synchronize(self.device, stream) }
-    }
-
-    pub(crate) fn stream_is_done(&self, stream: StreamHandle) -> Result<bool, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.stream_query(self.device, stream) }
-    }
-
-    pub(crate) fn wait_event(
-        &self,
-        stream: StreamHandle,
-        event: EventHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.stream_wait_event(self.device, stream, event) }
     }
 
     pub(crate) fn event(&mut self) -> Result<EventHandle, DriverError> {
@@ -180,43 +80,8 @@ impl Bench {
 
     pub(crate) fn destroy_event(&mut self, event: EventHandle) -> Result<(), DriverError> {
         self.ledger.events.retain(|&other| other != event);
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.event_destroy(self.device, event) }
-    }
-
-    pub(crate) fn record(
-        &self,
-        event: EventHandle,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.event_record(self.device, event, stream) }
-    }
-
-    pub(crate) fn record_context(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.context_record_event(self.device, event) }
-    }
-
-    pub(crate) fn event_is_done(&self, event: EventHandle) -> Result<bool, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.event_query(self.device, event) }
-    }
-
-    pub(crate) fn synchronize_event(&self, event: EventHandle) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.event_synchronize(self.device, event) }
-    }
-
-    pub(crate) fn alloc_async(
-        &mut self,
-        size: u64,
-        stream: StreamHandle,
-    ) -> Result<DeviceAddress, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        let address = unsafe { self.driver.alloc_async(self.device, size, stream) }?;
-        self.ledger.plain.push(address);
-        Ok(address)
     }
 
     pub(crate) fn free_async(
@@ -224,21 +89,20 @@ impl Bench {
         address: DeviceAddress,
         stream: StreamHandle,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.free_async(self.device, address, stream) }?;
         strike(&mut self.ledger.plain, &address);
         Ok(())
     }
 }
 
-/// Captures and graphs.
 impl Bench {
     pub(crate) fn capture_begin(
         &mut self,
         stream: StreamHandle,
         mode: CaptureMode,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.capture_begin(self.device, stream, mode) }?;
         self.ledger.capturing.push(stream);
         Ok(())
@@ -246,71 +110,45 @@ impl Bench {
 
     pub(crate) fn capture_end(&mut self, stream: StreamHandle) -> Result<GraphHandle, DriverError> {
         strike(&mut self.ledger.capturing, &stream);
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let graph = unsafe { self.driver.capture_end(self.device, stream) }?;
         self.ledger.graphs.push(graph);
         Ok(graph)
     }
 
-    pub(crate) fn capture_status(
-        &self,
-        stream: StreamHandle,
-    ) -> Result<CaptureStatus, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.capture_status(self.device, stream) }
-    }
-
-    pub(crate) fn instantiate(
-        &mut self,
-        graph: GraphHandle,
-    ) -> Result<GraphExecHandle, DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        let exec = unsafe { self.driver.graph_instantiate(self.device, graph) }?;
-        self.ledger.execs.push(exec);
-        Ok(exec)
-    }
-
-    pub(crate) fn launch(
-        &self,
-        exec: GraphExecHandle,
-        stream: StreamHandle,
-    ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
-        unsafe { self.driver.graph_launch(self.device, exec, stream) }
-    }
-
-    /// Ends captures, waits for all work, destroys streams, events and graphs, and returns the
+    /// Ends captures, waits for all work, destroys streams, events and graphs, and adds the
     /// errors.
-    pub(super) fn give_back_work(&mut self) -> Vec<String> {
-        let mut troubles = Vec::new();
+    pub(super) fn give_back_work(&mut self, troubles: &mut Vec<String>) {
         let device = self.device;
         for stream in std::mem::take(&mut self.ledger.capturing) {
             // An invalidated capture ends with an error, and has then ended.
             let _ = self.capture_end(stream);
         }
-        let mut note = |outcome: Result<(), DriverError>| {
-            if let Err(error) = outcome {
-                troubles.push(error.to_string());
-            }
-        };
-        note(self.driver.context_synchronize(device));
+        note(troubles, self.driver.context_synchronize(device));
         for exec in std::mem::take(&mut self.ledger.execs) {
-            // SAFETY: this bench created it and has not destroyed it since.
-            note(unsafe { self.driver.graph_exec_destroy(device, exec) });
+            // SAFETY: this bench created it and still holds it.
+            note(troubles, unsafe {
+                self.driver.graph_exec_destroy(device, exec)
+            });
         }
         for graph in std::mem::take(&mut self.ledger.graphs) {
-            // SAFETY: this bench created it and has not destroyed it since.
-            note(unsafe { self.driver.graph_destroy(device, graph) });
+            // SAFETY: this bench created it and still holds it.
+            note(troubles, unsafe {
+                self.driver.graph_destroy(device, graph)
+            });
         }
         for event in std::mem::take(&mut self.ledger.events) {
-            // SAFETY: this bench created it and has not destroyed it since.
-            note(unsafe { self.driver.event_destroy(device, event) });
+            // SAFETY: this bench created it and still holds it.
+            note(troubles, unsafe {
+                self.driver.event_destroy(device, event)
+            });
         }
         for (owner, stream) in std::mem::take(&mut self.ledger.streams) {
-            // SAFETY: this bench created it and has not destroyed it since.
-            note(unsafe { self.driver.stream_destroy(owner, stream) });
+            // SAFETY: this bench created it and still holds it.
+            note(troubles, unsafe {
+                self.driver.stream_destroy(owner, stream)
+            });
         }
-        troubles
     }
 
     /// Makes a stream wait for an event that a stream of another device has recorded.
@@ -326,14 +164,13 @@ impl Bench {
         let event = self
             .driver
             .event_create(device, EventFlags::DISABLE_TIMING)?;
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         let recorded = unsafe { self.driver.event_record(device, event, theirs) };
         let waited = recorded.and_then(|()| self.wait_event(stream, event));
         // SAFETY: the event was created above, and a stream that waits for it needs it no more.
         waited.and(unsafe { self.driver.event_destroy(device, event) })
     }
 
-    /// Fills a range by another device.
     pub(crate) fn fill_from(
         &self,
         device: Ordinal,
@@ -341,7 +178,7 @@ impl Bench {
         byte: u8,
         size: u64,
     ) -> Result<(), DriverError> {
-        // SAFETY: for the reasons at the top of `memory`.
+        // SAFETY: see `memory`.
         unsafe { self.driver.fill(device, address, byte, size) }
     }
 }

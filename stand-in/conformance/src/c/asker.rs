@@ -8,7 +8,6 @@ use cuvmm_driver::CUresult;
 
 use super::library::{Library, at};
 
-/// The bytes of a granule.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
 /// Asks a library, and prints the answer as it comes, so that nothing is lost if the process dies.
@@ -20,6 +19,8 @@ pub(crate) struct Asker {
     pub(crate) given: String,
     case: &'static str,
     open: bool,
+    /// The first device's primary context, once [`enter`](Self::enter) has retained it.
+    pub(crate) primary: u64,
 }
 
 impl Asker {
@@ -30,6 +31,7 @@ impl Asker {
             given: given.to_owned(),
             case,
             open: false,
+            primary: 0,
         }
     }
 
@@ -42,14 +44,12 @@ impl Asker {
         self.open = true;
     }
 
-    /// Ends the line, if one is open.
     pub(crate) fn end(&mut self) {
         if std::mem::take(&mut self.open) {
             print("\n");
         }
     }
 
-    /// Adds a word to the answer.
     pub(crate) fn note(&mut self, word: impl Display) {
         if !self.open {
             self.part("");
@@ -57,7 +57,6 @@ impl Asker {
         print(format_args!("{word} "));
     }
 
-    /// Calls a function without adding its code to the answer.
     pub(crate) fn call(&self, name: &str, arguments: &[u64]) -> Option<CUresult> {
         self.library.call(name, arguments)
     }
@@ -67,6 +66,52 @@ impl Asker {
         let code = self.call(name, arguments);
         self.code(code);
         code == Some(CUresult::CUDA_SUCCESS)
+    }
+
+    /// Begins a line of the answer, calls a function and adds its code.
+    pub(crate) fn ask(&mut self, part: impl Display, name: &str, arguments: &[u64]) {
+        self.part(part);
+        self.say(name, arguments);
+    }
+
+    /// Asks functions, each in a line that is named after it.
+    pub(crate) fn ask_each(&mut self, calls: &[(&str, &[u64])]) {
+        for (name, arguments) in calls {
+            self.ask(name, name, arguments);
+        }
+    }
+
+    /// Calls a function that writes its result to its first argument, adds its code, and returns
+    /// the result, which is `value` if the function writes none.
+    pub(crate) fn get<T>(&mut self, name: &str, mut value: T, rest: &[u64]) -> T {
+        self.say(name, &[&[at(&mut value)], rest].concat());
+        value
+    }
+
+    /// Adds the result of [`get`](Self::get) to the answer too.
+    pub(crate) fn tell<T: Display>(&mut self, name: &str, value: T, rest: &[u64]) {
+        let value = self.get(name, value, rest);
+        self.note(value);
+    }
+
+    /// Calls a function that writes its result to its last argument, as [`get`](Self::get) does.
+    pub(crate) fn get_last<T>(&mut self, name: &str, first: &[u64], mut value: T) -> T {
+        self.say(name, &[first, &[at(&mut value)]].concat());
+        value
+    }
+
+    /// Adds the result of [`get_last`](Self::get_last) to the answer too.
+    pub(crate) fn tell_last<T: Display>(&mut self, name: &str, first: &[u64], value: T) {
+        let value = self.get_last(name, first, value);
+        self.note(value);
+    }
+
+    /// Calls a function that has to succeed, and returns the result that it writes to its first
+    /// argument.
+    pub(crate) fn made(&mut self, name: &str, rest: &[u64]) -> u64 {
+        let mut made = 0u64;
+        self.need(name, &[&[at(&mut made)], rest].concat());
+        made
     }
 
     /// Calls a function that has to succeed. If it does not, its name and code become part of the
@@ -80,7 +125,6 @@ impl Asker {
         }
     }
 
-    /// Adds a code to the answer.
     pub(crate) fn code(&mut self, code: Option<CUresult>) {
         let Some(code) = code else {
             return self.note("absent");
@@ -95,72 +139,99 @@ impl Asker {
     }
 
     /// Initializes the driver and makes the primary context of the first device current.
-    pub(crate) fn enter(&mut self) -> u64 {
+    pub(crate) fn enter(&mut self) {
         self.need("cuInit", &[0]);
-        let mut context = 0u64;
-        self.need("cuDevicePrimaryCtxRetain", &[at(&mut context), 0]);
-        self.need("cuCtxSetCurrent", &[context]);
-        context
+        self.primary = self.made("cuDevicePrimaryCtxRetain", &[0]);
+        self.need("cuCtxSetCurrent", &[self.primary]);
     }
 
-    /// Returns the number of devices.
-    pub(crate) fn devices(&mut self) -> i32 {
-        let mut count = 0i32;
-        self.need("cuDeviceGetCount", &[at(&mut count)]);
-        count
+    /// Makes a context of the first device, which is then current.
+    pub(crate) fn context(&mut self) -> u64 {
+        self.made("cuCtxCreate_v2", &[0, 0])
     }
 
-    /// Allocates plain device memory.
+    /// Returns the second device's primary context. Where there is one device, the answer is that.
+    pub(crate) fn peer(&mut self) -> Option<u64> {
+        if self.made("cuDeviceGetCount", &[]) < 2 {
+            self.note("one-device");
+            return None;
+        }
+        Some(self.made("cuDevicePrimaryCtxRetain", &[1]))
+    }
+
     pub(crate) fn alloc(&mut self, bytes: u64) -> u64 {
-        let mut address = 0u64;
-        self.need("cuMemAlloc_v2", &[at(&mut address), bytes]);
-        address
+        self.made("cuMemAlloc_v2", &[bytes])
     }
 
     /// Allocates from the current pool on the default stream.
     pub(crate) fn alloc_async(&mut self, bytes: u64) -> u64 {
-        let mut address = 0u64;
-        self.need("cuMemAllocAsync", &[at(&mut address), bytes, 0]);
-        address
+        self.made("cuMemAllocAsync", &[bytes, 0])
     }
 
-    /// Allocates pinned host memory.
+    /// Allocates managed memory that every stream may use.
+    pub(crate) fn managed(&mut self, bytes: u64) -> u64 {
+        self.made("cuMemAllocManaged", &[bytes, 1])
+    }
+
     pub(crate) fn pinned(&mut self, bytes: u64, flags: u64) -> u64 {
-        let mut address = 0u64;
-        self.need("cuMemHostAlloc", &[at(&mut address), bytes, flags]);
-        address
+        self.made("cuMemHostAlloc", &[bytes, flags])
     }
 
-    /// Creates a stream.
     pub(crate) fn stream(&mut self) -> u64 {
-        let mut stream = 0u64;
-        self.need("cuStreamCreate", &[at(&mut stream), 1]);
-        stream
+        self.made("cuStreamCreate", &[1])
     }
 
-    /// Creates an event.
     pub(crate) fn event(&mut self, flags: u64) -> u64 {
-        let mut event = 0u64;
-        self.need("cuEventCreate", &[at(&mut event), flags]);
-        event
+        self.made("cuEventCreate", &[flags])
     }
 
-    /// Reserves addresses.
     pub(crate) fn reserve(&mut self, bytes: u64) -> u64 {
-        let mut address = 0u64;
-        self.need("cuMemAddressReserve", &[at(&mut address), bytes, 0, 0, 0]);
+        self.made("cuMemAddressReserve", &[bytes, 0, 0, 0])
+    }
+
+    pub(crate) fn default_pool(&mut self) -> u64 {
+        self.made("cuDeviceGetDefaultMemPool", &[0])
+    }
+
+    /// Creates a physical of one granule with these properties, and adds the code to the answer.
+    pub(crate) fn create(&mut self, mut props: [u32; 8]) -> u64 {
+        self.get("cuMemCreate", 0, &[GRANULE, at(&mut props), 0])
+    }
+
+    pub(crate) fn physical(&mut self) -> u64 {
+        self.made("cuMemCreate", &[GRANULE, at(&mut props()), 0])
+    }
+
+    /// Reserves addresses and maps a granule at the first.
+    pub(crate) fn mapping(&mut self, open: bool) -> u64 {
+        let address = self.reserve(GRANULE);
+        self.map(address, open);
         address
     }
 
-    /// Creates a physical of one granule.
-    pub(crate) fn physical(&mut self) -> u64 {
-        let mut handle = 0u64;
-        let mut props = props();
-        self.need(
-            "cuMemCreate",
-            &[at(&mut handle), GRANULE, at(&mut props), 0],
-        );
-        handle
+    /// Gives the first device access to a granule: 1 to read, 3 also to write.
+    pub(crate) fn grant(&mut self, address: u64, flags: u32) {
+        let mut access = [1u32, 0, flags];
+        self.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+    }
+
+    /// Adds the code of asking which kind of memory an address has.
+    pub(crate) fn say_kind(&mut self, address: u64) {
+        self.get("cuPointerGetAttribute", 0u32, &[2, address]);
+    }
+
+    /// Returns the first address and the size of the range that contains an address, and adds the code.
+    pub(crate) fn range(&mut self, address: u64) -> (u64, u64) {
+        let (mut base, mut size) = (0u64, 0u64);
+        let arguments = [at(&mut base), at(&mut size), address];
+        self.say("cuMemGetAddressRange_v2", &arguments);
+        (base, size)
+    }
+
+    pub(crate) fn first_byte(&mut self, address: u64) -> u8 {
+        let mut byte = [77u8];
+        self.need("cuMemcpyDtoH_v2", &[at(&mut byte), address, 1]);
+        byte[0]
     }
 
     /// Maps a new physical at an address, with or without access for the first device.
@@ -168,12 +239,10 @@ impl Asker {
         let handle = self.physical();
         self.need("cuMemMap", &[address, GRANULE, 0, handle, 0]);
         if open {
-            let mut access = [1u32, 0, 3];
-            self.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+            self.grant(address, 3);
         }
     }
 
-    /// Returns the free memory of the current context's device.
     pub(crate) fn free(&mut self) -> u64 {
         let (mut free, mut total) = (0u64, 0u64);
         self.need("cuMemGetInfo_v2", &[at(&mut free), at(&mut total)]);
@@ -212,6 +281,20 @@ fn print(text: impl Display) {
 /// Returns the properties of ordinary memory of the first device, as the C structure's words.
 pub(crate) fn props() -> [u32; 8] {
     [1, 0, 1, 0, 0, 0, 0, 0]
+}
+
+/// Returns the largest power of two, up to a granule, that an address is a multiple of.
+pub(crate) fn alignment(address: u64) -> u64 {
+    1 << address.trailing_zeros().min(21)
+}
+
+/// Returns a word for a result that was 7 before the call; `other` for any address or handle.
+pub(crate) fn written(value: u64, other: &'static str) -> &'static str {
+    match value {
+        7 => "unwritten",
+        0 => "null",
+        _ => other,
+    }
 }
 
 /// Returns a number of bytes in words: zero, whole granules, or less than one.

@@ -10,7 +10,6 @@ use std::ffi::{CString, c_void};
 use cuvmm_driver::CUresult;
 use libloading::os::unix::Library as Opened;
 
-/// A driver library.
 #[derive(Debug)]
 pub(crate) struct Library {
     opened: Opened,
@@ -36,7 +35,6 @@ macro_rules! call {
 }
 
 impl Library {
-    /// Opens a library by name or path.
     pub(crate) fn open(name: &str) -> Result<Self, String> {
         // SAFETY: the user names a driver library, whose initializers are those of a driver.
         let opened = unsafe { Opened::new(name) };
@@ -45,7 +43,6 @@ impl Library {
         })
     }
 
-    /// Returns the address of an exported function.
     pub(crate) fn address(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).ok()?;
         // SAFETY: the symbol is only used as an address here.
@@ -82,7 +79,6 @@ impl Library {
     }
 }
 
-/// Calls a function at an address.
 pub(crate) fn call_at(address: *mut c_void, arguments: &[u64]) -> i32 {
     match *arguments {
         [] => call!(address,),
@@ -97,7 +93,6 @@ pub(crate) fn call_at(address: *mut c_void, arguments: &[u64]) -> i32 {
     }
 }
 
-/// Returns the address of a value that a function reads or writes.
 pub(crate) fn at<T: ?Sized>(value: &mut T) -> u64 {
     std::ptr::from_mut(value).cast::<u8>().expose_provenance() as u64
 }

@@ -22,7 +22,6 @@ use library::Library;
 use runs::Runs;
 use table::Table;
 
-/// The arguments of the program.
 #[derive(Debug)]
 struct Arguments {
     library: String,
@@ -97,13 +96,12 @@ impl Arguments {
     }
 }
 
-/// Asks one case in this process.
 fn one(arguments: &Arguments, name: &str) -> Result<bool, String> {
     let case = cases::all().find(|case| case.name == name);
     let case = case.ok_or_else(|| format!("there is no case {name}"))?;
     let library = Library::open(&arguments.library)?;
     let mut asker = Asker::new(library, &arguments.library, case.name, &arguments.given);
-    (case.ask)(&mut asker);
+    case.run(&mut asker);
     asker.end();
     // Nothing is released: the end of the process does that.
     std::mem::forget(asker);

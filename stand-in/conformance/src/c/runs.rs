@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::io::Read as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::cases::{self, Case, Kind};
 use super::table::Table;
+use crate::isolate::{death, wait};
 
 /// The time that a case has.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -94,37 +94,18 @@ impl<'a> Runs<'a> {
                 }
                 String::from_utf8_lossy(&text).into_owned()
             });
-            let end = wait(&mut child);
+            let end = end(&mut child);
             (reader.join().unwrap_or_default(), end)
         })
     }
 }
 
 /// Waits for a child, and returns how it ended if not with success.
-fn wait(child: &mut Child) -> Option<String> {
-    let begun = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return ended(status),
-            Ok(None) if begun.elapsed() > PATIENCE => {
-                // The child may have ended meanwhile, which makes no difference.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Some("did not end".to_owned());
-            }
-            Ok(None) => thread::sleep(Duration::from_millis(2)),
-            Err(error) => return Some(error.to_string()),
-        }
-    }
-}
-
-fn ended(status: ExitStatus) -> Option<String> {
-    match (status.success(), status.signal()) {
-        (true, _) => None,
-        (_, Some(11)) => Some("died: SIGSEGV".to_owned()),
-        (_, Some(6)) => Some("died: SIGABRT".to_owned()),
-        (_, Some(7)) => Some("died: SIGBUS".to_owned()),
-        (_, Some(signal)) => Some(format!("died: signal {signal}")),
-        (_, None) => Some(format!("ended: {status}")),
+fn end(child: &mut Child) -> Option<String> {
+    match wait(child, PATIENCE) {
+        Ok(Some(status)) if status.success() => None,
+        Ok(Some(status)) => death(status).or_else(|| Some(format!("ended: {status}"))),
+        Ok(None) => Some("did not end".to_owned()),
+        Err(error) => Some(error.to_string()),
     }
 }

@@ -1,206 +1,134 @@
 //! Access to mappings.
 
-use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Location, LocationKind, Ordinal};
+use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, Location, Ordinal};
 
+use super::places::{NOWHERE, open_to};
 use super::sizes::{KIB, MIB};
 use crate::answer::code;
-use crate::{Answer, Answered, Bench, Case};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
-const WHOLE: &str = "access-whole-mappings";
-const HOLES: &str = "access-holes";
-const ARGUMENTS: &str = "access-arguments";
-const RIGHTS: &str = "access-rights";
-const OTHERS: &str = "access-of-the-host";
+const HERE: Location = Location::device(Ordinal(0));
+const NO_DEVICE: Location = Location::device(Ordinal(99));
 
-pub(super) const CASES: &[Case] = &[
-    Case::new("access.whole", WHOLE, "One mapping, whole.", |b| {
+pub(super) const WHOLE: &[Case] = &Rule::new("access-whole-mappings").cases([
+    Case::new("access.whole", "One mapping, whole.", |b| {
         granted(b, "X-", 0, 2, &[0])
     }),
-    Case::new(
-        "access.part_low",
-        WHOLE,
-        "The first half of a mapping.",
-        |b| granted(b, "X-", 0, 1, &[0]),
-    ),
-    Case::new(
-        "access.part_high",
-        WHOLE,
-        "The second half of a mapping.",
-        |b| granted(b, "X-", 1, 1, &[0]),
-    ),
-    Case::new(
-        "access.whole_of_two",
-        WHOLE,
-        "Two mappings in one call.",
-        |b| granted(b, "X-X-", 0, 4, &[0, 2]),
-    ),
-    Case::new(
-        "access.one_of_two",
-        WHOLE,
-        "The first of two mappings.",
-        |b| granted(b, "X-X-", 0, 2, &[0, 2]),
-    ),
+    Case::new("access.part_low", "The first half of a mapping.", |b| {
+        granted(b, "X-", 0, 1, &[0])
+    }),
+    Case::new("access.part_high", "The second half of a mapping.", |b| {
+        granted(b, "X-", 1, 1, &[0])
+    }),
+    Case::new("access.whole_of_two", "Two mappings in one call.", |b| {
+        granted(b, "X-X-", 0, 4, &[0, 2])
+    }),
+    Case::new("access.one_of_two", "The first of two mappings.", |b| {
+        granted(b, "X-X-", 0, 2, &[0, 2])
+    }),
     Case::new(
         "access.one_and_half",
-        WHOLE,
         "One mapping and half of the next.",
         |b| granted(b, "X-X-", 0, 3, &[0, 2]),
     ),
     Case::new(
         "access.half_and_one",
-        WHOLE,
         "Half of a mapping and the next.",
         |b| granted(b, "X-X-", 1, 3, &[0, 2]),
     ),
-    Case::new(
-        "access.hole_between",
-        HOLES,
-        "Mapping, hole, mapping.",
-        |b| granted(b, "X-..X-", 0, 6, &[0, 4]),
-    ),
-    Case::new("access.hole_at_start", HOLES, "Hole, mapping.", |b| {
+]);
+
+pub(super) const HOLES: &[Case] = &Rule::new("access-holes").cases([
+    Case::new("access.hole_between", "Mapping, hole, mapping.", |b| {
+        granted(b, "X-..X-", 0, 6, &[0, 4])
+    }),
+    Case::new("access.hole_at_start", "Hole, mapping.", |b| {
         granted(b, "..X-", 0, 4, &[2])
     }),
-    Case::new("access.hole_at_end", HOLES, "Mapping, hole.", |b| {
+    Case::new("access.hole_at_end", "Mapping, hole.", |b| {
         granted(b, "X-..", 0, 4, &[0])
     }),
     Case::new(
         "access.nothing_mapped",
-        HOLES,
         "A reservation without a mapping.",
         |b| granted(b, "....", 0, 4, &[]),
     ),
-    Case::new(
-        "access.unreserved",
-        HOLES,
-        "Addresses that were freed.",
-        |b| {
-            let base = b.addresses(2)?;
-            b.free_reservation(base, 2 * b.granule())?;
-            Ok(Answer::code(&b.grant(base, 2, AccessFlags::READ_WRITE)))
-        },
-    ),
-    Case::new("access.size_0", ARGUMENTS, "No bytes.", |b| bytes(b, 0, 0)),
+    Case::new("access.unreserved", "Addresses that were freed.", |b| {
+        let base = b.addresses(2)?;
+        b.free_reservation(base, 2 * b.granule())?;
+        Ok(Answer::code(&b.grant(base, 2, AccessFlags::READ_WRITE)))
+    }),
+]);
+
+pub(super) const ARGUMENTS: &[Case] = &Rule::new("access-arguments").cases([
+    Case::new("access.size_0", "No bytes.", |b| bytes(b, 0, 0)),
     Case::new(
         "access.unaligned_ptr",
-        ARGUMENTS,
         "From the middle of a granule.",
         |b| bytes(b, 4 * KIB, 2 * MIB),
     ),
-    Case::new(
-        "access.unaligned_size",
-        ARGUMENTS,
-        "One and a half granules.",
-        |b| bytes(b, 0, 3 * MIB),
-    ),
-    Case::new("access.count_0", ARGUMENTS, "No access descriptors.", |b| {
+    Case::new("access.unaligned_size", "One and a half granules.", |b| {
+        bytes(b, 0, 3 * MIB)
+    }),
+    Case::new("access.count_0", "No access descriptors.", |b| {
         described(b, &[])
     }),
-    Case::new("access.flags_2", ARGUMENTS, "Write without read.", |b| {
-        described(b, &[for_device(0, AccessFlags(2))])
+    Case::new("access.flags_2", "Write without read.", |b| flagged(b, 2)),
+    Case::new("access.flags_4", "An access that does not exist.", |b| {
+        flagged(b, 4)
     }),
     Case::new(
-        "access.flags_4",
-        ARGUMENTS,
-        "An access that does not exist.",
-        |b| described(b, &[for_device(0, AccessFlags(4))]),
-    ),
-    Case::new(
         "access.device_99",
-        ARGUMENTS,
         "For a device that does not exist.",
-        |b| described(b, &[for_device(99, AccessFlags::READ_WRITE)]),
+        |b| described(b, &[open_to(NO_DEVICE)]),
     ),
-    Case::new(
-        "access.loc_invalid",
-        ARGUMENTS,
-        "For location type 0.",
-        |b| {
-            let location = Location {
-                kind: LocationKind::INVALID,
-                id: 0,
-            };
-            described(
-                b,
-                &[AccessDesc {
-                    location,
-                    flags: AccessFlags::READ_WRITE,
-                }],
-            )
-        },
-    ),
+    Case::new("access.loc_invalid", "For location type 0.", |b| {
+        described(b, &[open_to(NOWHERE)])
+    }),
     Case::new(
         "access.two_desc_one_bad",
-        ARGUMENTS,
         "A valid access descriptor and an invalid one.",
         |b| {
-            let good = for_device(0, AccessFlags::READ_WRITE);
-            described(b, &[good, for_device(99, AccessFlags::READ_WRITE)])
+            let good = open_to(HERE);
+            described(b, &[good, open_to(NO_DEVICE)])
         },
     ),
-    Case::new(
-        "access.loc_host",
-        OTHERS,
-        "For the CPU, on device memory.",
-        |b| {
-            let access = AccessDesc {
-                location: Location::HOST,
-                flags: AccessFlags::READ_WRITE,
-            };
-            described(b, &[access])
-        },
-    ),
+]);
+
+pub(super) const OTHERS: &[Case] = &Rule::new("access-of-the-host").cases([
+    Case::new("access.loc_host", "For the CPU, on device memory.", |b| {
+        described(b, &[open_to(Location::HOST)])
+    }),
     Case::new(
         "access.loc_numa_for_device_mem",
-        OTHERS,
         "For a node, on device memory.",
-        |b| {
-            let location = Location::host_numa(0);
-            described(
-                b,
-                &[AccessDesc {
-                    location,
-                    flags: AccessFlags::READ_WRITE,
-                }],
-            )
-        },
+        |b| described(b, &[open_to(Location::host_numa(0))]),
     ),
-    Case::new(
-        "access.fresh_map",
-        RIGHTS,
-        "The access to a new mapping.",
-        |b| {
-            let base = b.lay("X-")?;
-            Ok(right(b, base))
-        },
-    ),
+]);
+
+pub(super) const RIGHTS: &[Case] = &Rule::new("access-rights").cases([
+    Case::new("access.fresh_map", "The access to a new mapping.", |b| {
+        let base = b.lay("X-")?;
+        Ok(right(b, base))
+    }),
     Case::new(
         "access.readonly",
-        RIGHTS,
         "Read only, and the access as reported.",
         |b| rights(b, &[AccessFlags::READ]),
     ),
-    Case::new(
-        "access.flag_1_then_3",
-        RIGHTS,
-        "Read, then read and write.",
-        |b| rights(b, &[AccessFlags::READ, AccessFlags::READ_WRITE]),
-    ),
-    Case::new(
-        "access.flag_3_then_1",
-        RIGHTS,
-        "Read and write, then read.",
-        |b| rights(b, &[AccessFlags::READ_WRITE, AccessFlags::READ]),
-    ),
+    Case::new("access.flag_1_then_3", "Read, then read and write.", |b| {
+        rights(b, &[AccessFlags::READ, AccessFlags::READ_WRITE])
+    }),
+    Case::new("access.flag_3_then_1", "Read and write, then read.", |b| {
+        rights(b, &[AccessFlags::READ_WRITE, AccessFlags::READ])
+    }),
     Case::new(
         "access.flag_3_then_0",
-        RIGHTS,
         "Read and write, then no access.",
         |b| rights(b, &[AccessFlags::READ_WRITE, AccessFlags::NONE]),
     ),
     Case::new(
         "access.interior",
-        RIGHTS,
         "Queried in the middle of a mapping.",
         |b| {
             let (address, _) = b.open(2)?;
@@ -209,7 +137,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "get_access.unmapped",
-        RIGHTS,
         "Queried where nothing is mapped.",
         |b| {
             let base = b.addresses(1)?;
@@ -218,7 +145,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "get_access.unreserved",
-        RIGHTS,
         "Queried where nothing is reserved.",
         |b| {
             let base = b.addresses(1)?;
@@ -228,7 +154,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "access.remap_forgets",
-        RIGHTS,
         "After unmapping and mapping again, the old access is gone.",
         |b| {
             let (address, handle) = b.open(2)?;
@@ -237,14 +162,7 @@ pub(super) const CASES: &[Case] = &[
             Ok(right(b, address))
         },
     ),
-];
-
-fn for_device(ordinal: i32, flags: AccessFlags) -> AccessDesc {
-    AccessDesc {
-        location: Location::device(Ordinal(ordinal)),
-        flags,
-    }
-}
+]);
 
 /// Grants access to a range of a picture, and reports which of some places can then be read.
 fn granted(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64]) -> Answered {
@@ -264,12 +182,9 @@ fn granted(b: &mut Bench, picture: &str, from: u64, granules: u64, places: &[u64
 /// Grants access to a range given in bytes, in a mapping of two granules.
 fn bytes(b: &mut Bench, from: u64, size: u64) -> Answered {
     let base = b.lay("X-")?;
-    let access = for_device(0, AccessFlags::READ_WRITE);
-    Ok(Answer::code(&b.set_access(
-        DeviceAddress(base.0 + from),
-        size,
-        &[access],
-    )))
+    let access = open_to(HERE);
+    let outcome = b.set_access(DeviceAddress(base.0 + from), size, &[access]);
+    Ok(Answer::code(&outcome))
 }
 
 /// Grants access to a mapping, and reports if the device can then read it.
@@ -279,7 +194,11 @@ fn described(b: &mut Bench, access: &[AccessDesc]) -> Answered {
     Ok(Answer::code(&outcome).with("readable", b.reads(base)))
 }
 
-/// Reports the access of the device at an address.
+fn flagged(b: &mut Bench, number: i32) -> Answered {
+    let (location, flags) = (HERE, AccessFlags(number));
+    described(b, &[AccessDesc { location, flags }])
+}
+
 fn right(b: &Bench, address: DeviceAddress) -> Answer {
     let outcome = b.driver().get_access(address, Location::device(b.device()));
     Answer::code(&outcome).with("value", outcome.map_or(0, |flags| flags.0))

@@ -7,11 +7,7 @@ use cuvmm_driver::{
 use super::sizes::MIB;
 use super::waits::beside;
 use crate::answer::code;
-use crate::{Answer, Answered, Bench, Case, Need};
-
-/// The recordings list these rules as those of managed memory.
-const MOVES: &str = "managed-moves";
-const ADVICE: &str = "managed-advice";
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
 const GLOBAL: u32 = 1;
 const SIZE: u64 = 4 * MIB;
@@ -20,235 +16,160 @@ const PREFERRED: [RangeAttribute; 2] = [
     RangeAttribute::PREFERRED_LOCATION_TYPE,
     RangeAttribute::PREFERRED_LOCATION_ID,
 ];
+const READ_MOSTLY: Advice = Advice::SET_READ_MOSTLY;
+const NOT_READ_MOSTLY: Advice = Advice::UNSET_READ_MOSTLY;
+const PREFERRED_AT: Advice = Advice::SET_PREFERRED_LOCATION;
+const NOT_PREFERRED: Advice = Advice::UNSET_PREFERRED_LOCATION;
+const USED_BY: Advice = Advice::SET_ACCESSED_BY;
+const NOT_USED_BY: Advice = Advice::UNSET_ACCESSED_BY;
 pub(super) const NODE: Location = Location::host_numa(0);
+const HERE: Location = Location::device(Ordinal(0));
+const HOST: Location = Location::HOST;
 const NO_NODE: Location = Location::host_numa(999);
 const NO_DEVICE: Location = Location::device(Ordinal(99));
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const MOVES: &[Case] = &Rule::new("managed-moves").cases([
     Case::new(
         "managed.advise_read_mostly",
-        MOVES,
         "Advice, and what is then in force.",
-        |b| advised(b, Advice::SET_READ_MOSTLY, RangeAttribute::READ_MOSTLY),
+        |b| advised(b, READ_MOSTLY, RangeAttribute::READ_MOSTLY),
     ),
     Case::new(
         "managed.advise_preferred",
-        MOVES,
         "Preferred at the device.",
-        |b| {
-            advised(
-                b,
-                Advice::SET_PREFERRED_LOCATION,
-                RangeAttribute::PREFERRED_LOCATION,
-            )
-        },
+        |b| advised(b, PREFERRED_AT, RangeAttribute::PREFERRED_LOCATION),
     ),
     Case::new(
         "managed.range_attr_fresh",
-        MOVES,
         "The attribute without advice.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            let ask = |attribute| {
-                b.driver()
-                    .range_attribute(b.device(), address, SIZE, attribute)
-            };
+            let ask = |attribute| b.range_attribute(address, SIZE, attribute);
             Ok(Answer::value(ask(RangeAttribute::READ_MOSTLY)?)
                 .with("preferred", ask(RangeAttribute::PREFERRED_LOCATION)?))
         },
     ),
-    Case::new("managed.in_force_fresh", ADVICE, "Without advice.", |b| {
-        after(b, |_| vec![])
+]);
+
+pub(super) const ADVICE: &[Case] = &Rule::new("managed-advice").cases([
+    Case::new("managed.in_force_fresh", "Without advice.", |b| {
+        after(b, &[])
     }),
-    Case::new(
-        "managed.unset_read_mostly",
-        ADVICE,
-        "Advised, then undone.",
-        |b| {
-            after(b, |_| {
-                vec![
-                    (Advice::SET_READ_MOSTLY, Location::HOST),
-                    (Advice::UNSET_READ_MOSTLY, Location::HOST),
-                ]
-            })
-        },
-    ),
+    Case::new("managed.unset_read_mostly", "Advised, then undone.", |b| {
+        after(b, &[(READ_MOSTLY, HOST), (NOT_READ_MOSTLY, HOST)])
+    }),
     Case::new(
         "managed.unset_preferred",
-        ADVICE,
         "Advised, then undone with another location named.",
-        |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_PREFERRED_LOCATION, here),
-                    (Advice::UNSET_PREFERRED_LOCATION, Location::HOST),
-                ]
-            })
-        },
+        |b| after(b, &[(PREFERRED_AT, HERE), (NOT_PREFERRED, HOST)]),
     ),
-    Case::new("managed.preferred_host", ADVICE, "At the host.", |b| {
-        after(b, |_| {
-            vec![(Advice::SET_PREFERRED_LOCATION, Location::HOST)]
-        })
+    Case::new("managed.preferred_host", "At the host.", |b| {
+        after(b, &[(PREFERRED_AT, HOST)])
+    }),
+    Case::new("managed.preferred_numa_0", "At a node of the host.", |b| {
+        after(b, &[(PREFERRED_AT, NODE)])
     }),
     Case::new(
-        "managed.preferred_numa_0",
-        ADVICE,
-        "At a node of the host.",
-        |b| after(b, |_| vec![(Advice::SET_PREFERRED_LOCATION, NODE)]),
-    ),
-    Case::new(
         "managed.preferred_again",
-        ADVICE,
         "At the device, then at the host.",
-        |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_PREFERRED_LOCATION, here),
-                    (Advice::SET_PREFERRED_LOCATION, Location::HOST),
-                ]
-            })
-        },
+        |b| after(b, &[(PREFERRED_AT, HERE), (PREFERRED_AT, HOST)]),
     ),
-    Case::new(
-        "managed.accessed_by_device",
-        ADVICE,
-        "By the device.",
-        |b| after(b, |here| vec![(Advice::SET_ACCESSED_BY, here)]),
-    ),
-    Case::new("managed.accessed_by_host", ADVICE, "By the host.", |b| {
-        after(b, |_| vec![(Advice::SET_ACCESSED_BY, Location::HOST)])
+    Case::new("managed.accessed_by_device", "By the device.", |b| {
+        after(b, &[(USED_BY, HERE)])
+    }),
+    Case::new("managed.accessed_by_host", "By the host.", |b| {
+        after(b, &[(USED_BY, HOST)])
     }),
     Case::new(
         "managed.unset_accessed_by",
-        ADVICE,
         "By device and host, and no longer by the device.",
-        |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_ACCESSED_BY, here),
-                    (Advice::SET_ACCESSED_BY, Location::HOST),
-                    (Advice::UNSET_ACCESSED_BY, here),
-                ]
-            })
-        },
+        |b| after(b, &[(USED_BY, HERE), (USED_BY, HOST), (NOT_USED_BY, HERE)]),
     ),
     Case::new(
         "managed.unset_what_was_not_set",
-        ADVICE,
         "Three kinds of advice undone that were not given.",
         |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::UNSET_READ_MOSTLY, here),
-                    (Advice::UNSET_PREFERRED_LOCATION, here),
-                    (Advice::UNSET_ACCESSED_BY, here),
-                ]
-            })
+            after(
+                b,
+                &[
+                    (NOT_READ_MOSTLY, HERE),
+                    (NOT_PREFERRED, HERE),
+                    (NOT_USED_BY, HERE),
+                ],
+            )
         },
     ),
     Case::new(
         "managed.advice_together",
-        ADVICE,
         "Mostly read, at the host, by the device: all at once.",
         |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_READ_MOSTLY, here),
-                    (Advice::SET_PREFERRED_LOCATION, Location::HOST),
-                    (Advice::SET_ACCESSED_BY, here),
-                ]
-            })
+            after(
+                b,
+                &[(READ_MOSTLY, HERE), (PREFERRED_AT, HOST), (USED_BY, HERE)],
+            )
         },
     ),
-    Case::new(
-        "managed.advise_twice",
-        ADVICE,
-        "The same advice once more.",
-        |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_ACCESSED_BY, here),
-                    (Advice::SET_ACCESSED_BY, here),
-                ]
-            })
-        },
-    ),
+    Case::new("managed.advise_twice", "The same advice once more.", |b| {
+        after(b, &[(USED_BY, HERE), (USED_BY, HERE)])
+    }),
     Case::new(
         "managed.read_mostly_device_99",
-        ADVICE,
         "Mostly read, naming a device that does not exist.",
-        |b| after(b, |_| vec![(Advice::SET_READ_MOSTLY, NO_DEVICE)]),
+        |b| after(b, &[(READ_MOSTLY, NO_DEVICE)]),
     ),
     Case::new(
         "managed.preferred_device_99",
-        ADVICE,
         "At a device that does not exist.",
-        |b| after(b, |_| vec![(Advice::SET_PREFERRED_LOCATION, NO_DEVICE)]),
+        |b| after(b, &[(PREFERRED_AT, NO_DEVICE)]),
     ),
     Case::new(
         "managed.preferred_numa_999",
-        ADVICE,
         "At a node that does not exist.",
-        |b| after(b, |_| vec![(Advice::SET_PREFERRED_LOCATION, NO_NODE)]),
+        |b| after(b, &[(PREFERRED_AT, NO_NODE)]),
     ),
     Case::new(
         "managed.accessed_by_device_99",
-        ADVICE,
         "By a device that does not exist.",
-        |b| after(b, |_| vec![(Advice::SET_ACCESSED_BY, NO_DEVICE)]),
+        |b| after(b, &[(USED_BY, NO_DEVICE)]),
     ),
     Case::new(
         "managed.accessed_by_numa_0",
-        ADVICE,
         "By a node of the host.",
-        |b| after(b, |_| vec![(Advice::SET_ACCESSED_BY, NODE)]),
+        |b| after(b, &[(USED_BY, NODE)]),
     ),
-    Case::new("managed.advise_99", ADVICE, "Unknown advice.", |b| {
-        after(b, |here| vec![(Advice(99), here)])
+    Case::new("managed.advise_99", "Unknown advice.", |b| {
+        after(b, &[(Advice(99), HERE)])
     }),
     Case::new(
         "managed.accessed_by_two",
-        ADVICE,
         "By two devices and the host.",
         |b| {
-            after(b, |here| {
-                vec![
-                    (Advice::SET_ACCESSED_BY, here),
-                    (Advice::SET_ACCESSED_BY, Location::device(Ordinal(1))),
-                    (Advice::SET_ACCESSED_BY, Location::HOST),
-                ]
-            })
+            after(
+                b,
+                &[
+                    (USED_BY, HERE),
+                    (USED_BY, Location::device(Ordinal(1))),
+                    (USED_BY, HOST),
+                ],
+            )
         },
     )
     .needing(&[Need::TwoDevices]),
     Case::new(
         "managed.advise_beside_kernel",
-        ADVICE,
         "Beside a running kernel.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            beside(b, |b| {
-                b.driver().advise(
-                    b.device(),
-                    address,
-                    SIZE,
-                    Advice::SET_READ_MOSTLY,
-                    Location::HOST,
-                )
-            })
+            beside(b, |b| b.advise(address, SIZE, READ_MOSTLY, HOST))
         },
     )
     .needing(&[Need::Kernels]),
-];
+]);
 
 fn advised(b: &mut Bench, advice: Advice, attribute: RangeAttribute) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
-    let device = Location::device(b.device());
-    let outcome = b.driver().advise(b.device(), address, SIZE, advice, device);
-    let value = b
-        .driver()
-        .range_attribute(b.device(), address, SIZE, attribute);
+    let outcome = b.advise(address, SIZE, advice, HERE);
+    let value = b.range_attribute(address, SIZE, attribute);
     let answer = Answer::code(&outcome).then("range_attr", &value);
     Ok(match value {
         Ok(value) => answer.with("value", value),
@@ -258,12 +179,11 @@ fn advised(b: &mut Bench, advice: Advice, attribute: RangeAttribute) -> Answered
 
 /// Gives several pieces of advice for all of a new allocation in turn, and reports the refused ones
 /// and what is in force at the end.
-fn after(b: &mut Bench, advice: impl FnOnce(Location) -> Vec<(Advice, Location)>) -> Answered {
+fn after(b: &mut Bench, advice: &[(Advice, Location)]) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
-    let (device, here) = (b.device(), Location::device(b.device()));
     let mut refused = String::new();
-    for (advice, place) in advice(here) {
-        let outcome = b.driver().advise(device, address, SIZE, advice, place);
+    for &(advice, place) in advice {
+        let outcome = b.advise(address, SIZE, advice, place);
         if outcome.is_err() {
             refused = format!("{} refused {}: ", advice.0, code(&outcome));
         }
@@ -279,10 +199,7 @@ pub(super) fn in_force(
     address: DeviceAddress,
     size: u64,
 ) -> Result<String, DriverError> {
-    let ask = |attribute| {
-        b.driver()
-            .range_attribute(b.device(), address, size, attribute)
-    };
+    let ask = |attribute| b.range_attribute(address, size, attribute);
     let mut words = vec![];
     if ask(RangeAttribute::READ_MOSTLY)? != 0 {
         words.push("mostly read".to_owned());
@@ -310,10 +227,7 @@ pub(super) fn place_told(
     address: DeviceAddress,
     size: u64,
 ) -> Result<String, DriverError> {
-    let ask = |attribute| {
-        b.driver()
-            .range_attribute(b.device(), address, size, attribute)
-    };
+    let ask = |attribute| b.range_attribute(address, size, attribute);
     let (kind, id) = (LocationKind(ask(kind)?), ask(id)?);
     Ok(match kind {
         LocationKind::INVALID => "nowhere".to_owned(),

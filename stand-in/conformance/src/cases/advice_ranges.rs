@@ -4,9 +4,7 @@ use cuvmm_driver::{Advice, DeviceAddress, Location, RangeAttribute};
 
 use super::advice::{NODE, in_force};
 use super::sizes::MIB;
-use crate::{Answer, Answered, Bench, Case};
-
-const RANGES: &str = "managed-advice-ranges";
+use crate::{Answer, Answered, Bench, Case, Rule};
 
 const GLOBAL: u32 = 1;
 const SIZE: u64 = 4 * MIB;
@@ -14,42 +12,26 @@ const HALF: u64 = SIZE / 2;
 /// The host's page size is this or larger, and then the answers show it.
 const PAGE: u64 = 4096;
 
-pub(super) const CASES: &[Case] = &[
-    Case::new("managed.advise_size_0", RANGES, "No bytes.", |b| {
-        over(b, 0, 0)
+pub(super) const CASES: &[Case] = &Rule::new("managed-advice-ranges").cases([
+    Case::new("managed.advise_size_0", "No bytes.", |b| over(b, 0, 0)),
+    Case::new("managed.advise_past_end", "One page beyond the end.", |b| {
+        over(b, 0, SIZE + PAGE)
+    }),
+    Case::new("managed.advise_vmm_ptr", "A mapping is not managed.", |b| {
+        let (address, _) = b.open(1)?;
+        let advice = Advice::SET_READ_MOSTLY;
+        let outcome = b.advise(address, b.granule(), advice, Location::HOST);
+        Ok(Answer::code(&outcome))
     }),
     Case::new(
-        "managed.advise_past_end",
-        RANGES,
-        "One page beyond the end.",
-        |b| over(b, 0, SIZE + PAGE),
-    ),
-    Case::new(
-        "managed.advise_vmm_ptr",
-        RANGES,
-        "A mapping is not managed.",
-        |b| {
-            let (address, _) = b.open(1)?;
-            let (device, size) = (b.device(), b.granule());
-            let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(device, address, size, advice, Location::HOST);
-            Ok(Answer::code(&outcome))
-        },
-    ),
-    Case::new(
         "managed.advise_one_byte",
-        RANGES,
         "A byte in the middle of a page: its page and the next.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let page = DeviceAddress(address.0 + PAGE);
             let inside = DeviceAddress(page.0 + 7);
             let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(b.device(), inside, 1, advice, Location::HOST);
+            let outcome = b.advise(inside, 1, advice, Location::HOST);
             Ok(Answer::code(&outcome)
                 .with("page", in_force(b, page, PAGE)?)
                 .with("next", in_force(b, DeviceAddress(page.0 + PAGE), PAGE)?))
@@ -57,42 +39,37 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "managed.advise_odd_range",
-        RANGES,
         "From the middle of one page into the next: both.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let inside = DeviceAddress(address.0 + 4095);
             let advice = Advice::SET_READ_MOSTLY;
-            let outcome = b
-                .driver()
-                .advise(b.device(), inside, 2, advice, Location::HOST);
+            let outcome = b.advise(inside, 2, advice, Location::HOST);
             Ok(Answer::code(&outcome).with("both", in_force(b, address, 2 * PAGE)?))
         },
     ),
     Case::new(
         "managed.in_force_part",
-        RANGES,
         "One half advised: that half, the other, both.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            let (device, here) = (b.device(), Location::device(b.device()));
+            let here = Location::device(b.device());
             for advice in [
                 Advice::SET_READ_MOSTLY,
                 Advice::SET_PREFERRED_LOCATION,
                 Advice::SET_ACCESSED_BY,
             ] {
-                b.driver().advise(device, address, HALF, advice, here)?;
+                b.advise(address, HALF, advice, here)?;
             }
             halves(b, address)
         },
     ),
     Case::new(
         "managed.in_force_mixed",
-        RANGES,
         "Each half with other advice: the first, the second, both.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            let (device, here) = (b.device(), Location::device(b.device()));
+            let here = Location::device(b.device());
             let second = DeviceAddress(address.0 + HALF);
             for (start, advice, place) in [
                 (address, Advice::SET_PREFERRED_LOCATION, here),
@@ -101,67 +78,58 @@ pub(super) const CASES: &[Case] = &[
                 (second, Advice::SET_PREFERRED_LOCATION, Location::HOST),
                 (second, Advice::SET_ACCESSED_BY, Location::HOST),
             ] {
-                b.driver().advise(device, start, HALF, advice, place)?;
+                b.advise(start, HALF, advice, place)?;
             }
             halves(b, address)
         },
     ),
     Case::new(
         "managed.in_force_host_and_node",
-        RANGES,
         "One half at the host, the other at a node of it.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             let second = DeviceAddress(address.0 + HALF);
             let advice = Advice::SET_PREFERRED_LOCATION;
-            let device = b.device();
-            b.driver()
-                .advise(device, address, HALF, advice, Location::HOST)?;
-            b.driver().advise(device, second, HALF, advice, NODE)?;
+            b.advise(address, HALF, advice, Location::HOST)?;
+            b.advise(second, HALF, advice, NODE)?;
             halves(b, address)
         },
     ),
-    Case::new("managed.range_attr_size_0", RANGES, "No bytes.", |b| {
+    Case::new("managed.range_attr_size_0", "No bytes.", |b| {
         asked(b, 0, 0, RangeAttribute::READ_MOSTLY)
     }),
     Case::new(
         "managed.range_attr_past_end",
-        RANGES,
         "One page beyond the end.",
         |b| asked(b, 0, SIZE + PAGE, RangeAttribute::READ_MOSTLY),
     ),
     Case::new(
         "managed.range_attr_before",
-        RANGES,
         "From one page before it.",
         |b| asked(b, PAGE.wrapping_neg(), PAGE, RangeAttribute::READ_MOSTLY),
     ),
-    Case::new("managed.range_attr_99", RANGES, "Attribute 99.", |b| {
+    Case::new("managed.range_attr_99", "Attribute 99.", |b| {
         asked(b, 0, SIZE, RangeAttribute(99))
     }),
     Case::new(
         "managed.range_attr_vmm_ptr",
-        RANGES,
         "A mapping is not managed.",
         |b| {
             let (address, _) = b.open(1)?;
             let (device, size) = (b.device(), b.granule());
             let attribute = RangeAttribute::READ_MOSTLY;
-            let asked = b.driver().range_attribute(device, address, size, attribute);
+            let asked = b.range_attribute(address, size, attribute);
             let users = b.driver().range_accessed_by(device, address, size);
             Ok(Answer::code(&asked).then("accessed by", &users))
         },
     ),
-];
+]);
 
-/// Gives advice for a range of a new allocation.
 fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let start = DeviceAddress(address.0 + offset);
     let advice = Advice::SET_READ_MOSTLY;
-    let outcome = b
-        .driver()
-        .advise(b.device(), start, size, advice, Location::HOST);
+    let outcome = b.advise(start, size, advice, Location::HOST);
     Ok(Answer::code(&outcome).with("then", in_force(b, address, SIZE)?))
 }
 
@@ -169,9 +137,7 @@ fn over(b: &mut Bench, offset: u64, size: u64) -> Answered {
 fn asked(b: &mut Bench, offset: u64, size: u64, attribute: RangeAttribute) -> Answered {
     let address = b.managed(SIZE, GLOBAL)?;
     let start = DeviceAddress(address.0.wrapping_add(offset));
-    let value = b
-        .driver()
-        .range_attribute(b.device(), start, size, attribute);
+    let value = b.range_attribute(start, size, attribute);
     let users = b.driver().range_accessed_by(b.device(), start, size);
     Ok(Answer::code(&value).then("accessed by", &users))
 }

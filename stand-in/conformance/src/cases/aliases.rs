@@ -7,9 +7,9 @@
 use cuvmm_driver::{CaptureMode, DeviceAddress, DriverError, StreamHandle};
 
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, ComparingKernels, Load, Need, Words};
+use crate::ptx_comparing::{Load, Words};
+use crate::{Answer, Answered, Bench, Case, Need, PtxToucher, Rule};
 
-const RULE: &str = "alias-coherence";
 const COMPARING: &[Need] = &[Need::Kernels, Need::ComparingKernels];
 const PROGRAMMATIC: &[Need] = &[
     Need::Kernels,
@@ -21,10 +21,11 @@ const PROGRAMMATIC: &[Need] = &[
 const COPIES: u8 = 20;
 const KERNELS: u32 = 200;
 
-pub(super) const CASES: &[Case] = &[
+const RULE: Rule = Rule::new("alias-coherence");
+
+pub(super) const COPIED: &[Case] = &RULE.needing(&[Need::Memory]).cases([
     Case::new(
         "alias.copies_in_stream_order",
-        RULE,
         "A fill at one address, then a copy from the other, on one stream.",
         |b| {
             let (windows, stream) = (Windows::open(b)?, b.stream()?);
@@ -34,11 +35,9 @@ pub(super) const CASES: &[Case] = &[
                 b.synchronize(stream)
             })
         },
-    )
-    .needing(&[Need::Memory]),
+    ),
     Case::new(
         "alias.copies_by_event",
-        RULE,
         "A fill at one address, then a copy from the other on a stream that waits for it.",
         |b| {
             let windows = Windows::open(b)?;
@@ -51,11 +50,9 @@ pub(super) const CASES: &[Case] = &[
                 b.synchronize(second)
             })
         },
-    )
-    .needing(&[Need::Memory]),
+    ),
     Case::new(
         "alias.copy_then_host",
-        RULE,
         "A copy on the device to one address, then a copy to the host from the other.",
         |b| {
             let windows = Windows::open(b)?;
@@ -65,11 +62,9 @@ pub(super) const CASES: &[Case] = &[
                 b.read_into(windows.other, seen)
             })
         },
-    )
-    .needing(&[Need::Memory]),
+    ),
     Case::new(
         "alias.host_then_host",
-        RULE,
         "A copy from the host to one address, then a copy to the host from the other.",
         |b| {
             let windows = Windows::open(b)?;
@@ -78,40 +73,33 @@ pub(super) const CASES: &[Case] = &[
                 b.read_into(windows.other, seen)
             })
         },
-    )
-    .needing(&[Need::Memory]),
+    ),
     Case::new(
         "alias.copies_in_a_graph",
-        RULE,
         "A graph that copies to one address, and then from the other.",
         copies_in_a_graph,
-    )
-    .needing(&[Need::Memory]),
+    ),
+]);
+
+pub(super) const BY_KERNELS: &[Case] = &RULE.needing(COMPARING).cases([
     Case::new(
         "alias.kernels_cached",
-        RULE,
         "A kernel writes at one address, and kernels before and after it read at the other, cached.",
         |b| kernels(b, Load::Cached),
-    )
-    .needing(COMPARING),
+    ),
     Case::new(
         "alias.kernels_noncoherent",
-        RULE,
         "A kernel writes at one address, and kernels before and after it read at the other as \
          read-only data.",
         |b| kernels(b, Load::NonCoherent),
-    )
-    .needing(COMPARING),
+    ),
     Case::new(
         "alias.kernels_by_event",
-        RULE,
         "A kernel writes at one address, and a kernel of a stream that waits for it reads at the other.",
         kernels_by_event,
-    )
-    .needing(COMPARING),
+    ),
     Case::new(
         "alias.kernel_then_copy",
-        RULE,
         "A kernel writes at one address, then a copy to the host from the other.",
         |b| {
             let (windows, stream) = (Windows::open(b)?, b.stream()?);
@@ -125,51 +113,41 @@ pub(super) const CASES: &[Case] = &[
                 })
             })
         },
-    )
-    .needing(COMPARING),
+    ),
     Case::new(
         "alias.copy_then_kernel",
-        RULE,
         "A fill at one address, and kernels before and after it read at the other.",
         copy_then_kernel,
-    )
-    .needing(COMPARING),
+    ),
     Case::new(
         "alias.kernels_in_a_graph",
-        RULE,
         "A graph of kernels that write at one address and read at the other in turn.",
         |b| graph(b, false),
-    )
-    .needing(COMPARING),
+    ),
+]);
+
+pub(super) const BY_PROGRAMMATIC: &[Case] = &RULE.needing(PROGRAMMATIC).cases([
     Case::new(
         "alias.programmatic",
-        RULE,
         "A kernel that starts before the writing one has ended, and waits for it before it reads.",
         |b| programmatic(b, false, false),
-    )
-    .needing(PROGRAMMATIC),
+    ),
     Case::new(
         "alias.programmatic_early_reads",
-        RULE,
         "A kernel that reads before the writing one has ended, waits for it, and reads again.",
         |b| programmatic(b, true, false),
-    )
-    .needing(PROGRAMMATIC),
+    ),
     Case::new(
         "alias.programmatic_same_address",
-        RULE,
         "The same without an alias: it reads at the address that is written.",
         |b| programmatic(b, true, true),
-    )
-    .needing(PROGRAMMATIC),
+    ),
     Case::new(
         "alias.programmatic_in_a_graph",
-        RULE,
         "A graph with programmatic edges, whose kernels read before and after they wait.",
         |b| graph(b, true),
-    )
-    .needing(PROGRAMMATIC),
-];
+    ),
+]);
 
 /// One physical at two addresses, other memory, and a report of two counters.
 struct Windows {
@@ -247,7 +225,6 @@ impl Windows {
         Ok(counted)
     }
 
-    /// Returns the answer of a case of kernels.
     fn answer(&self, b: &Bench) -> Answered {
         let [stale, _] = self.counted(b)?;
         Ok(answer(stale > 0, KERNELS))
@@ -260,16 +237,10 @@ fn answer(stale: bool, rounds: impl std::fmt::Display) -> Answer {
     Answer::value(format!("stale {}", bit(stale))).with("rounds", rounds)
 }
 
-/// Runs `act` with the kernels that compare.
-fn with_kernels(
-    b: &mut Bench,
-    act: impl FnOnce(&mut Bench, &dyn ComparingKernels) -> Answered,
-) -> Answered {
-    match b.kernels() {
-        Some(kernels) => match kernels.comparing() {
-            Some(kernels) => act(b, kernels),
-            None => Ok(Answer::value("no kernels")),
-        },
+fn with_kernels(b: &mut Bench, act: impl FnOnce(&mut Bench, &PtxToucher) -> Answered) -> Answered {
+    let kernels = b.kernels()?;
+    match kernels.comparing() {
+        Some(kernels) => act(b, kernels),
         None => Ok(Answer::value("no kernels")),
     }
 }

@@ -2,173 +2,125 @@
 
 use std::thread;
 
-use cuvmm_driver::{AccessFlags, CaptureMode, CaptureStatus, DriverError, StreamHandle};
+use cuvmm_driver::{
+    AccessFlags, CUresult, Call, CaptureMode, CaptureStatus, DriverError, EventHandle, StreamHandle,
+};
 
-use crate::{Answer, Answered, Bench, Case, Need};
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const MEMORY: &str = "capture-memory-calls";
-const QUERIES: &str = "capture-queries";
-const REPLAY: &str = "capture-replay";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new("capture.reserve", MEMORY, "Reserve.", |b| {
-        during(b, CaptureMode::GLOBAL, |b, _| b.addresses(1).map(drop))
+pub(super) const MEMORY: &[Case] = &Rule::new("capture-memory-calls").cases([
+    Case::new("capture.reserve", "Reserve.", |b| {
+        global(b, |b| b.addresses(1).map(drop))
     }),
-    Case::new("capture.create", MEMORY, "Create.", |b| {
-        during(b, CaptureMode::GLOBAL, |b, _| b.physical(1).map(drop))
+    Case::new("capture.create", "Create.", |b| {
+        global(b, |b| b.physical(1).map(drop))
     }),
-    Case::new("capture.map", MEMORY, "Map.", |b| {
+    Case::new("capture.map", "Map.", |b| {
         let (base, size, handle) = (b.addresses(1)?, b.granule(), b.physical(1)?);
-        during(b, CaptureMode::GLOBAL, |b, _| {
-            b.map(base, size, 0, handle, 0)
-        })
+        global(b, |b| b.map(base, size, 0, handle, 0))
     }),
-    Case::new("capture.set_access", MEMORY, "Grant access.", |b| {
+    Case::new("capture.set_access", "Grant access.", |b| {
         let base = b.lay("x")?;
-        during(b, CaptureMode::GLOBAL, |b, _| {
-            b.grant(base, 1, AccessFlags::READ_WRITE)
-        })
+        global(b, |b| b.grant(base, 1, AccessFlags::READ_WRITE))
     }),
-    Case::new("capture.unmap", MEMORY, "Unmap.", |b| {
+    Case::new("capture.unmap", "Unmap.", |b| {
         let (base, _) = b.open(1)?;
-        during(b, CaptureMode::GLOBAL, |b, _| b.unmap(base, b.granule()))
+        global(b, |b| b.unmap(base, b.granule()))
     }),
-    Case::new("capture.release", MEMORY, "Release.", |b| {
+    Case::new("capture.release", "Release.", |b| {
         let handle = b.physical(1)?;
-        during(b, CaptureMode::GLOBAL, |b, _| b.release(handle))
+        global(b, |b| b.release(handle))
     }),
-    Case::new("capture.address_free", MEMORY, "Free addresses.", |b| {
+    Case::new("capture.address_free", "Free addresses.", |b| {
         let base = b.addresses(1)?;
-        during(b, CaptureMode::GLOBAL, |b, _| {
-            b.free_reservation(base, b.granule())
-        })
+        global(b, |b| b.free_reservation(base, b.granule()))
     }),
+]);
+
+pub(super) const QUERIES: &[Case] = &Rule::new("capture-queries").cases([
     Case::new(
         "capture.event_record_other_stream",
-        QUERIES,
         "Record an event on another stream.",
         |b| {
             let (other, event) = (b.stream()?, b.event()?);
-            during(b, CaptureMode::GLOBAL, |b, _| b.record(event, other))
+            global(b, |b| b.record(event, other))
         },
     ),
     Case::new(
         "capture.event_query",
-        QUERIES,
         "Query an event during a global capture.",
-        |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                b.event_is_done(event).map(drop)
-            })
-        },
+        |b| queried(b, CaptureMode::GLOBAL, query),
     ),
     Case::new(
         "capture.event_query_thread_local",
-        QUERIES,
         "Query an event during a thread-local capture.",
-        |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::THREAD_LOCAL, |b, _| {
-                b.event_is_done(event).map(drop)
-            })
-        },
+        |b| queried(b, CaptureMode::THREAD_LOCAL, query),
     ),
     Case::new(
         "capture.event_query_relaxed_capture",
-        QUERIES,
         "Query an event during a relaxed capture.",
-        |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::RELAXED, |b, _| {
-                b.event_is_done(event).map(drop)
-            })
-        },
+        |b| queried(b, CaptureMode::RELAXED, query),
     ),
     Case::new(
         "capture.event_query_relaxed_thread",
-        QUERIES,
         "Query an event with this thread in relaxed mode.",
         |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| b.event_is_done(event).map(drop))
+            queried(b, CaptureMode::GLOBAL, |b, event| {
+                relaxed(b, |b| query(b, event))
             })
         },
     ),
     Case::new(
         "capture.event_query_other_thread",
-        QUERIES,
         "Query an event on another thread.",
         |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                on_thread(|| b.event_is_done(event).map(drop))
+            queried(b, CaptureMode::GLOBAL, |b, event| {
+                on_thread(|| query(b, event))
             })
         },
     ),
     Case::new(
         "capture.event_query_other_thread_local",
-        QUERIES,
         "Query an event on another thread during a thread-local capture.",
         |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::THREAD_LOCAL, |b, _| {
-                on_thread(|| b.event_is_done(event).map(drop))
+            queried(b, CaptureMode::THREAD_LOCAL, |b, event| {
+                on_thread(|| query(b, event))
             })
         },
     ),
     Case::new(
         "capture.stream_query_other_stream",
-        QUERIES,
         "Query another stream.",
         |b| {
             let other = b.stream()?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                b.stream_is_done(other).map(drop)
-            })
+            global(b, |b| b.stream_is_done(other).map(drop))
         },
     ),
     Case::new(
         "capture.stream_synchronize_other",
-        QUERIES,
         "Wait for another stream.",
         |b| {
             let other = b.stream()?;
-            during(b, CaptureMode::GLOBAL, |b, _| b.synchronize(other))
+            global(b, |b| b.synchronize(other))
         },
     ),
-    Case::new(
-        "capture.event_synchronize",
-        QUERIES,
-        "Wait for an event.",
-        |b| {
-            let event = recorded(b)?;
-            during(b, CaptureMode::GLOBAL, |b, _| b.synchronize_event(event))
-        },
-    ),
-    Case::new(
-        "capture.synchronize",
-        QUERIES,
-        "Wait for the whole context.",
-        |b| {
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                b.driver().context_synchronize(b.device())
-            })
-        },
-    ),
+    Case::new("capture.event_synchronize", "Wait for an event.", |b| {
+        let event = recorded(b)?;
+        global(b, |b| b.synchronize_event(event))
+    }),
+    Case::new("capture.synchronize", "Wait for the whole context.", |b| {
+        global(b, |b| b.driver().context_synchronize(b.device()))
+    }),
     Case::new(
         "capture.context_event",
-        QUERIES,
         "Record an event behind all streams.",
         |b| {
             let event = b.event()?;
-            during(b, CaptureMode::GLOBAL, |b, _| b.record_context(event))
+            global(b, |b| b.record_context(event))
         },
     ),
     Case::new(
         "capture.status",
-        QUERIES,
         "The status of a stream before, in and after a capture.",
         |b| {
             let stream = b.stream()?;
@@ -184,7 +136,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "capture.status_broken",
-        QUERIES,
         "The status of a stream whose capture was invalidated.",
         |b| {
             let (stream, event) = (b.stream()?, recorded(b)?);
@@ -198,7 +149,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "capture.exchange_mode",
-        QUERIES,
         "The mode of a thread: the initial one, and the one that was set.",
         |b| {
             let first = b.driver().exchange_capture_mode(CaptureMode::RELAXED)?;
@@ -208,7 +158,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "capture.end_without_begin",
-        QUERIES,
         "End a capture that was not begun.",
         |b| {
             let stream = b.stream()?;
@@ -217,53 +166,43 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "capture.event_create",
-        QUERIES,
         "Create an event during a global capture.",
-        |b| during(b, CaptureMode::GLOBAL, |b, _| b.event().map(drop)),
+        |b| global(b, |b| b.event().map(drop)),
     ),
     Case::new(
         "capture.event_synchronize_relaxed_thread",
-        QUERIES,
         "Wait for an event with this thread in relaxed mode.",
         |b| {
             let event = recorded(b)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| b.synchronize_event(event))
-            })
+            global(b, |b| relaxed(b, |b| b.synchronize_event(event)))
         },
     ),
     Case::new(
         "capture.stream_synchronize_relaxed_thread",
-        QUERIES,
         "Wait for another stream with this thread in relaxed mode.",
         |b| {
             let other = b.stream()?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| b.synchronize(other))
-            })
+            global(b, |b| relaxed(b, |b| b.synchronize(other)))
         },
     ),
-    Case::new(
-        "capture.replay",
-        REPLAY,
-        "A captured fill, launched.",
-        |b| {
-            let (address, _) = b.open(1)?;
-            let stream = b.stream()?;
-            b.capture_begin(stream, CaptureMode::GLOBAL)?;
-            let queued = b.fill_async(address, 7, 64, stream);
-            let graph = b.capture_end(stream)?;
-            let exec = b.instantiate(graph)?;
-            let launched = b.launch(exec, stream);
-            let sync = b.synchronize(stream);
-            Ok(Answer::code(&queued)
-                .then("launch", &launched)
-                .then("sync", &sync))
-        },
-    ),
+]);
+
+pub(super) const REPLAY: &[Case] = &Rule::new("capture-replay").cases([
+    Case::new("capture.replay", "A captured fill, launched.", |b| {
+        let (address, _) = b.open(1)?;
+        let stream = b.stream()?;
+        b.capture_begin(stream, CaptureMode::GLOBAL)?;
+        let queued = b.fill_async(address, 7, 64, stream);
+        let graph = b.capture_end(stream)?;
+        let exec = b.instantiate(graph)?;
+        let launched = b.launch(exec, stream);
+        let sync = b.synchronize(stream);
+        Ok(Answer::code(&queued)
+            .then("launch", &launched)
+            .then("sync", &sync))
+    }),
     Case::new(
         "capture.replay_after_remap",
-        REPLAY,
         "Other memory at the same address.",
         |b| {
             let (address, first) = b.open(1)?;
@@ -293,14 +232,36 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(&[Need::Memory]),
-];
+]);
 
 /// Creates an event that has been recorded and is complete.
-pub(super) fn recorded(b: &mut Bench) -> Result<cuvmm_driver::EventHandle, DriverError> {
+pub(super) fn recorded(b: &mut Bench) -> Result<EventHandle, DriverError> {
     let (stream, event) = (b.stream()?, b.event()?);
     b.record(event, stream)?;
     b.synchronize(stream)?;
     Ok(event)
+}
+
+fn query(b: &mut Bench, event: EventHandle) -> Result<(), DriverError> {
+    b.event_is_done(event).map(drop)
+}
+
+/// Asks about a complete event while a stream captures.
+fn queried(
+    b: &mut Bench,
+    mode: CaptureMode,
+    ask: fn(&mut Bench, EventHandle) -> Result<(), DriverError>,
+) -> Answered {
+    let event = recorded(b)?;
+    during(b, mode, |b, _| ask(b, event))
+}
+
+/// Runs `act` while a stream captures globally, and reports how the capture ended.
+pub(super) fn global(
+    b: &mut Bench,
+    act: impl FnOnce(&mut Bench) -> Result<(), DriverError>,
+) -> Answered {
+    during(b, CaptureMode::GLOBAL, |b, _| act(b))
 }
 
 /// Runs `act` while a stream captures, and reports how the capture ended.
@@ -327,11 +288,10 @@ pub(super) fn relaxed(
     outcome
 }
 
-/// Runs `act` on a separate thread.
-fn on_thread(act: impl FnOnce() -> Result<(), DriverError> + Send) -> Result<(), DriverError> {
-    let gone = DriverError::new(
-        cuvmm_driver::Call::EventQuery,
-        cuvmm_driver::CUresult::CUDA_ERROR_UNKNOWN,
-    );
+/// Runs `act` on a thread that was just started, so that no context is current on it.
+pub(super) fn on_thread(
+    act: impl FnOnce() -> Result<(), DriverError> + Send,
+) -> Result<(), DriverError> {
+    let gone = DriverError::new(Call::EventQuery, CUresult::CUDA_ERROR_UNKNOWN);
     thread::scope(|scope| scope.spawn(act).join()).unwrap_or(Err(gone))
 }

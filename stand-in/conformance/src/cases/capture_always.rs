@@ -1,15 +1,10 @@
 //! Calls that invalidate a capture of every mode, from every thread, in relaxed mode too: those that
 //! concern the whole context, and those that ask about an event of the capture.
 
-use std::thread;
+use cuvmm_driver::{CaptureMode, DriverError, EventHandle};
 
-use cuvmm_driver::{CUresult, Call, CaptureMode, DriverError, EventHandle};
-
-use super::capture::{during, relaxed};
-use crate::{Answer, Answered, Bench, Case};
-
-const CONTEXT: &str = "capture-context";
-const EVENTS: &str = "capture-events";
+use super::capture::{during, on_thread, relaxed};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
 /// A call about an event. Waiting for the context ignores it.
 type Ask = fn(&Bench, EventHandle) -> Result<(), DriverError>;
@@ -21,21 +16,21 @@ const WAIT: Ask = Bench::synchronize_event;
 
 /// A case for each mode of the capture: its name, the start of its description, and the question.
 macro_rules! in_each_mode {
-    ($rule:ident $(, $name:literal, $about:literal, $ask:expr)+ $(,)?) => {
-        &[$(
-            Case::new(concat!("capture.", $name, "_global"), $rule, concat!($about, ", global."),
+    ($rule:literal $(, $name:literal, $about:literal, $ask:expr)+ $(,)?) => {
+        &Rule::new($rule).cases([$(
+            Case::new(concat!("capture.", $name, "_global"), concat!($about, ", global."),
                 |b| $ask(b, CaptureMode::GLOBAL)),
-            Case::new(concat!("capture.", $name, "_local"), $rule, concat!($about, ", local."),
+            Case::new(concat!("capture.", $name, "_local"), concat!($about, ", local."),
                 |b| $ask(b, CaptureMode::THREAD_LOCAL)),
-            Case::new(concat!("capture.", $name, "_relaxed"), $rule, concat!($about, ", relaxed."),
+            Case::new(concat!("capture.", $name, "_relaxed"), concat!($about, ", relaxed."),
                 |b| $ask(b, CaptureMode::RELAXED)),
-        )+]
+        )+])
     };
 }
 pub(super) use in_each_mode;
 
 pub(super) const OF_CONTEXT: &[Case] = in_each_mode!(
-    CONTEXT,
+    "capture-context",
     "synchronize_relaxed_thread",
     "Wait for the context, this thread in relaxed mode",
     |b, mode| whole(b, mode, WAIT_FOR_ALL, here),
@@ -51,7 +46,7 @@ pub(super) const OF_CONTEXT: &[Case] = in_each_mode!(
 );
 
 pub(super) const OF_EVENTS: &[Case] = in_each_mode!(
-    EVENTS,
+    "capture-events",
     "captured_query",
     "Query a captured event",
     |b, mode| captured(b, mode, QUERY, as_usual),
@@ -108,9 +103,7 @@ fn here(b: &mut Bench, event: EventHandle, ask: Ask) -> Result<(), DriverError> 
 }
 
 fn elsewhere(b: &mut Bench, event: EventHandle, ask: Ask) -> Result<(), DriverError> {
-    let gone = DriverError::new(Call::EventQuery, CUresult::CUDA_ERROR_UNKNOWN);
-    let asked = thread::scope(|scope| scope.spawn(|| here(b, event, ask)).join());
-    asked.unwrap_or(Err(gone))
+    on_thread(|| here(b, event, ask))
 }
 
 /// Asks something that concerns the whole context while a stream captures.

@@ -1,17 +1,11 @@
 //! Calls that are unsafe during a capture: they invalidate captures of their own thread that are not
 //! relaxed, and global ones of all threads, unless the calling thread is in relaxed mode.
 
-use std::thread;
+use cuvmm_driver::{CaptureMode, DriverError, EventHandle, GraphHandle, StreamHandle};
 
-use cuvmm_driver::{
-    CUresult, Call, CaptureMode, DriverError, EventHandle, GraphHandle, StreamHandle,
-};
-
-use super::capture::{during, recorded, relaxed};
+use super::capture::{during, on_thread, recorded, relaxed};
 use super::capture_always::in_each_mode;
-use crate::{Answered, Bench, Case};
-
-const UNSAFE: &str = "capture-unsafe";
+use crate::{Answered, Bench, Case, Rule};
 
 /// The objects that the calls name. None of them has to do with the capture.
 #[derive(Clone, Copy)]
@@ -35,14 +29,10 @@ const STREAM_SYNCHRONIZE: Ask = |b, named| b.synchronize(named.stream);
 
 const USUAL: Way = |b, named, ask| ask(b, named);
 const RELAXED: Way = |b, named, ask| relaxed(b, |b| ask(b, named));
-const ELSEWHERE: Way = |b, named, ask| {
-    let gone = DriverError::new(Call::EventQuery, CUresult::CUDA_ERROR_UNKNOWN);
-    let asked = thread::scope(|scope| scope.spawn(|| ask(b, named)).join());
-    asked.unwrap_or(Err(gone))
-};
+const ELSEWHERE: Way = |b, named, ask| on_thread(|| ask(b, named));
 
 pub(super) const CASES: &[Case] = in_each_mode!(
-    UNSAFE,
+    "capture-unsafe",
     "unsafe_host_alloc",
     "Allocate pinned memory",
     |b, mode| asked(b, mode, HOST_ALLOC, USUAL),
@@ -99,7 +89,6 @@ pub(super) const CASES: &[Case] = in_each_mode!(
     |b, mode| asked(b, mode, STREAM_SYNCHRONIZE, ELSEWHERE),
 );
 
-/// Makes a call while a stream captures.
 fn asked(b: &mut Bench, mode: CaptureMode, ask: Ask, way: Way) -> Answered {
     let stream = b.stream()?;
     b.capture_begin(stream, CaptureMode::RELAXED)?;

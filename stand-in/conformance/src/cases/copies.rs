@@ -2,34 +2,22 @@
 
 use cuvmm_driver::{AccessFlags, DeviceAddress, DriverError};
 
-use crate::{Answer, Answered, Bench, Case, Need};
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const RIGHTS: &str = "copy-rights";
-const ACROSS: &str = "copy-across-mappings";
-const ASYNC: &str = "copy-queued";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new(
-        "copy.open",
-        RIGHTS,
-        "Memory that may be read and written.",
-        |b| each(b, Some(AccessFlags::READ_WRITE)),
-    ),
+pub(super) const RIGHTS: &[Case] = &Rule::new("copy-rights").cases([
+    Case::new("copy.open", "Memory that may be read and written.", |b| {
+        each(b, Some(AccessFlags::READ_WRITE))
+    }),
     Case::new(
         "copy.before_set_access",
-        RIGHTS,
         "A mapping before access is granted.",
         |b| each(b, None),
     ),
-    Case::new(
-        "copy.readonly",
-        RIGHTS,
-        "Memory that may only be read.",
-        |b| each(b, Some(AccessFlags::READ)),
-    ),
+    Case::new("copy.readonly", "Memory that may only be read.", |b| {
+        each(b, Some(AccessFlags::READ))
+    }),
     Case::new(
         "copy.none",
-        RIGHTS,
         "A mapping whose access was removed again.",
         |b| {
             let base = b.lay("X-")?;
@@ -38,28 +26,17 @@ pub(super) const CASES: &[Case] = &[
             attempts(b, base)
         },
     ),
-    Case::new(
-        "copy.unmapped",
-        RIGHTS,
-        "Reserved, and nothing mapped.",
-        |b| {
-            let base = b.addresses(2)?;
-            attempts(b, base)
-        },
-    ),
-    Case::new(
-        "copy.after_unmap",
-        RIGHTS,
-        "A mapping that was removed.",
-        |b| {
-            let (base, _) = b.open(2)?;
-            b.unmap(base, 2 * b.granule())?;
-            attempts(b, base)
-        },
-    ),
+    Case::new("copy.unmapped", "Reserved, and nothing mapped.", |b| {
+        let base = b.addresses(2)?;
+        attempts(b, base)
+    }),
+    Case::new("copy.after_unmap", "A mapping that was removed.", |b| {
+        let (base, _) = b.open(2)?;
+        b.unmap(base, 2 * b.granule())?;
+        attempts(b, base)
+    }),
     Case::new(
         "copy.d2d_ro_source",
-        RIGHTS,
         "From memory that may only be read.",
         |b| {
             let (source, destination) = pair(b, AccessFlags::READ, AccessFlags::READ_WRITE)?;
@@ -68,7 +45,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.d2d_ro_dest",
-        RIGHTS,
         "To memory that may only be read.",
         |b| {
             let (source, destination) = pair(b, AccessFlags::READ_WRITE, AccessFlags::READ)?;
@@ -77,7 +53,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.d2d_closed_source",
-        RIGHTS,
         "From memory without access.",
         |b| {
             let (source, destination) = pair(b, AccessFlags::NONE, AccessFlags::READ_WRITE)?;
@@ -86,7 +61,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.readonly.value",
-        RIGHTS,
         "The contents from before the access was lowered.",
         |b| {
             let (address, _) = b.open(1)?;
@@ -100,7 +74,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
     Case::new(
         "copy.context_unharmed",
-        RIGHTS,
         "After a refusal, valid work still runs.",
         |b| {
             let (good, _) = b.open(1)?;
@@ -113,7 +86,7 @@ pub(super) const CASES: &[Case] = &[
                 .then("after", &after))
         },
     ),
-    Case::new("copy.value", RIGHTS, "Written, then read back.", |b| {
+    Case::new("copy.value", "Written, then read back.", |b| {
         let (address, _) = b.open(1)?;
         b.write(address, &[1, 2, 3, 4])?;
         b.copy(DeviceAddress(address.0 + 64), address, 4)?;
@@ -121,9 +94,11 @@ pub(super) const CASES: &[Case] = &[
         Ok(Answer::value(format!("{bytes:?}")))
     })
     .needing(&[Need::Memory]),
+]);
+
+pub(super) const ACROSS: &[Case] = &Rule::new("copy-across-mappings").cases([
     Case::new(
         "copy.across_mappings",
-        ACROSS,
         "Over the border of two accessible mappings.",
         |b| {
             let base = b.lay("xx")?;
@@ -133,7 +108,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.overrun_into_unmapped",
-        ACROSS,
         "Over the end of a mapping.",
         |b| {
             let base = b.lay("x.")?;
@@ -143,7 +117,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.overrun_into_closed",
-        ACROSS,
         "Into a mapping without access.",
         |b| {
             let base = b.lay("xx")?;
@@ -153,7 +126,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "copy.across_hole",
-        ACROSS,
         "Two accessible mappings with a hole between them.",
         |b| {
             let base = b.lay("x.x")?;
@@ -164,25 +136,22 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&fill).then("sync", &sync))
         },
     ),
-    Case::new(
-        "copy.async_open",
-        ASYNC,
-        "Queued, on accessible memory.",
-        |b| {
-            let (address, _) = b.open(2)?;
-            queued(b, address)
-        },
-    ),
+]);
+
+pub(super) const ASYNC: &[Case] = &Rule::new("copy-queued").cases([
+    Case::new("copy.async_open", "Queued, on accessible memory.", |b| {
+        let (address, _) = b.open(2)?;
+        queued(b, address)
+    }),
     Case::new(
         "copy.async_unmapped",
-        ASYNC,
         "Queued, where nothing is mapped.",
         |b| {
             let address = b.addresses(2)?;
             queued(b, address)
         },
     ),
-    Case::new("copy.async_value", ASYNC, "Queued, then read back.", |b| {
+    Case::new("copy.async_value", "Queued, then read back.", |b| {
         let (address, _) = b.open(1)?;
         let stream = b.stream()?;
         b.fill_async(address, 5, 64, stream)?;
@@ -192,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
         Ok(Answer::value(format!("{bytes:?}")))
     })
     .needing(&[Need::Memory]),
-];
+]);
 
 /// Tests a mapping of two granules with one kind of access.
 fn each(b: &mut Bench, flags: Option<AccessFlags>) -> Answered {

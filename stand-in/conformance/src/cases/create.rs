@@ -1,171 +1,132 @@
 //! Creating physical memory: sizes, locations, types, and initial contents.
 
 use cuvmm_driver::{
-    AccessFlags, AllocationType, HandleTypes, Location, LocationKind, Ordinal, PhysicalProps,
+    AccessFlags, AllocationType, DeviceAddress, DriverError, HandleTypes, Location, LocationKind,
+    Ordinal, PhysicalProps,
 };
 
+use super::places::{CURRENT_NODE, NOWHERE, place};
 use super::sizes::{KIB, MIB, TIB};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, Need};
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const SIZE: &str = "create-size";
-const PLACE: &str = "create-location";
-const TYPE: &str = "create-type";
-const EXTRAS: &str = "create-extras";
-const ZERO: &str = "fresh-is-zero";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new(
-        "create.ok",
-        SIZE,
-        "One granule of plain device memory.",
-        |b| sized(b, 2 * MIB),
-    ),
-    Case::new("create.size_0", SIZE, "No bytes.", |b| sized(b, 0)),
-    Case::new("create.size_1", SIZE, "One byte.", |b| sized(b, 1)),
-    Case::new(
-        "create.size_64K",
-        SIZE,
-        "64 KiB is less than a granule.",
-        |b| sized(b, 64 * KIB),
-    ),
-    Case::new("create.size_1M", SIZE, "Half a granule.", |b| sized(b, MIB)),
-    Case::new("create.size_3M", SIZE, "One and a half granules.", |b| {
+pub(super) const SIZE: &[Case] = &Rule::new("create-size").cases([
+    Case::new("create.ok", "One granule of plain device memory.", |b| {
+        sized(b, 2 * MIB)
+    }),
+    Case::new("create.size_0", "No bytes.", |b| sized(b, 0)),
+    Case::new("create.size_1", "One byte.", |b| sized(b, 1)),
+    Case::new("create.size_64K", "64 KiB is less than a granule.", |b| {
+        sized(b, 64 * KIB)
+    }),
+    Case::new("create.size_1M", "Half a granule.", |b| sized(b, MIB)),
+    Case::new("create.size_3M", "One and a half granules.", |b| {
         sized(b, 3 * MIB)
     }),
-    Case::new(
-        "create.size_1T",
-        SIZE,
-        "1 TiB, more than any device has.",
-        |b| sized(b, TIB),
-    ),
+    Case::new("create.size_1T", "1 TiB, more than any device has.", |b| {
+        sized(b, TIB)
+    }),
     Case::new(
         "create.size_max_aligned",
-        SIZE,
         "The largest multiple of a granule.",
         |b| sized(b, u64::MAX - (2 * MIB - 1)),
     ),
-    Case::new("create.flags_1", "create-flags", "Flags must be 0.", |b| {
+]);
+
+pub(super) const CREATE_FLAGS: &[Case] = &Rule::new("create-flags").cases([
+    Case::new("create.flags_1", "Flags must be 0.", |b| {
         let (size, props) = (b.granule(), b.props());
         Ok(Answer::code(&b.create(size, &props, 1)))
     }),
     Case::new(
         "create.handles_differ",
-        "create-flags",
         "Two physicals have different handles.",
         |b| {
             let (first, second) = (b.physical(1)?, b.physical(1)?);
             Ok(Answer::value(bit(first != second)))
         },
     ),
-    Case::new("create.device_-1", PLACE, "Device -1.", |b| {
+]);
+
+pub(super) const PLACE: &[Case] = &Rule::new("create-location").cases([
+    Case::new("create.device_-1", "Device -1.", |b| {
         made(b, PhysicalProps::device(Ordinal(-1)))
     }),
     Case::new(
         "create.device_99",
-        PLACE,
         "Device 99, which does not exist.",
         |b| made(b, PhysicalProps::device(Ordinal(99))),
     ),
-    Case::new("create.loc_invalid", PLACE, "Location type 0.", |b| {
-        made(
-            b,
-            PhysicalProps::at(Location {
-                kind: LocationKind::INVALID,
-                id: 0,
-            }),
-        )
+    Case::new("create.loc_invalid", "Location type 0.", |b| {
+        made(b, PhysicalProps::at(NOWHERE))
     }),
     Case::new(
         "create.loc_bad_99",
-        PLACE,
         "Location type 99 does not exist.",
-        |b| {
-            made(
-                b,
-                PhysicalProps::at(Location {
-                    kind: LocationKind(99),
-                    id: 0,
-                }),
-            )
-        },
+        |b| made(b, PhysicalProps::at(place(LocationKind(99), 0))),
     ),
-    Case::new("create.loc_host", PLACE, "Host memory.", |b| {
+    Case::new("create.loc_host", "Host memory.", |b| {
         made(b, PhysicalProps::at(Location::HOST))
     }),
     Case::new(
         "create.loc_host_numa0",
-        PLACE,
         "Memory of host NUMA node 0.",
         |b| made(b, PhysicalProps::at(Location::host_numa(0))),
     ),
     Case::new(
         "create.loc_host_numa99",
-        PLACE,
         "Memory of a node that does not exist.",
         |b| made(b, PhysicalProps::at(Location::host_numa(99))),
     ),
     Case::new(
         "create.loc_host_numa_current",
-        PLACE,
         "Memory of the thread's own node.",
-        |b| {
-            let location = Location {
-                kind: LocationKind::HOST_NUMA_CURRENT,
-                id: 0,
-            };
-            made(b, PhysicalProps::at(location))
-        },
+        |b| made(b, PhysicalProps::at(CURRENT_NODE)),
     ),
+]);
+
+pub(super) const TYPE: &[Case] = &Rule::new("create-type").cases([
     Case::new(
         "create.type_invalid",
-        TYPE,
         "Allocation type 0, which is invalid.",
         |b| typed(b, AllocationType::INVALID),
     ),
     Case::new(
         "create.type_2_managed",
-        TYPE,
         "Managed memory is not created this way.",
         |b| typed(b, AllocationType::MANAGED),
     ),
+]);
+
+pub(super) const CREATE_HANDLE_TYPES: &[Case] = &Rule::new("create-handle-types").cases([
     Case::new(
         "create.handle_posix_fd",
-        "create-handle-types",
         "Exportable as a file descriptor.",
         |b| with_handles(b, HandleTypes::POSIX_FD),
     ),
-    Case::new(
-        "create.handle_win32",
-        "create-handle-types",
-        "A Windows handle on Linux.",
-        |b| with_handles(b, HandleTypes::WIN32),
-    ),
-    Case::new(
-        "create.handle_fabric",
-        "create-handle-types",
-        "A fabric handle.",
-        |b| with_handles(b, HandleTypes::FABRIC),
-    ),
+    Case::new("create.handle_win32", "A Windows handle on Linux.", |b| {
+        with_handles(b, HandleTypes::WIN32)
+    }),
+    Case::new("create.handle_fabric", "A fabric handle.", |b| {
+        with_handles(b, HandleTypes::FABRIC)
+    }),
     Case::new(
         "create.handle_bad_0x40",
-        "create-handle-types",
         "An unknown handle type bit.",
         |b| with_handles(b, HandleTypes::from_bits_retain(0x40)),
     ),
+]);
+
+pub(super) const EXTRAS: &[Case] = &Rule::new("create-extras").cases([
     Case::new(
         "create.compressed",
-        EXTRAS,
         "Compressible memory; is it granted?",
         |b| {
-            let (size, props) = (
-                b.granule(),
-                PhysicalProps {
-                    compression: 1,
-                    ..b.props()
-                },
-            );
-            let outcome = b.create(size, &props, 0);
+            let props = PhysicalProps {
+                compression: 1,
+                ..b.props()
+            };
+            let outcome = b.create(b.granule(), &props, 0);
             let answer = Answer::code(&outcome);
             match outcome {
                 Ok(handle) => Ok(answer.with("got", b.physical_props(handle)?.compression)),
@@ -173,7 +134,7 @@ pub(super) const CASES: &[Case] = &[
             }
         },
     ),
-    Case::new("create.gdr", EXTRAS, "Memory for RDMA devices.", |b| {
+    Case::new("create.gdr", "Memory for RDMA devices.", |b| {
         made(
             b,
             PhysicalProps {
@@ -184,7 +145,6 @@ pub(super) const CASES: &[Case] = &[
     }),
     Case::new(
         "create.usage_bad",
-        EXTRAS,
         "A usage bit that does not exist.",
         |b| {
             made(
@@ -196,26 +156,27 @@ pub(super) const CASES: &[Case] = &[
             )
         },
     ),
+]);
+
+pub(super) const ZERO: &[Case] = &Rule::new("fresh-is-zero").needing(&[Need::Memory]).cases([
     Case::new(
         "create.reads_zero",
-        ZERO,
         "Memory of a new physical, every byte.",
         |b| {
             let (address, _) = b.open(1)?;
-            all_zero(b, address)
+            Ok(Answer::value(bit(all_zero(b, address)?)))
         },
-    )
-    .needing(&[Need::Memory]),
+    ),
     Case::new(
         "create.recycled_reads_zero",
-        ZERO,
         "After filling and releasing others.",
         recycled,
-    )
-    .needing(&[Need::Memory]),
+    ),
+]);
+
+pub(super) const ACCOUNTING: &[Case] = &Rule::new("accounting").cases([
     Case::new(
         "meminfo.create_512M_takes_MiB",
-        "accounting",
         "Creating 512 MiB takes them at once.",
         |b| {
             let before = b.free_memory()?;
@@ -226,7 +187,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "meminfo.release_returns_MiB",
-        "accounting",
         "Releasing returns them.",
         |b| {
             let props = b.props();
@@ -238,7 +198,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "meminfo.failed_create_takes_MiB",
-        "accounting",
         "A refused create takes nothing.",
         |b| {
             let before = b.free_memory()?;
@@ -248,7 +207,7 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::value(taken).then("outcome", &outcome))
         },
     ),
-];
+]);
 
 fn sized(b: &mut Bench, size: u64) -> Answered {
     let props = b.props();
@@ -275,10 +234,10 @@ fn with_handles(b: &mut Bench, handle_types: HandleTypes) -> Answered {
     made(b, props)
 }
 
-fn all_zero(b: &Bench, address: cuvmm_driver::DeviceAddress) -> Answered {
+fn all_zero(b: &Bench, address: DeviceAddress) -> Result<bool, DriverError> {
     let mut bytes = vec![0xEE; b.granule() as usize];
     b.read_into(address, &mut bytes)?;
-    Ok(Answer::value(bit(bytes.iter().all(|byte| *byte == 0))))
+    Ok(bytes.iter().all(|byte| *byte == 0))
 }
 
 /// Fills eight physicals, releases them, and reads as many new ones.
@@ -291,7 +250,7 @@ fn recycled(b: &mut Bench) -> Answered {
         }
         b.grant(base, 8, AccessFlags::READ_WRITE)?;
         for index in 0..8 {
-            if all_zero(b, b.at(base, index))?.as_str() != "1" {
+            if !all_zero(b, b.at(base, index))? {
                 return Ok(Answer::value(0));
             }
         }

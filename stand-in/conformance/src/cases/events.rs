@@ -3,20 +3,18 @@
 use cuvmm_driver::StreamHandle;
 
 use crate::answer::bit;
-use crate::{Answer, Bench, Case, Need};
+use crate::{Answer, Bench, Case, Need, Rule};
 
-const RULE: &str = "events";
 const KERNELS: &[Need] = &[Need::Kernels];
 
-pub(super) const CASES: &[Case] = &[
-    Case::new("event.never_recorded", RULE, "Counts as done.", |b| {
+pub(super) const CASES: &[Case] = &Rule::new("events").cases([
+    Case::new("event.never_recorded", "Counts as done.", |b| {
         let event = b.event()?;
         let done = b.event_is_done(event);
         Ok(Answer::code(&done).with("done", bit(done == Ok(true))))
     }),
     Case::new(
         "event.after_synchronize",
-        RULE,
         "Done once its stream was synchronized.",
         |b| {
             let (address, _) = b.open(1)?;
@@ -30,7 +28,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "event.synchronize",
-        RULE,
         "Waiting for it waits for the work before it.",
         |b| {
             let (address, _) = b.open(1)?;
@@ -43,7 +40,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "event.on_default_stream",
-        RULE,
         "Recorded on the default stream.",
         |b| {
             let event = b.event()?;
@@ -52,7 +48,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "event.of_the_context",
-        RULE,
         "Recorded behind all streams at once.",
         |b| {
             let event = b.event()?;
@@ -61,24 +56,18 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&recorded).then("synchronize", &waited))
         },
     ),
-    Case::new(
-        "event.wait",
-        RULE,
-        "A stream waits for another's event.",
-        |b| {
-            let (first, second, event) = (b.stream()?, b.stream()?, b.event()?);
-            b.record(event, first)?;
-            Ok(Answer::code(&b.wait_event(second, event)))
-        },
-    ),
-    Case::new("stream.idle", RULE, "A stream without work is done.", |b| {
+    Case::new("event.wait", "A stream waits for another's event.", |b| {
+        let (first, second, event) = (b.stream()?, b.stream()?, b.event()?);
+        b.record(event, first)?;
+        Ok(Answer::code(&b.wait_event(second, event)))
+    }),
+    Case::new("stream.idle", "A stream without work is done.", |b| {
         let stream = b.stream()?;
         let done = b.stream_is_done(stream);
         Ok(Answer::code(&done).with("done", bit(done == Ok(true))))
     }),
     Case::new(
         "event.while_running",
-        RULE,
         "Not done while the kernel before it runs.",
         |b| {
             let event = b.event()?;
@@ -91,7 +80,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
     Case::new(
         "event.recorded_before_work",
-        RULE,
         "Work queued later does not count.",
         |b| {
             let event = b.event()?;
@@ -104,7 +92,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
     Case::new(
         "event.context_while_running",
-        RULE,
         "One event behind another stream.",
         |b| {
             let event = b.event()?;
@@ -117,7 +104,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
     Case::new(
         "stream.wait_while_running",
-        RULE,
         "A waiting stream is not done.",
         |b| {
             let (event, second) = (b.event()?, b.stream()?);
@@ -129,20 +115,14 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(KERNELS),
-];
+]);
 
 /// Queries something while a kernel runs on a stream.
 fn while_running(
     b: &mut Bench,
     ask: impl FnOnce(&mut Bench, StreamHandle) -> Result<bool, cuvmm_driver::DriverError>,
 ) -> crate::Answered {
-    let Some(kernels) = b.kernels() else {
-        return Ok(Answer::value("no kernels"));
-    };
-    let stream = b.stream()?;
-    kernels.spin(b.device(), stream, 0)?;
-    b.synchronize(stream)?;
-    kernels.spin(b.device(), stream, 200)?;
+    let stream = b.spinning()?;
     let done = ask(b, stream);
     b.synchronize(stream)?;
     Ok(Answer::code(&done).with("done", bit(done == Ok(true))))

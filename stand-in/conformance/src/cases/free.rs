@@ -3,42 +3,29 @@
 use cuvmm_driver::AccessFlags;
 
 use super::map::{adjacent, no_neighbours};
-use crate::{Answer, Answered, Bench, Case};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
-const WHOLE: &str = "free-whole";
-const MAPPED: &str = "free-mapped";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new(
-        "free.ok",
-        WHOLE,
-        "A whole reservation with nothing mapped.",
-        |b| freed(b, 0, 4),
-    ),
-    Case::new(
-        "free.part",
-        WHOLE,
-        "The first half of a reservation.",
-        |b| freed(b, 0, 2),
-    ),
-    Case::new(
-        "free.interior",
-        WHOLE,
-        "The second half of a reservation.",
-        |b| freed(b, 2, 2),
-    ),
-    Case::new("free.too_large", WHOLE, "More than the reservation.", |b| {
+pub(super) const WHOLE: &[Case] = &Rule::new("free-whole").cases([
+    Case::new("free.ok", "A whole reservation with nothing mapped.", |b| {
+        freed(b, 0, 4)
+    }),
+    Case::new("free.part", "The first half of a reservation.", |b| {
+        freed(b, 0, 2)
+    }),
+    Case::new("free.interior", "The second half of a reservation.", |b| {
+        freed(b, 2, 2)
+    }),
+    Case::new("free.too_large", "More than the reservation.", |b| {
         freed(b, 0, 6)
     }),
-    Case::new("free.size_0", WHOLE, "No bytes.", |b| freed(b, 0, 0)),
-    Case::new("free.twice", WHOLE, "Addresses that were freed.", |b| {
+    Case::new("free.size_0", "No bytes.", |b| freed(b, 0, 0)),
+    Case::new("free.twice", "Addresses that were freed.", |b| {
         let base = b.addresses(4)?;
         b.free_reservation(base, 4 * b.granule())?;
         Ok(Answer::code(&b.free_reservation(base, 4 * b.granule())))
     }),
     Case::new(
         "free.two_as_one",
-        WHOLE,
         "Two adjacent reservations in one call.",
         |b| {
             let Some((first, _)) = adjacent(b)? else {
@@ -48,9 +35,11 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .isolated(),
+]);
+
+pub(super) const MAPPED: &[Case] = &Rule::new("free-mapped").cases([
     Case::new(
         "free.across_two_reservations",
-        MAPPED,
         "Under a mapping over both.",
         |b| {
             let Some((first, second)) = adjacent(b)? else {
@@ -69,7 +58,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "free.while_mapped",
-        MAPPED,
         "While there is a mapping in it.",
         |b| {
             let base = b.lay("..X-....")?;
@@ -78,19 +66,13 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&outcome).then("set_access_after", &left))
         },
     ),
-    Case::new(
-        "free.after_unmap",
-        MAPPED,
-        "After the mapping was removed.",
-        |b| {
-            let base = b.lay("X-..")?;
-            b.unmap(base, 4 * b.granule())?;
-            Ok(Answer::code(&b.free_reservation(base, 4 * b.granule())))
-        },
-    ),
+    Case::new("free.after_unmap", "After the mapping was removed.", |b| {
+        let base = b.lay("X-..")?;
+        b.unmap(base, 4 * b.granule())?;
+        Ok(Answer::code(&b.free_reservation(base, 4 * b.granule())))
+    }),
     Case::new(
         "free.after_past_end",
-        MAPPED,
         "After a mapping past the end was removed.",
         |b| {
             let base = b.addresses(2)?;
@@ -101,13 +83,11 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&under).then("after", &b.free_reservation(base, size)))
         },
     ),
-];
+]);
 
 /// Frees a part, counted in granules, of a reservation of four.
 fn freed(b: &mut Bench, from: u64, granules: u64) -> Answered {
     let base = b.addresses(4)?;
-    Ok(Answer::code(&b.free_reservation(
-        b.at(base, from),
-        granules * b.granule(),
-    )))
+    let freed = b.free_reservation(b.at(base, from), granules * b.granule());
+    Ok(Answer::code(&freed))
 }

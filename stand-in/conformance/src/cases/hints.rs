@@ -6,71 +6,57 @@ use cuvmm_driver::{DeviceAddress, DriverError};
 
 use super::sizes::{GIB, KIB, TIB};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
-const HINT: &str = "reserve-hint";
-
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("reserve-hint").isolated().cases([
     Case::new(
         "reserve.hint_taken",
-        HINT,
         "The address of another reservation.",
         |b| {
             let taken = b.addresses(1)?;
             hinted(b, taken)
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "reserve.hint_unaligned",
-        HINT,
         "An address between two granules.",
         |b| {
             let free = freed(b)?;
             hinted(b, DeviceAddress(free.0 + 4 * KIB))
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "hint.inside_freed",
-        HINT,
         "Inside a range that was just freed.",
         |b| {
             let free = freed(b)?;
             hinted(b, free)
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "hint.inside_freed_beside_another",
-        HINT,
         "Inside a range that was just freed, while there is another reservation.",
         |b| {
             b.addresses(1)?;
             let free = freed(b)?;
             hinted(b, free)
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "hint.just_behind",
-        HINT,
         "Directly behind the caller's own reservation.",
         |b| {
             let own = b.addresses(1)?;
             let behind = b.at(own, 1);
             hinted(b, behind)
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "hint.three_TiB_up",
-        HINT,
         "Far from all reservations, at 3 TiB.",
         |b| hinted(b, DeviceAddress(3 * TIB)),
-    )
-    .isolated(),
-];
+    ),
+]);
 
 /// Returns the middle of a range that was reserved and freed, so that it is free now.
 fn freed(b: &mut Bench) -> Result<DeviceAddress, DriverError> {

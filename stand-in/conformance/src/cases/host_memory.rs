@@ -1,22 +1,19 @@
 //! Physical memory on the host, mapped like a device's, and pinned host memory.
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps, PointerAttribute,
+    DeviceAddress, DriverError, Location, PhysicalHandle, PhysicalProps, PointerAttribute,
 };
 
-use crate::{Answer, Answered, Bench, Case, Need};
+use super::places::open_to;
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const RULE: &str = "host-physicals";
-const PINNED: &str = "pinned";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new("hostnuma.map", RULE, "Memory of node 0, mapped.", |b| {
+pub(super) const RULE: &[Case] = &Rule::new("host-physicals").cases([
+    Case::new("hostnuma.map", "Memory of node 0, mapped.", |b| {
         let (address, handle, size) = made(b, Location::host_numa(0))?;
         Ok(Answer::code(&b.map(address, size, 0, handle, 0)))
     }),
     Case::new(
         "hostnuma.set_access_device",
-        RULE,
         "Accessible to the device.",
         |b| {
             let device = Location::device(b.device());
@@ -25,7 +22,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "hostnuma.set_access_dev_and_host",
-        RULE,
         "Accessible to the device and its node.",
         |b| {
             let device = Location::device(b.device());
@@ -34,7 +30,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "hostnuma.set_access_host",
-        RULE,
         "Accessible to the device and the host.",
         |b| {
             let device = Location::device(b.device());
@@ -43,30 +38,23 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "hostmem.set_access_dev_and_host",
-        RULE,
         "Host memory, accessible to both.",
         |b| {
             let device = Location::device(b.device());
             opened(b, Location::HOST, &[device, Location::HOST])
         },
     ),
-    Case::new(
-        "hostnuma.memset_from_device",
-        RULE,
-        "The device fills it.",
-        |b| {
-            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
-            let filled = b.fill(address, 9, 64);
-            Ok(Answer::code(&filled).then("sync", &b.driver().context_synchronize(b.device())))
-        },
-    ),
+    Case::new("hostnuma.memset_from_device", "The device fills it.", |b| {
+        let address = both(b, Location::host_numa(0))?;
+        let filled = b.fill(address, 9, 64);
+        Ok(Answer::code(&filled).then("sync", &b.driver().context_synchronize(b.device())))
+    }),
     Case::new(
         "hostnuma.attributes",
-        RULE,
         "What is known of its address: 1 is host memory and 2 device memory.",
         |b| {
-            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
-            let ask = |attribute| b.driver().pointer_attribute(b.device(), address, attribute);
+            let address = both(b, Location::host_numa(0))?;
+            let ask = |attribute| b.pointer_attribute(address, attribute);
             let kind = ask(PointerAttribute::MEMORY_TYPE);
             Ok(Answer::code(&kind)
                 .with("type", kind?)
@@ -76,10 +64,9 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "hostnuma.cpu_reads",
-        RULE,
         "Written by the device, read by the CPU.",
         |b| {
-            let address = both(b, Location::host_numa(0), Location::host_numa(0))?;
+            let address = both(b, Location::host_numa(0))?;
             b.fill(address, 9, 64)?;
             cpu(b, address.0)
         },
@@ -87,18 +74,19 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
     Case::new(
         "hostmem.cpu_reads",
-        RULE,
         "Plain host memory, written by the device, read by the CPU.",
         |b| {
-            let address = both(b, Location::HOST, Location::HOST)?;
+            let address = both(b, Location::HOST)?;
             b.fill(address, 9, 64)?;
             cpu(b, address.0)
         },
     )
     .needing(&[Need::Memory]),
+]);
+
+pub(super) const PINNED: &[Case] = &Rule::new("pinned").cases([
     Case::new(
         "pinned.ok",
-        PINNED,
         "Host memory that every device can access.",
         |b| {
             let pointer = b.pinned(4096, 0);
@@ -109,12 +97,11 @@ pub(super) const CASES: &[Case] = &[
             Ok(answer.then("free", &b.free_pinned(pointer)))
         },
     ),
-    Case::new("pinned.size_0", PINNED, "No bytes.", |b| {
+    Case::new("pinned.size_0", "No bytes.", |b| {
         Ok(Answer::code(&b.pinned(0, 0)))
     }),
     Case::new(
         "pinned.device_writes",
-        PINNED,
         "Written by the device, read by the CPU.",
         |b| {
             let pointer = b.pinned(4096, 0)?;
@@ -123,13 +110,13 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(&[Need::Memory]),
-];
+]);
 
 /// Reserves addresses and creates a physical of two granules at a location on the host.
 fn made(
     b: &mut Bench,
     location: Location,
-) -> Result<(DeviceAddress, cuvmm_driver::PhysicalHandle, u64), DriverError> {
+) -> Result<(DeviceAddress, PhysicalHandle, u64), DriverError> {
     let size = 2 * b.granule();
     let address = b.reserve(size, 0, DeviceAddress::NULL, 0)?;
     let handle = b.create(size, &PhysicalProps::at(location), 0)?;
@@ -143,13 +130,7 @@ fn open(
 ) -> Result<(DeviceAddress, Result<(), DriverError>), DriverError> {
     let (address, handle, size) = made(b, location)?;
     b.map(address, size, 0, handle, 0)?;
-    let access: Vec<_> = to
-        .iter()
-        .map(|location| AccessDesc {
-            location: *location,
-            flags: AccessFlags::READ_WRITE,
-        })
-        .collect();
+    let access: Vec<_> = to.iter().copied().map(open_to).collect();
     let outcome = b.set_access(address, size, &access);
     Ok((address, outcome))
 }
@@ -159,15 +140,13 @@ fn opened(b: &mut Bench, location: Location, to: &[Location]) -> Answered {
 }
 
 /// Maps memory at a location on the host, accessible to the device and the CPU.
-fn both(b: &mut Bench, location: Location, cpu: Location) -> Result<DeviceAddress, DriverError> {
+fn both(b: &mut Bench, location: Location) -> Result<DeviceAddress, DriverError> {
     let device = Location::device(b.device());
-    let (address, outcome) = open(b, location, &[device, cpu])?;
+    let (address, outcome) = open(b, location, &[device, location])?;
     outcome.map(|()| address)
 }
 
-fn cpu(b: &Bench, address: u64) -> Answered {
-    Ok(match b.cpu_reads(address)? {
-        Some(byte) => Answer::value(byte),
-        None => Answer::value("no memory"),
-    })
+pub(super) fn cpu(b: &Bench, address: u64) -> Answered {
+    let byte = b.cpu_reads(address)?;
+    Ok(byte.map_or(Answer::value("no memory"), Answer::value))
 }

@@ -9,18 +9,14 @@ use cuvmm_driver::{
 
 use super::share::{descriptor, exportable, imported};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, Need};
-
-const IMPORT: &str = "import";
-const RIGHTS: &str = "import-rights";
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
 /// A number that is not a descriptor of a test process.
 const NO_DESCRIPTOR: i32 = 1_000_000;
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const IMPORT: &[Case] = &Rule::new("import").cases([
     Case::new(
         "import.same_process",
-        IMPORT,
         "Is the handle the one that was exported?",
         |b| {
             let handle = exportable(b)?;
@@ -31,7 +27,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "import.twice",
-        IMPORT,
         "The same descriptor again: the same handle?",
         |b| {
             let handle = exportable(b)?;
@@ -44,23 +39,20 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "import.dev_null",
-        IMPORT,
         "A descriptor of another kind of file.",
         |b| match File::open("/dev/null") {
             Ok(file) => from_fd(b, file.as_raw_fd()),
             Err(_) => Ok(Answer::value("no /dev/null")),
         },
     ),
-    Case::new("import.fd_-1", IMPORT, "Descriptor -1.", |b| from_fd(b, -1)),
+    Case::new("import.fd_-1", "Descriptor -1.", |b| from_fd(b, -1)),
     Case::new(
         "import.fd_closed",
-        IMPORT,
         "A number that is not a descriptor.",
         |b| from_fd(b, NO_DESCRIPTOR),
     ),
     Case::new(
         "import.bad_type",
-        IMPORT,
         "With a handle type that does not exist.",
         |b| {
             let handle = exportable(b)?;
@@ -73,7 +65,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "import.descriptor_stays",
-        IMPORT,
         "The descriptor stays open.",
         |b| {
             let (_, _, fd) = imported(b)?;
@@ -82,7 +73,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "import.props",
-        IMPORT,
         "The properties that the importer gets.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
@@ -96,42 +86,30 @@ pub(super) const CASES: &[Case] = &[
                 .with("handles", props.handle_types.bits()))
         },
     ),
-    Case::new(
-        "props.ok",
-        IMPORT,
-        "The properties that the creator gets.",
-        |b| {
-            let handle = exportable(b)?;
-            let props = b.physical_props(handle);
-            let answer = Answer::code(&props);
-            let Ok(props) = props else { return Ok(answer) };
-            Ok(answer.with("as asked", bit(props.handle_types == HandleTypes::POSIX_FD)))
-        },
-    ),
+    Case::new("props.ok", "The properties that the creator gets.", |b| {
+        let handle = exportable(b)?;
+        let props = b.physical_props(handle);
+        let answer = Answer::code(&props);
+        let Ok(props) = props else { return Ok(answer) };
+        Ok(answer.with("as asked", bit(props.handle_types == HandleTypes::POSIX_FD)))
+    }),
     Case::new(
         "props.handle_0",
-        IMPORT,
         "The properties of the null handle.",
         |b| Ok(Answer::code(&b.physical_props(PhysicalHandle::NULL))),
     ),
-    Case::new("import.map", IMPORT, "Mapped whole.", |b| {
+    Case::new("import.map", "Mapped whole.", |b| {
         let (_, handle, _fd) = imported(b)?;
         let (address, size) = (b.addresses(1)?, b.granule());
         Ok(Answer::code(&b.map(address, size, 0, handle, 0)))
     }),
-    Case::new(
-        "import.map_too_large",
-        IMPORT,
-        "Mapped with a larger size.",
-        |b| {
-            let (_, handle, _fd) = imported(b)?;
-            let (address, size) = (b.addresses(2)?, 2 * b.granule());
-            Ok(Answer::code(&b.map(address, size, 0, handle, 0)))
-        },
-    ),
+    Case::new("import.map_too_large", "Mapped with a larger size.", |b| {
+        let (_, handle, _fd) = imported(b)?;
+        let (address, size) = (b.addresses(2)?, 2 * b.granule());
+        Ok(Answer::code(&b.map(address, size, 0, handle, 0)))
+    }),
     Case::new(
         "import.release_twice",
-        IMPORT,
         "Each import is released once.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
@@ -139,9 +117,11 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&b.release(handle)))
         },
     ),
+]);
+
+pub(super) const RIGHTS: &[Case] = &Rule::new("import-rights").cases([
     Case::new(
         "import.set_access",
-        RIGHTS,
         "The importer makes it readable and writable.",
         |b| {
             let (_, handle, _fd) = imported(b)?;
@@ -150,38 +130,27 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&b.grant(address, 1, AccessFlags::READ_WRITE)))
         },
     ),
-    Case::new(
-        "import.read.value",
-        RIGHTS,
-        "Written by the exporter.",
-        |b| {
-            let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
-            b.fill(given, 17, 64)?;
-            Ok(Answer::value(b.read(taken)?[0]))
-        },
-    )
+    Case::new("import.read.value", "Written by the exporter.", |b| {
+        let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
+        b.fill(given, 17, 64)?;
+        Ok(Answer::value(b.read(taken)?[0]))
+    })
     .needing(&[Need::Memory]),
-    Case::new(
-        "import.write_seen",
-        RIGHTS,
-        "Written by the importer.",
-        |b| {
-            let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
-            b.fill(taken, 42, 64)?;
-            Ok(Answer::value(b.read(given)?[0]))
-        },
-    )
+    Case::new("import.write_seen", "Written by the importer.", |b| {
+        let (given, taken) = both_mapped(b, AccessFlags::READ_WRITE)?;
+        b.fill(taken, 42, 64)?;
+        Ok(Answer::value(b.read(given)?[0]))
+    })
     .needing(&[Need::Memory]),
     Case::new(
         "import.write_of_read_only",
-        RIGHTS,
         "Where the exporter may only read.",
         |b| {
             let (_, taken) = both_mapped(b, AccessFlags::READ)?;
             Ok(Answer::code(&b.fill(taken, 42, 64)))
         },
     ),
-];
+]);
 
 fn from_fd(b: &mut Bench, fd: i32) -> Answered {
     Ok(Answer::code(

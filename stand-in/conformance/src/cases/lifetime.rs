@@ -1,52 +1,36 @@
 //! The lifetime of physical memory: references, mappings, descriptors.
 
-use cuvmm_driver::{
-    DeviceAddress, DriverError, Exported, HandleTypes, ImportSource, PhysicalHandle, PhysicalProps,
-};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use cuvmm_driver::{DeviceAddress, DriverError, HandleTypes, ImportSource, PhysicalHandle};
+
+use super::share::{descriptor, props};
 use super::sizes::MIB;
 use crate::answer::bit;
-use crate::{Answer, Bench, Case, Need};
-
-const REFERENCES: &str = "lifetime-references";
-const MAPPING: &str = "lifetime-mapping";
-const DESCRIPTOR: &str = "lifetime-descriptor";
-const RETAIN: &str = "retain";
+use crate::{Answer, Bench, Case, Need, Rule};
 
 /// The size of the physicals: large enough to be distinguished from memory that the driver keeps
 /// for itself.
 const WEIGHT: u64 = 64 * MIB;
 
-pub(super) const CASES: &[Case] = &[
-    Case::new(
-        "release.ok",
-        REFERENCES,
-        "The one reference to a physical.",
-        |b| {
-            let handle = b.physical(1)?;
-            Ok(Answer::code(&b.release(handle)))
-        },
-    ),
-    Case::new(
-        "release.twice",
-        REFERENCES,
-        "A handle that was released.",
-        |b| {
-            let handle = b.physical(1)?;
-            b.release(handle)?;
-            Ok(Answer::code(&b.release(handle)))
-        },
-    ),
-    Case::new(
-        "release.handle_0",
-        REFERENCES,
-        "The release of the null handle.",
-        |b| Ok(Answer::code(&b.release(PhysicalHandle::NULL))),
-    ),
+pub(super) const REFERENCES: &[Case] = &Rule::new("lifetime-references").cases([
+    Case::new("release.ok", "The one reference to a physical.", |b| {
+        let handle = b.physical(1)?;
+        Ok(Answer::code(&b.release(handle)))
+    }),
+    Case::new("release.twice", "A handle that was released.", |b| {
+        let handle = b.physical(1)?;
+        b.release(handle)?;
+        Ok(Answer::code(&b.release(handle)))
+    }),
+    Case::new("release.handle_0", "The release of the null handle.", |b| {
+        Ok(Answer::code(&b.release(PhysicalHandle::NULL)))
+    }),
+]);
+
+pub(super) const MAPPING: &[Case] = &Rule::new("lifetime-mapping").cases([
     Case::new(
         "release.while_mapped",
-        MAPPING,
         "The memory can still be read.",
         |b| {
             let (address, handle) = b.open(1)?;
@@ -56,7 +40,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "release.twice_while_mapped",
-        MAPPING,
         "Released twice while it is mapped.",
         |b| {
             let (_, handle) = b.open(1)?;
@@ -66,7 +49,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "lifetime.mapping_keeps_MiB",
-        MAPPING,
         "Returned by release, then by unmap.",
         |b| {
             let (address, handle) = weight(b)?;
@@ -77,7 +59,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "lifetime.handle_keeps_MiB",
-        MAPPING,
         "Returned by unmap, then by release.",
         |b| {
             let (address, handle) = weight(b)?;
@@ -88,7 +69,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "lifetime.last_alias_frees_MiB",
-        MAPPING,
         "Returned by each of two unmaps.",
         |b| {
             let (address, handle) = weight(b)?;
@@ -100,9 +80,11 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::value(first).with("second", second))
         },
     ),
+]);
+
+pub(super) const RETAIN: &[Case] = &Rule::new("retain").cases([
     Case::new(
         "retain.same_handle",
-        RETAIN,
         "Is the handle the one that was mapped?",
         |b| {
             let (address, handle) = b.open(2)?;
@@ -112,7 +94,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "retain.interior",
-        RETAIN,
         "By an address inside the mapping.",
         |b| {
             let (address, handle) = b.open(2)?;
@@ -120,23 +101,17 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&outcome).with("same", bit(outcome == Ok(handle))))
         },
     ),
-    Case::new("retain.unmapped", RETAIN, "Where nothing is mapped.", |b| {
+    Case::new("retain.unmapped", "Where nothing is mapped.", |b| {
         let base = b.addresses(1)?;
         Ok(Answer::code(&b.retain(base)))
     }),
-    Case::new(
-        "retain.unreserved",
-        RETAIN,
-        "Where nothing is reserved.",
-        |b| {
-            let base = b.addresses(1)?;
-            b.free_reservation(base, b.granule())?;
-            Ok(Answer::code(&b.retain(base)))
-        },
-    ),
+    Case::new("retain.unreserved", "Where nothing is reserved.", |b| {
+        let base = b.addresses(1)?;
+        b.free_reservation(base, b.granule())?;
+        Ok(Answer::code(&b.retain(base)))
+    }),
     Case::new(
         "retain.then_release_both",
-        RETAIN,
         "Each reference is released once.",
         |b| {
             let (address, handle) = b.open(1)?;
@@ -147,7 +122,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "retain.keeps_MiB",
-        RETAIN,
         "Returned by release and unmap, then by the last release.",
         |b| {
             let (address, handle) = weight(b)?;
@@ -159,7 +133,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "retain.after_release",
-        RETAIN,
         "A released physical that is mapped.",
         |b| {
             let (address, handle) = b.open(1)?;
@@ -173,49 +146,37 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&again).then("map", &mapped))
         },
     ),
+]);
+
+pub(super) const DESCRIPTOR: &[Case] = &Rule::new("lifetime-descriptor").cases([
     Case::new(
         "lifetime.fd_keeps_memory_MiB_freed_after_release",
-        DESCRIPTOR,
         "Returned by release, then by closing the descriptor.",
         |b| {
             let (handle, fd) = exported(b)?;
             let release = returned(b, |b| b.release(handle))?;
-            let close = returned(b, |_| {
-                drop(fd);
-                Ok(())
-            })?;
+            let close = closed(b, fd)?;
             Ok(Answer::value(release).with("close", close))
         },
     ),
     Case::new(
         "lifetime.two_fds_MiB",
-        DESCRIPTOR,
         "Returned by closing each of two.",
         |b| {
             let (handle, first) = exported(b)?;
-            let second = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            let second = descriptor(b, handle)?;
             b.release(handle)?;
-            let one = returned(b, |_| {
-                drop(first);
-                Ok(())
-            })?;
-            let two = returned(b, |_| {
-                drop(second);
-                Ok(())
-            })?;
+            let one = closed(b, first)?;
+            let two = closed(b, second)?;
             Ok(Answer::value(one).with("second", two))
         },
     ),
     Case::new(
         "lifetime.import_from_fd_alone",
-        DESCRIPTOR,
         "Imported after the release.",
         |b| {
             let (handle, fd) = exported(b)?;
             b.release(handle)?;
-            let Exported::Fd(fd) = fd else {
-                return Ok(Answer::value("no descriptor"));
-            };
             let imported = b.import(ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD);
             drop(fd);
             let answer = Answer::code(&imported);
@@ -228,21 +189,17 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "lifetime.contents_survive",
-        DESCRIPTOR,
         "Contents that only the descriptor kept.",
         |b| {
-            let props = exportable(b);
+            let props = props(b);
             let (address, handle) = (b.addresses(1)?, b.create(b.granule(), &props, 0)?);
             b.map(address, b.granule(), 0, handle, 0)?;
             b.grant(address, 1, cuvmm_driver::AccessFlags::READ_WRITE)?;
             b.fill(address, 77, b.granule())?;
-            let fd = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+            let fd = descriptor(b, handle)?;
             b.driver().context_synchronize(b.device())?;
             b.unmap(address, b.granule())?;
             b.release(handle)?;
-            let Exported::Fd(fd) = fd else {
-                return Ok(Answer::value("no descriptor"));
-            };
             let again = b.import(ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD)?;
             b.map(address, b.granule(), 0, again, 0)?;
             b.grant(address, 1, cuvmm_driver::AccessFlags::READ)?;
@@ -252,7 +209,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
     Case::new(
         "lifetime.fd_outlives_mapping_MiB",
-        DESCRIPTOR,
         "Mapped, released, closed.",
         |b| {
             let (handle, fd) = exported(b)?;
@@ -260,23 +216,12 @@ pub(super) const CASES: &[Case] = &[
             b.map(address, WEIGHT, 0, handle, 0)?;
             b.release(handle)?;
             let unmap = returned(b, |b| b.unmap(address, WEIGHT))?;
-            let close = returned(b, |_| {
-                drop(fd);
-                Ok(())
-            })?;
+            let close = closed(b, fd)?;
             Ok(Answer::value(unmap).with("close", close))
         },
     ),
-];
+]);
 
-fn exportable(b: &Bench) -> PhysicalProps {
-    PhysicalProps {
-        handle_types: HandleTypes::POSIX_FD,
-        ..b.props()
-    }
-}
-
-/// Creates and maps a physical of `WEIGHT` bytes.
 fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError> {
     let props = b.props();
     let address = b.reserve(WEIGHT, 0, DeviceAddress::NULL, 0)?;
@@ -285,12 +230,19 @@ fn weight(b: &mut Bench) -> Result<(DeviceAddress, PhysicalHandle), DriverError>
     Ok((address, handle))
 }
 
-/// Creates and exports a physical of `WEIGHT` bytes.
-fn exported(b: &mut Bench) -> Result<(PhysicalHandle, Exported), DriverError> {
-    let props = exportable(b);
+fn exported(b: &mut Bench) -> Result<(PhysicalHandle, OwnedFd), DriverError> {
+    let props = props(b);
     let handle = b.create(WEIGHT, &props, 0)?;
-    let fd = b.export(handle, HandleTypes::POSIX_FD, 0)?;
+    let fd = descriptor(b, handle)?;
     Ok((handle, fd))
+}
+
+/// Returns how many MiB a descriptor frees that is closed.
+fn closed(b: &mut Bench, fd: OwnedFd) -> Result<u64, DriverError> {
+    returned(b, |_| {
+        drop(fd);
+        Ok(())
+    })
 }
 
 /// Returns how many MiB `act` frees.

@@ -4,21 +4,16 @@
 
 use cuvmm_driver::{AccessFlags, DeviceAddress};
 
-use crate::{Answer, Answered, Bench, Case};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
-const RULE: &str = "ceilings";
-
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("ceilings").isolated().cases([
     Case::new(
         "limit.aliases_of_one_handle",
-        RULE,
         "40,000 mappings of one physical.",
         aliases,
-    )
-    .isolated(),
+    ),
     Case::new(
         "limit.reservations",
-        RULE,
         "100,000 reservations at the same time.",
         |b| {
             let mut count = 0;
@@ -33,17 +28,14 @@ pub(super) const CASES: &[Case] = &[
             };
             Ok(Answer::value(count).then("outcome", &outcome))
         },
-    )
-    .isolated(),
+    ),
     Case::new(
         "limit.mappings",
-        RULE,
         "Mappings with access, until one is refused.",
         ceiling,
     )
-    .isolated()
     .slow(),
-];
+]);
 
 fn aliases(b: &mut Bench) -> Answered {
     const WANTED: u64 = 40_000;

@@ -2,18 +2,16 @@
 //! GPU.
 
 use cuvmm_driver::{
-    DeviceAddress, DeviceAttribute, DriverError, Location, LocationKind, Ordinal, RangeAttribute,
-    StreamHandle,
+    DeviceAddress, DeviceAttribute, DriverError, Location, Ordinal, RangeAttribute, StreamHandle,
 };
 
 use super::advice::place_told;
+use super::host_memory::cpu;
+use super::places::{CURRENT_NODE, NOWHERE};
 use super::sizes::MIB;
 use super::waits::beside;
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, Need};
-
-const ALLOC: &str = "managed";
-const MOVES: &str = "managed-moves";
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
 const GLOBAL: u32 = 1;
 const HOST: u32 = 2;
@@ -25,63 +23,48 @@ const LAST: [RangeAttribute; 2] = [
     RangeAttribute::LAST_PREFETCH_LOCATION_TYPE,
     RangeAttribute::LAST_PREFETCH_LOCATION_ID,
 ];
-const CURRENT_NODE: Location = Location {
-    kind: LocationKind::HOST_NUMA_CURRENT,
-    id: 0,
-};
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const ALLOC: &[Case] = &Rule::new("managed").cases([
     Case::new(
         "managed.ok",
-        ALLOC,
         "A few MiB, accessible to all processors.",
         |b| made(b, SIZE, GLOBAL),
     ),
-    Case::new(
-        "managed.host_flag",
-        ALLOC,
-        "Accessible to the host first.",
-        |b| made(b, SIZE, HOST),
-    ),
-    Case::new("managed.size_0", ALLOC, "No bytes.", |b| made(b, 0, GLOBAL)),
-    Case::new("managed.flags_0", ALLOC, "Neither flag.", |b| {
-        made(b, SIZE, 0)
+    Case::new("managed.host_flag", "Accessible to the host first.", |b| {
+        made(b, SIZE, HOST)
     }),
-    Case::new("managed.flags_both", ALLOC, "Both flags.", |b| {
+    Case::new("managed.size_0", "No bytes.", |b| made(b, 0, GLOBAL)),
+    Case::new("managed.flags_0", "Neither flag.", |b| made(b, SIZE, 0)),
+    Case::new("managed.flags_both", "Both flags.", |b| {
         made(b, SIZE, GLOBAL | HOST)
     }),
-    Case::new("managed.free", ALLOC, "Allocated and freed.", |b| {
+    Case::new("managed.free", "Allocated and freed.", |b| {
         let address = b.managed(SIZE, GLOBAL)?;
         Ok(Answer::code(&b.free(address)))
     }),
-    Case::new("managed.free_twice", ALLOC, "Freed twice.", |b| {
+    Case::new("managed.free_twice", "Freed twice.", |b| {
         let address = b.managed(SIZE, GLOBAL)?;
         b.free(address)?;
         Ok(Answer::code(&b.free(address)))
     }),
-    Case::new("managed.memset", ALLOC, "Filled by the device.", |b| {
+    Case::new("managed.memset", "Filled by the device.", |b| {
         let address = b.managed(SIZE, GLOBAL)?;
         Ok(Answer::code(&b.fill(address, 3, SIZE)))
     })
     .warmed_by(touched),
     Case::new(
         "managed.cpu_reads",
-        ALLOC,
         "Written by the device, read by the CPU.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
             b.fill(address, 3, SIZE)?;
-            Ok(match b.cpu_reads(address.0)? {
-                Some(byte) => Answer::value(byte),
-                None => Answer::value("no memory"),
-            })
+            cpu(b, address.0)
         },
     )
     .needing(&[Need::Memory])
     .warmed_by(touched),
     Case::new(
         "managed.device_reads_cpu",
-        ALLOC,
         "Written by the CPU, read by the device.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
@@ -95,7 +78,6 @@ pub(super) const CASES: &[Case] = &[
     .warmed_by(touched),
     Case::new(
         "managed.cpu_writes_beside_kernel",
-        ALLOC,
         "The CPU writes while a kernel runs that uses other memory.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
@@ -109,7 +91,6 @@ pub(super) const CASES: &[Case] = &[
     .warmed_by(touched),
     Case::new(
         "managed.page_aligned",
-        ALLOC,
         "Is the address of an odd size a multiple of 4 KiB?",
         |b| {
             b.managed(12345, GLOBAL)?;
@@ -119,19 +100,16 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "managed.attributes",
-        ALLOC,
         "The attributes that the driver reports.",
         |b| {
             let ask = |attribute| b.driver().device_attribute(b.device(), attribute);
-            Ok(Answer::value(ask(DeviceAttribute::MANAGED_MEMORY)?).with(
-                "beside the host",
-                ask(DeviceAttribute::CONCURRENT_MANAGED_ACCESS)?,
-            ))
+            let beside = ask(DeviceAttribute::CONCURRENT_MANAGED_ACCESS)?;
+            let answer = Answer::value(ask(DeviceAttribute::MANAGED_MEMORY)?);
+            Ok(answer.with("beside the host", beside))
         },
     ),
     Case::new(
         "managed.other_device",
-        ALLOC,
         "Filled by a device other than the allocating one.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
@@ -141,78 +119,62 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(&[Need::TwoDevices]),
-    Case::new("managed.prefetch_dev", MOVES, "Moved to the device.", |b| {
+]);
+
+pub(super) const MOVES: &[Case] = &Rule::new("managed-moves").cases([
+    Case::new("managed.prefetch_dev", "Moved to the device.", |b| {
         let device = Location::device(b.device());
         moved(b, device)
     })
     .warmed_by(touched),
-    Case::new("managed.prefetch_host", MOVES, "Moved to the host.", |b| {
+    Case::new("managed.prefetch_host", "Moved to the host.", |b| {
         moved(b, Location::HOST)
     })
     .warmed_by(touched),
     Case::new(
         "managed.prefetch_vmm_ptr",
-        MOVES,
         "A mapping is not managed.",
         |b| {
             let (address, _) = b.open(1)?;
-            Ok(Answer::code(&b.prefetch(
-                address,
-                b.granule(),
-                Location::device(b.device()),
-            )))
+            let device = Location::device(b.device());
+            Ok(Answer::code(&b.prefetch(address, b.granule(), device)))
         },
     ),
     Case::new(
         "managed.prefetch_numa_0",
-        MOVES,
         "Moved to a node of the host.",
         |b| moved(b, Location::host_numa(0)),
     )
     .warmed_by(touched),
     Case::new(
         "managed.prefetch_numa_current",
-        MOVES,
         "Moved to the node of this thread.",
         |b| moved(b, CURRENT_NODE),
     )
     .warmed_by(touched),
     Case::new(
         "managed.prefetch_numa_999",
-        MOVES,
         "To a node that does not exist.",
         |b| prefetched(b, 0, SIZE, Location::host_numa(999)),
     ),
     Case::new(
         "managed.prefetch_device_99",
-        MOVES,
         "To a device that does not exist.",
         |b| prefetched(b, 0, SIZE, Location::device(Ordinal(99))),
     ),
-    Case::new(
-        "managed.prefetch_nowhere",
-        MOVES,
-        "To an invalid location.",
-        |b| {
-            let nowhere = Location {
-                kind: LocationKind::INVALID,
-                id: 0,
-            };
-            prefetched(b, 0, SIZE, nowhere)
-        },
-    ),
-    Case::new("managed.prefetch_size_0", MOVES, "No bytes.", |b| {
+    Case::new("managed.prefetch_nowhere", "To an invalid location.", |b| {
+        prefetched(b, 0, SIZE, NOWHERE)
+    }),
+    Case::new("managed.prefetch_size_0", "No bytes.", |b| {
         prefetched(b, 0, 0, Location::HOST)
     }),
     Case::new(
         "managed.prefetch_past_end",
-        MOVES,
         "One page beyond the end.",
         |b| prefetched(b, 0, SIZE + PAGE, Location::HOST),
     ),
     Case::new(
         "managed.prefetch_one_byte",
-        MOVES,
         "A byte in the middle of a page: the location reported for its page and for the next.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
@@ -226,7 +188,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "managed.prefetch_told",
-        MOVES,
         "The last location of each half, and of both together.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
@@ -250,17 +211,10 @@ pub(super) const CASES: &[Case] = &[
     .warmed_by(touched),
     Case::new(
         "managed.prefetch_told_at_once",
-        MOVES,
         "The reported location before the prefetch has run.",
         |b| {
             let address = b.managed(SIZE, GLOBAL)?;
-            let Some(kernels) = b.kernels() else {
-                return Ok(Answer::value("no kernels"));
-            };
-            let stream = b.stream()?;
-            kernels.spin(b.device(), stream, 0)?;
-            b.synchronize(stream)?;
-            kernels.spin(b.device(), stream, 200)?;
+            let stream = b.spinning()?;
             let outcome = b.prefetch_on(stream, address, SIZE, Location::HOST);
             let told = place_told(b, LAST, address, SIZE);
             let running = !b.stream_is_done(stream)?;
@@ -272,7 +226,7 @@ pub(super) const CASES: &[Case] = &[
     )
     .needing(&[Need::Kernels])
     .warmed_by(touched),
-];
+]);
 
 /// Makes a device access managed memory. At the first access the driver allocates 124 MiB for its
 /// own use, and keeps them.

@@ -2,96 +2,70 @@
 
 use cuvmm_driver::{Advice, CaptureMode, DeviceAddress, DriverError, Location, RangeAttribute};
 
-use super::capture::{during, relaxed};
-use crate::{Bench, Case};
+use super::capture::{during, global, relaxed};
+use crate::{Bench, Case, Rule};
 
-const MANAGED: &str = "capture-managed";
-
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("capture-managed").cases([
     Case::new(
         "capture.managed_alloc",
-        MANAGED,
         "Allocate during a global capture.",
-        |b| {
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                b.managed(b.granule(), 1).map(drop)
-            })
-        },
+        |b| global(b, |b| b.managed(b.granule(), 1).map(drop)),
     ),
     Case::new(
         "capture.managed_alloc_relaxed_thread",
-        MANAGED,
         "Allocate in relaxed mode.",
-        |b| {
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| b.managed(b.granule(), 1).map(drop))
-            })
-        },
+        |b| global(b, |b| relaxed(b, |b| b.managed(b.granule(), 1).map(drop))),
     ),
     Case::new(
         "capture.managed_free",
-        MANAGED,
         "Free during a global capture.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
-            during(b, CaptureMode::GLOBAL, |b, _| b.free(address))
+            global(b, |b| b.free(address))
         },
     ),
     Case::new(
         "capture.managed_free_relaxed_thread",
-        MANAGED,
         "Free in relaxed mode.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| b.free(address))
-            })
+            global(b, |b| relaxed(b, |b| b.free(address)))
         },
     ),
-    Case::new("capture.managed_advise", MANAGED, "Advise.", |b| {
+    Case::new("capture.managed_advise", "Advise.", |b| {
         let address = b.managed(b.granule(), 1)?;
-        during(b, CaptureMode::GLOBAL, |b, _| advise(b, address))
+        global(b, |b| advise(b, address))
     }),
     Case::new(
         "capture.managed_advise_relaxed_thread",
-        MANAGED,
         "Advise in relaxed mode.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                relaxed(b, |b| advise(b, address))
-            })
+            global(b, |b| relaxed(b, |b| advise(b, address)))
         },
     ),
-    Case::new(
-        "capture.managed_query",
-        MANAGED,
-        "Query the advice in force.",
-        |b| {
-            let address = b.managed(b.granule(), 1)?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
-                let (device, size) = (b.device(), b.granule());
-                b.driver()
-                    .range_attribute(device, address, size, RangeAttribute::READ_MOSTLY)
-                    .map(drop)
-            })
-        },
-    ),
+    Case::new("capture.managed_query", "Query the advice in force.", |b| {
+        let address = b.managed(b.granule(), 1)?;
+        global(b, |b| {
+            let (device, size) = (b.device(), b.granule());
+            b.driver()
+                .range_attribute(device, address, size, RangeAttribute::READ_MOSTLY)
+                .map(drop)
+        })
+    }),
     Case::new(
         "capture.managed_prefetch_other_stream",
-        MANAGED,
         "Prefetch on another stream.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
             let other = b.stream()?;
-            during(b, CaptureMode::GLOBAL, |b, _| {
+            global(b, |b| {
                 b.prefetch_on(other, address, b.granule(), Location::HOST)
             })
         },
     ),
     Case::new(
         "capture.managed_prefetch",
-        MANAGED,
         "Prefetch on the stream that captures.",
         |b| {
             let address = b.managed(b.granule(), 1)?;
@@ -100,7 +74,7 @@ pub(super) const CASES: &[Case] = &[
             })
         },
     ),
-];
+]);
 
 fn advise(b: &Bench, address: DeviceAddress) -> Result<(), DriverError> {
     let (device, size) = (b.device(), b.granule());

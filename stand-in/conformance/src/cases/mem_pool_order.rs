@@ -1,34 +1,25 @@
 //! Memory pools: frees in stream order, and what becomes of freed memory.
 
-use cuvmm_driver::{MemPoolAttribute, MemPoolHandle, StreamHandle};
+use cuvmm_driver::{DriverError, MemPoolAttribute, MemPoolHandle, StreamHandle};
 
-use super::mem_pools::{PART, capped, figures, plain};
+use super::mem_pools::{PART, allocated, capped, figures, plain};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, Need};
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const KEEPS: &str = "memory-pool-release";
-const ORDER: &str = "memory-pool-order";
 const KERNELS: &[Need] = &[Need::Kernels];
 const MEMORY: &[Need] = &[Need::Memory];
 
 /// The duration of the kernel: far longer than the calls beside it.
 const SPIN_MS: u32 = 200;
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const KEEPS: &[Case] = &Rule::new("memory-pool-release").cases([
     Case::new(
         "mem_pool_release.threshold",
-        KEEPS,
         "Two of three parts freed, and a threshold of two, after a synchronization.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
             b.set_pool_attribute(pool, MemPoolAttribute::RELEASE_THRESHOLD, 2 * PART)?;
-            b.alloc_from(pool, PART, stream)?;
-            for address in [
-                b.alloc_from(pool, PART, stream)?,
-                b.alloc_from(pool, PART, stream)?,
-            ] {
-                b.free_async(address, stream)?;
-            }
+            two_of_three_freed(b, pool, stream)?;
             let before = figures(b, pool)?;
             b.synchronize(stream)?;
             Ok(Answer::value(figures(b, pool)?).with("before", before))
@@ -36,7 +27,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.event",
-        KEEPS,
         "Freed memory after an event is synchronized.",
         |b| {
             let (pool, stream) = freed(b)?;
@@ -48,7 +38,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.context",
-        KEEPS,
         "Freed memory after the context is synchronized.",
         |b| {
             let (pool, _) = freed(b)?;
@@ -58,7 +47,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.query",
-        KEEPS,
         "Freed memory after the stream is found to be done by queries.",
         |b| {
             let (pool, stream) = freed(b)?;
@@ -70,7 +58,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.trim_before_waiting",
-        KEEPS,
         "Trimmed to 0 right after a free.",
         |b| {
             let (pool, _) = freed(b)?;
@@ -82,18 +69,11 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.trim",
-        KEEPS,
         "A pool with one part in use and two kept, trimmed to two parts, then to 0.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
             b.set_pool_attribute(pool, MemPoolAttribute::RELEASE_THRESHOLD, u64::MAX)?;
-            b.alloc_from(pool, PART, stream)?;
-            for address in [
-                b.alloc_from(pool, PART, stream)?,
-                b.alloc_from(pool, PART, stream)?,
-            ] {
-                b.free_async(address, stream)?;
-            }
+            two_of_three_freed(b, pool, stream)?;
             b.synchronize(stream)?;
             let kept = figures(b, pool)?;
             b.trim_pool(pool, 2 * PART)?;
@@ -106,22 +86,21 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_release.plain_free",
-        KEEPS,
         "Memory of a pool, freed by `cuMemFree`.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (pool, _, address) = allocated(b)?;
             let freed = b.free(address);
             Ok(Answer::code(&freed).with("figures", figures(b, pool)?))
         },
     ),
+]);
+
+pub(super) const ORDER: &[Case] = &Rule::new("memory-pool-order").cases([
     Case::new(
         "mem_pool_order.free_twice",
-        ORDER,
         "Freed twice on a stream.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (_, stream, address) = allocated(b)?;
             b.free_async(address, stream)?;
             Ok(Answer::code(&b.free_async(address, stream)))
         },
@@ -129,18 +108,15 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_order.free_interior",
-        ORDER,
         "Freed by an address in its middle.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (_, stream, address) = allocated(b)?;
             Ok(Answer::code(&b.free_async(b.at(address, 1), stream)))
         },
     )
     .isolated(),
     Case::new(
         "mem_pool_order.other_stream",
-        ORDER,
         "Freed on another stream than it was allocated on.",
         |b| {
             let (pool, stream, other) = (b.pool(&plain(b))?, b.stream()?, b.stream()?);
@@ -152,11 +128,9 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_order.value",
-        ORDER,
         "Filled and read in stream order, behind nothing but the allocation.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (_, stream, address) = allocated(b)?;
             b.fill_async(address, 7, PART, stream)?;
             Ok(Answer::value(format!(
                 "{:?}",
@@ -167,21 +141,18 @@ pub(super) const CASES: &[Case] = &[
     .needing(MEMORY),
     Case::new(
         "mem_pool_order.same_stream",
-        ORDER,
         "All of a pool freed behind a running kernel, and allocated again on its stream.",
         |b| behind_a_kernel(b, true),
     )
     .needing(KERNELS),
     Case::new(
         "mem_pool_order.internal",
-        ORDER,
         "All of a pool freed behind a running kernel, and allocated again on another stream.",
         |b| behind_a_kernel(b, false),
     )
     .needing(KERNELS),
     Case::new(
         "mem_pool_order.internal_off",
-        ORDER,
         "On another stream, where the pool must not insert dependencies.",
         |b| {
             let (pool, stream, other) = full_behind_a_kernel(b)?;
@@ -194,7 +165,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
     Case::new(
         "mem_pool_order.event",
-        ORDER,
         "On another stream, behind an event, without inserted dependencies.",
         |b| {
             let (pool, stream, other) = full_behind_a_kernel(b)?;
@@ -210,7 +180,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(KERNELS),
     Case::new(
         "mem_pool_order.used",
-        ORDER,
         "The figures while a free waits for a kernel.",
         |b| {
             let (pool, _, _) = full_behind_a_kernel(b)?;
@@ -218,30 +187,39 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(KERNELS),
-];
+]);
 
-/// Creates a pool, allocates a part and frees it.
-fn freed(b: &mut Bench) -> Result<(MemPoolHandle, StreamHandle), cuvmm_driver::DriverError> {
-    let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-    let address = b.alloc_from(pool, PART, stream)?;
+fn freed(b: &mut Bench) -> Result<(MemPoolHandle, StreamHandle), DriverError> {
+    let (pool, stream, address) = allocated(b)?;
     b.free_async(address, stream)?;
     Ok((pool, stream))
+}
+
+/// Allocates three parts of a pool and frees two of them.
+fn two_of_three_freed(
+    b: &mut Bench,
+    pool: MemPoolHandle,
+    stream: StreamHandle,
+) -> Result<(), DriverError> {
+    let mut part = || b.alloc_from(pool, PART, stream);
+    let (_, second, third) = (part()?, part()?, part()?);
+    b.free_async(second, stream)?;
+    b.free_async(third, stream)
 }
 
 /// Allocates all of a pool and frees it behind a running kernel. Returns the pool, the kernel's
 /// stream and another one.
 fn full_behind_a_kernel(
     b: &mut Bench,
-) -> Result<(MemPoolHandle, StreamHandle, StreamHandle), cuvmm_driver::DriverError> {
+) -> Result<(MemPoolHandle, StreamHandle, StreamHandle), DriverError> {
     let (pool, stream, other) = (capped(b)?, b.stream()?, b.stream()?);
     let address = b.alloc_from(pool, 4 * PART, stream)?;
     b.synchronize(stream)?;
-    if let Some(kernels) = b.kernels() {
-        // The first launch loads the kernel, which may wait for the device.
-        kernels.spin(b.device(), other, 1)?;
-        b.synchronize(other)?;
-        kernels.spin(b.device(), stream, SPIN_MS)?;
-    }
+    let kernels = b.kernels()?;
+    // The first launch loads the kernel, which may wait for the device.
+    kernels.spin(b.device(), other, 1)?;
+    b.synchronize(other)?;
+    kernels.spin(b.device(), stream, SPIN_MS)?;
     b.free_async(address, stream)?;
     Ok((pool, stream, other))
 }

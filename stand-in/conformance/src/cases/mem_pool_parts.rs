@@ -1,96 +1,77 @@
 //! Memory pools: how a pool divides its memory, and pools of managed memory.
 
 use cuvmm_driver::{
-    AllocationType, DeviceAddress, DriverError, HandleTypes, Location, LocationKind,
-    MemPoolAttribute, MemPoolHandle, MemPoolProps,
+    AllocationType, DeviceAddress, DriverError, HandleTypes, Location, MemPoolAttribute,
+    MemPoolHandle, MemPoolProps,
 };
 
 use super::mem_pools::{figures, plain};
+use super::places::NOWHERE;
 use super::sizes::{KIB, MIB};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case};
-
-const RULE: &str = "memory-pool-division";
+use crate::{Answer, Answered, Bench, Case, Rule};
 
 /// The number of small allocations of a case: 64 bytes each, which is 2.5 MB in pieces.
 const MANY: usize = 5000;
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("memory-pool-division").cases([
     Case::new(
         "mem_pool_parts.maximum_2",
-        RULE,
         "Many small allocations of a pool with a maximum of 2 MiB.",
         |b| many(b, limited(b, 2 * MIB)),
     ),
     Case::new(
         "mem_pool_parts.maximum_2_posix_fd",
-        RULE,
         "Many small allocations of a pool for export with a maximum of 2 MiB.",
         |b| many(b, shared(limited(b, 2 * MIB))),
     ),
     Case::new(
         "mem_pool_parts.maximum_64",
-        RULE,
         "Many small allocations of a pool with a maximum of 64 MiB.",
         |b| many(b, limited(b, 64 * MIB)),
     ),
     Case::new(
         "mem_pool_parts.no_maximum",
-        RULE,
         "Many small allocations of a pool without a maximum.",
         |b| many(b, plain(b)),
     ),
     Case::new(
         "mem_pool_parts.host_numa",
-        RULE,
         "Many small allocations of a pool of the host's NUMA node 0.",
         |b| many(b, MemPoolProps::at(Location::host_numa(0))),
     ),
     Case::new(
         "mem_pool_parts.host_numa_posix_fd",
-        RULE,
         "Many small allocations of a pool of the host's NUMA node 0, for export.",
         |b| many(b, shared(MemPoolProps::at(Location::host_numa(0)))),
     ),
     Case::new(
         "mem_pool_parts.host",
-        RULE,
         "Many small allocations of a pool of host memory.",
         |b| many(b, MemPoolProps::at(Location::HOST)),
     ),
     Case::new(
         "mem_pool_parts.managed_device",
-        RULE,
         "A pool of managed memory of a device.",
         |b| managed(b, Location::device(b.device())),
     ),
     Case::new(
         "mem_pool_parts.managed_nowhere",
-        RULE,
         "A pool of managed memory without a location.",
-        |b| {
-            let nowhere = Location {
-                kind: LocationKind::INVALID,
-                id: 0,
-            };
-            managed(b, nowhere)
-        },
+        |b| managed(b, NOWHERE),
     ),
     Case::new(
         "mem_pool_parts.managed_host",
-        RULE,
         "A pool of managed memory of the host.",
         |b| managed(b, Location::HOST),
     ),
     Case::new(
         "mem_pool_parts.managed_host_numa",
-        RULE,
         "A pool of managed memory of the host's NUMA node 0.",
         |b| managed(b, Location::host_numa(0)),
     ),
     Case::new(
         "mem_pool_parts.managed_posix_fd",
-        RULE,
         "A pool of managed memory, for export.",
         |b| {
             let props = shared(of_managed(Location::device(b.device())));
@@ -99,7 +80,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.managed_maximum",
-        RULE,
         "A pool of managed memory with a maximum.",
         |b| {
             let props = MemPoolProps {
@@ -111,7 +91,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.managed_location",
-        RULE,
         "The access of device and host to a pool of managed memory, and a grant to the host.",
         |b| {
             let device = Location::device(b.device());
@@ -130,7 +109,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.managed_current",
-        RULE,
         "A pool of managed memory as the current one.",
         |b| {
             let pool = b.pool(&of_managed(Location::device(b.device())))?;
@@ -139,7 +117,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.sizes",
-        RULE,
         "How far allocations of several sizes begin behind the end of the one before.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -156,7 +133,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.steps",
-        RULE,
         "The figures after each of four allocations of 24 MiB, and after one of 8 MiB.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -170,7 +146,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.full",
-        RULE,
         "The number of allocations of 64 KiB that a pool with a maximum of 1 byte gives.",
         |b| {
             let pool = b.pool(&limited(b, 1))?;
@@ -180,7 +155,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.again",
-        RULE,
         "A small allocation is freed and allocated again on its stream: is the address the same?",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -196,7 +170,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_parts.one_stays",
-        RULE,
         "The figures in bytes when all but one of many small allocations are freed, and all.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -211,7 +184,7 @@ pub(super) const CASES: &[Case] = &[
             Ok(answer.with("none", in_bytes(b, pool)?))
         },
     ),
-];
+]);
 
 fn limited(b: &Bench, maximum: u64) -> MemPoolProps {
     MemPoolProps {

@@ -11,16 +11,14 @@ use cuvmm_driver::{
 
 use super::mem_pools::{PART, figures, plain};
 use crate::answer::code;
-use crate::{Answer, Bench, Case, Need};
+use crate::{Answer, Bench, Case, Need, Rule};
 
-const RULE: &str = "memory-pool-sharing";
 const FD: HandleTypes = HandleTypes::POSIX_FD;
 const MEMORY: &[Need] = &[Need::Memory];
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("memory-pool-sharing").cases([
     Case::new(
         "mem_pool_share.ok",
-        RULE,
         "A pool and an allocation, exported and imported.",
         |b| {
             let pool = shareable(b)?;
@@ -47,7 +45,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.value",
-        RULE,
         "The exporter's bytes, read through the importer's address.",
         |b| {
             let shared = share(b)?;
@@ -61,7 +58,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.allocate",
-        RULE,
         "An allocation from an imported pool.",
         |b| {
             let shared = share(b)?;
@@ -72,7 +68,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.current",
-        RULE,
         "An imported pool as the current one.",
         |b| {
             let shared = share(b)?;
@@ -82,7 +77,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.figures",
-        RULE,
         "The figures of an imported pool with one allocation, and its release threshold.",
         |b| {
             let shared = share(b)?;
@@ -98,7 +92,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.access",
-        RULE,
         "The device's access to an imported pool.",
         |b| {
             let shared = share(b)?;
@@ -109,7 +102,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.trim",
-        RULE,
         "Whether a pool for export releases freed memory: at a synchronization, at a trim.",
         |b| {
             let pool = shareable(b)?;
@@ -125,20 +117,18 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_share.not_requested",
-        RULE,
         "Export of a pool that was not created for it.",
         |b| {
             let pool = b.pool(&plain(b))?;
             Ok(Answer::code(&b.export_pool(pool, FD, 0)))
         },
     ),
-    Case::new("mem_pool_share.flags_1", RULE, "Flags must be 0.", |b| {
+    Case::new("mem_pool_share.flags_1", "Flags must be 0.", |b| {
         let pool = shareable(b)?;
         Ok(Answer::code(&b.export_pool(pool, FD, 1)))
     }),
     Case::new(
         "mem_pool_share.pointer_not_requested",
-        RULE,
         "Export of an allocation of a pool that was not created for it.",
         |b| {
             let pool = b.pool(&plain(b))?;
@@ -149,7 +139,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_share.pointer_before_pool",
-        RULE,
         "Export of an allocation of a pool that was never exported.",
         |b| {
             let pool = shareable(b)?;
@@ -160,7 +149,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_share.pointer_interior",
-        RULE,
         "Export of an allocation by an address in its middle.",
         |b| {
             let pool = shareable(b)?;
@@ -173,7 +161,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_share.reexport",
-        RULE,
         "Export of an imported pool.",
         |b| {
             let shared = share(b)?;
@@ -183,7 +170,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.dev_null",
-        RULE,
         "Import of a descriptor of another file.",
         |b| {
             let Ok(null) = std::fs::File::open("/dev/null") else {
@@ -196,7 +182,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.wrong_ticket",
-        RULE,
         "Import of an allocation by data that is all zero.",
         |b| {
             let shared = share(b)?;
@@ -207,7 +192,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.own_pool",
-        RULE,
         "Import of an allocation through the exporter's own pool.",
         |b| {
             let shared = share(b)?;
@@ -218,7 +202,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool_share.peak_of_importer",
-        RULE,
         "The maximum of the bytes in use of an imported pool, read and set to 0.",
         |b| {
             let shared = share(b)?;
@@ -229,7 +212,7 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .isolated(),
-];
+]);
 
 /// A pool and one allocation of it, exported and imported.
 struct Shared {

@@ -1,87 +1,74 @@
 //! Memory pools: properties, attributes, access, the current pool, the end.
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, AllocationType, DriverError, HandleTypes, Location, LocationKind,
-    MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal, PointerAttribute,
+    AccessDesc, AccessFlags, AllocationType, DeviceAddress, DriverError, HandleTypes, Location,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, Ordinal, PointerAttribute, StreamHandle,
 };
 
+use super::places::{CURRENT_NODE, NOWHERE, open_to};
 use super::sizes::MIB;
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case, Need};
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const CREATE: &str = "memory-pools";
-const ATTRIBUTES: &str = "memory-pool-attributes";
-const CURRENT: &str = "current-memory-pool";
 const TWO: &[Need] = &[Need::TwoDevices];
 
 /// The size of allocations: more than a pool obtains at once for small ones.
 pub(super) const PART: u64 = 64 * MIB;
 
-pub(super) const CASES: &[Case] = &[
-    Case::new("mem_pool.ok", CREATE, "Created and destroyed.", |b| {
+pub(super) const CREATE: &[Case] = &Rule::new("memory-pools").cases([
+    Case::new("mem_pool.ok", "Created and destroyed.", |b| {
         let pool = b.pool(&plain(b))?;
         Ok(Answer::value("created").then("destroy", &b.destroy_pool(pool)))
     }),
-    Case::new(
-        "mem_pool.no_such_device",
-        CREATE,
-        "Memory of device 99.",
-        |b| created(b, MemPoolProps::device(Ordinal(99))),
-    ),
-    Case::new("mem_pool.no_location", CREATE, "Memory nowhere.", |b| {
-        created(b, at(LocationKind::INVALID, 0))
+    Case::new("mem_pool.no_such_device", "Memory of device 99.", |b| {
+        created(b, MemPoolProps::device(Ordinal(99)))
     }),
-    Case::new("mem_pool.host", CREATE, "Memory of the host.", |b| {
-        created(b, at(LocationKind::HOST, 0))
+    Case::new("mem_pool.no_location", "Memory nowhere.", |b| {
+        created(b, MemPoolProps::at(NOWHERE))
+    }),
+    Case::new("mem_pool.host", "Memory of the host.", |b| {
+        created(b, MemPoolProps::at(Location::HOST))
     }),
     Case::new(
         "mem_pool.host_numa",
-        CREATE,
         "Memory of the host's NUMA node 0.",
-        |b| created(b, at(LocationKind::HOST_NUMA, 0)),
+        |b| created(b, MemPoolProps::at(Location::host_numa(0))),
     ),
     Case::new(
         "mem_pool.host_numa_99",
-        CREATE,
         "Memory of a NUMA node that does not exist.",
-        |b| created(b, at(LocationKind::HOST_NUMA, 99)),
+        |b| created(b, MemPoolProps::at(Location::host_numa(99))),
     ),
     Case::new(
         "mem_pool.host_numa_current",
-        CREATE,
         "Memory of the current NUMA node.",
-        |b| created(b, at(LocationKind::HOST_NUMA_CURRENT, 0)),
+        |b| created(b, MemPoolProps::at(CURRENT_NODE)),
     ),
     Case::new(
         "mem_pool.host_shareable",
-        CREATE,
         "Memory of the host, for export.",
         |b| {
-            let host = at(LocationKind::HOST, 0);
-            created(
-                b,
-                MemPoolProps {
-                    handle_types: HandleTypes::POSIX_FD,
-                    ..host
-                },
-            )
+            let props = MemPoolProps {
+                handle_types: HandleTypes::POSIX_FD,
+                ..MemPoolProps::at(Location::HOST)
+            };
+            created(b, props)
         },
     ),
-    Case::new("mem_pool.posix_fd", CREATE, "For export.", |b| {
+    Case::new("mem_pool.posix_fd", "For export.", |b| {
         typed(b, HandleTypes::POSIX_FD)
     }),
-    Case::new("mem_pool.fabric", CREATE, "As fabric handles.", |b| {
+    Case::new("mem_pool.fabric", "As fabric handles.", |b| {
         typed(b, HandleTypes::FABRIC)
     }),
-    Case::new("mem_pool.win32", CREATE, "As Win32 handles.", |b| {
+    Case::new("mem_pool.win32", "As Win32 handles.", |b| {
         typed(b, HandleTypes::WIN32)
     }),
-    Case::new("mem_pool.type_0x40", CREATE, "As an unknown type.", |b| {
+    Case::new("mem_pool.type_0x40", "As an unknown type.", |b| {
         typed(b, HandleTypes::from_bits_retain(0x40))
     }),
     Case::new(
         "mem_pool.allocation_type_0",
-        CREATE,
         "With no allocation type.",
         |b| {
             let props = MemPoolProps {
@@ -93,7 +80,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool.maximum",
-        CREATE,
         "How many quarters of its maximum a pool gives.",
         |b| {
             let (pool, stream) = (capped(b)?, b.stream()?);
@@ -108,7 +94,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool.maximum_in_one",
-        CREATE,
         "All of its maximum at once, and more.",
         |b| {
             let (pool, stream) = (capped(b)?, b.stream()?);
@@ -119,7 +104,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool.maximum_1",
-        CREATE,
         "An allocation of 2 MiB from a pool with a maximum of one byte.",
         |b| {
             let props = MemPoolProps {
@@ -130,22 +114,15 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&b.alloc_from(pool, 2 * MIB, stream)))
         },
     ),
-    Case::new(
-        "mem_pool.size_0",
-        CREATE,
-        "An allocation of 0 bytes.",
-        |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            Ok(Answer::code(&b.alloc_from(pool, 0, stream)))
-        },
-    ),
+    Case::new("mem_pool.size_0", "An allocation of 0 bytes.", |b| {
+        let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
+        Ok(Answer::code(&b.alloc_from(pool, 0, stream)))
+    }),
     Case::new(
         "mem_pool.destroy_used",
-        CREATE,
         "Destroyed while memory is in use, which is then filled and freed.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (pool, stream, address) = allocated(b)?;
             let destroyed = b.destroy_pool(pool);
             let filled = b.fill_async(address, 1, PART, stream);
             let freed = b.free_async(address, stream);
@@ -155,7 +132,7 @@ pub(super) const CASES: &[Case] = &[
                 .then("sync", &b.synchronize(stream)))
         },
     ),
-    Case::new("mem_pool.destroy_twice", CREATE, "Destroyed twice.", |b| {
+    Case::new("mem_pool.destroy_twice", "Destroyed twice.", |b| {
         let pool = b.pool(&plain(b))?;
         b.destroy_pool(pool)?;
         Ok(Answer::code(&b.destroy_pool(pool)))
@@ -163,7 +140,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool.destroyed_used",
-        CREATE,
         "An allocation from a destroyed pool that still has one.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -175,13 +151,12 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .isolated(),
-    Case::new("mem_pool.destroy_null", CREATE, "The null handle.", |b| {
+    Case::new("mem_pool.destroy_null", "The null handle.", |b| {
         Ok(Answer::code(&b.destroy_pool(MemPoolHandle::NULL)))
     })
     .isolated(),
     Case::new(
         "mem_pool.destroy_default",
-        CREATE,
         "The default pool of the device.",
         |b| {
             let pool = b.driver().default_mem_pool(b.device())?;
@@ -191,12 +166,10 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "mem_pool.pointer",
-        CREATE,
         "What the attributes of an address say of its pool.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
-            let ask = |what| b.driver().pointer_attribute(b.device(), address, what);
+            let (pool, _, address) = allocated(b)?;
+            let ask = |what| b.pointer_attribute(address, what);
             let handle = ask(PointerAttribute::MEMPOOL_HANDLE)?;
             Ok(Answer::value(bit(handle == pool.0))
                 .with("type", ask(PointerAttribute::MEMORY_TYPE)?)
@@ -204,9 +177,11 @@ pub(super) const CASES: &[Case] = &[
                 .with("handle types", ask(PointerAttribute::ALLOWED_HANDLE_TYPES)?))
         },
     ),
+]);
+
+pub(super) const ATTRIBUTES: &[Case] = &Rule::new("memory-pool-attributes").cases([
     Case::new(
         "mem_pool_attribute.defaults",
-        ATTRIBUTES,
         "The settings of a new pool.",
         |b| {
             let pool = b.pool(&plain(b))?;
@@ -219,11 +194,9 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_attribute.figures",
-        ATTRIBUTES,
         "The figures after an allocation of 64 MiB, after its free, after a synchronization.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (pool, stream, address) = allocated(b)?;
             let answer = Answer::value(figures(b, pool)?);
             b.free_async(address, stream)?;
             let answer = answer.with("freed", figures(b, pool)?);
@@ -233,7 +206,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_attribute.one_byte",
-        ATTRIBUTES,
         "The figures in bytes after an allocation of one byte.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -245,7 +217,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_attribute.int_5",
-        ATTRIBUTES,
         "A rule of reuse that is set to 5.",
         |b| {
             let pool = b.pool(&plain(b))?;
@@ -256,7 +227,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_attribute.high_reset",
-        ATTRIBUTES,
         "The maximum of the bytes in use, set to 0 while 64 MiB are in use, after 128.",
         |b| {
             let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
@@ -275,49 +245,41 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_attribute.high_1",
-        ATTRIBUTES,
         "The maximum of the bytes in use, set to 1.",
         |b| set(b, MemPoolAttribute::USED_MEM_HIGH, 1),
     ),
     Case::new(
         "mem_pool_attribute.current_0",
-        ATTRIBUTES,
         "The bytes in use, set to 0.",
         |b| set(b, MemPoolAttribute::USED_MEM_CURRENT, 0),
     ),
     Case::new(
         "mem_pool_attribute.unknown",
-        ATTRIBUTES,
         "An attribute that does not exist.",
         |b| set(b, MemPoolAttribute(99), 0),
     ),
     Case::new(
         "mem_pool_access.resident",
-        ATTRIBUTES,
         "The access of the memory's own device, and taking it away.",
         |b| {
             let pool = b.pool(&plain(b))?;
             let own = Location::device(b.device());
             let before = b.pool_access(pool, own)?.0;
-            let taken = b.set_pool_access(pool, &[to(own, AccessFlags::NONE)]);
+            let none = AccessDesc {
+                location: own,
+                flags: AccessFlags::NONE,
+            };
+            let taken = b.set_pool_access(pool, &[none]);
             Ok(Answer::value(before).then("none", &taken))
         },
     ),
     Case::new(
         "mem_pool_access.read_only",
-        ATTRIBUTES,
         "Reading alone, for the memory's own device.",
-        |b| {
-            let pool = b.pool(&plain(b))?;
-            let own = Location::device(b.device());
-            Ok(Answer::code(
-                &b.set_pool_access(pool, &[to(own, AccessFlags::READ)]),
-            ))
-        },
+        |b| granted(b, Location::device(b.device()), AccessFlags::READ),
     ),
     Case::new(
         "mem_pool_access.none_given",
-        ATTRIBUTES,
         "Access for no location.",
         |b| {
             let pool = b.pool(&plain(b))?;
@@ -326,33 +288,25 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_access.no_such_device",
-        ATTRIBUTES,
         "Access for device 99.",
         |b| {
-            let pool = b.pool(&plain(b))?;
-            let far = to(Location::device(Ordinal(99)), AccessFlags::READ_WRITE);
-            Ok(Answer::code(&b.set_pool_access(pool, &[far])))
+            let far = Location::device(Ordinal(99));
+            granted(b, far, AccessFlags::READ_WRITE)
         },
     ),
     Case::new(
         "mem_pool_access.host",
-        ATTRIBUTES,
         "Access of the host to device memory.",
-        |b| {
-            let pool = b.pool(&plain(b))?;
-            let host = to(Location::HOST, AccessFlags::READ_WRITE);
-            Ok(Answer::code(&b.set_pool_access(pool, &[host])))
-        },
+        |b| granted(b, Location::HOST, AccessFlags::READ_WRITE),
     ),
     Case::new(
         "mem_pool_access.of_host_memory",
-        ATTRIBUTES,
         "The device's access to a pool of host memory, before and after a grant.",
         |b| {
-            let pool = b.pool(&at(LocationKind::HOST_NUMA, 0))?;
+            let pool = b.pool(&MemPoolProps::at(Location::host_numa(0)))?;
             let own = Location::device(b.device());
             let before = b.pool_access(pool, own)?.0;
-            let set = b.set_pool_access(pool, &[to(own, AccessFlags::READ_WRITE)]);
+            let set = b.set_pool_access(pool, &[open_to(own)]);
             Ok(Answer::code(&set)
                 .with("before", before)
                 .with("after", b.pool_access(pool, own)?.0))
@@ -360,16 +314,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_access.peer",
-        ATTRIBUTES,
         "A peer fills memory before it has access, and with access.",
         |b| {
-            let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
-            let address = b.alloc_from(pool, PART, stream)?;
+            let (pool, stream, address) = allocated(b)?;
             b.synchronize(stream)?;
             let peer = Ordinal(1);
             let before = b.fill_from(peer, address, 1, 64);
-            let access = to(Location::device(peer), AccessFlags::READ_WRITE);
-            let set = b.set_pool_access(pool, &[access]);
+            let set = b.set_pool_access(pool, &[open_to(Location::device(peer))]);
             let after = b.fill_from(peer, address, 1, 64);
             let sync = b.driver().context_synchronize(peer);
             Ok(Answer::named("before", &before)
@@ -379,9 +330,11 @@ pub(super) const CASES: &[Case] = &[
         },
     )
     .needing(TWO),
+]);
+
+pub(super) const CURRENT: &[Case] = &Rule::new("current-memory-pool").cases([
     Case::new(
         "mem_pool_current.default",
-        CURRENT,
         "Is the default pool the current one?",
         |b| {
             let default = b.driver().default_mem_pool(b.device())?;
@@ -391,7 +344,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_current.maximum",
-        CURRENT,
         "`cuMemAllocAsync` beyond the maximum of the current pool.",
         |b| {
             let (pool, stream) = (capped(b)?, b.stream()?);
@@ -403,7 +355,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_current.destroyed",
-        CURRENT,
         "The current pool after the current one is destroyed.",
         |b| {
             let pool = b.pool(&plain(b))?;
@@ -416,25 +367,31 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "mem_pool_current.host",
-        CURRENT,
         "A pool of host memory as the current one.",
         |b| {
-            let pool = b.pool(&at(LocationKind::HOST_NUMA, 0))?;
+            let pool = b.pool(&MemPoolProps::at(Location::host_numa(0)))?;
             Ok(Answer::code(&b.set_current_pool(pool)))
         },
     ),
     Case::new(
         "mem_pool_current.null",
-        CURRENT,
         "The null handle as the current pool.",
         |b| Ok(Answer::code(&b.set_current_pool(MemPoolHandle::NULL))),
     )
     .isolated(),
-];
+]);
 
-/// Returns the properties of a plain pool.
 pub(super) fn plain(b: &Bench) -> MemPoolProps {
     MemPoolProps::device(b.device())
+}
+
+/// Creates a plain pool and a stream, and allocates a part.
+pub(super) fn allocated(
+    b: &mut Bench,
+) -> Result<(MemPoolHandle, StreamHandle, DeviceAddress), DriverError> {
+    let (pool, stream) = (b.pool(&plain(b))?, b.stream()?);
+    let address = b.alloc_from(pool, PART, stream)?;
+    Ok((pool, stream, address))
 }
 
 /// Creates a pool with a maximum of four parts.
@@ -453,12 +410,10 @@ pub(super) fn figures(b: &Bench, pool: MemPoolHandle) -> Result<String, DriverEr
     Ok(format!("{} of {}", used / MIB, reserved / MIB))
 }
 
-const fn at(kind: LocationKind, id: i32) -> MemPoolProps {
-    MemPoolProps::at(Location { kind, id })
-}
-
-const fn to(location: Location, flags: AccessFlags) -> AccessDesc {
-    AccessDesc { location, flags }
+fn granted(b: &mut Bench, location: Location, flags: AccessFlags) -> Answered {
+    let pool = b.pool(&plain(b))?;
+    let outcome = b.set_pool_access(pool, &[AccessDesc { location, flags }]);
+    Ok(Answer::code(&outcome))
 }
 
 fn created(b: &mut Bench, props: MemPoolProps) -> Answered {

@@ -38,37 +38,80 @@ mod waits;
 use crate::Case;
 
 const GROUPS: &[&[Case]] = &[
-    reserve::CASES,
+    reserve::SIZE,
+    reserve::ALIGNMENT,
+    reserve::RESERVE_FLAGS,
+    reserve::ADDRESS_SPACE,
+    reserve::RESERVE_IS_FREE,
     hints::CASES,
     granularity::CASES,
-    create::CASES,
-    map::CASES,
-    aliases::CASES,
-    access::CASES,
-    unmap::CASES,
-    free::CASES,
-    lifetime::CASES,
-    share::CASES,
-    import::CASES,
-    ranges::CASES,
-    copies::CASES,
+    create::SIZE,
+    create::CREATE_FLAGS,
+    create::PLACE,
+    create::TYPE,
+    create::CREATE_HANDLE_TYPES,
+    create::EXTRAS,
+    create::ZERO,
+    create::ACCOUNTING,
+    map::WHOLE,
+    map::ARGUMENTS,
+    map::PLACE,
+    map::OVERLAP,
+    map::ALIAS,
+    map::MAP_RELEASED,
+    aliases::COPIED,
+    aliases::BY_KERNELS,
+    aliases::BY_PROGRAMMATIC,
+    access::WHOLE,
+    access::HOLES,
+    access::ARGUMENTS,
+    access::OTHERS,
+    access::RIGHTS,
+    unmap::WHOLE,
+    unmap::HOLES,
+    unmap::ARGUMENTS,
+    free::WHOLE,
+    free::MAPPED,
+    lifetime::REFERENCES,
+    lifetime::MAPPING,
+    lifetime::RETAIN,
+    lifetime::DESCRIPTOR,
+    share::EXPORT,
+    share::DESCRIPTOR,
+    import::IMPORT,
+    import::RIGHTS,
+    ranges::RANGE,
+    ranges::ATTRIBUTES,
+    ranges::LEGACY,
+    ranges::DMA_BUF,
+    copies::RIGHTS,
+    copies::ACROSS,
+    copies::ASYNC,
     faults::CASES,
     waits::CASES,
     context::CASES,
     events::CASES,
-    capture::CASES,
+    capture::MEMORY,
+    capture::QUERIES,
+    capture::REPLAY,
     capture_always::OF_CONTEXT,
     capture_always::OF_EVENTS,
     capture_unsafe::CASES,
     managed_capture::CASES,
-    host_memory::CASES,
+    host_memory::RULE,
+    host_memory::PINNED,
     seams::CASES,
-    managed::CASES,
-    advice::CASES,
+    managed::ALLOC,
+    managed::MOVES,
+    advice::MOVES,
+    advice::ADVICE,
     advice_ranges::CASES,
     plain::CASES,
-    mem_pools::CASES,
-    mem_pool_order::CASES,
+    mem_pools::CREATE,
+    mem_pools::ATTRIBUTES,
+    mem_pools::CURRENT,
+    mem_pool_order::KEEPS,
+    mem_pool_order::ORDER,
     mem_pool_share::CASES,
     mem_pool_parts::CASES,
     limits::CASES,
@@ -84,6 +127,26 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Case> {
     all().find(|case| case.name() == name)
+}
+
+/// Locations and grants of access.
+mod places {
+    use cuvmm_driver::{AccessDesc, AccessFlags, Location, LocationKind};
+
+    pub(super) const NOWHERE: Location = place(LocationKind::INVALID, 0);
+
+    /// The node of the host that the thread runs on.
+    pub(super) const CURRENT_NODE: Location = place(LocationKind::HOST_NUMA_CURRENT, 0);
+
+    pub(super) const fn place(kind: LocationKind, id: i32) -> Location {
+        Location { kind, id }
+    }
+
+    /// Returns a grant of full access to a location.
+    pub(super) const fn open_to(location: Location) -> AccessDesc {
+        let flags = AccessFlags::READ_WRITE;
+        AccessDesc { location, flags }
+    }
 }
 
 /// Sizes with the names that case names use.

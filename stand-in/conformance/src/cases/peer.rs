@@ -1,21 +1,19 @@
 //! Two devices that can access each other's memory.
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, Ordinal, PhysicalProps,
-    PointerAttribute,
+    AccessDesc, DeviceAddress, DriverError, Location, Ordinal, PhysicalProps, PointerAttribute,
 };
 
+use super::places::open_to;
 use crate::answer::bit;
-use crate::{Answer, Bench, Case, Need};
+use crate::{Answer, Bench, Case, Need, Rule};
 
-const RULE: &str = "peers";
 const TWO: &[Need] = &[Need::TwoDevices];
 const PEER: Ordinal = Ordinal(1);
 
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("peers").needing(TWO).cases([
     Case::new(
         "peer.can_access",
-        RULE,
         "Each can access the other, neither itself.",
         |b| {
             let ask = |device, peer| b.driver().can_access_peer(Ordinal(device), Ordinal(peer));
@@ -23,11 +21,9 @@ pub(super) const CASES: &[Case] = &[
                 .with("back", bit(ask(1, 0)?))
                 .with("itself", bit(ask(0, 0)?)))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "peer.no_grant.memset",
-        RULE,
         "The peer fills memory that it has no access to.",
         |b| {
             let (address, _) = b.open(1)?;
@@ -35,22 +31,18 @@ pub(super) const CASES: &[Case] = &[
             let sync = b.driver().context_synchronize(PEER);
             Ok(Answer::code(&filled).then("sync", &sync))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "peer.no_grant.get_access",
-        RULE,
         "The peer's access before any grant.",
         |b| {
             let (address, _) = b.open(1)?;
             let right = b.driver().get_access(address, Location::device(PEER));
             Ok(Answer::code(&right).with("value", right.map_or(-1, |flags| flags.0)))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "peer.grant.memset",
-        RULE,
         "The peer fills memory that it has access to.",
         |b| {
             let (address, _) = b.open(1)?;
@@ -62,26 +54,21 @@ pub(super) const CASES: &[Case] = &[
                 .then("fill", &filled)
                 .then("sync", &sync))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "peer.grant_keeps_owner",
-        RULE,
         "A grant to one device leaves the other's access.",
         |b| {
             let (address, _) = b.open(1)?;
             let size = b.granule();
             b.set_access(address, size, &[for_device(PEER)])?;
-            let right = b
-                .driver()
-                .get_access(address, Location::device(b.device()))?;
+            let own = Location::device(b.device());
+            let right = b.driver().get_access(address, own)?;
             Ok(Answer::value(right.0))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "peer.wait_for_event",
-        RULE,
         "A stream waits for an event of the peer.",
         |b| {
             let stream = b.stream()?;
@@ -89,11 +76,9 @@ pub(super) const CASES: &[Case] = &[
             let sync = b.synchronize(stream);
             Ok(Answer::code(&waited).then("sync", &sync))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "stripe.set_access_one_call",
-        RULE,
         "Memory of both, in one reservation.",
         |b| {
             let base = striped(b)?;
@@ -101,11 +86,9 @@ pub(super) const CASES: &[Case] = &[
             let size = 2 * b.granule();
             Ok(Answer::code(&b.set_access(base, size, &access)))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "stripe.memset_whole",
-        RULE,
         "Filled over the border by one device.",
         |b| {
             let base = striped(b)?;
@@ -115,31 +98,21 @@ pub(super) const CASES: &[Case] = &[
             let sync = b.driver().context_synchronize(device);
             Ok(Answer::code(&filled).then("sync", &sync))
         },
-    )
-    .needing(TWO),
+    ),
     Case::new(
         "stripe.ordinal_second",
-        RULE,
         "The device of the second half.",
         |b| {
             let base = striped(b)?;
             let second = b.at(base, 1);
-            let ordinal = b.driver().pointer_attribute(
-                b.device(),
-                second,
-                PointerAttribute::DEVICE_ORDINAL,
-            )?;
-            Ok(Answer::value(ordinal))
+            let which = PointerAttribute::DEVICE_ORDINAL;
+            Ok(Answer::value(b.pointer_attribute(second, which)?))
         },
-    )
-    .needing(TWO),
-];
+    ),
+]);
 
 fn for_device(device: Ordinal) -> AccessDesc {
-    AccessDesc {
-        location: Location::device(device),
-        flags: AccessFlags::READ_WRITE,
-    }
+    open_to(Location::device(device))
 }
 
 /// Maps one granule of each device, side by side.

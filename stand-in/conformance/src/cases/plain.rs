@@ -1,14 +1,11 @@
 //! Memory calls outside virtual memory management: plain and stream-ordered allocations.
 
 use super::sizes::MIB;
-use crate::{Answer, Case};
+use crate::{Answer, Case, Rule};
 
-const RULE: &str = "plain-memory";
-
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("plain-memory").cases([
     Case::new(
         "alloc.ok",
-        RULE,
         "A MiB of plain memory, allocated and freed.",
         |b| {
             let address = b.alloc(MIB);
@@ -19,22 +16,21 @@ pub(super) const CASES: &[Case] = &[
             Ok(answer.then("free", &b.free(address)))
         },
     ),
-    Case::new("alloc.size_0", RULE, "No bytes.", |b| {
+    Case::new("alloc.size_0", "No bytes.", |b| {
         Ok(Answer::code(&b.alloc(0)))
     }),
-    Case::new("alloc.free_twice", RULE, "Freed twice.", |b| {
+    Case::new("alloc.free_twice", "Freed twice.", |b| {
         let address = b.alloc(MIB)?;
         b.free(address)?;
         Ok(Answer::code(&b.free(address)))
     }),
-    Case::new("alloc.unmap", RULE, "Unmapped like a mapping.", |b| {
+    Case::new("alloc.unmap", "Unmapped like a mapping.", |b| {
         let address = b.alloc(2 * MIB)?;
         Ok(Answer::code(&b.unmap(address, 2 * MIB)).with("readable", b.reads(address)))
     })
     .isolated(),
     Case::new(
         "alloc_async.ok",
-        RULE,
         "Allocated and freed in order on a stream.",
         |b| {
             let stream = b.stream()?;
@@ -49,4 +45,4 @@ pub(super) const CASES: &[Case] = &[
                 .then("sync", &b.synchronize(stream)))
         },
     ),
-];
+]);

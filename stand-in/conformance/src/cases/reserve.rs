@@ -4,103 +4,74 @@ use cuvmm_driver::{DeviceAddress, DriverError};
 
 use super::sizes::{GIB, KIB, MIB, TIB};
 use crate::answer::bit;
-use crate::{Answer, Answered, Bench, Case};
+use crate::{Answer, Answered, Bench, Case, Rule};
 
-const SIZE: &str = "reserve-size";
-const ALIGNMENT: &str = "reserve-alignment";
-
-pub(super) const CASES: &[Case] = &[
-    Case::new("reserve.size_0", SIZE, "A reservation of no bytes.", |b| {
+pub(super) const SIZE: &[Case] = &Rule::new("reserve-size").cases([
+    Case::new("reserve.size_0", "A reservation of no bytes.", |b| {
         sized(b, 0)
     }),
-    Case::new(
-        "reserve.size_4096",
-        SIZE,
-        "A page is less than a granule.",
-        |b| sized(b, 4 * KIB),
-    ),
-    Case::new(
-        "reserve.size_64K",
-        SIZE,
-        "64 KiB is less than a granule.",
-        |b| sized(b, 64 * KIB),
-    ),
-    Case::new("reserve.size_1M", SIZE, "Half a granule.", |b| {
-        sized(b, MIB)
+    Case::new("reserve.size_4096", "A page is less than a granule.", |b| {
+        sized(b, 4 * KIB)
     }),
-    Case::new("reserve.size_3M", SIZE, "One and a half granules.", |b| {
+    Case::new("reserve.size_64K", "64 KiB is less than a granule.", |b| {
+        sized(b, 64 * KIB)
+    }),
+    Case::new("reserve.size_1M", "Half a granule.", |b| sized(b, MIB)),
+    Case::new("reserve.size_3M", "One and a half granules.", |b| {
         sized(b, 3 * MIB)
     }),
     Case::new(
         "reserve.size_2M",
-        SIZE,
         "One granule; is the address a multiple of it?",
         |b| aligned_to(b, 0, 2 * MIB),
     ),
     Case::new(
         "reserve.size_max_aligned",
-        SIZE,
         "The largest multiple of a granule.",
         |b| sized(b, u64::MAX - (2 * MIB - 1)),
     ),
-    Case::new(
-        "reserve.align_3",
-        ALIGNMENT,
-        "Three is no power of two.",
-        |b| aligned(b, 3),
-    ),
-    Case::new(
-        "reserve.align_3M",
-        ALIGNMENT,
-        "3 MiB is no power of two.",
-        |b| aligned(b, 3 * MIB),
-    ),
+]);
+
+pub(super) const ALIGNMENT: &[Case] = &Rule::new("reserve-alignment").cases([
+    Case::new("reserve.align_3", "Three is no power of two.", |b| {
+        aligned(b, 3)
+    }),
+    Case::new("reserve.align_3M", "3 MiB is no power of two.", |b| {
+        aligned(b, 3 * MIB)
+    }),
     Case::new(
         "reserve.align_4096",
-        ALIGNMENT,
         "An alignment below the granule.",
         |b| aligned_to(b, 4 * KIB, 2 * MIB),
     ),
     Case::new(
         "reserve.align_1G",
-        ALIGNMENT,
         "A GiB; is the address a multiple of it?",
         |b| aligned_to(b, GIB, GIB),
     ),
-    Case::new(
-        "reserve.flags_1",
-        "reserve-flags",
-        "Flags must be 0.",
-        |b| {
-            let size = b.granule();
-            Ok(Answer::code(&b.reserve(size, 0, DeviceAddress::NULL, 1)))
-        },
-    ),
-    Case::new(
-        "reserve.2^46",
-        "address-space",
-        "Half of what a process can address.",
-        |b| sized(b, 1 << 46),
-    ),
-    Case::new(
-        "reserve.2^47",
-        "address-space",
-        "All of what a process can address.",
-        |b| sized(b, 1 << 47),
-    ),
-    Case::new(
-        "reserve.apart",
-        "address-space",
-        "Two reservations do not overlap.",
-        apart,
-    ),
-    Case::new(
-        "meminfo.reserve_4TiB_takes_MiB",
-        "reserve-is-free",
-        "The memory that 4 TiB of addresses take.",
-        takes_no_memory,
-    ),
-];
+]);
+
+pub(super) const RESERVE_FLAGS: &[Case] =
+    &Rule::new("reserve-flags").cases([Case::new("reserve.flags_1", "Flags must be 0.", |b| {
+        let size = b.granule();
+        Ok(Answer::code(&b.reserve(size, 0, DeviceAddress::NULL, 1)))
+    })]);
+
+pub(super) const ADDRESS_SPACE: &[Case] = &Rule::new("address-space").cases([
+    Case::new("reserve.2^46", "Half of what a process can address.", |b| {
+        sized(b, 1 << 46)
+    }),
+    Case::new("reserve.2^47", "All of what a process can address.", |b| {
+        sized(b, 1 << 47)
+    }),
+    Case::new("reserve.apart", "Two reservations do not overlap.", apart),
+]);
+
+pub(super) const RESERVE_IS_FREE: &[Case] = &Rule::new("reserve-is-free").cases([Case::new(
+    "meminfo.reserve_4TiB_takes_MiB",
+    "The memory that 4 TiB of addresses take.",
+    takes_no_memory,
+)]);
 
 fn reserve(b: &mut Bench, size: u64, alignment: u64) -> Result<DeviceAddress, DriverError> {
     b.reserve(size, alignment, DeviceAddress::NULL, 0)

@@ -1,15 +1,13 @@
 //! Copies and fills over the border between device memory and host memory.
 
-use cuvmm_driver::{AccessDesc, AccessFlags, DeviceAddress, DriverError, Location, PhysicalProps};
+use cuvmm_driver::{DeviceAddress, DriverError, Location, PhysicalProps};
 
-use crate::{Answer, Answered, Bench, Case, Need};
+use super::places::open_to;
+use crate::{Answer, Answered, Bench, Case, Need, Rule};
 
-const RULE: &str = "copy-across-places";
-
-pub(super) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &Rule::new("copy-across-places").cases([
     Case::new(
         "seam.copy_to_device",
-        RULE,
         "From the host's program into both.",
         |b| {
             let base = seam(b, true, true)?;
@@ -20,7 +18,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "seam.copy_to_host",
-        RULE,
         "From both to the host's program.",
         |b| {
             let base = seam(b, true, true)?;
@@ -31,7 +28,6 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "seam.copy_to_device_host_first",
-        RULE,
         "From the host's program into both, host memory first.",
         |b| {
             let base = seam(b, false, true)?;
@@ -42,21 +38,18 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "seam.fill_device_first",
-        RULE,
         "A fill that begins on the device.",
         |b| filled(b, true),
     )
     .isolated(),
     Case::new(
         "seam.fill_host_first",
-        RULE,
         "A fill that begins in host memory.",
         |b| filled(b, false),
     )
     .isolated(),
     Case::new(
         "seam.fill_host_first.value",
-        RULE,
         "The result on both sides.",
         |b| {
             let base = seam(b, false, true)?;
@@ -70,7 +63,6 @@ pub(super) const CASES: &[Case] = &[
     .needing(&[Need::Memory]),
     Case::new(
         "seam.copy_on_device",
-        RULE,
         "From both to a device's memory, and back.",
         |b| {
             let base = seam(b, true, true)?;
@@ -84,7 +76,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "seam.closed_to_the_host",
-        RULE,
         "From the program into both, where the host's processors have no access.",
         |b| {
             let base = seam(b, true, false)?;
@@ -97,14 +88,13 @@ pub(super) const CASES: &[Case] = &[
     .isolated(),
     Case::new(
         "seam.one_side",
-        RULE,
         "From the host's program to host memory alone.",
         |b| {
             let base = seam(b, true, true)?;
             Ok(Answer::code(&b.write(b.at(base, 1), &[7; 16])))
         },
     ),
-];
+]);
 
 /// Maps a granule of the device and one of the host side by side, accessible to the device. The
 /// host's granule is also accessible to its processors if `processors` is set.
@@ -119,15 +109,9 @@ fn seam(b: &mut Bench, device_first: bool, processors: bool) -> Result<DeviceAdd
         let handle = b.create(granule, &PhysicalProps::at(location), 0)?;
         let at = b.at(base, place);
         b.map(at, granule, 0, handle, 0)?;
-        let open = |location| AccessDesc {
-            location,
-            flags: AccessFlags::READ_WRITE,
-        };
-        let mut access = vec![open(device)];
-        if processors && location == node {
-            access.push(open(node));
-        }
-        b.set_access(at, granule, &access)?;
+        let access = [open_to(device), open_to(node)];
+        let places = if processors && location == node { 2 } else { 1 };
+        b.set_access(at, granule, &access[..places])?;
     }
     Ok(base)
 }

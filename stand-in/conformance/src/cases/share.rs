@@ -8,55 +8,42 @@ use cuvmm_driver::{
 };
 
 use crate::answer::bit;
-use crate::{Answer, Bench, Case};
-
-const EXPORT: &str = "export";
-const DESCRIPTOR: &str = "export-descriptor";
+use crate::{Answer, Bench, Case, Rule};
 
 /// `O_CLOEXEC` as `/proc` shows it.
 const CLOSE_ON_EXEC: u64 = 0o2_000_000;
 
-pub(super) const CASES: &[Case] = &[
-    Case::new(
-        "export.ok",
-        EXPORT,
-        "As the type requested at creation.",
-        |b| {
-            let handle = exportable(b)?;
-            Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
-        },
-    ),
+pub(super) const EXPORT: &[Case] = &Rule::new("export").cases([
+    Case::new("export.ok", "As the type requested at creation.", |b| {
+        let handle = exportable(b)?;
+        Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
+    }),
     Case::new(
         "export.not_requested",
-        EXPORT,
         "Of a physical created without handle types.",
         |b| {
             let handle = b.physical(1)?;
             Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
         },
     ),
-    Case::new("export.flags_1", EXPORT, "Flags must be 0.", |b| {
+    Case::new("export.flags_1", "Flags must be 0.", |b| {
         let handle = exportable(b)?;
         Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 1)))
     }),
-    Case::new("export.fabric_of_fd", EXPORT, "As another type.", |b| {
+    Case::new("export.fabric_of_fd", "As another type.", |b| {
         let handle = exportable(b)?;
         Ok(Answer::code(&b.export(handle, HandleTypes::FABRIC, 0)))
     }),
-    Case::new("export.no_type", EXPORT, "As no type at all.", |b| {
+    Case::new("export.no_type", "As no type at all.", |b| {
         let handle = exportable(b)?;
         Ok(Answer::code(&b.export(handle, HandleTypes::empty(), 0)))
     }),
-    Case::new("export.handle_0", EXPORT, "Handle 0.", |b| {
-        Ok(Answer::code(&b.export(
-            PhysicalHandle::NULL,
-            HandleTypes::POSIX_FD,
-            0,
-        )))
+    Case::new("export.handle_0", "Handle 0.", |b| {
+        let exported = b.export(PhysicalHandle::NULL, HandleTypes::POSIX_FD, 0);
+        Ok(Answer::code(&exported))
     }),
     Case::new(
         "export.while_mapped",
-        EXPORT,
         "While it is mapped and accessible.",
         |b| {
             let handle = exportable(b)?;
@@ -65,18 +52,15 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::code(&b.export(handle, HandleTypes::POSIX_FD, 0)))
         },
     ),
-    Case::new(
-        "import.reexport",
-        EXPORT,
-        "A physical that was imported.",
-        |b| {
-            let (_, imported, _fd) = imported(b)?;
-            Ok(Answer::code(&b.export(imported, HandleTypes::POSIX_FD, 0)))
-        },
-    ),
+    Case::new("import.reexport", "A physical that was imported.", |b| {
+        let (_, imported, _fd) = imported(b)?;
+        Ok(Answer::code(&b.export(imported, HandleTypes::POSIX_FD, 0)))
+    }),
+]);
+
+pub(super) const DESCRIPTOR: &[Case] = &Rule::new("export-descriptor").cases([
     Case::new(
         "export.cloexec",
-        DESCRIPTOR,
         "Is the descriptor closed in a program that is started?",
         |b| {
             let fd = exported(b)?;
@@ -93,7 +77,6 @@ pub(super) const CASES: &[Case] = &[
     ),
     Case::new(
         "export.second_fd_differs",
-        DESCRIPTOR,
         "Each export returns a new descriptor.",
         |b| {
             let handle = exportable(b)?;
@@ -102,20 +85,15 @@ pub(super) const CASES: &[Case] = &[
             Ok(Answer::value(bit(number(&first) != number(&second))))
         },
     ),
-    Case::new(
-        "export.fd_target",
-        DESCRIPTOR,
-        "The file behind the descriptor.",
-        |b| {
-            let fd = exported(b)?;
-            let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-            Ok(Answer::value(match target {
-                Ok(target) => target.display().to_string(),
-                Err(_) => "unknown".to_owned(),
-            }))
-        },
-    ),
-];
+    Case::new("export.fd_target", "The file behind the descriptor.", |b| {
+        let fd = exported(b)?;
+        let target = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        Ok(Answer::value(match target {
+            Ok(target) => target.display().to_string(),
+            Err(_) => "unknown".to_owned(),
+        }))
+    }),
+]);
 
 fn number(exported: &Exported) -> Option<i32> {
     match exported {
@@ -124,22 +102,25 @@ fn number(exported: &Exported) -> Option<i32> {
     }
 }
 
-/// Creates a physical of one granule that can be exported as a descriptor.
-pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
-    let props = PhysicalProps {
+/// Returns the properties of memory that can be exported as a descriptor.
+pub(super) fn props(b: &Bench) -> PhysicalProps {
+    PhysicalProps {
         handle_types: HandleTypes::POSIX_FD,
         ..b.props()
-    };
+    }
+}
+
+/// Creates a physical of one granule that can be exported as a descriptor.
+pub(super) fn exportable(b: &mut Bench) -> Result<PhysicalHandle, DriverError> {
+    let props = props(b);
     b.create(b.granule(), &props, 0)
 }
 
-/// Creates an exportable physical and exports it.
 fn exported(b: &mut Bench) -> Result<OwnedFd, DriverError> {
     let handle = exportable(b)?;
     descriptor(b, handle)
 }
 
-/// Exports a physical as a descriptor.
 pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, DriverError> {
     match b.export(handle, HandleTypes::POSIX_FD, 0)? {
         Exported::Fd(fd) => Ok(fd),
@@ -150,7 +131,6 @@ pub(super) fn descriptor(b: &Bench, handle: PhysicalHandle) -> Result<OwnedFd, D
     }
 }
 
-/// Creates a physical, exports it and imports it again.
 pub(super) fn imported(
     b: &mut Bench,
 ) -> Result<(PhysicalHandle, PhysicalHandle, OwnedFd), DriverError> {

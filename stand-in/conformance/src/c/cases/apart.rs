@@ -2,7 +2,7 @@
 //! devices answer `one-device` on one.
 
 use super::super::asker::{Asker, GRANULE};
-use super::super::library::at;
+use super::super::library::{at, read, write};
 use super::{Case, case};
 
 /// A question with the memory and the stream apart. It is asked with two contexts of one device, and
@@ -80,73 +80,55 @@ fn made_in(a: &mut Asker, other: u64) -> Apart {
 }
 
 fn two_contexts(a: &mut Asker, ask: fn(&mut Asker, &Apart)) {
-    a.enter();
-    let mut other = 0u64;
-    a.need("cuCtxCreate_v2", &[at(&mut other), 0, 0]);
+    let other = a.context();
     a.need("cuCtxPopCurrent_v2", &[0]);
     let apart = made_in(a, other);
     ask(a, &apart);
 }
 
 fn two_devices(a: &mut Asker, ask: fn(&mut Asker, &Apart)) {
-    a.enter();
-    if a.devices() < 2 {
-        return a.note("one-device");
-    }
-    let mut other = 0u64;
-    a.need("cuDevicePrimaryCtxRetain", &[at(&mut other), 1]);
+    let Some(other) = a.peer() else { return };
     let apart = made_in(a, other);
     ask(a, &apart);
 }
 
 /// Asks with the access of the first device's context to the second's enabled, and waits.
 fn enabled(a: &mut Asker, ask: fn(&mut Asker, u64)) {
-    a.enter();
-    if a.devices() < 2 {
-        return a.note("one-device");
-    }
-    let mut other = 0u64;
-    a.need("cuDevicePrimaryCtxRetain", &[at(&mut other), 1]);
+    let Some(other) = a.peer() else { return };
     let apart = made_in(a, other);
     a.say("cuCtxEnablePeerAccess", &[other, 0]);
     ask(a, apart.there);
     a.say("cuCtxSynchronize", &[]);
-    let byte = first_byte(a, apart.there);
+    let byte = a.first_byte(apart.there);
     a.note(byte);
 }
 
 /// Waits for the stream, and adds the code and the first byte of the memory to the answer.
 fn settle(a: &mut Asker, apart: &Apart, memory: u64) {
     a.say("cuStreamSynchronize", &[apart.stream]);
-    let byte = first_byte(a, memory);
+    let byte = a.first_byte(memory);
     a.note(byte);
 }
 
-fn first_byte(a: &mut Asker, memory: u64) -> u8 {
-    let mut byte = [77u8];
-    a.need("cuMemcpyDtoH_v2", &[at(&mut byte), memory, 1]);
-    byte[0]
+fn copied_here(a: &mut Asker, apart: &Apart, copy: &str) {
+    let to = apart.here + 4096;
+    a.need("cuMemsetD8_v2", &[to, 5, 16]);
+    a.need("cuCtxSynchronize", &[]);
+    a.say(copy, &[to, apart.here, 16, apart.stream]);
+    settle(a, apart, to);
 }
 
 fn device_to_device(a: &mut Asker, apart: &Apart) {
-    let to = apart.here + 4096;
-    a.need("cuMemsetD8_v2", &[to, 5, 16]);
-    a.need("cuCtxSynchronize", &[]);
-    a.say("cuMemcpyDtoDAsync_v2", &[to, apart.here, 16, apart.stream]);
-    settle(a, apart, to);
+    copied_here(a, apart, "cuMemcpyDtoDAsync_v2");
 }
 
 fn any_to_any(a: &mut Asker, apart: &Apart) {
-    let to = apart.here + 4096;
-    a.need("cuMemsetD8_v2", &[to, 5, 16]);
-    a.need("cuCtxSynchronize", &[]);
-    a.say("cuMemcpyAsync", &[to, apart.here, 16, apart.stream]);
-    settle(a, apart, to);
+    copied_here(a, apart, "cuMemcpyAsync");
 }
 
 fn to_device(a: &mut Asker, apart: &Apart) {
     let pinned = a.pinned(4096, 0);
-    super::super::library::write(pinned, 6);
+    write(pinned, 6);
     let arguments = [apart.here, pinned, 1, apart.stream];
     a.say("cuMemcpyHtoDAsync_v2", &arguments);
     settle(a, apart, apart.here);
@@ -157,7 +139,7 @@ fn to_host(a: &mut Asker, apart: &Apart) {
     let arguments = [pinned, apart.here, 1, apart.stream];
     a.say("cuMemcpyDtoHAsync_v2", &arguments);
     settle(a, apart, apart.here);
-    a.note(super::super::library::read(pinned));
+    a.note(read(pinned));
 }
 
 fn memory_of_both(a: &mut Asker, apart: &Apart) {
@@ -168,14 +150,17 @@ fn memory_of_both(a: &mut Asker, apart: &Apart) {
     a.say("cuCtxSynchronize", &[]);
 }
 
+fn filled(a: &mut Asker, apart: &Apart, memory: u64) {
+    a.say("cuMemsetD8Async", &[memory, 7, 16, apart.stream]);
+    settle(a, apart, memory);
+}
+
 fn fill(a: &mut Asker, apart: &Apart) {
-    a.say("cuMemsetD8Async", &[apart.here, 7, 16, apart.stream]);
-    settle(a, apart, apart.here);
+    filled(a, apart, apart.here);
 }
 
 fn fill_there(a: &mut Asker, apart: &Apart) {
-    a.say("cuMemsetD8Async", &[apart.there, 7, 16, apart.stream]);
-    settle(a, apart, apart.there);
+    filled(a, apart, apart.there);
 }
 
 fn fill_wide(a: &mut Asker, apart: &Apart) {
@@ -188,48 +173,39 @@ fn fill_pinned(a: &mut Asker, apart: &Apart) {
     let pinned = a.pinned(4096, 0);
     a.say("cuMemsetD8Async", &[pinned, 7, 16, apart.stream]);
     a.say("cuStreamSynchronize", &[apart.stream]);
-    a.note(super::super::library::read(pinned));
+    a.note(read(pinned));
 }
 
 /// Copies memory that is mapped for the current device only.
 fn mapping(a: &mut Asker, apart: &Apart) {
-    let mapped = a.reserve(GRANULE);
-    a.map(mapped, true);
+    let mapped = a.mapping(true);
     let arguments = [mapped, apart.here, 16, apart.stream];
     a.say("cuMemcpyDtoDAsync_v2", &arguments);
     settle(a, apart, mapped);
 }
 
 fn fill_mapping(a: &mut Asker, apart: &Apart) {
-    let mapped = a.reserve(GRANULE);
-    a.map(mapped, true);
-    a.say("cuMemsetD8Async", &[mapped, 7, 16, apart.stream]);
-    settle(a, apart, mapped);
+    let mapped = a.mapping(true);
+    filled(a, apart, mapped);
 }
 
 /// Adds the device of memory to the answer.
 fn note_device(a: &mut Asker, memory: u64) {
     /// The attribute of the device's number.
     const ORDINAL: u64 = 9;
-    let mut device = 77i32;
-    let arguments = [at(&mut device), ORDINAL, memory];
-    a.say("cuPointerGetAttribute", &arguments);
-    a.note(device);
+    a.tell("cuPointerGetAttribute", 77i32, &[ORDINAL, memory]);
 }
 
 fn alloc_async(a: &mut Asker, apart: &Apart) {
-    let mut memory = 0u64;
-    a.say("cuMemAllocAsync", &[at(&mut memory), 4096, apart.stream]);
+    let memory = a.get("cuMemAllocAsync", 0u64, &[4096, apart.stream]);
     note_device(a, memory);
     a.say("cuMemFreeAsync", &[memory, apart.stream]);
     a.say("cuStreamSynchronize", &[apart.stream]);
 }
 
 fn alloc_from_pool(a: &mut Asker, apart: &Apart) {
-    let (mut pool, mut memory) = (0u64, 0u64);
-    a.need("cuDeviceGetDefaultMemPool", &[at(&mut pool), 0]);
-    let arguments = [at(&mut memory), 4096, pool, apart.stream];
-    a.say("cuMemAllocFromPoolAsync", &arguments);
+    let arguments = [4096, a.default_pool(), apart.stream];
+    let memory = a.get("cuMemAllocFromPoolAsync", 0u64, &arguments);
     note_device(a, memory);
 }
 
@@ -243,8 +219,7 @@ fn free_async(a: &mut Asker, apart: &Apart) {
 /// Copies memory of the first device's pool by each function, on the stream of each device and with
 /// the context of each device current.
 fn pool_copy(a: &mut Asker, apart: &Apart) {
-    let (mut first, mut second) = (0u64, 0u64);
-    a.need("cuCtxGetCurrent", &[at(&mut first)]);
+    let (first, mut second) = (a.made("cuCtxGetCurrent", &[]), 0u64);
     a.need("cuStreamGetCtx", &[apart.stream, at(&mut second)]);
     let (pooled, own) = (a.alloc_async(4096), a.stream());
     a.need("cuMemsetD8_v2", &[pooled, 5, 4096]);
@@ -253,32 +228,15 @@ fn pool_copy(a: &mut Asker, apart: &Apart) {
     for (current, context) in [("here", first), ("there", second)] {
         a.need("cuCtxSetCurrent", &[context]);
         for (on, stream) in [("here", own), ("there", apart.stream)] {
+            let (here, there) = (apart.here, apart.there);
+            let to_device = "cuMemcpyDtoDAsync_v2";
+            let peer = [there, second, pooled, first, 16, stream];
             for (part, name, arguments) in [
-                (
-                    "to_here",
-                    "cuMemcpyDtoDAsync_v2",
-                    &[apart.here, pooled, 16, stream] as &[u64],
-                ),
-                (
-                    "to_there",
-                    "cuMemcpyDtoDAsync_v2",
-                    &[apart.there, pooled, 16, stream],
-                ),
-                (
-                    "any_here",
-                    "cuMemcpyAsync",
-                    &[apart.here, pooled, 16, stream],
-                ),
-                (
-                    "any_there",
-                    "cuMemcpyAsync",
-                    &[apart.there, pooled, 16, stream],
-                ),
-                (
-                    "peer",
-                    "cuMemcpyPeerAsync",
-                    &[apart.there, second, pooled, first, 16, stream],
-                ),
+                ("to_here", to_device, &[here, pooled, 16, stream] as &[u64]),
+                ("to_there", to_device, &[there, pooled, 16, stream]),
+                ("any_here", "cuMemcpyAsync", &[here, pooled, 16, stream]),
+                ("any_there", "cuMemcpyAsync", &[there, pooled, 16, stream]),
+                ("peer", "cuMemcpyPeerAsync", &peer),
                 (
                     "host",
                     "cuMemcpyDtoHAsync_v2",
@@ -286,8 +244,7 @@ fn pool_copy(a: &mut Asker, apart: &Apart) {
                 ),
                 ("fill", "cuMemsetD8Async", &[pooled, 5, 16, stream]),
             ] {
-                a.part(format_args!("{current}_on_{on}.{part}"));
-                a.say(name, arguments);
+                a.ask(format_args!("{current}_on_{on}.{part}"), name, arguments);
                 a.say("cuStreamSynchronize", &[stream]);
             }
         }
@@ -301,24 +258,19 @@ fn pool_copy(a: &mut Asker, apart: &Apart) {
 }
 
 fn prefetch(a: &mut Asker, apart: &Apart) {
-    let mut managed = 0u64;
-    a.need("cuMemAllocManaged", &[at(&mut managed), GRANULE, 1]);
+    let managed = a.managed(GRANULE);
     let arguments = [managed, GRANULE, 0, apart.stream];
     a.say("cuMemPrefetchAsync", &arguments);
     a.say("cuStreamSynchronize", &[apart.stream]);
 }
 
-extern "C" fn add_one(data: *mut std::ffi::c_void) {
-    super::super::library::write(data.expose_provenance() as u64, 1);
-}
-
 fn function(a: &mut Asker, apart: &Apart) {
     let mut done = [0u8; 8];
-    let function = add_one as *const () as u64;
+    let function = super::streams::add_one as *const () as u64;
     let arguments = [apart.stream, function, at(&mut done)];
     a.say("cuLaunchHostFunc", &arguments);
     a.say("cuStreamSynchronize", &[apart.stream]);
-    a.note(super::super::library::read(at(&mut done)));
+    a.note(read(at(&mut done)));
 }
 
 fn events(a: &mut Asker, apart: &Apart) {
@@ -353,7 +305,7 @@ fn graph(a: &mut Asker, apart: &Apart) {
 fn registered(a: &mut Asker, apart: &Apart) {
     let host = super::host::pages(1);
     a.need("cuMemHostRegister_v2", &[host, 4096, 0]);
-    super::super::library::write(host, 6);
+    write(host, 6);
     a.say("cuMemcpyAsync", &[apart.here, host, 16, apart.stream]);
     settle(a, apart, apart.here);
 }

@@ -50,13 +50,8 @@ struct Batch {
 impl Batch {
     /// Prefetches of two ranges to the device and one to the host.
     fn new(a: &mut Asker) -> Self {
-        a.enter();
-        let mut addresses = [0u64; 3];
-        for address in &mut addresses {
-            a.need("cuMemAllocManaged", &[at(address), GRANULE, 1]);
-        }
         Self {
-            addresses,
+            addresses: [(); 3].map(|()| a.managed(GRANULE)),
             sizes: [GRANULE; 3],
             count: 3,
             places: [DEVICE, HOST, HOST],

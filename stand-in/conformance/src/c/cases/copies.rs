@@ -2,14 +2,14 @@
 
 use super::super::asker::{Asker, GRANULE};
 use super::super::library::{at, read, write};
+use super::host::pages;
 use super::{Case, case};
 
 pub(super) const CASES: &[Case] = &[
     case("memcpy.directions", directions),
     case("memcpy.refused", |a| {
-        a.enter();
         let device = a.alloc(4096);
-        let host = super::host::pages(1);
+        let host = pages(1);
         let mapped = a.reserve(2 * GRANULE);
         a.map(mapped, false);
         for (part, to, from, bytes) in [
@@ -19,91 +19,73 @@ pub(super) const CASES: &[Case] = &[
             ("from_closed", device, mapped, 16),
             ("to_closed", mapped, device, 16),
         ] {
-            a.part(part);
-            a.say("cuMemcpy", &[to, from, bytes]);
+            a.ask(part, "cuMemcpy", &[to, from, bytes]);
         }
     }),
     case("memcpy.to_reserved", |a| {
-        a.enter();
         let (device, reserved) = (a.alloc(4096), a.reserve(GRANULE));
         a.say("cuMemcpy", &[reserved, device, 16]);
     }),
     case("memcpy.past_the_end", |a| {
-        a.enter();
         let device = a.alloc(4096);
-        a.say("cuMemcpy", &[device, super::host::pages(1000), 3 << 20]);
+        a.say("cuMemcpy", &[device, pages(1000), 3 << 20]);
     }),
     case("memcpy.null_host", |a| {
-        a.enter();
         let device = a.alloc(4096);
         a.say("cuMemcpy", &[device, 0, 16]);
     }),
     case("memcpy.unknown_host", |a| {
-        a.enter();
         let device = a.alloc(4096);
         a.say("cuMemcpy", &[device, 4096, 16]);
     }),
     case("memcpy.null_source", |a| {
-        a.enter();
         let device = a.alloc(4096);
-        a.part("htod_0");
-        a.say("cuMemcpyHtoD_v2", &[device, 0, 0]);
-        a.part("dtoh_0");
-        a.say("cuMemcpyDtoH_v2", &[0, device, 0]);
-        a.part("dtod_0");
-        a.say("cuMemcpyDtoD_v2", &[0, 0, 0]);
+        a.ask("htod_0", "cuMemcpyHtoD_v2", &[device, 0, 0]);
+        a.ask("dtoh_0", "cuMemcpyDtoH_v2", &[0, device, 0]);
+        a.ask("dtod_0", "cuMemcpyDtoD_v2", &[0, 0, 0]);
         a.part("htod_0_unknown");
-        a.say("cuMemcpyHtoD_v2", &[4096, super::host::pages(1), 0]);
-        a.part("htod");
-        a.say("cuMemcpyHtoD_v2", &[device, 0, 16]);
-        a.part("dtoh");
-        a.say("cuMemcpyDtoH_v2", &[0, device, 16]);
+        a.say("cuMemcpyHtoD_v2", &[4096, pages(1), 0]);
+        a.ask("htod", "cuMemcpyHtoD_v2", &[device, 0, 16]);
+        a.ask("dtoh", "cuMemcpyDtoH_v2", &[0, device, 16]);
     }),
     case("memcpy.dtod_of_host", |a| {
-        a.enter();
         let device = a.alloc(4096);
         let pinned = a.pinned(4096, 0);
         write(pinned, 5);
-        a.part("pinned_source");
-        a.say("cuMemcpyDtoD_v2", &[device, pinned, 16]);
+        a.ask("pinned_source", "cuMemcpyDtoD_v2", &[device, pinned, 16]);
         a.part("pinned_destination");
         a.say("cuMemcpyDtoD_v2", &[pinned + 64, device, 16]);
         a.note(read(pinned + 64));
         a.part("pageable_source");
-        a.say("cuMemcpyDtoD_v2", &[device, super::host::pages(1), 16]);
+        a.say("cuMemcpyDtoD_v2", &[device, pages(1), 16]);
     }),
     case("memcpy.htod_of_device", |a| {
-        a.enter();
         let (one, two) = (a.alloc(4096), a.alloc(4096));
         a.need("cuMemsetD8_v2", &[two, 3, 16]);
         a.say("cuMemcpyHtoD_v2", &[one, two, 16]);
-        let mut byte = 0u64;
-        a.need("cuMemcpyDtoH_v2", &[at(&mut byte), one, 1]);
+        let byte = a.first_byte(one);
         a.note(byte);
     }),
     case("memcpy.peer", |a| {
-        let primary = a.enter();
+        let primary = a.primary;
         let (one, two) = (a.alloc(4096), a.alloc(4096));
         a.need("cuMemsetD8_v2", &[two, 3, 16]);
         a.part("same_context");
         a.say("cuMemcpyPeer", &[one, primary, two, primary, 16]);
-        let mut byte = 0u64;
-        a.need("cuMemcpyDtoH_v2", &[at(&mut byte), one, 1]);
+        let byte = a.first_byte(one);
         a.note(byte);
         a.part("async");
         a.say("cuMemcpyPeerAsync", &[one, primary, two, primary, 16, 0]);
-        a.part("size_0");
-        a.say("cuMemcpyPeer", &[one, primary, two, primary, 0]);
+        a.ask("size_0", "cuMemcpyPeer", &[one, primary, two, primary, 0]);
     }),
     case("memcpy.peer_null_context", |a| {
-        let primary = a.enter();
+        let primary = a.primary;
         let (one, two) = (a.alloc(4096), a.alloc(4096));
         a.say("cuMemcpyPeer", &[one, 0, two, primary, 16]);
         a.say("cuMemcpyPeer", &[one, primary, two, 0, 16]);
     }),
     case("memset.wide", wide),
     case("memset.two_dimensions", |a| {
-        a.enter();
         let memory = a.alloc(4096);
         a.need("cuMemsetD8_v2", &[memory, 0, 4096]);
         for (name, value) in [
@@ -111,62 +93,49 @@ pub(super) const CASES: &[Case] = &[
             ("cuMemsetD2D16_v2", 0x0202),
             ("cuMemsetD2D32_v2", 0x0303_0303),
         ] {
-            a.part(name);
-            a.say(name, &[memory, 64, value, 4, 3]);
+            a.ask(name, name, &[memory, 64, value, 4, 3]);
             let mut bytes = [0u8; 256];
             a.need("cuMemcpyDtoH_v2", &[at(&mut bytes), memory, 256]);
             a.note(bytes.iter().filter(|&&byte| byte == value as u8).count());
         }
-        a.part("pitch_small");
-        a.say("cuMemsetD2D8_v2", &[memory, 2, 1, 4, 3]);
-        a.part("height_0");
-        a.say("cuMemsetD2D8_v2", &[memory, 64, 1, 4, 0]);
-        a.part("width_0");
-        a.say("cuMemsetD2D8_v2", &[memory, 64, 1, 0, 4]);
-        a.part("pitch_0_one_row");
-        a.say("cuMemsetD2D8_v2", &[memory, 0, 1, 4, 1]);
+        a.ask("pitch_small", "cuMemsetD2D8_v2", &[memory, 2, 1, 4, 3]);
+        a.ask("height_0", "cuMemsetD2D8_v2", &[memory, 64, 1, 4, 0]);
+        a.ask("width_0", "cuMemsetD2D8_v2", &[memory, 64, 1, 0, 4]);
+        a.ask("pitch_0_one_row", "cuMemsetD2D8_v2", &[memory, 0, 1, 4, 1]);
     }),
     case("memcpy.two_dimensions", rectangles),
 ];
 
 /// Copies between the kinds of memory by `cuMemcpy` and `cuMemcpyAsync`.
 fn directions(a: &mut Asker) {
-    a.enter();
-    let mut managed = 0u64;
-    a.need("cuMemAllocManaged", &[at(&mut managed), 4096, 1]);
-    let mapped = a.reserve(GRANULE);
-    a.map(mapped, true);
+    let managed = a.managed(4096);
+    let mapped = a.mapping(true);
     let places = [
         ("device", a.alloc(4096)),
         ("pool", a.alloc_async(4096)),
         ("mapping", mapped),
         ("pinned", a.pinned(4096, 0)),
-        ("pageable", super::host::pages(1)),
+        ("pageable", pages(1)),
         ("managed", managed),
     ];
-    let check = super::host::pages(1);
+    let check = pages(1);
     for (index, (from_name, from)) in places.into_iter().enumerate() {
         for (to_name, to) in places {
             if from == to {
                 continue;
             }
             for name in ["cuMemcpy", "cuMemcpyAsync"] {
-                let byte = (index + 1) as u64;
-                let seed = [byte as u8; 16];
-                for (offset, value) in seed.into_iter().enumerate() {
-                    write(check + offset as u64, value);
+                let byte = (index + 1) as u8;
+                for offset in 0..16 {
+                    write(check + offset, byte);
                 }
                 a.need("cuMemcpy", &[from, check, 16]);
                 a.part(format_args!("{name}.{from_name}_{to_name}"));
-                let arguments: &[u64] = if name == "cuMemcpy" {
-                    &[to + 16, from, 16]
-                } else {
-                    &[to + 16, from, 16, 0]
-                };
-                a.say(name, arguments);
+                // `cuMemcpy` ignores the stream.
+                a.say(name, &[to + 16, from, 16, 0]);
                 a.need("cuStreamSynchronize", &[0]);
                 a.need("cuMemcpy", &[check, to + 16, 16]);
-                a.note(u64::from(read(check)) == byte);
+                a.note(read(check) == byte);
             }
         }
     }
@@ -174,7 +143,6 @@ fn directions(a: &mut Asker) {
 
 /// Fills with elements of two and four bytes.
 fn wide(a: &mut Asker) {
-    a.enter();
     let memory = a.alloc(4096);
     for (name, value, count) in [
         ("cuMemsetD16_v2", 0x1234u64, 8u64),
@@ -203,11 +171,10 @@ fn wide(a: &mut Asker) {
         ("32_past_the_end", "cuMemsetD32_v2", memory, 1 << 30),
         ("32_count_overflows", "cuMemsetD32_v2", memory, 1 << 62),
     ] {
-        a.part(part);
-        a.say(name, &[address, 1, count]);
+        a.ask(part, name, &[address, 1, count]);
     }
     a.part("8_pageable");
-    a.say("cuMemsetD8_v2", &[super::host::pages(1), 1, 16]);
+    a.say("cuMemsetD8_v2", &[pages(1), 1, 16]);
     a.part("8_pinned");
     let pinned = a.pinned(4096, 0);
     a.say("cuMemsetD8_v2", &[pinned, 7, 16]);
@@ -216,9 +183,8 @@ fn wide(a: &mut Asker) {
 
 /// Copies rectangles. The structure has sixteen words; a memory type is one of the 32-bit kind.
 fn rectangles(a: &mut Asker) {
-    a.enter();
     let (one, two) = (a.alloc(4096), a.alloc(4096));
-    let host = super::host::pages(1);
+    let host = pages(1);
     for offset in 0..256 {
         write(host + offset, offset as u8);
     }
@@ -237,10 +203,8 @@ fn rectangles(a: &mut Asker) {
     }
     let bytes: Vec<u8> = (0..16).map(|offset| read(host + offset)).collect();
     a.note(format!("{bytes:?}").replace(' ', ""));
-    a.part("unaligned");
-    a.say("cuMemcpy2DUnaligned_v2", &[at(&mut across)]);
-    a.part("async");
-    a.say("cuMemcpy2DAsync_v2", &[at(&mut across), 0]);
+    a.ask("unaligned", "cuMemcpy2DUnaligned_v2", &[at(&mut across)]);
+    a.ask("async", "cuMemcpy2DAsync_v2", &[at(&mut across), 0]);
     a.need("cuStreamSynchronize", &[0]);
     a.part("pitch_small");
     across[6] = 2;

@@ -2,19 +2,18 @@
 
 use super::super::asker::GRANULE;
 use super::super::library::{at, in_fork};
-use super::{Case, case};
+use super::{Case, bare, case};
 
 pub(super) const CASES: &[Case] = &[
     case("fork.after_init", |a| {
-        let primary = a.enter();
+        let primary = a.primary;
         let memory = a.alloc(GRANULE);
-        let mapped = a.reserve(GRANULE);
-        a.map(mapped, true);
+        let mapped = a.mapping(true);
         a.end();
         let status = in_fork(|| {
             let (mut word, mut long) = (7u32, 7u64);
-            for (name, arguments) in [
-                ("cuDriverGetVersion", &[at(&mut word)] as &[u64]),
+            a.ask_each(&[
+                ("cuDriverGetVersion", &[at(&mut word)]),
                 ("cuInit", &[0]),
                 ("cuDeviceGetCount", &[at(&mut word)]),
                 ("cuDeviceGet", &[at(&mut word), 0]),
@@ -30,21 +29,16 @@ pub(super) const CASES: &[Case] = &[
                 ("cuCtxSynchronize", &[]),
                 ("cuMemUnmap", &[mapped, GRANULE]),
                 ("cuMemFree_v2", &[memory]),
-            ] {
-                a.part(name);
-                a.say(name, arguments);
-            }
+            ]);
             a.end();
         });
         a.part("child");
         a.note(status.map_or("unknown".to_owned(), |status| status.to_string()));
-        a.part("parent");
-        a.say("cuMemsetD8_v2", &[memory, 1, 16]);
+        a.ask("parent", "cuMemsetD8_v2", &[memory, 1, 16]);
         a.say("cuMemFree_v2", &[memory]);
     }),
-    case("fork.before_init", |a| {
-        let mut version = 0u32;
-        a.need("cuDriverGetVersion", &[at(&mut version)]);
+    bare("fork.before_init", |a| {
+        a.made("cuDriverGetVersion", &[]);
         a.end();
         let status = in_fork(|| {
             a.part("child");
@@ -61,21 +55,17 @@ pub(super) const CASES: &[Case] = &[
         a.say("cuMemFree_v2", &[memory]);
     }),
     case("threads.current_is_own", |a| {
-        a.enter();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut current = 7u64;
-                a.say("cuCtxGetCurrent", &[at(&mut current)]);
-                a.note(current);
-                let mut address = 0u64;
-                a.say("cuMemAlloc_v2", &[at(&mut address), 512]);
+                a.tell("cuCtxGetCurrent", 7u64, &[]);
+                a.get("cuMemAlloc_v2", 0u64, &[512]);
             });
         });
     }),
-    case("before_init", |a| {
+    bare("before_init", |a| {
         let (mut word, mut long) = (7u32, 7u64);
-        for (name, arguments) in [
-            ("cuCtxGetCurrent", &[at(&mut long)] as &[u64]),
+        a.ask_each(&[
+            ("cuCtxGetCurrent", &[at(&mut long)]),
             ("cuDeviceGetCount", &[at(&mut word)]),
             ("cuCtxCreate_v2", &[at(&mut long), 0, 0]),
             ("cuMemAlloc_v2", &[at(&mut long), 512]),
@@ -89,21 +79,15 @@ pub(super) const CASES: &[Case] = &[
             ("cuDeviceGetByPCIBusId", &[at(&mut word), at(&mut long)]),
             ("cuGraphCreate", &[at(&mut long), 0]),
             ("cuModuleUnload", &[0]),
-        ] {
-            a.part(name);
-            a.say(name, arguments);
-        }
+        ]);
     }),
     case("unsupported.families", |a| {
-        a.enter();
         let mut out = [0u64; 32];
         let null_name = c"nothing".as_ptr().addr() as u64;
-        for (name, arguments) in [
-            ("cuModuleLoad", &[at(&mut out), null_name] as &[u64]),
-            (
-                "cuLibraryLoadFromFile",
-                &[at(&mut out), null_name, 0, 0, 0, 0, 0, 0],
-            ),
+        let load = [at(&mut out), null_name, 0, 0, 0, 0, 0, 0];
+        a.ask_each(&[
+            ("cuModuleLoad", &[at(&mut out), null_name]),
+            ("cuLibraryLoadFromFile", &load),
             ("cuGraphCreate", &[at(&mut out), 0]),
             ("cuGraphCreate", &[at(&mut out), 1]),
             ("cuUserObjectCreate", &[at(&mut out), 0, 0, 1, 1]),
@@ -113,9 +97,6 @@ pub(super) const CASES: &[Case] = &[
             ("cuDeviceGetGraphMemAttribute", &[0, 0, at(&mut out)]),
             ("cuDeviceGraphMemTrim", &[0]),
             ("cuMemRangeGetAttributes", &[at(&mut out), 0, 0, 0, 0, 0]),
-        ] {
-            a.part(name);
-            a.say(name, arguments);
-        }
+        ]);
     }),
 ];

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use super::super::asker::Asker;
 use super::super::library::{at, call_at};
-use super::{Case, case};
+use super::{Case, bare, initialized};
 
 /// The list of the names that the header declares, whose rows begin with a name.
 const SYMBOLS: &str = include_str!("../../../../fakecuda/src/symbols.rs");
 
 pub(super) const CASES: &[Case] = &[
-    case("exports.absent", |a| {
+    bare("exports.absent", |a| {
         for row in rows() {
             if a.library.address(row.symbol).is_none() {
                 a.note(row.symbol);
@@ -18,9 +18,8 @@ pub(super) const CASES: &[Case] = &[
         }
         a.note("end");
     }),
-    case("entry.by_version", by_version),
-    case("entry.v1", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.by_version", by_version),
+    initialized("entry.v1", |a| {
         for (part, name, version) in [
             ("known", c"cuMemAlloc", 12_000),
             ("unknown", c"cuNoSuchFunction", 12_000),
@@ -28,19 +27,15 @@ pub(super) const CASES: &[Case] = &[
             ("empty", c"", 12_000),
         ] {
             a.part(part);
-            let mut found = 7u64;
-            a.say(
-                "cuGetProcAddress",
-                &[name.as_ptr().addr() as u64, at(&mut found), version, 0],
-            );
+            let (name, mut found) = (name.as_ptr().addr() as u64, 7u64);
+            a.say("cuGetProcAddress", &[name, at(&mut found), version, 0]);
             named_result(a, found);
         }
     }),
-    case("entry.before_init", |a| {
+    bare("entry.before_init", |a| {
         ask(a, "v2", c"cuInit", 12_000, 0);
     }),
-    case("entry.known", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.known", |a| {
         ask(a, "usual", c"cuMemAlloc", 12_000, 0);
         ask(a, "versioned_name", c"cuMemAlloc_v2", 12_000, 0);
         ask(a, "ptsz_name", c"cuStreamQuery_ptsz", 12_000, 0);
@@ -51,8 +46,7 @@ pub(super) const CASES: &[Case] = &[
         ask(a, "itself", c"cuGetProcAddress", 12_000, 0);
         ask(a, "itself_old", c"cuGetProcAddress", 11_030, 0);
     }),
-    case("entry.profiler", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.profiler", |a| {
         ask(a, "start", c"cuProfilerStart", 12_000, 0);
         ask(a, "stop", c"cuProfilerStop", 12_000, 0);
         ask(a, "start_3020", c"cuProfilerStart", 3_020, 0);
@@ -61,8 +55,7 @@ pub(super) const CASES: &[Case] = &[
         ask(a, "initialize", c"cuProfilerInitialize", 12_000, 0);
         ask(a, "initialize_4000", c"cuProfilerInitialize", 4_000, 0);
     }),
-    case("entry.version", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.version", |a| {
         ask(a, "0", c"cuMemAlloc", 0, 0);
         ask(a, "negative", c"cuMemAlloc", 0xFFFF_FFFF, 0);
         ask(a, "1000", c"cuMemAlloc", 1_000, 0);
@@ -74,40 +67,28 @@ pub(super) const CASES: &[Case] = &[
         ask(a, "99990", c"cuMemAlloc", 99_990, 0);
         ask(a, "unknown_99990", c"cuNoSuchFunction", 99_990, 0);
     }),
-    case("entry.flags", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.flags", |a| {
         for flags in [0, 1, 2, 3, 4, 8, 1 << 40] {
-            ask(
-                a,
-                &format!("{flags}.stream"),
-                c"cuStreamQuery",
-                12_000,
-                flags,
-            );
+            let part = format!("{flags}.stream");
+            ask(a, &part, c"cuStreamQuery", 12_000, flags);
         }
         ask(a, "2.without_variant", c"cuStreamCreate", 12_000, 2);
         ask(a, "2.copy", c"cuMemcpyHtoD", 12_000, 2);
         ask(a, "2.old", c"cuMemcpyHtoD", 5_000, 2);
         ask(a, "2.too_old", c"cuStreamQuery", 1_000, 2);
     }),
-    case("entry.null.symbol", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.null.symbol", |a| {
         let (mut found, mut status) = (7u64, 7u32);
         let arguments = [0, at(&mut found), 12_000, 0, at(&mut status)];
         a.say("cuGetProcAddress_v2", &arguments);
         a.note(found);
         a.note(status);
     }),
-    case("entry.null.pointer", |a| {
-        a.need("cuInit", &[0]);
-        let mut status = 7u32;
+    initialized("entry.null.pointer", |a| {
         let name = c"cuMemAlloc".as_ptr().addr() as u64;
-        let arguments = [name, 0, 12_000, 0, at(&mut status)];
-        a.say("cuGetProcAddress_v2", &arguments);
-        a.note(status);
+        a.tell_last("cuGetProcAddress_v2", &[name, 0, 12_000, 0], 7u32);
     }),
-    case("entry.null.status", |a| {
-        a.need("cuInit", &[0]);
+    initialized("entry.null.status", |a| {
         for (part, name) in [("known", c"cuMemAlloc"), ("unknown", c"cuNoSuchFunction")] {
             a.part(part);
             let mut found = 7u64;
@@ -117,7 +98,7 @@ pub(super) const CASES: &[Case] = &[
             named_result(a, found);
         }
     }),
-    case("entry.found_works", |a| {
+    bare("entry.found_works", |a| {
         let (mut found, mut status, mut version) = (0u64, 0u32, 0i32);
         let name = c"cuDriverGetVersion".as_ptr().addr() as u64;
         let arguments = [name, at(&mut found), 12_000, 0, at(&mut status)];
@@ -127,13 +108,11 @@ pub(super) const CASES: &[Case] = &[
             a.note(version > 10_000);
         }
     }),
-    case("export_table.unknown", |a| {
-        a.need("cuInit", &[0]);
-        let (mut table, mut id) = (7u64, [0u8; 16]);
-        a.say("cuGetExportTable", &[at(&mut table), at(&mut id)]);
-        a.note(table);
+    initialized("export_table.unknown", |a| {
+        let mut id = [0u8; 16];
+        a.tell("cuGetExportTable", 7u64, &[at(&mut id)]);
     }),
-    case("export_table.null", |a| {
+    bare("export_table.null", |a| {
         let mut id = [0u8; 16];
         a.say("cuGetExportTable", &[0, at(&mut id)]);
     }),
@@ -188,7 +167,6 @@ fn named_result(a: &mut Asker, found: u64) {
 /// Asks for every function of the header, in each of its versions and just below the first, and
 /// notes those for which the answer is not the exported name of the table.
 fn by_version(a: &mut Asker) {
-    a.need("cuInit", &[0]);
     let mut driver = 0i32;
     a.need("cuDriverGetVersion", &[at(&mut driver)]);
     let mut first = BTreeMap::new();

@@ -76,20 +76,15 @@ pub(super) const CASES: &[Case] = &[
     case("function.calls", calls),
     case("function.busy", busy),
     case("function.independent_streams", |a| {
-        a.enter();
         let (one, two) = (a.stream(), a.stream());
         launch(a, one, blocks);
         launch(a, two, releases);
         a.say("cuCtxSynchronize", &[]);
-        a.note(if OVERLAPPED.load(Ordering::SeqCst) {
-            "at-once"
-        } else {
-            "one-after-the-other"
-        });
+        let at_once = OVERLAPPED.load(Ordering::SeqCst);
+        a.note(["one-after-the-other", "at-once"][usize::from(at_once)]);
     }),
     case("function.capture", capture),
     case("function.stream_destroyed", |a| {
-        a.enter();
         let stream = a.stream();
         launch(a, stream, sleeps);
         launch(a, stream, counts);
@@ -110,10 +105,10 @@ pub(super) const CASES: &[Case] = &[
     case("function.waits.create", |a| waits(a, "cuMemCreate")),
     case("function.waits.unmap", |a| waits(a, "cuMemUnmap")),
     case("function.waits.stream_destroy", |a| {
-        waits(a, "cuStreamDestroy_v2")
+        waits(a, "cuStreamDestroy_v2");
     }),
     case("function.waits.ctx_destroy", |a| {
-        waits(a, "cuCtxDestroy_v2")
+        waits(a, "cuCtxDestroy_v2");
     }),
     case("function.waits.other_ctx_destroy", |a| waits(a, "other")),
     case("function.waits.primary_release", |a| {
@@ -129,9 +124,14 @@ pub(super) fn launch(a: &mut Asker, stream: u64, function: extern "C" fn(*mut c_
     a.need("cuLaunchHostFunc", &[stream, function, 0]);
 }
 
+/// Notes whether a call has returned after what sets a flag.
+pub(super) fn note_order(a: &mut Asker, flag: &AtomicBool) {
+    let after = flag.load(Ordering::SeqCst);
+    a.note(if after { "after-it" } else { "before-it" });
+}
+
 /// Asks which functions of the driver a function may call.
 fn calls(a: &mut Asker) {
-    a.enter();
     let stream = a.stream();
     let names = [
         "cuStreamQuery",
@@ -164,10 +164,8 @@ fn calls(a: &mut Asker) {
 
 /// Asks what goes on while a function waits.
 fn busy(a: &mut Asker) {
-    a.enter();
     let (stream, other, event) = (a.stream(), a.stream(), a.event(2));
-    let (mut blocking, memory) = (0u64, a.alloc(4096));
-    a.need("cuStreamCreate", &[at(&mut blocking), 0]);
+    let (memory, blocking) = (a.alloc(4096), a.made("cuStreamCreate", &[0]));
     launch(a, stream, blocks);
     wait_for(&STARTED);
     for (part, name, arguments) in [
@@ -191,22 +189,19 @@ fn busy(a: &mut Asker) {
     a.part("returned");
     a.note(RETURNED.load(Ordering::SeqCst));
     RELEASED.store(true, Ordering::SeqCst);
-    a.part("synchronize");
-    a.say("cuStreamSynchronize", &[other]);
+    a.ask("synchronize", "cuStreamSynchronize", &[other]);
     a.note(RETURNED.load(Ordering::SeqCst));
     a.say("cuStreamQuery", &[stream]);
 }
 
 fn capture(a: &mut Asker) {
-    a.enter();
     let (stream, memory) = (a.stream(), a.alloc(4096));
-    let (mut graph, mut made) = (0u64, 0u64);
     a.part("function");
     a.need("cuStreamBeginCapture_v2", &[stream, 2]);
     a.need("cuMemsetD8Async", &[memory, 1, 16, stream]);
     a.say("cuLaunchHostFunc", &[stream, counts as *const () as u64, 0]);
-    a.say("cuStreamEndCapture", &[stream, at(&mut graph)]);
-    a.say("cuGraphInstantiateWithFlags", &[at(&mut made), graph, 0]);
+    let graph = a.get_last("cuStreamEndCapture", &[stream], 0u64);
+    let made = a.get("cuGraphInstantiateWithFlags", 0u64, &[graph, 0]);
     a.note(COUNT.load(Ordering::SeqCst));
     for _ in 0..2 {
         a.say("cuGraphLaunch", &[made, stream]);
@@ -217,23 +212,22 @@ fn capture(a: &mut Asker) {
     a.need("cuStreamBeginCapture_v2", &[stream, 2]);
     let callback = counts_too as *const () as u64;
     a.say("cuStreamAddCallback", &[stream, callback, 0, 0]);
-    a.say("cuStreamEndCapture", &[stream, at(&mut graph)]);
+    a.get_last("cuStreamEndCapture", &[stream], graph);
     a.note(COUNT.load(Ordering::SeqCst));
 }
 
 /// Notes whether a call returns before a function of a stream that does not block others.
 fn waits(a: &mut Asker, name: &str) {
-    let primary = a.enter();
-    let mut made = 0u64;
-    if matches!(name, "cuCtxDestroy_v2" | "other") {
-        a.need("cuCtxCreate_v2", &[at(&mut made), 0, 0]);
-    }
-    if name == "other" {
-        a.need("cuCtxSetCurrent", &[primary]);
+    let other = name == "other";
+    let (name, made) = match name {
+        "cuCtxDestroy_v2" | "other" => ("cuCtxDestroy_v2", a.context()),
+        name => (name, 0),
+    };
+    if other {
+        a.need("cuCtxSetCurrent", &[a.primary]);
     }
     let (stream, memory, pinned) = (a.stream(), a.alloc(GRANULE), a.pinned(GRANULE, 0));
-    let mapped = a.reserve(GRANULE);
-    a.map(mapped, true);
+    let mapped = a.mapping(true);
     let (mut out, mut bytes) = (0u64, vec![0u8; 64]);
     let mut props = super::super::asker::props();
     let host = at(&mut *bytes);
@@ -252,19 +246,10 @@ fn waits(a: &mut Asker, name: &str) {
         "cuMemCreate" => &[at(&mut out), GRANULE, at(&mut props), 0],
         "cuMemUnmap" => &[mapped, GRANULE],
         "cuStreamDestroy_v2" => &[stream],
-        "cuCtxDestroy_v2" | "other" => &[made],
+        "cuCtxDestroy_v2" => &[made],
         _ => &[0],
     };
-    let name = if name == "other" {
-        "cuCtxDestroy_v2"
-    } else {
-        name
-    };
     a.say(name, arguments);
-    a.note(if RETURNED.load(Ordering::SeqCst) {
-        "after-it"
-    } else {
-        "before-it"
-    });
+    note_order(a, &RETURNED);
     wait_for(&RETURNED);
 }

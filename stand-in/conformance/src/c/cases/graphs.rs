@@ -1,6 +1,6 @@
 //! Graphs of captured work: their flags, and what a capture tells of itself.
 
-use super::super::asker::Asker;
+use super::super::asker::{Asker, written};
 use super::super::library::at;
 use super::{Case, case};
 
@@ -8,12 +8,8 @@ pub(super) const CASES: &[Case] = &[
     case("graph.flags", |a| {
         let (graph, _) = captured(a);
         for flags in [0u64, 1, 2, 3, 4, 5, 8, 9, 16, 1 << 32] {
-            let mut made = 0u64;
             a.part(flags);
-            a.say(
-                "cuGraphInstantiateWithFlags",
-                &[at(&mut made), graph, flags],
-            );
+            let made = a.get("cuGraphInstantiateWithFlags", 0u64, &[graph, flags]);
             exec_flags(a, made);
         }
     }),
@@ -28,46 +24,42 @@ pub(super) const CASES: &[Case] = &[
             ("16", 16, 0),
         ] {
             // The flags, the stream to upload on, the node of an error, and the result.
-            let (mut made, mut params) = (0u64, [flags, upload, 7, 7]);
+            let mut params = [flags, upload, 7, 7];
             a.part(part);
-            let arguments = [at(&mut made), graph, at(&mut params)];
-            a.say("cuGraphInstantiateWithParams", &arguments);
+            let rest = [graph, at(&mut params)];
+            let made = a.get("cuGraphInstantiateWithParams", 0u64, &rest);
             a.note(params[2]);
             a.note(params[3] as u32);
             exec_flags(a, made);
         }
         a.part("null");
-        let mut made = 0u64;
-        a.say("cuGraphInstantiateWithParams", &[at(&mut made), graph, 0]);
+        a.get("cuGraphInstantiateWithParams", 0u64, &[graph, 0]);
     }),
     case("graph.old_instantiate", |a| {
         let (graph, stream) = captured(a);
         for name in ["cuGraphInstantiate", "cuGraphInstantiate_v2"] {
-            let (mut made, mut node, mut log) = (0u64, 7u64, [7u8; 16]);
+            let (mut node, mut log) = (7u64, [7u8; 16]);
             a.part(name);
-            let arguments = [at(&mut made), graph, at(&mut node), at(&mut log), 16];
-            a.say(name, &arguments);
+            let rest = [graph, at(&mut node), at(&mut log), 16];
+            let made = a.get(name, 0u64, &rest);
             a.note(node);
             a.note(log[0]);
             a.say("cuGraphLaunch", &[made, stream]);
-            a.say("cuGraphInstantiate_v2", &[at(&mut made), graph, 0, 0, 0]);
+            a.get("cuGraphInstantiate_v2", made, &[graph, 0, 0, 0]);
         }
     }),
     case("graph.upload", |a| {
         let (graph, stream) = captured(a);
-        let mut made = 0u64;
-        a.need("cuGraphInstantiateWithFlags", &[at(&mut made), graph, 0]);
+        let made = a.made("cuGraphInstantiateWithFlags", &[graph, 0]);
         a.say("cuGraphUpload", &[made, stream]);
         a.say("cuGraphLaunch", &[made, stream]);
         a.say("cuStreamSynchronize", &[stream]);
     }),
     case("capture_info.none", |a| {
-        a.enter();
         let stream = a.stream();
         info(a, stream);
     }),
     case("capture_info.capturing", |a| {
-        a.enter();
         let (stream, memory) = (a.stream(), a.alloc(4096));
         a.need("cuStreamBeginCapture_v2", &[stream, 2]);
         info(a, stream);
@@ -77,14 +69,11 @@ pub(super) const CASES: &[Case] = &[
         a.need("cuMemsetD8Async", &[memory, 1, 16, stream]);
         a.part("two_nodes");
         told(a, "cuStreamGetCaptureInfo_v2", stream);
-        let (mut graph, mut nodes) = (0u64, 7u64);
         a.part("end");
-        a.say("cuStreamEndCapture", &[stream, at(&mut graph)]);
-        a.say("cuGraphGetNodes", &[graph, 0, at(&mut nodes)]);
-        a.note(nodes);
+        let graph = a.get_last("cuStreamEndCapture", &[stream], 0u64);
+        a.tell_last("cuGraphGetNodes", &[graph, 0], 7u64);
     }),
     case("capture_info.joined", |a| {
-        a.enter();
         let (stream, other, event) = (a.stream(), a.stream(), a.event(2));
         let memory = a.alloc(4096);
         a.need("cuStreamBeginCapture_v2", &[stream, 2]);
@@ -103,19 +92,16 @@ pub(super) const CASES: &[Case] = &[
         told(a, "cuStreamGetCaptureInfo_v2", stream);
         a.part("same_as_ended");
         let during = graph_of(a, stream);
-        let mut graph = 0u64;
-        a.say("cuStreamEndCapture", &[stream, at(&mut graph)]);
+        let graph = a.get_last("cuStreamEndCapture", &[stream], 0u64);
         a.note(graph == during);
     }),
     case("capture_info.invalid", |a| {
-        a.enter();
         let stream = a.stream();
         a.need("cuStreamBeginCapture_v2", &[stream, 2]);
         a.call("cuCtxSynchronize", &[]);
         info(a, stream);
     }),
     case("capture_info.default", |a| {
-        a.enter();
         info(a, 0);
         let stream = a.stream();
         a.need("cuStreamBeginCapture_v2", &[stream, 0]);
@@ -126,7 +112,6 @@ pub(super) const CASES: &[Case] = &[
 
 /// Captures a fill, and returns the graph and the stream.
 fn captured(a: &mut Asker) -> (u64, u64) {
-    a.enter();
     let (stream, memory, mut graph) = (a.stream(), a.alloc(4096), 0u64);
     a.need("cuStreamBeginCapture_v2", &[stream, 2]);
     a.need("cuMemsetD8Async", &[memory, 1, 16, stream]);
@@ -137,9 +122,7 @@ fn captured(a: &mut Asker) -> (u64, u64) {
 /// Notes the flags that an executable graph was made with.
 fn exec_flags(a: &mut Asker, made: u64) {
     if made != 0 {
-        let mut flags = 77u64;
-        a.say("cuGraphExecGetFlags", &[made, at(&mut flags)]);
-        a.note(flags);
+        a.tell_last("cuGraphExecGetFlags", &[made], 77u64);
     }
 }
 
@@ -159,26 +142,16 @@ fn info(a: &mut Asker, stream: u64) {
 /// Notes status, graph and number of dependencies of a stream's capture.
 fn told(a: &mut Asker, version: &str, stream: u64) {
     let (mut status, mut id, mut graph, mut nodes) = (7u32, 7u64, 7u64, 7u64);
-    let (mut edges, mut count) = (7u64, 77u64);
-    let mut arguments = vec![
-        stream,
-        at(&mut status),
-        at(&mut id),
-        at(&mut graph),
-        at(&mut nodes),
-    ];
+    let mut edges = 7u64;
+    let first = [stream, at(&mut status), at(&mut id), at(&mut graph)];
+    let mut arguments = [&first[..], &[at(&mut nodes)]].concat();
     if version.ends_with("_v3") {
         arguments.push(at(&mut edges));
     }
-    arguments.push(at(&mut count));
-    a.say(version, &arguments);
+    let count = a.get_last(version, &arguments, 77u64);
     a.note(status);
     for value in [id, graph, nodes, edges] {
-        a.note(match value {
-            7 => "unwritten",
-            0 => "null",
-            _ => "set",
-        });
+        a.note(written(value, "set"));
     }
     a.note(count);
 }

@@ -24,8 +24,32 @@ use super::asker::Asker;
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) ask: fn(&mut Asker),
+    ask: fn(&mut Asker),
+    begin: Begin,
     pub(crate) kind: Kind,
+}
+
+/// The state of the driver in which a case begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begin {
+    /// Not initialized.
+    Bare,
+    /// Initialized, and without a context.
+    Initialized,
+    /// The first device's primary context is current.
+    Entered,
+}
+
+impl Case {
+    /// Asks the question, after its preparation.
+    pub(crate) fn run(&self, asker: &mut Asker) {
+        match self.begin {
+            Begin::Bare => {}
+            Begin::Initialized => asker.need("cuInit", &[0]),
+            Begin::Entered => asker.enter(),
+        }
+        (self.ask)(asker);
+    }
 }
 
 /// The way in which a case is run.
@@ -43,24 +67,33 @@ const fn case(name: &'static str, ask: fn(&mut Asker)) -> Case {
     Case {
         name,
         ask,
+        begin: Begin::Entered,
         kind: Kind::Usual,
     }
 }
 
+const fn initialized(name: &'static str, ask: fn(&mut Asker)) -> Case {
+    let mut case = case(name, ask);
+    case.begin = Begin::Initialized;
+    case
+}
+
+const fn bare(name: &'static str, ask: fn(&mut Asker)) -> Case {
+    let mut case = case(name, ask);
+    case.begin = Begin::Bare;
+    case
+}
+
 const fn alone(name: &'static str, ask: fn(&mut Asker)) -> Case {
-    Case {
-        name,
-        ask,
-        kind: Kind::Alone,
-    }
+    let mut case = case(name, ask);
+    case.kind = Kind::Alone;
+    case
 }
 
 const fn helper(name: &'static str, ask: fn(&mut Asker)) -> Case {
-    Case {
-        name,
-        ask,
-        kind: Kind::Helper,
-    }
+    let mut case = case(name, ask);
+    case.kind = Kind::Helper;
+    case
 }
 
 /// Returns all cases.

@@ -1,54 +1,37 @@
 //! Peers: access between contexts and devices. Cases of two devices answer `one-device` on one.
 
 use super::super::asker::Asker;
-use super::super::library::at;
 use super::{Case, case};
 
 pub(super) const CASES: &[Case] = &[
     case("peer.itself", |a| {
-        let primary = a.enter();
-        let mut can = 7i32;
+        let primary = a.primary;
         a.part("can_access");
-        a.say("cuDeviceCanAccessPeer", &[at(&mut can), 0, 0]);
-        a.note(can);
+        a.tell("cuDeviceCanAccessPeer", 7i32, &[0, 0]);
         a.part("can_access_99");
-        a.say("cuDeviceCanAccessPeer", &[at(&mut can), 0, 99]);
-        a.part("can_access_null");
-        a.say("cuDeviceCanAccessPeer", &[0, 0, 0]);
-        a.part("enable");
-        a.say("cuCtxEnablePeerAccess", &[primary, 0]);
-        a.part("disable");
-        a.say("cuCtxDisablePeerAccess", &[primary]);
+        a.get("cuDeviceCanAccessPeer", 7i32, &[0, 99]);
+        a.ask("can_access_null", "cuDeviceCanAccessPeer", &[0, 0, 0]);
+        a.ask("enable", "cuCtxEnablePeerAccess", &[primary, 0]);
+        a.ask("disable", "cuCtxDisablePeerAccess", &[primary]);
         for attribute in [0u64, 1, 2, 3, 4, 5, 99] {
-            let mut value = 77i32;
             a.part(format_args!("attribute_{attribute}"));
-            let arguments = [at(&mut value), attribute, 0, 0];
-            a.say("cuDeviceGetP2PAttribute", &arguments);
-            a.note(value);
+            a.tell("cuDeviceGetP2PAttribute", 77i32, &[attribute, 0, 0]);
         }
         a.part("attribute_of_99");
-        let mut value = 77i32;
-        a.say("cuDeviceGetP2PAttribute", &[at(&mut value), 1, 0, 99]);
+        a.get("cuDeviceGetP2PAttribute", 77i32, &[1, 0, 99]);
     }),
     case("peer.null", |a| {
-        a.enter();
         a.say("cuCtxEnablePeerAccess", &[0, 0]);
         a.say("cuCtxDisablePeerAccess", &[0]);
     }),
     case("peer.context_of_the_same_device", |a| {
-        let primary = a.enter();
-        let mut made = 0u64;
-        a.need("cuCtxCreate_v2", &[at(&mut made), 0, 0]);
-        a.part("enable");
-        a.say("cuCtxEnablePeerAccess", &[primary, 0]);
-        a.part("again");
-        a.say("cuCtxEnablePeerAccess", &[primary, 0]);
-        a.part("flags_1");
-        a.say("cuCtxEnablePeerAccess", &[primary, 1]);
-        a.part("disable");
-        a.say("cuCtxDisablePeerAccess", &[primary]);
-        a.part("again_disable");
-        a.say("cuCtxDisablePeerAccess", &[primary]);
+        let primary = a.primary;
+        a.context();
+        a.ask("enable", "cuCtxEnablePeerAccess", &[primary, 0]);
+        a.ask("again", "cuCtxEnablePeerAccess", &[primary, 0]);
+        a.ask("flags_1", "cuCtxEnablePeerAccess", &[primary, 1]);
+        a.ask("disable", "cuCtxDisablePeerAccess", &[primary]);
+        a.ask("again_disable", "cuCtxDisablePeerAccess", &[primary]);
         a.part("memory_of_the_other");
         let memory = a.alloc(4096);
         a.need("cuCtxSetCurrent", &[primary]);
@@ -60,45 +43,28 @@ pub(super) const CASES: &[Case] = &[
 
 /// Enables access of the first device to the second's memory, and uses it.
 fn two_devices(a: &mut Asker) {
-    let primary = a.enter();
-    if a.devices() < 2 {
-        return a.note("one-device");
-    }
-    let mut other = 0u64;
-    a.need("cuDevicePrimaryCtxRetain", &[at(&mut other), 1]);
+    let primary = a.primary;
+    let Some(other) = a.peer() else { return };
     a.need("cuCtxPushCurrent_v2", &[other]);
     let memory = a.alloc(4096);
     a.need("cuCtxPopCurrent_v2", &[0]);
     a.part("can_access");
-    let mut can = 7i32;
-    a.say("cuDeviceCanAccessPeer", &[at(&mut can), 0, 1]);
-    a.note(can);
+    a.tell("cuDeviceCanAccessPeer", 7i32, &[0, 1]);
     for attribute in [0u64, 1, 2, 3, 4, 5] {
-        let mut value = 77i32;
         a.part(format_args!("attribute_{attribute}"));
-        let arguments = [at(&mut value), attribute, 0, 1];
-        a.say("cuDeviceGetP2PAttribute", &arguments);
-        a.note(value);
+        a.tell("cuDeviceGetP2PAttribute", 77i32, &[attribute, 0, 1]);
     }
     let mine = a.alloc(4096);
-    a.part("before");
-    a.say("cuMemsetD8_v2", &[memory, 1, 16]);
+    a.ask("before", "cuMemsetD8_v2", &[memory, 1, 16]);
     a.say("cuMemcpyDtoD_v2", &[mine, memory, 16]);
     a.say("cuMemcpyPeer", &[mine, primary, memory, other, 16]);
-    a.part("disable_unenabled");
-    a.say("cuCtxDisablePeerAccess", &[other]);
-    a.part("flags_1");
-    a.say("cuCtxEnablePeerAccess", &[other, 1]);
-    a.part("enable");
-    a.say("cuCtxEnablePeerAccess", &[other, 0]);
-    a.part("again");
-    a.say("cuCtxEnablePeerAccess", &[other, 0]);
-    a.part("after");
-    a.say("cuMemsetD8_v2", &[memory, 1, 16]);
+    a.ask("disable_unenabled", "cuCtxDisablePeerAccess", &[other]);
+    a.ask("flags_1", "cuCtxEnablePeerAccess", &[other, 1]);
+    a.ask("enable", "cuCtxEnablePeerAccess", &[other, 0]);
+    a.ask("again", "cuCtxEnablePeerAccess", &[other, 0]);
+    a.ask("after", "cuMemsetD8_v2", &[memory, 1, 16]);
     a.say("cuMemcpyDtoD_v2", &[mine, memory, 16]);
-    a.part("free");
-    a.say("cuMemFree_v2", &[memory]);
-    a.part("disable");
-    a.say("cuCtxDisablePeerAccess", &[other]);
+    a.ask("free", "cuMemFree_v2", &[memory]);
+    a.ask("disable", "cuCtxDisablePeerAccess", &[other]);
     a.say("cuCtxDisablePeerAccess", &[other]);
 }

@@ -11,157 +11,91 @@ const IDS: [u64; 2] = [7, 20];
 const TOKENS: u64 = 5;
 
 pub(super) const CASES: &[Case] = &[
-    case("pointer.alloc", |a| {
-        let context = a.enter();
-        let address = a.alloc(GRANULE);
-        every(a, address, address, context);
-    }),
+    case("pointer.alloc", |a| every(a, |a| a.alloc(GRANULE), 0)),
     case("pointer.alloc_interior", |a| {
-        let context = a.enter();
-        let address = a.alloc(GRANULE);
-        every(a, address + 4096, address, context);
+        every(a, |a| a.alloc(GRANULE), 4096);
     }),
-    case("pointer.alloc_small", |a| {
-        let context = a.enter();
-        let address = a.alloc(100);
-        every(a, address, address, context);
-    }),
+    case("pointer.alloc_small", |a| every(a, |a| a.alloc(100), 0)),
     case("pointer.alloc_large", |a| {
-        let context = a.enter();
-        let address = a.alloc(3 * GRANULE + 512);
-        every(a, address, address, context);
+        every(a, |a| a.alloc(3 * GRANULE + 512), 0);
     }),
-    case("pointer.pool", |a| {
-        let context = a.enter();
-        let address = a.alloc_async(GRANULE);
-        every(a, address, address, context);
-    }),
+    case("pointer.pool", |a| every(a, |a| a.alloc_async(GRANULE), 0)),
     case("pointer.pool_interior", |a| {
-        let context = a.enter();
-        let address = a.alloc_async(4096);
-        every(a, address + 512, address, context);
+        every(a, |a| a.alloc_async(4096), 512);
     }),
-    case("pointer.pinned", |a| {
-        let context = a.enter();
-        let address = a.pinned(8192, 0);
-        every(a, address + 64, address, context);
-    }),
+    case("pointer.pinned", |a| every(a, |a| a.pinned(8192, 0), 64)),
     case("pointer.pinned_mapped", |a| {
-        let context = a.enter();
-        let address = a.pinned(8192, 2);
-        every(a, address, address, context);
+        every(a, |a| a.pinned(8192, 2), 0);
     }),
     case("pointer.registered", |a| {
-        let context = a.enter();
         let memory = super::host::pages(4);
         a.need("cuMemHostRegister_v2", &[memory, 4 * 4096, 0]);
-        every(a, memory + 64, memory, context);
+        attributes(a, memory, 64);
     }),
     case("pointer.managed", |a| {
-        let context = a.enter();
-        let mut address = 0u64;
-        a.need("cuMemAllocManaged", &[at(&mut address), GRANULE, 1]);
-        every(a, address + 4096, address, context);
+        every(a, |a| a.managed(GRANULE), 4096)
     }),
     case("pointer.mapping", |a| {
-        let context = a.enter();
         let address = a.reserve(2 * GRANULE);
         a.map(address, true);
-        every(a, address + 4096, address, context);
+        attributes(a, address, 4096);
     }),
     case("pointer.mapping_second", |a| {
-        let context = a.enter();
         let address = a.reserve(2 * GRANULE);
         a.map(address, true);
         a.map(address + GRANULE, true);
-        every(a, address + GRANULE, address, context);
+        attributes(a, address, GRANULE);
     }),
     case("pointer.mapping_closed", |a| {
-        let context = a.enter();
-        let address = a.reserve(GRANULE);
-        a.map(address, false);
-        every(a, address, address, context);
+        every(a, |a| a.mapping(false), 0);
     }),
     case("pointer.mapping_read_only", |a| {
-        let context = a.enter();
-        let address = a.reserve(GRANULE);
-        a.map(address, false);
-        let mut access = [1u32, 0, 1];
-        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
-        every(a, address, address, context);
+        let address = a.mapping(false);
+        a.grant(address, 1);
+        attributes(a, address, 0);
     }),
     case("pointer.mapping_rdma", |a| {
-        let context = a.enter();
-        let (address, mut handle, mut props) = (a.reserve(GRANULE), 0u64, props());
+        let (address, mut props) = (a.reserve(GRANULE), props());
         props[6] = 1 << 8;
-        let arguments = [at(&mut handle), GRANULE, at(&mut props), 0];
-        a.need("cuMemCreate", &arguments);
+        let handle = a.made("cuMemCreate", &[GRANULE, at(&mut props), 0]);
         a.need("cuMemMap", &[address, GRANULE, 0, handle, 0]);
-        let mut access = [1u32, 0, 3];
-        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
-        every(a, address, address, context);
+        a.grant(address, 3);
+        attributes(a, address, 0);
     }),
     case("pointer.pool_small", |a| {
-        let context = a.enter();
         let first = a.alloc_async(64);
         let address = a.alloc_async(64);
-        every(a, first, first, context);
+        attributes(a, first, 0);
         a.part("second_range");
-        let (mut base, mut size) = (0u64, 0u64);
-        let arguments = [at(&mut base), at(&mut size), address + 8];
-        a.say("cuMemGetAddressRange_v2", &arguments);
-        a.note(format_args!("{} {size}", base == address));
-        a.part("past_the_end");
-        a.say("cuMemsetD8_v2", &[first, 1, 64]);
+        tell_range(a, address + 8, address);
+        a.ask("past_the_end", "cuMemsetD8_v2", &[first, 1, 64]);
         a.say("cuMemsetD8_v2", &[first, 1, 65]);
         a.say("cuMemsetD8_v2", &[first, 1, 512]);
         a.say("cuMemsetD8_v2", &[first, 1, 513]);
     }),
-    case("pointer.reserved", |a| {
-        let context = a.enter();
-        let address = a.reserve(GRANULE);
-        every(a, address, address, context);
-    }),
-    case("pointer.host", |a| {
-        let context = a.enter();
-        let memory = super::host::pages(1);
-        every(a, memory, memory, context);
-    }),
-    case("pointer.null", |a| {
-        let context = a.enter();
-        every(a, 0, 0, context);
-    }),
+    case("pointer.reserved", |a| every(a, |a| a.reserve(GRANULE), 0)),
+    case("pointer.host", |a| every(a, |_| super::host::pages(1), 0)),
+    case("pointer.null", |a| every(a, |_| 0, 0)),
     case("pointer.freed", |a| {
-        let context = a.enter();
         let address = a.alloc(GRANULE);
         a.need("cuMemFree_v2", &[address]);
-        every(a, address, address, context);
+        attributes(a, address, 0);
     }),
     case("pointer.odd_attributes", |a| {
-        a.enter();
         let address = a.alloc(GRANULE);
         for attribute in [0u64, 5, 22, 23, 99] {
-            let mut value = [0u64; 4];
             a.part(attribute);
-            a.say(
-                "cuPointerGetAttribute",
-                &[at(&mut value), attribute, address],
-            );
+            a.get("cuPointerGetAttribute", [0u64; 4], &[attribute, address]);
         }
-        a.part("null");
-        a.say("cuPointerGetAttribute", &[0, 2, address]);
+        a.ask("null", "cuPointerGetAttribute", &[0, 2, address]);
     }),
     case("pointer.without_context", |a| {
-        a.enter();
         let address = a.alloc(GRANULE);
         a.need("cuCtxSetCurrent", &[0]);
-        let mut value = 0u64;
-        a.say("cuPointerGetAttribute", &[at(&mut value), 2, address]);
-        a.note(value);
+        a.tell("cuPointerGetAttribute", 0u64, &[2, address]);
     }),
     case("pointer.several", several),
     case("pointer.several_null", |a| {
-        a.enter();
         let address = a.alloc(GRANULE);
         let (mut attribute, mut data) = (2u32, 0u64);
         a.part("count_0");
@@ -170,70 +104,65 @@ pub(super) const CASES: &[Case] = &[
         a.part("no_attributes");
         a.say("cuPointerGetAttributes", &[1, 0, at(&mut data), address]);
         a.part("no_data");
-        a.say(
-            "cuPointerGetAttributes",
-            &[1, at(&mut attribute), 0, address],
-        );
+        let arguments = [1, at(&mut attribute), 0, address];
+        a.say("cuPointerGetAttributes", &arguments);
     }),
     case("pointer.set", |a| {
-        a.enter();
         let address = a.alloc(GRANULE);
         let mut on = 1u32;
         a.part("sync_memops");
         a.say("cuPointerSetAttribute", &[at(&mut on), 6, address]);
-        let mut got = 7u32;
-        a.need("cuPointerGetAttribute", &[at(&mut got), 6, address]);
+        let got = a.made("cuPointerGetAttribute", &[6, address]);
         a.note(got);
         a.part("sync_memops_2");
         on = 2;
         a.say("cuPointerSetAttribute", &[at(&mut on), 6, address]);
-        a.part("other");
-        a.say("cuPointerSetAttribute", &[at(&mut on), 2, address]);
-        a.part("null");
-        a.say("cuPointerSetAttribute", &[0, 6, address]);
+        a.ask("other", "cuPointerSetAttribute", &[at(&mut on), 2, address]);
+        a.ask("null", "cuPointerSetAttribute", &[0, 6, address]);
         a.part("unknown_address");
         a.say("cuPointerSetAttribute", &[at(&mut on), 6, 4096]);
         a.part("mapping");
-        let mapped = a.reserve(GRANULE);
-        a.map(mapped, true);
+        let mapped = a.mapping(true);
         on = 1;
         a.say("cuPointerSetAttribute", &[at(&mut on), 6, mapped]);
     }),
     case("pointer.buffer_ids", buffer_ids),
     case("pointer.range", |a| {
-        a.enter();
         for (part, bytes) in [("1", 1u64), ("100", 100), ("513", 513), ("3MiB", 3 << 20)] {
             let address = a.alloc(bytes);
-            let (mut base, mut size) = (0u64, 0u64);
             a.part(part);
-            let arguments = [at(&mut base), at(&mut size), address];
-            a.say("cuMemGetAddressRange_v2", &arguments);
-            a.note(format_args!("{} {size}", base == address));
+            tell_range(a, address, address);
         }
         a.part("pool_100");
         let address = a.alloc_async(100);
-        let (mut base, mut size) = (0u64, 0u64);
-        let arguments = [at(&mut base), at(&mut size), address];
-        a.say("cuMemGetAddressRange_v2", &arguments);
-        a.note(format_args!("{} {size}", base == address));
-        a.part("null_outs");
-        a.say("cuMemGetAddressRange_v2", &[0, 0, address]);
+        tell_range(a, address, address);
+        a.ask("null_outs", "cuMemGetAddressRange_v2", &[0, 0, address]);
         a.part("pinned");
         let address = a.pinned(100, 0);
-        let arguments = [at(&mut base), at(&mut size), address];
-        a.say("cuMemGetAddressRange_v2", &arguments);
-        a.note(format_args!("{} {size}", base == address));
+        tell_range(a, address, address);
     }),
 ];
 
-/// Asks for every attribute of an address. Values are related to what is known, because addresses
-/// are not part of an answer.
-fn every(a: &mut Asker, address: u64, base: u64, context: u64) {
+/// Notes whether the range at an address begins at `base`, and its size.
+fn tell_range(a: &mut Asker, address: u64, base: u64) {
+    let (start, size) = a.range(address);
+    a.note(format_args!("{} {size}", start == base));
+}
+
+/// Makes memory, and asks for every attribute of the address at an offset in it.
+fn every(a: &mut Asker, make: fn(&mut Asker) -> u64, offset: u64) {
+    let base = make(a);
+    attributes(a, base, offset);
+}
+
+/// Asks for every attribute of the address at an offset in memory. Values are related to what is
+/// known, because addresses are not part of an answer.
+fn attributes(a: &mut Asker, base: u64, offset: u64) {
+    let (address, context) = (base + offset, a.primary);
     for attribute in (1..=21).filter(|&attribute| attribute != TOKENS) {
-        let mut value = [0xAAu8; 32];
         a.part(attribute);
-        let arguments = [at(&mut value), attribute, address];
-        a.say("cuPointerGetAttribute", &arguments);
+        let rest = [attribute, address];
+        let value = a.get("cuPointerGetAttribute", [0xAAu8; 32], &rest);
         let bytes = value.iter().rposition(|&byte| byte != 0xAA);
         let Some(bytes) = bytes.map(|last| last + 1) else {
             continue;
@@ -258,7 +187,6 @@ fn every(a: &mut Asker, address: u64, base: u64, context: u64) {
 
 /// Asks for several attributes at once, of several addresses.
 fn several(a: &mut Asker) {
-    a.enter();
     let known = a.alloc(GRANULE);
     let host = super::host::pages(1);
     for (part, address) in [("known", known), ("host", host), ("null", 0)] {
@@ -293,12 +221,7 @@ fn several(a: &mut Asker) {
 
 /// Compares the numbers of buffers.
 fn buffer_ids(a: &mut Asker) {
-    a.enter();
-    let id = |a: &mut Asker, address: u64| {
-        let mut id = 0u64;
-        a.need("cuPointerGetAttribute", &[at(&mut id), 7, address]);
-        id
-    };
+    let id = |a: &mut Asker, address: u64| a.made("cuPointerGetAttribute", &[7, address]);
     let (one, two) = (a.alloc(GRANULE), a.alloc(GRANULE));
     let (first, second) = (id(a, one), id(a, two));
     a.part("two_differ");
@@ -327,11 +250,9 @@ fn buffer_ids(a: &mut Asker) {
     a.part("mappings_of_one_physical");
     let handle = a.physical();
     let range = a.reserve(2 * GRANULE);
-    let mut access = [1u32, 0, 3];
-    for at_granule in [0, 1] {
-        let address = range + at_granule * GRANULE;
+    for address in [range, range + GRANULE] {
         a.need("cuMemMap", &[address, GRANULE, 0, handle, 0]);
-        a.need("cuMemSetAccess", &[address, GRANULE, at(&mut access), 1]);
+        a.grant(address, 3);
     }
     let (low, high) = (id(a, range), id(a, range + GRANULE));
     a.note(low == high);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::super::asker::Asker;
 use super::super::library::{at, read, write};
-use super::functions::{RELEASED, STARTED, blocks, launch, wait_for};
+use super::functions::{RELEASED, STARTED, blocks, launch, note_order, wait_for};
 use super::{Case, case};
 
 pub(super) const CASES: &[Case] = &[
@@ -44,7 +44,6 @@ pub(super) const CASES: &[Case] = &[
         host_to_host(a, [true, false]);
     }),
     case("queued.registered", |a| {
-        a.enter();
         let (stream, device) = (a.stream(), a.alloc(4096));
         let host = super::host::pages(1);
         a.need("cuMemHostRegister_v2", &[host, 4096, 0]);
@@ -53,15 +52,13 @@ pub(super) const CASES: &[Case] = &[
         behind(a, stream, "cuMemcpyHtoDAsync_v2", &[device, host, 16]);
         write(host, 9);
         release(a, stream);
-        let mut byte = [77u8];
-        a.need("cuMemcpyDtoH_v2", &[at(&mut byte), device, 1]);
-        a.note(byte[0]);
+        let byte = a.first_byte(device);
+        a.note(byte);
         a.part("to");
         behind(a, stream, "cuMemcpyDtoHAsync_v2", &[host, device, 16]);
         release(a, stream);
     }),
     case("queued.rectangle_to_pageable", |a| {
-        a.enter();
         let (stream, device) = (a.stream(), a.alloc(4096));
         let host = super::host::pages(1);
         // From device memory (type 2) to host memory (type 1), four rows of sixteen bytes.
@@ -84,11 +81,7 @@ fn behind(a: &mut Asker, stream: u64, name: &str, arguments: &[u64]) {
         RELEASED.store(true, Ordering::SeqCst);
     });
     a.say(name, &arguments);
-    a.note(if RELEASED.load(Ordering::SeqCst) {
-        "after-it"
-    } else {
-        "before-it"
-    });
+    note_order(a, &RELEASED);
 }
 
 /// Lets the function end, and waits for the stream.
@@ -106,7 +99,6 @@ fn host_memory(a: &mut Asker, bytes: u64, pinned: bool) -> u64 {
 
 /// Copies to the host, and notes whether the bytes are there when the call returns.
 fn to_host(a: &mut Asker, name: &str, bytes: u64, pinned: bool) {
-    a.enter();
     let (stream, device) = (a.stream(), a.alloc(bytes));
     let host = host_memory(a, bytes, pinned);
     a.need("cuMemsetD8_v2", &[device, 5, bytes]);
@@ -120,7 +112,6 @@ fn to_host(a: &mut Asker, name: &str, bytes: u64, pinned: bool) {
 
 /// Copies from the host, changes the source when the call returns, and notes which bytes arrived.
 fn from_host(a: &mut Asker, name: &str, bytes: u64, pinned: bool) {
-    a.enter();
     let (stream, device) = (a.stream(), a.alloc(bytes));
     let host = host_memory(a, bytes, pinned);
     write(host + bytes - 1, 5);
@@ -128,14 +119,11 @@ fn from_host(a: &mut Asker, name: &str, bytes: u64, pinned: bool) {
     behind(a, stream, name, &[device, host, bytes]);
     write(host + bytes - 1, 9);
     release(a, stream);
-    let mut byte = [77u8];
-    let last = device + bytes - 1;
-    a.need("cuMemcpyDtoH_v2", &[at(&mut byte), last, 1]);
-    a.note(byte[0]);
+    let byte = a.first_byte(device + bytes - 1);
+    a.note(byte);
 }
 
 fn host_to_host(a: &mut Asker, [from, to]: [bool; 2]) {
-    a.enter();
     let stream = a.stream();
     let (from, to) = (host_memory(a, 4096, from), host_memory(a, 4096, to));
     write(from, 5);

@@ -375,17 +375,17 @@ impl State {
         if plan.gained >= total {
             return;
         }
-        let mut others: Vec<((bool, i32), TenantId)> = self
-            .tenants
-            .iter()
-            .filter(|&(&other, _)| other != id)
-            .filter(|(_, tenancy)| {
+        // Both maps have the same tenants.
+        let tenants = self.tenants.iter().zip(self.terms.iter());
+        let mut others: Vec<((bool, i32), TenantId)> = tenants
+            .filter(|&((&other, _), _)| other != id)
+            .filter(|((_, tenancy), _)| {
                 let holds = give == Give::Cached && !tenancy.holders.is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
-            .filter_map(|(&other, _)| {
-                let terms = self.terms.get(other)?;
-                Some(((terms.is_registered(), terms.priority()), other))
+            .map(|((&other, _), (same, terms))| {
+                debug_assert_eq!(other, same, "the maps of tenants differ");
+                ((terms.is_registered(), terms.priority()), other)
             })
             .collect();
         others.sort_unstable();

@@ -6,14 +6,14 @@
 
 mod library;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::ValueEnum;
 
-use cuvmm_command::command::usage;
+use cuvmm_command::command::{usage, word};
 use cuvmm_command::size::size;
 use cuvmm_command::terminal::tell;
 
@@ -156,13 +156,19 @@ impl Args {
         set("FAKECUDA_GPU", self.gpu.as_ref().map(text));
         set("FAKECUDA_VERSION", self.cuda.as_ref().map(text));
         set("FAKECUDA_LATENCY", self.latency.clone());
-        set("FAKECUDA_MANNER", self.manner.map(word));
+        set(
+            "FAKECUDA_MANNER",
+            self.manner.as_ref().map(word).map(OsString::from),
+        );
         set("FAKECUDA_WORK", self.late.then(|| "late".into()));
         let faults = (!self.fail.is_empty()).then(|| self.fail.join(",").into());
         set("FAKECUDA_FAIL", faults);
         set("FAKECUDA_REPORT", self.report()?);
         set("FAKECUDA_REPORT_FORMAT", self.json.then(|| "json".into()));
-        set("FAKECUDA_LEAKS", self.leaks.map(word));
+        set(
+            "FAKECUDA_LEAKS",
+            self.leaks.as_ref().map(word).map(OsString::from),
+        );
         set("FAKECUDA_UNWRITTEN", on(self.unwritten));
         let code = self.exit_code.map(u64::from).map(number);
         set("FAKECUDA_EXIT_CODE", code);
@@ -185,9 +191,4 @@ impl Args {
         }
         Ok(Some(path.into()))
     }
-}
-
-fn word<T: ValueEnum>(choice: T) -> OsString {
-    let value = choice.to_possible_value();
-    value.map_or_else(OsString::new, |value| OsStr::new(value.get_name()).into())
 }

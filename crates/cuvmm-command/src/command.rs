@@ -8,8 +8,8 @@ use std::fmt;
 use std::num::{IntErrorKind, ParseIntError};
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Parser, ValueEnum};
 
 use crate::terminal;
 
@@ -31,6 +31,12 @@ impl std::error::Error for Usage {}
 /// Makes the error for options that can be parsed and not used.
 pub fn usage(what: impl Into<String>) -> anyhow::Error {
     Usage(what.into()).into()
+}
+
+/// Returns the command-line word of a value.
+pub fn word(value: &impl ValueEnum) -> String {
+    let word = value.to_possible_value();
+    word.map_or_else(String::new, |word| word.get_name().to_owned())
 }
 
 /// Parses the command line of `program`, runs the command and reports its error.
@@ -72,7 +78,6 @@ pub fn run<C: Parser>(
     }
 }
 
-/// Prints one line on standard error.
 fn complain(program: &str, what: &str, code: u8) -> ExitCode {
     let line = what
         .lines()

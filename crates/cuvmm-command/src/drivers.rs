@@ -92,23 +92,17 @@ impl Choice {
     /// # Errors
     /// Those of [`open`](Self::open).
     pub fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
-        match self {
+        let (driver, concrete, reason): (Arc<dyn Driver>, _, _) = match self {
             Self::Auto => {
                 let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
-                let opened = Self::of(found.kind).open_as(like)?;
-                Ok(Opened {
-                    reason: found.reason,
-                    ..opened
-                })
+                let mut opened = Self::of(found.kind).open_as(like)?;
+                opened.reason = found.reason;
+                return Ok(opened);
             }
             Self::Cuda => {
                 let driver = Arc::new(CudaDriver::open()?);
                 let reason = format!("{} was requested", shown(driver.api().library()));
-                Ok(Opened {
-                    driver: driver.clone(),
-                    concrete: Concrete::Cuda(driver),
-                    reason,
-                })
+                (driver.clone(), Concrete::Cuda(driver), reason)
             }
             Self::Host => {
                 let mut options = HostOptions::new();
@@ -120,22 +114,19 @@ impl Choice {
                 }
                 let driver = Arc::new(HostDriver::new(options));
                 let reason = "the host driver was requested".to_owned();
-                Ok(Opened {
-                    driver: driver.clone(),
-                    concrete: Concrete::Host(driver),
-                    reason,
-                })
+                (driver.clone(), Concrete::Host(driver), reason)
             }
             Self::Model => {
                 let driver = Arc::new(like.model());
                 let reason = "the model was requested".to_owned();
-                Ok(Opened {
-                    driver: driver.clone(),
-                    concrete: Concrete::Model(driver),
-                    reason,
-                })
+                (driver.clone(), Concrete::Model(driver), reason)
             }
-        }
+        };
+        Ok(Opened {
+            driver,
+            concrete,
+            reason,
+        })
     }
 }
 

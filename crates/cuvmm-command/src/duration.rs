@@ -20,7 +20,6 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Nanoseconds in a second.
 const SECOND: u128 = 1_000_000_000;
 
 /// Parses a decimal number and a unit: `ns`, `us`, `ms`, `s`, `min` or `h`. Fractions of a

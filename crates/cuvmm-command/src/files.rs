@@ -9,10 +9,10 @@ use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use anyhow::Context as _;
-use bytesize::ByteSize;
 use rustix::fs::OFlags;
 
 use crate::command::usage;
+use crate::size::iec;
 use crate::terminal::shown;
 
 /// The most bytes of a text file that is read whole: a plan, a cost table, recorded answers.
@@ -68,35 +68,29 @@ pub fn text(path: &Path) -> anyhow::Result<String> {
 /// # Errors
 /// Wrong usage: the file cannot be read, is too large, or is not a file, a pipe or a terminal.
 pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
-    let read = || -> io::Result<Result<Vec<u8>, String>> {
+    let other = io::Error::other::<String>;
+    let read = || -> io::Result<Vec<u8>> {
         // The type is checked before opening too, because opening a device may have side effects.
         let readable = |found: FileType| found.is_file() || found.is_fifo();
         let found = std::fs::metadata(path)?.file_type();
         if !readable(found) && !found.is_char_device() {
-            return Ok(Err(format!(
-                "this is {}, and a file is needed",
-                kind(found)
-            )));
+            let kind = kind(found);
+            return Err(other(format!("this is {kind}, and a file is needed")));
         }
         let file = File::open(path)?;
         if !readable(file.metadata()?.file_type()) && !file.is_terminal() {
-            return Ok(Err("this is a device, and a file is needed".to_owned()));
+            return Err(other("this is a device, and a file is needed".to_owned()));
         }
         let mut bytes = vec![];
         let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
         if read as u64 > most {
-            let most = ByteSize(most).display().iec();
-            return Ok(Err(format!(
-                "this has more than {most}, the most that is read"
-            )));
+            let most = iec(most);
+            let what = format!("this has more than {most}, the most that is read");
+            return Err(other(what));
         }
-        Ok(Ok(bytes))
+        Ok(bytes)
     };
-    match read() {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(what)) => Err(wrong(path, what)),
-        Err(error) => Err(wrong(path, error)),
-    }
+    read().map_err(|error| wrong(path, error))
 }
 
 /// Checks that a file can be written, before work that takes minutes. Creates a missing file, and

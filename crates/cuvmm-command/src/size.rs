@@ -1,4 +1,6 @@
-//! Parsing of sizes on the command line and in plans.
+//! Parsing of sizes on the command line and in plans, and sizes for people.
+
+use bytesize::ByteSize;
 
 /// The first letters of the units, each 1,024 or 1,000 times the unit before.
 const UNITS: &str = "kmgtpe";
@@ -23,6 +25,11 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     read(text)
         .ok_or_else(|| "a size is a number of bytes, or like 512MiB or 8GiB".to_owned())?
         .ok_or_else(|| format!("a size is at most {} bytes, just under 16 EiB", u64::MAX))
+}
+
+/// Formats a size for people, in units of 1,024.
+pub fn iec(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
 }
 
 /// Parses a size. Returns `None` if the text is not a size, and `Some(None)` if the size does not

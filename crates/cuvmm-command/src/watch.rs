@@ -102,6 +102,13 @@ pub fn wall<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(f64, T), E> {
     Ok((nanos(begun.elapsed()), outcome))
 }
 
+/// Returns the nanoseconds of real time that `act` takes, on any driver.
+pub fn wall_of(act: impl FnOnce()) -> f64 {
+    let begun = Instant::now();
+    act();
+    nanos(begun.elapsed())
+}
+
 /// Returns a duration in nanoseconds.
 pub fn nanos(time: Duration) -> f64 {
     time.as_nanos() as f64

@@ -3,10 +3,11 @@
 //! Functions that return an `int` return 0, or a negative number and keep the error for
 //! [`cuvmm_last_error`]: -3 if memory was short, -4 if a name is not published. Functions that
 //! write a text end it with a zero byte, write it only if it fits in `length` bytes, and return the
-//! bytes needed, the zero byte included. Functions that write a device's figures return 0 if the
-//! device has no heap yet, and in a forked child.
+//! bytes needed, that byte included. Functions that write a device's figures return 0 if the device
+//! has no heap yet, and in a forked child.
 //!
-//! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
+//! `unsafe` is used to export the functions under their C names, and for the addresses that C
+//! passes.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
@@ -25,8 +26,8 @@ use crate::{entered, fork, heaps, limits, live, stats, tags};
 /// The function that throws if the pool is open already.
 const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
 
-/// Sets how the heaps are made, before the first allocation on any device. The README names the
-/// keys of the JSON object. An unknown key is an error.
+/// Sets how the heaps are made, before the first allocation. The README names the keys of the JSON
+/// object; an unknown key is an error.
 ///
 /// # Safety
 /// `json` is null or ends with a zero byte.
@@ -50,7 +51,7 @@ pub unsafe extern "C" fn cuvmm_last_error(buffer: *mut c_char, length: usize) ->
 }
 
 /// Returns the status of the calling thread's last error: -3 if memory was short, -4 if a name is
-/// not published, -1 for another reason, and 0 if there was no error.
+/// not published, -1 for another reason, 0 without an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_last_status() -> c_int {
     edge::last().1
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn cuvmm_mem_get_info(
             return Err(Error::Null);
         }
         let (bytes, limit) = limits::info(device)?;
-        // SAFETY: the caller passes addresses that are valid for writing, or null.
+        // SAFETY: the caller says so.
         unsafe {
             free.write(bytes);
             total.write(limit);
@@ -110,7 +111,7 @@ pub unsafe extern "C" fn cuvmm_mem_get_info(
 }
 
 /// Returns the first address of the allocation that contains an address, and writes its bytes
-/// (`set_base_alloc_fn`). An address outside this library's allocations is returned as it is, with
+/// (`set_base_alloc_fn`). An address outside this library's allocations is returned unchanged, with
 /// 0 bytes.
 ///
 /// # Safety
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn cuvmm_base_alloc(address: *mut c_void, size: *mut usize
             None => (address, 0),
         };
         if !size.is_null() {
-            // SAFETY: the caller passes an address that is valid for writing, or null.
+            // SAFETY: the caller says so.
             unsafe { size.write(bytes) };
         }
         first
@@ -150,10 +151,10 @@ pub extern "C" fn cuvmm_access(address: *const c_void, device: c_int) -> c_int {
 /// come from the pool's own heap. The pool gets one more user. Waits until no thread of this
 /// library waits for a device, which would break the capture that follows.
 ///
-/// If the pool is open already, changes nothing and throws PyTorch's `c10::Error`, as PyTorch's own
-/// allocator does: two captures into one pool would take each other's memory. Without PyTorch in
-/// the process, prints one line on standard error and keeps the error for [`cuvmm_last_error`]. A
-/// pool whose capture has failed does not count as open.
+/// Throws PyTorch's `c10::Error` if the pool is open already, as PyTorch's own allocator does: two
+/// captures into one pool would take each other's memory. Without PyTorch in the process, prints
+/// one line on standard error and keeps the error for [`cuvmm_last_error`]. A pool whose capture
+/// has failed does not count as open.
 ///
 /// # Safety
 /// `filter` is null or a `std::function<bool(cudaStream_t)>`, as C++ passes it by value; the
@@ -190,8 +191,8 @@ pub extern "C" fn cuvmm_end_allocate_to_pool(device: c_int, pool: PoolId) {
     guard((), || report(device, pool, graphs::end(device, pool)));
 }
 
-/// Takes a user from a pool (`set_release_pool`). When the last user goes, waits for the work of
-/// the device and frees the pool's memory.
+/// Takes a user from a pool (`set_release_pool`). After the last one, waits for the work of the
+/// device and frees the pool's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_release_pool(device: c_int, pool: PoolId) {
     guard((), || report(device, pool, graphs::release(device, pool)));
@@ -208,18 +209,18 @@ fn report(device: c_int, pool: PoolId, outcome: Result<(), Error>) {
 }
 
 /// Sets the collector: a function that frees memory which its program does not reach any more, such
-/// as Python's garbage collector. [`cuvmm_malloc`](crate::cuvmm_malloc) calls the collector once
-/// for each request that lacks memory, before the request fails. Null removes the collector and
-/// waits until no other thread is within one; until a collector is set again, functions passed to
+/// as Python's garbage collector. [`cuvmm_malloc`](crate::cuvmm_malloc) calls it once for each
+/// request that lacks memory, before the request fails. Null removes the collector and waits until
+/// no other thread is within one; until another is set, functions passed to
 /// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) are not called either.
 ///
-/// The collector runs on the thread that allocates, with no lock of this library held. It is not
-/// called from within itself, for memory of pools and tags, while a graph may be captured, nor by
+/// The collector runs on the allocating thread, with no lock of this library held. It is not called
+/// from within itself, for memory of pools and tags, while a graph may be captured, nor by
 /// `cuvmm_try_malloc` and `cuvmm_tag_malloc`.
 ///
 /// # Safety
-/// The collector may be called from any thread until it is replaced, and unwinds into no caller. A
-/// thread that holds a lock for which the collector waits must not pass null.
+/// Any thread may call the collector until it is replaced, and it unwinds into no caller. A thread
+/// that holds a lock for which the collector waits must not pass null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_set_collector(collector: Option<Collector>) {
     guard((), || collecting::set(collector));
@@ -287,8 +288,8 @@ pub unsafe extern "C" fn cuvmm_table(device: c_int, buffer: *mut c_char, length:
     unsafe { text(table, buffer, length) }
 }
 
-/// Enters a tag on the calling thread, until [`cuvmm_tag_leave`]. Blocks of code that may end out
-/// of order use [`cuvmm_tag_begin`].
+/// Enters a tag on the calling thread, until [`cuvmm_tag_leave`]. Code that may end out of order
+/// uses [`cuvmm_tag_begin`].
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte.
@@ -302,7 +303,7 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     })
 }
 
-/// Enters a tag on the calling thread, until [`cuvmm_tag_end`], and writes a token for that call.
+/// Enters a tag on the calling thread, until [`cuvmm_tag_end`] of the token that it writes.
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte. `token` is null or valid for writing.
@@ -315,14 +316,14 @@ pub unsafe extern "C" fn cuvmm_tag_begin(name: *const c_char, token: *mut u64) -
             return Err(Error::Null);
         }
         let entered = entered::enter(name)?;
-        // SAFETY: the caller passes an address that is valid for writing.
+        // SAFETY: the caller says so.
         unsafe { token.write(entered) };
         Ok(())
     })
 }
 
-/// Ends the tag of a token, in any order and on any thread. The thread that entered the tag keeps
-/// its other tags. Does nothing for a token that has ended.
+/// Ends the tag of a token, in any order and on any thread; other tags stay. Does nothing for a
+/// token that has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_end(token: u64) {
     guard((), || entered::end(token));
@@ -335,8 +336,8 @@ pub extern "C" fn cuvmm_tag_leave() {
 }
 
 /// Allocates a block of the tenant named after the calling thread's innermost tag, or `default`,
-/// for `torch.cuda.MemPool`. Returns null for a size of 0. On failure, prints one line on standard
-/// error and returns null.
+/// for `torch.cuda.MemPool`. Returns null for a size of 0, and after a failure, with one line on
+/// standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_tag_malloc(
     size: isize,
@@ -361,9 +362,8 @@ pub extern "C" fn cuvmm_tag_malloc(
     })
 }
 
-/// Frees memory of [`cuvmm_tag_malloc`], awake or asleep. The memory is reused when all work now
-/// queued on the device is complete. Prints one line on standard error for an address that is not
-/// allocated.
+/// Frees memory of [`cuvmm_tag_malloc`], awake or asleep. It is reused when all work now queued on
+/// the device is complete. Prints one line on standard error for an address that is not allocated.
 ///
 /// # Safety
 /// Work queued later does not use the memory.
@@ -384,11 +384,11 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all awake tags: their memory
 /// goes back to the driver, and their addresses stay. Waits for all work of the device. Refused
 /// while a graph is captured, also if the capture begins during the wait. With `keep` other than 0
-/// the contents are copied to host memory, else they are lost.
+/// the contents are copied to host memory, else lost.
 ///
 /// An error (a tag that is asleep or unknown, work that does not end, too little host memory, a
-/// refusal of the driver) changes nothing for any tag. If the driver then also refuses to map a
-/// tag's memory again, that tag sleeps.
+/// refusal of the driver) changes nothing. If the driver then also refuses to map a tag's memory
+/// again, that tag sleeps.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte. No work queued later uses the memory before its tag is
@@ -403,11 +403,11 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
 }
 
 /// Wakes tags, given by a JSON list of names, or `null` for all sleeping tags. They get memory at
-/// their addresses again, with the contents if these were kept. Refused while a graph is captured,
-/// also if the capture begins during a wait for memory.
+/// their addresses again, with the contents if kept. Refused while a graph is captured, also if the
+/// capture begins during a wait for memory.
 ///
 /// An error (a tag that is awake or unknown, too little memory (-3), a refusal of the driver)
-/// changes nothing for any tag.
+/// changes nothing.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte.
@@ -439,9 +439,7 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
     status(|| {
-        if fork::is_child() {
-            return Err(Error::Forked);
-        }
+        fork::check()?;
         let of = heaps::of(device)?;
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| Ok(stream.synchronize()?))
@@ -449,15 +447,15 @@ pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -
 }
 
 /// Announces that the program is about to destroy a stream (`cuStreamDestroy`). With `wait` other
-/// than 0 waits for the stream's work. Memory used on the stream stays usable, and a later stream
-/// with the same handle is another stream.
+/// than 0 waits for its work. Memory used on the stream stays usable, and a later stream with its
+/// handle is another stream.
 ///
 /// Returns 0 if the stream has ended for this library, 1 without `wait` if its work is not
 /// complete, and a negative number if it captures or its work has failed. Only 0 changes anything.
 ///
 /// # Safety
-/// `stream` is a stream. From now on no function of this library gets it, except the function that
-/// frees memory that was allocated for the stream.
+/// `stream` is a stream. From now on no function of this library gets it, except to free memory
+/// allocated for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c_int {
     let mut is_busy = false;
@@ -475,7 +473,7 @@ pub unsafe extern "C" fn cuvmm_stream_end(stream: *mut c_void, wait: c_int) -> c
     }
 }
 
-/// Writes a text if there is one. Returns the bytes needed, or 0.
+/// Writes a text if any. Returns the bytes needed, or 0.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.

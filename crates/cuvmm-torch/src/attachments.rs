@@ -2,8 +2,8 @@
 //!
 //! Each request has a connection of its own: publishers close idle connections.
 //!
-//! Detaching waits for devices. An attachment that cannot be detached now keeps its number until
-//! devices can be waited for: Python asks only once, when the last tensor is gone.
+//! Detaching waits for devices. An attachment keeps its number until devices can be waited for:
+//! Python asks only once, when the last tensor is gone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -63,9 +63,7 @@ fn lock() -> MutexGuard<'static, State> {
 /// # Errors
 /// On any error nothing stays attached.
 pub(crate) fn attach(json: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let Request {
         name,
         path,
@@ -111,7 +109,6 @@ fn connect(path: &Path, users: &[u32]) -> Result<Subscriber, Error> {
     Subscriber::connect_to(path, &admitted).map_err(|error| Error::at(path, error))
 }
 
-/// Returns the error for memory on another device than the named one.
 fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
     let driver = of.device.driver();
     let count = driver.device_count().unwrap_or(0);
@@ -126,9 +123,7 @@ fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
 }
 
 fn attached(number: u64) -> Result<Arc<Attached>, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let found = lock()
         .attached
         .get_or_insert_default()
@@ -188,8 +183,8 @@ pub(crate) fn newer(number: u64, wait: Duration) -> Result<Option<u64>, Error> {
 /// Detaches a publication. Waits for the work of all devices that have access.
 ///
 /// # Errors
-/// A graph is captured, or a device cannot be waited for. The attachment then stays until
-/// [`graphs::collect`] detaches it.
+/// A graph is captured, or a device cannot be waited for. [`graphs::collect`] detaches the
+/// attachment later.
 pub(crate) fn detach(number: u64) -> Result<(), Error> {
     if fork::is_child() {
         return Ok(());
@@ -214,7 +209,6 @@ pub(crate) fn detach_later(number: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Detaches everything that could not be detached before.
 fn detach_all(leave: &Waiting) {
     let leaving = lock().leaving.clone();
     for number in leaving {

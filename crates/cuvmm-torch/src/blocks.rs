@@ -12,7 +12,6 @@ use cuvmm::heap::ALIGNMENT;
 /// The largest allocation that shares a block, in bytes.
 const SMALL: u64 = 1 << 20;
 
-/// The bytes of a shared block.
 const SHARED: u64 = 2 << 20;
 
 /// The blocks of all tags. Tags are numbers here.
@@ -20,7 +19,6 @@ const SHARED: u64 = 2 << 20;
 pub(crate) struct Blocks {
     /// Blocks of one allocation with their tags, by address.
     whole: HashMap<usize, (Block, usize)>,
-    /// Shared blocks, by address.
     shared: HashMap<usize, Shared>,
     /// Allocations in shared blocks, by address: the size and the block's address.
     parts: HashMap<usize, (u64, usize)>,
@@ -44,14 +42,13 @@ pub(crate) struct Removed {
     pub(crate) block: Option<Block>,
 }
 
-/// Returns the size of a new block for an allocation.
 pub(crate) const fn block_for(size: u64) -> u64 {
     if size <= SMALL { SHARED } else { size }
 }
 
 impl Blocks {
-    /// Makes a small allocation in the tag's open block. Returns its address, or `None` if the size
-    /// is not small or the block is full.
+    /// Makes a small allocation in the tag's open block. Returns its address, or `None` if it is
+    /// not small or the block is full.
     pub(crate) fn share(&mut self, tag: usize, size: u64) -> Option<usize> {
         if size > SMALL {
             return None;
@@ -69,7 +66,7 @@ impl Blocks {
         Some(address)
     }
 
-    /// Adds a block of [`block_for`] the size for an allocation of a tag. Returns the allocation's
+    /// Adds a block of [`block_for`] the size for an allocation, and returns the allocation's
     /// address.
     pub(crate) fn add(&mut self, tag: usize, size: u64, block: Block) -> usize {
         let place = usize::try_from(block.address().0).unwrap_or(usize::MAX);

@@ -4,7 +4,7 @@
 //! does with a device's capsule. Python code cannot run then, so these functions set the exception
 //! aside while they release the tensor's owner.
 //!
-//! This library is not linked with Python: it looks Python's functions up in the process.
+//! This library is not linked with Python: it looks up Python's functions in the process.
 //!
 //! `unsafe` is used to call these functions, and to read DLPack's structures.
 #![allow(unsafe_code)]
@@ -68,8 +68,6 @@ impl Python {
         })
     }
 
-    /// Gives up a reference to an object.
-    ///
     /// # Safety
     /// The caller owns the reference.
     unsafe fn end(self, object: Object) {
@@ -125,7 +123,7 @@ pub unsafe extern "C-unwind" fn cuvmm_dlpack_delete_versioned(tensor: *mut Manag
 }
 
 /// Ends a capsule of Python (`PyCapsule_Destructor`), and the tensor in it unless a library has
-/// taken the tensor and so renamed the capsule.
+/// taken it and so renamed the capsule.
 ///
 /// # Safety
 /// `capsule` is a capsule of Python, and the thread holds Python's lock.

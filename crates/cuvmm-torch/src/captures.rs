@@ -1,7 +1,7 @@
 //! Open pools of graphs, and the state of the captures that they were opened for.
 //!
-//! PyTorch does not close a pool whose capture has failed, and the pool's filter refers to a graph
-//! that may be gone. So the streams that the filter accepted tell whether the capture runs.
+//! PyTorch does not close a pool whose capture has failed, and its filter may refer to a graph that
+//! is gone. So the streams that the filter accepted tell whether the capture runs.
 //!
 //! `unsafe` is used to ask the driver about these streams, for which PyTorch vouches.
 #![allow(unsafe_code)]
@@ -16,8 +16,7 @@ use crate::heaps;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
-    /// A stream that captured when the filter accepted it still does, or the capture may be about
-    /// to begin.
+    /// An accepted stream still captures, or the capture may be about to begin.
     MayRun,
     /// No accepted stream has captured.
     None,
@@ -26,12 +25,12 @@ pub(crate) enum Capture {
 }
 
 thread_local! {
-    /// A token of the thread. The thread's end drops it.
+    /// A token of the thread, dropped at its end.
     static THREAD: Arc<()> = Arc::default();
 }
 
 /// The driver's number of a capture; each capture on a stream has its own. 0 if the driver gives
-/// none, as for a capture that is broken and has not ended.
+/// none, as for a broken capture that has not ended.
 type CaptureId = u64;
 
 pub(crate) struct Open {
@@ -39,17 +38,15 @@ pub(crate) struct Open {
     thread: Weak<()>,
     has_accepted: bool,
     /// Streams that captured when the filter accepted them, each with its capture, without those
-    /// that have ended. The driver is asked about no other stream: it may be destroyed.
+    /// that have ended. The driver is asked about no other stream, which may be destroyed.
     captured: Vec<(StreamHandle, CaptureId)>,
     has_captured: bool,
-    /// `true` once the thread has opened another pool: a capture of this pool is not awaited any
-    /// more.
+    /// `true` once the thread has opened another pool: this pool's capture is not awaited any more.
     is_superseded: bool,
     capture: Capture,
 }
 
 impl Open {
-    /// Opens a pool for the calling thread.
     pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
@@ -62,7 +59,6 @@ impl Open {
         }
     }
 
-    /// Returns `true` if the calling thread has opened the pool.
     pub(crate) fn is_mine(&self) -> bool {
         let is_it = |thread: &Arc<()>| self.thread.as_ptr() == Arc::as_ptr(thread);
         THREAD.try_with(is_it).unwrap_or(false)
@@ -76,7 +72,6 @@ impl Open {
         self.capture
     }
 
-    /// Asks the driver whether the capture runs.
     pub(crate) fn look(&mut self, device: i32) -> Capture {
         if self.capture == Capture::Over {
             return Capture::Over;
@@ -121,13 +116,13 @@ impl Open {
 }
 
 /// Returns the capture that a stream takes part in. A device without a heap has no such stream, a
-/// lost context captures nothing, and the legacy stream, about which the driver may refuse an
+/// lost context captures nothing, and the legacy stream, about which the driver may refuse to
 /// answer, never captures.
 fn capture_on(device: i32, stream: StreamHandle) -> Option<CaptureId> {
     let of = heaps::known(device)?;
     let (driver, ordinal) = (of.driver(), of.device.ordinal());
-    // SAFETY: PyTorch has allocated for the stream while its capture ran, and keeps its streams.
-    // Programs announce the end of other streams.
+    // SAFETY: PyTorch keeps the streams that it has allocated for while its capture ran. Programs
+    // announce the end of other streams.
     let (status, id) = unsafe {
         (
             driver.capture_status(ordinal, stream),

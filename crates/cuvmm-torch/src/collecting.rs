@@ -2,8 +2,8 @@
 //! garbage collector.
 //!
 //! The collector takes the interpreter's lock, so it is called with no lock of this library held.
-//! PyTorch then holds no lock that guards its pluggable allocator; the package's README says which
-//! other locks may be held. The collector is never called for `torch.cuda.MemPool`, whose lock
+//! PyTorch then holds no lock that guards its pluggable allocator; the package's README names other
+//! locks that may be held. The collector is never called for `torch.cuda.MemPool`, whose lock
 //! PyTorch holds.
 //!
 //! `unsafe` is used to call the collector.
@@ -23,7 +23,7 @@ pub(crate) type Collector = unsafe extern "C" fn();
 
 struct State {
     collector: Option<Collector>,
-    /// `true` from `set(None)` until a collector is set: no other collector is called either.
+    /// `true` from `set(None)` until a collector is set: none is called meanwhile.
     has_ended: bool,
     running: usize,
 }
@@ -62,7 +62,6 @@ pub(crate) fn set(collector: Option<Collector>) {
     }
 }
 
-/// The calling thread is within a collector.
 struct Within;
 
 impl Within {
@@ -95,14 +94,14 @@ impl Drop for Within {
     }
 }
 
-/// Collects garbage, with the collector that was set, for a failed request of PyTorch outside of
-/// pools. Returns `true` if the request should be tried again.
+/// Collects garbage with the collector that was set, for a failed request outside of pools. Returns
+/// `true` if the request should be tried again.
 #[cold]
 pub(crate) fn helps(error: &Error) -> bool {
     !entered::is_entered() && collects(error, None)
 }
 
-/// Collects garbage for a failed request, with `collector` or the one that was set. Returns `true`
+/// Collects garbage with `collector` or the one that was set, for a failed request. Returns `true`
 /// if the request should be tried again.
 ///
 /// A collection may destroy streams, events and graphs, so none begins while a graph may be
@@ -118,8 +117,7 @@ pub(crate) fn collects(error: &Error, collector: Option<Collector>) -> bool {
     if graphs::waiting().is_none() {
         return false;
     }
-    // SAFETY: the setter promised that the collector may be called from any thread until it is
-    // replaced.
+    // SAFETY: its setter permits calls from any thread until it is replaced.
     unsafe { collector() };
     true
 }

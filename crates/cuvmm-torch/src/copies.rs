@@ -61,16 +61,14 @@ fn copied(
     queue: impl FnOnce(&dyn Driver, Ordinal, StreamHandle) -> Result<(), DriverError>,
 ) -> c_int {
     status(|| {
-        if fork::is_child() {
-            return Err(Error::Forked);
-        }
+        fork::check()?;
         let of = heaps::of(device)?;
         if size == 0 {
             return Ok(());
         }
         let _leave = graphs::waiting().ok_or(Error::Capturing)?;
         of.with_stream(crate::handle(stream), |stream| {
-            // A capture without an open pool is not known here. It would record the copy, and the
+            // A capture without an open pool is not known here: it would record the copy, and the
             // wait would break it.
             if stream.is_capturing()? {
                 return Err(Error::Capturing);

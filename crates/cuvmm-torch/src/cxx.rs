@@ -1,10 +1,10 @@
 //! C++: PyTorch's exceptions, and functions that PyTorch passes.
 //!
-//! This library is not linked with PyTorch. When memory is short, it looks the parts of
-//! `c10::OutOfMemoryError` up in the process, under their names in the Itanium C++ ABI. The name of
-//! a constructor contains its parameters' types, so a constructor that is found takes the arguments
-//! passed here. The exception's size is not in its name; more space is given than any version
-//! needs.
+//! This library is not linked with PyTorch. When memory is short, it looks up the parts of
+//! `c10::OutOfMemoryError` in the process, under their names in the Itanium C++ ABI. A
+//! constructor's name contains its parameters' types, so a constructor that is found takes the
+//! arguments passed here. The exception's size is not in its name; it gets more space than any
+//! version needs.
 //!
 //! `std::string` and `std::function` are laid out as in libstdc++ since GCC 5.
 //!
@@ -36,7 +36,7 @@ type Throw = unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Dest
 type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
 type Construct = unsafe extern "C" fn(*mut c_void, SourceLocation, *mut CxxString);
 
-/// An exception that is ready to be thrown. If it is not thrown, its memory leaks.
+/// An exception ready to be thrown. If it is not thrown, its memory leaks.
 #[derive(Clone, Copy)]
 pub(crate) enum Exception {
     /// `c10::OutOfMemoryError`, which Python gets as `torch.cuda.OutOfMemoryError`.
@@ -101,7 +101,6 @@ impl Exception {
     }
 }
 
-/// The functions and objects that make up an exception.
 struct Parts {
     typeinfo: *const c_void,
     vtable: *const c_void,
@@ -133,7 +132,7 @@ impl Parts {
         };
         // SAFETY: the functions are what their names say. The space is zeroed, and large enough for
         // the base, whose constructor takes these arguments. The class adds only a vtable to its
-        // base: after two words come its functions, the destructor first.
+        // base: two words, then its functions, the destructor first.
         unsafe {
             let object = (self.allocate)(SIZE);
             ptr::write_bytes(object.cast::<u8>(), 0, SIZE);
@@ -160,8 +159,8 @@ struct SourceLocation {
     line: u32,
 }
 
-/// `std::string`. A short string holds its bytes inside. A string made here never is short, so it
-/// can be moved until it is passed.
+/// `std::string`. A short string holds its bytes inside. Strings made here are never short, and can
+/// be moved until they are passed.
 #[repr(C)]
 struct CxxString {
     bytes: *mut u8,
@@ -189,8 +188,8 @@ impl CxxString {
         }
     }
 
-    /// Frees the bytes that remain after a call with the string. The string must not have been
-    /// moved since the call.
+    /// Frees the bytes that remain after a call with the string, which must not have been moved
+    /// since.
     unsafe fn end(&mut self, delete: unsafe extern "C" fn(*mut c_void)) {
         let local = ptr::from_mut(self).cast::<u8>();
         // A string that C++ has moved from is short.
@@ -247,7 +246,7 @@ impl Filter {
         })
     }
 
-    /// Returns `true` if the function accepts a stream. An empty function accepts all. The function
+    /// Returns `true` if the function accepts a stream; an empty function accepts all. The function
     /// may throw without any loss.
     pub(crate) fn accepts(&self, stream: *mut c_void) -> bool {
         match (self.0.manage, self.0.invoke) {

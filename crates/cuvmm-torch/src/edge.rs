@@ -1,5 +1,5 @@
-//! The boundary between C and Rust: panics end here, messages go to standard error, each thread's
-//! last error is kept, and texts are written into the buffers of C.
+//! The boundary between C and Rust: ends panics, prints messages, keeps each thread's last error,
+//! and exchanges texts.
 //!
 //! `unsafe` is used to read and write the texts of C.
 #![allow(unsafe_code)]
@@ -32,7 +32,7 @@ pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 }
 
 /// Runs the body of a C function and returns 0, or keeps the error for [`last`] and returns -3 if
-/// memory was short, -4 if a name is not published, -2 after a panic, and else -1.
+/// memory was short, -4 if a name is not published, -2 after a panic, else -1.
 pub(crate) fn status(body: impl FnOnce() -> Result<(), Error>) -> i32 {
     guard(-2, || match body() {
         Ok(()) => 0,
@@ -81,8 +81,8 @@ pub(crate) fn last() -> (String, i32) {
     .unwrap_or_default()
 }
 
-/// Prints one line on standard error. `eprintln!` would panic if standard error is closed, and
-/// would take a lock that a thread may have held at a fork.
+/// Prints one line on standard error. `eprintln!` would panic if standard error is closed, and take
+/// a lock that a thread may have held at a fork.
 pub(crate) fn message(text: &str) {
     let line = format!("cuvmm: {}\n", text.replace('\n', " "));
     let _ = rustix::io::write(std::io::stderr().as_fd(), line.as_bytes());

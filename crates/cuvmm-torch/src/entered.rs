@@ -37,9 +37,7 @@ fn open() -> MutexGuard<'static, BTreeSet<u64>> {
 /// # Errors
 /// The process is a forked child.
 pub(crate) fn enter(name: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let token = TOKEN.fetch_add(1, Ordering::Relaxed);
     open().insert(token);
     entered(|entered| {
@@ -49,8 +47,8 @@ pub(crate) fn enter(name: &str) -> Result<u64, Error> {
     Ok(token)
 }
 
-/// Ends an entered tag, which need not be the innermost, nor of this thread. Does nothing if the
-/// tag has ended, and in a forked child, which allocates nothing.
+/// Ends an entered tag of any thread, innermost or not. Does nothing if it has ended, and in a
+/// forked child, which allocates nothing.
 pub(crate) fn end(token: u64) {
     if fork::is_child() {
         return;

@@ -138,7 +138,6 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Adds the pool of graphs to the error that its heap has no addresses left.
     pub(crate) fn in_pool(self, first: u64, second: u64) -> Self {
         match self {
             Self::Block(cause @ BlockError::HeapOutOfAddresses { .. }) => Self::InPool {
@@ -150,7 +149,6 @@ impl Error {
         }
     }
 
-    /// Makes an error of sharing that names the path of the socket.
     pub(crate) fn at(path: &Path, cause: impl Into<ShareError>) -> Self {
         let cause = cause.into();
         match cause.to_string().contains(&*path.to_string_lossy()) {
@@ -175,7 +173,6 @@ impl Error {
         }
     }
 
-    /// Returns `true` if a name is not published, or not any more.
     pub(crate) const fn is_not_published(&self) -> bool {
         let share = match self {
             Self::NotPublished { .. } => return true,

@@ -1,8 +1,8 @@
 //! The end of the process: threads of mappers and publishers stop before the driver shuts down.
 //!
-//! The driver shuts down in a function that the C library calls at the exit, and a thread within
-//! the driver may then crash or hang. Functions registered later are called earlier, so the
-//! function here is registered after the driver was opened.
+//! The driver shuts down in a function that the C library calls at the exit; a thread within the
+//! driver may then crash or hang. Functions registered later are called earlier, so the function
+//! here is registered after the driver was opened.
 //!
 //! `unsafe` is used to register the function.
 #![allow(unsafe_code)]
@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use crate::fork;
 
-/// The most time that the exit waits for threads: one may be within a call that the driver does not
-/// end.
+/// The longest wait of the exit for threads: one may be within a call that the driver does not end.
 const LONGEST: Duration = Duration::from_secs(2);
 
 type End = Box<dyn FnOnce() + Send>;
@@ -31,8 +30,7 @@ pub(crate) fn at_end(end: impl FnOnce() + Send + 'static) {
     ends.push(Box::new(end));
 }
 
-/// Registers the exit function. If that fails returns `false`, and no thread that calls the driver
-/// may be started.
+/// Registers the exit function. After `false`, no thread that calls the driver may be started.
 pub(crate) fn watch() -> bool {
     if REGISTERED.swap(true, Ordering::Relaxed) {
         return true;

@@ -1,5 +1,5 @@
-//! Counters of a device's allocations, as PyTorch names them. One lock guards them, and is held for
-//! nothing else.
+//! Counters of a device's allocations, as PyTorch names them. One lock guards them, and nothing
+//! else.
 
 use serde::Serialize;
 
@@ -133,7 +133,7 @@ impl Figures {
 
     /// Notes the held bytes, and returns the most bytes noted so far.
     ///
-    /// Held bytes fall only when memory goes back to the driver, so they are noted before that, and
+    /// Held bytes fall only when memory goes back to the driver: they are noted before that, and
     /// whenever the peak is read.
     pub(crate) fn look(&mut self, held: u64) -> u64 {
         // Allocated bytes were held, also between two looks.
@@ -142,7 +142,7 @@ impl Figures {
         self.peak_held
     }
 
-    /// Resets the peaks to the current figures; `held` is the bytes held now.
+    /// Resets the peaks to the current figures; `held` are the bytes held now.
     pub(crate) fn reset_peaks(&mut self, held: u64) {
         for class in [&mut self.all, &mut self.small, &mut self.large] {
             class.each(Figure::reset_peak);

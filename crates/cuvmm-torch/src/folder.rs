@@ -1,4 +1,4 @@
-//! Finds the publishers of this user by the names that they publish.
+//! Finds this user's publishers by the names that they publish.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -95,8 +95,7 @@ fn published_at(socket: &Path) -> Result<Vec<String>, Error> {
     Ok(listed.into_iter().map(|one| one.name).collect())
 }
 
-/// Returns `true` if a publisher could not be asked because this process has too many open
-/// descriptors.
+/// Returns `true` if a publisher could not be asked for lack of descriptors in this process.
 fn lacks_descriptors(error: &Error) -> bool {
     let (Error::Channel(error) | Error::Share(ShareError::Channel(error))) = error else {
         return false;
@@ -107,7 +106,6 @@ fn lacks_descriptors(error: &Error) -> bool {
     }
 }
 
-/// Returns the paths of all sockets in the folder, or none without a folder.
 fn sockets() -> Result<BTreeSet<PathBuf>, Error> {
     Ok(match UserFolder::open(path())? {
         Some(folder) => folder.sockets()?,

@@ -1,9 +1,9 @@
 //! Pools of graphs: while a pool is open for a stream, the stream's allocations come from the
-//! pool's heap, which keeps its memory as long as the pool has users.
+//! pool's heap, which keeps its memory while the pool has users.
 //!
 //! While a graph may be captured, no thread of this library waits for a device. A wait needs leave
 //! from [`waiting`], and [`begin`] waits until earlier leaves end. Meanwhile an operation that
-//! needs leave is refused, or put off until [`collect`] gets leave.
+//! needs leave is refused, or put off until [`collect`] gets it.
 //!
 //! Operations outside of open pools do not take the lock here.
 
@@ -32,16 +32,15 @@ struct GraphPool {
     id: PoolId,
     /// `None` until the heap could be built.
     heap: Option<Heap>,
-    /// Number of times opened, less number of times released.
+    /// Times opened, less times released.
     users: u64,
-    /// The captures that the pool is open for.
     open: Vec<Open>,
 }
 
 struct State {
     pools: Vec<GraphPool>,
     /// Heaps of pools without users. They end after a wait for the device's work, since a graph may
-    /// be running. A heap whose allocations outlive its pool is an ordinary heap then.
+    /// be running. If allocations outlive the pool, the heap is then an ordinary one.
     released: Vec<(&'static DeviceHeap, Heap)>,
     put_off: Vec<fn(&Waiting)>,
     /// The number of leaves to wait for devices.
@@ -65,8 +64,8 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leave to wait for devices and to unmap what they have used. No capture begins while the leave
-/// lives: drop it before the calling thread opens a pool.
+/// Leave to wait for devices and to unmap what they have used. No capture begins while it lives:
+/// drop it before the calling thread opens a pool.
 pub(crate) struct Waiting(());
 
 /// Returns leave to wait for devices, unless a graph may be captured now.
@@ -127,16 +126,14 @@ fn asked(device: i32, stream: *mut c_void) -> Option<PoolId> {
     found
 }
 
-/// Opens a pool for the streams that a filter accepts, and waits until no thread waits for a
-/// device. Makes the pool if needed.
+/// Opens a pool, which it makes if needed, for the streams that a filter accepts. Waits until no
+/// thread waits for a device.
 ///
 /// # Errors
 /// [`Error::Recording`], with nothing changed, if a capture into the pool may run. If the heap
 /// cannot be built the pool is open nevertheless, so that its allocations fail.
 pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     collect();
     let mut state = lock();
     state.look();
@@ -176,7 +173,7 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
 }
 
 /// Closes pools that the calling thread opened for captures that are over: PyTorch does not close a
-/// pool whose capture has failed. Each loses the user that it got when opened.
+/// pool whose capture has failed. Each loses the user of its opening.
 pub(crate) fn close() {
     let mut state = lock();
     state.look();
@@ -245,7 +242,6 @@ pub(crate) fn collect() {
     put_off.into_iter().for_each(|act| act(&leave));
 }
 
-/// Returns the heaps of a device's pools, and of released pools that have not ended.
 pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
     let state = lock();
     let device = of.device.ordinal().0;
@@ -257,7 +253,7 @@ pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
     all.cloned().collect()
 }
 
-/// Returns the heap of a pool, and builds it if needed.
+/// Returns the heap of a pool, built if needed.
 pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
     let of = heaps::of(device)?;
     let mut state = lock();
@@ -310,8 +306,8 @@ impl State {
         self.open().any(|open| open.capture() == Capture::MayRun)
     }
 
-    /// Removes the calling thread's openings for captures that are over, with a user for each.
-    /// Returns what must be dropped without the lock.
+    /// Removes the calling thread's openings for captures that are over, each with a user. Returns
+    /// what must be dropped without the lock.
     fn close(&mut self) -> (Vec<Open>, Vec<GraphPool>) {
         let is_over = |open: &mut Open| open.capture() == Capture::Over && open.is_mine();
         let mut closed = Vec::new();
@@ -337,7 +333,7 @@ impl State {
 }
 
 /// Counts the filters that may be called, and guards the pools of all devices while a graph may be
-/// captured. Unlocks first, because guards wait for operations of the pools.
+/// captured. Unlocks first: guards wait for operations of the pools.
 fn settle(mut state: MutexGuard<'_, State>) {
     let callable = state.open().filter(|open| open.capture() != Capture::Over);
     OPEN.store(callable.count(), Ordering::Relaxed);

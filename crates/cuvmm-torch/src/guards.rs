@@ -13,7 +13,7 @@ static WANTED: AtomicBool = AtomicBool::new(false);
 struct State {
     /// The pools of all devices, which are never dropped.
     pools: Vec<Pool>,
-    /// The guards of the first pools: of all or of none, unless a thread is taking them.
+    /// The guards of the first pools: of all or none, unless a thread is taking them.
     guards: Vec<CaptureGuard>,
 }
 
@@ -26,15 +26,14 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds a pool, before memory is taken from it. The pool gets a guard at once if a graph may be
-/// captured.
+/// Adds a pool before memory is taken from it, with a guard if a graph may be captured.
 pub(crate) fn add(pool: &Pool) {
     lock().pools.push(pool.clone());
     apply();
 }
 
-/// Sets whether a graph may be captured. Returns `true` if the caller must call [`apply`] once it
-/// holds no lock that an operation of a pool could need.
+/// Sets whether a graph may be captured. After `true` the caller must call [`apply`] once it holds
+/// no lock that an operation of a pool could need.
 pub(crate) fn want(wanted: bool) -> bool {
     WANTED.swap(wanted, Ordering::SeqCst) != wanted
 }

@@ -1,7 +1,7 @@
 //! The heap of each device, and the streams that PyTorch names.
 //!
-//! `unsafe` is used to wrap the streams, for which the caller of the library's functions vouches,
-//! and to ask the driver for their contexts.
+//! `unsafe` is used to wrap the streams, for which the caller vouches, and to ask the driver for
+//! their contexts.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -24,15 +24,14 @@ use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
 use crate::{exit, fork, guards};
 
-/// The tenant of publications.
 const PUBLISHED: &str = "published";
 
-/// The largest extent of publications. Each is released as a whole, and each process that attaches
-/// it maps each extent.
+/// The largest extent of publications. Each is released as a whole, and mapped by each process that
+/// attaches it.
 const PUBLISHED_EXTENT: u64 = 64 << 30;
 
 /// The heaps by device number. They are never dropped: at the exit the driver may be gone before
-/// the statics of this library, and it releases all memory then.
+/// this library's statics, and releases all memory then.
 static HEAPS: [OnceLock<DeviceHeap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
 /// Parts that all heaps share. Locked while a heap is made.
@@ -44,11 +43,10 @@ static COMMON: Mutex<Common> = Mutex::new(Common {
 struct Common {
     /// Opened for the first heap.
     driver: Option<Arc<CudaDriver>>,
-    /// The settings that the program has made.
     configuration: Option<Configuration>,
 }
 
-/// The number of streams that have ended. Notes about a handle hold as long as this number stays.
+/// The number of streams that have ended. Notes about a handle hold while this number stays.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 /// The number of kept streams at which unused streams are dropped.
@@ -68,8 +66,8 @@ struct Last {
 
 /// The limit of a device, which its heap shares with publications.
 pub(crate) struct SharedLimit {
-    /// The most bytes of the device's pools together. `None` for the default: the driver is asked
-    /// for the memory left.
+    /// The most bytes of the device's pools together. `None` for the default, the memory that the
+    /// driver has left.
     pub(crate) set: Option<u64>,
     /// The bytes of publications including the one being made; 0 while none is made.
     pub(crate) promised: u64,
@@ -86,23 +84,21 @@ pub(crate) struct DeviceHeap {
     ledger: Option<Ledger>,
     settings: Settings,
     pub(crate) limit: Mutex<SharedLimit>,
-    /// The pool and the tenant of publications, made for the first one. Memory is created either
-    /// shareable or not, so they have a pool of their own.
+    /// The pool and the tenant of publications, made for the first one. Memory is created shareable
+    /// or not, so they have a pool of their own.
     published: OnceLock<(Pool, Tenant)>,
-    /// Streams by their handles. Allocations for one stream share one table of events.
+    /// Streams by their handles: allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
     pub(crate) failed: AtomicU64,
 }
 
-/// Returns a device's heap, if it exists.
 #[inline]
 pub(crate) fn known(device: i32) -> Option<&'static DeviceHeap> {
     HEAPS.get(usize::try_from(device).ok()?)?.get()
 }
 
-/// Returns a device's heap, and makes it if needed. A failure is not kept: the next allocation
-/// tries again.
+/// Returns a device's heap, made if needed. A failure is not kept: the next allocation tries again.
 #[inline]
 pub(crate) fn of(device: i32) -> Result<&'static DeviceHeap, Error> {
     match known(device) {
@@ -136,9 +132,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
 /// # Errors
 /// A key is set after a heap was made, or settings contradict each other.
 pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
     if configuration == Configuration::default() {
         return Ok(());
@@ -172,15 +166,13 @@ pub(crate) fn ended() -> u64 {
     ENDED.load(Ordering::Acquire)
 }
 
-/// Ends a stream. Waits for its work if `waits`, else returns `false` and changes nothing if the
+/// Ends a stream. Waits for its work if `waits`, else returns `false`, with nothing changed, if the
 /// work is not complete.
 ///
 /// # Errors
 /// The stream captures, or its work has failed.
 pub(crate) fn end_stream(handle: u64, waits: bool) -> Result<bool, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     for (_, of) in all() {
         let Some(stream) = of.known_stream(handle) else {
             continue;
@@ -209,7 +201,6 @@ pub(crate) fn note_failure(device: i32) {
 }
 
 impl Last {
-    /// Returns `true` if this is the stream of a handle for a device's heap.
     fn is(&self, of: &DeviceHeap, handle: u64) -> bool {
         self.handle == handle && ptr::eq(self.of, of) && self.ended == ended()
     }
@@ -331,13 +322,11 @@ impl DeviceHeap {
         &self.peers
     }
 
-    /// Waits for all work of the devices with access to the pool's memory.
     pub(crate) fn synchronize(&self) -> Result<(), CallError> {
         let mut devices = std::iter::once(&self.device).chain(&self.peers);
         devices.try_for_each(Device::synchronize)
     }
 
-    /// Returns the tenant that PyTorch's allocations are charged to.
     pub(crate) const fn tenant(&self) -> &Tenant {
         &self.tenant
     }
@@ -366,12 +355,11 @@ impl DeviceHeap {
         Ok(())
     }
 
-    /// Calls a function with the stream of a handle. A default stream is the stream of the heap's
-    /// device.
+    /// Calls a function with the stream of a handle. A default stream is that of the heap's device.
     ///
     /// # Errors
     /// The per-thread default stream, for whose work another thread could not wait; or a stream
-    /// outside the contexts of the heap's device and its peers, for whose work the heap cannot
+    /// outside the contexts of the heap's device and its peers, for whose work the heap could not
     /// wait.
     #[inline]
     pub(crate) fn with_stream<T>(
@@ -415,7 +403,7 @@ impl DeviceHeap {
         streams.get(&handle).cloned()
     }
 
-    /// Returns `true` if a stream with this handle was used and has not ended.
+    /// Returns `true` if the handle's stream was used and has not ended.
     pub(crate) fn knows(&self, handle: u64) -> bool {
         self.known_stream(handle).is_some()
     }
@@ -423,8 +411,8 @@ impl DeviceHeap {
     fn new_stream(&self, handle: u64) -> Result<Stream, Error> {
         let device = self.device_of(handle);
         let device = device.ok_or_else(|| Error::OtherContext(self.device.ordinal().0))?;
-        // SAFETY: the caller of the library's functions vouches that the stream is one and stays
-        // one. The driver has said that it belongs to the device's context.
+        // SAFETY: the library's caller vouches that the stream is one and stays one. By the
+        // driver's answer it belongs to the device's context.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) }?;
         let is_full = |len: usize| len >= KEPT && len.is_multiple_of(KEPT);
         if is_full(
@@ -463,8 +451,8 @@ impl DeviceHeap {
         }
         let stream = ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0));
         let mut found = ptr::null_mut();
-        // SAFETY: the result is written to a local, and the caller of the library's functions
-        // vouches for the stream.
+        // SAFETY: the result is written to a local, and the library's caller vouches for the
+        // stream.
         let code = unsafe { ask(stream, &mut found) };
         let mut devices = std::iter::once(&self.device).chain(&self.peers);
         devices.find(|device| {
@@ -482,12 +470,10 @@ impl Settings {
     }
 }
 
-/// Returns the bytes that a pool has from the driver.
 pub(crate) fn held(pool: &Pool) -> u64 {
     held_of(&pool.stats())
 }
 
-/// Returns the bytes from the driver, by a pool's figures.
 pub(crate) const fn held_of(stats: &PoolStats) -> u64 {
     stats.committed + stats.free + stats.quarantined
 }

@@ -1,8 +1,7 @@
-//! Memory that the program has, for reports of `fakecuda`, the stand-in for libcuda: memory that
-//! this library keeps until the process ends is no leak.
+//! Memory that the program has, for reports of `fakecuda`, the stand-in for libcuda: it is no leak,
+//! though this library keeps it until the process ends.
 //!
-//! `unsafe` is used to export the function that `fakecuda` calls. A real driver calls no such
-//! function.
+//! `unsafe` is used to export the function, which only `fakecuda` calls.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -10,8 +9,8 @@ use std::ffi::{c_int, c_void};
 use crate::edge::guard;
 use crate::{attachments, fork, heaps, live, tags};
 
-/// Calls `visit` with `visitor` and the address, the bytes and the device of each live allocation
-/// and each attachment.
+/// Calls `visit` with `visitor` and the address, bytes and device of each live allocation and
+/// attachment.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_lent(
     visit: extern "C" fn(*mut c_void, u64, u64, c_int),

@@ -1,23 +1,13 @@
 //! PyTorch's memory from a heap of cuvmm.
 //!
 //! `libcuvmm_torch.so` has the C functions that `torch.cuda.memory.CUDAPluggableAllocator` takes.
-//! It is not linked with PyTorch and does not need it to build. The package's README describes its
-//! use and its environment variables.
+//! It is not linked with PyTorch and builds without it. The package's README describes its use and
+//! its environment variables.
 //!
 //! Each device has one [heap](cuvmm::Heap), in its primary context, which is PyTorch's too. The
-//! first allocation on the device makes the heap, which is never dropped.
+//! device's first allocation makes it; it is never dropped.
 //!
-//! Modules, from the bottom up: `error` has the errors, `edge` catches panics and exchanges texts
-//! with C, `fork` detects forked children, `exit` stops threads before the driver shuts down,
-//! `settings` reads the environment and JSON, `figures` counts, `cxx` throws PyTorch's exceptions
-//! and calls its functions, `guards` keeps pools from breaking captures, `heaps` makes heaps and
-//! knows their streams, `captures` knows which captures run, `graphs` has the heaps of graphs and
-//! gives leave to wait for devices, `limits` has each device's limit, `entered` the tags of
-//! threads, `collecting` calls garbage collectors, `live` finds allocations by address, `blocks`
-//! and `tags` have memory that can sleep, `stats` shows figures, `folder` finds publishers,
-//! `publications` and `attachments` share tensors with other processes, `capsules` ends DLPack
-//! tensors, `copies` moves bytes for Python, `lent` lists the program's memory for a stand-in for
-//! libcuda; `sharing`, `api` and this file have the functions of C.
+//! `sharing`, `api` and this file have the functions of C.
 //!
 //! `unsafe` is allowed here to export functions under their C names.
 #![allow(unsafe_code)]
@@ -66,7 +56,7 @@ pub use self::sharing::*;
 /// The function that PyTorch's exceptions name.
 const MALLOC: &CStr = c"cuvmm_malloc";
 
-/// The outcome of an allocation. It has nothing to drop, so exceptions can pass it.
+/// The outcome of an allocation, with nothing to drop, so that exceptions can pass it.
 #[derive(Clone, Copy)]
 enum Outcome {
     Address(*mut c_void),
@@ -76,8 +66,7 @@ enum Outcome {
 /// Allocates `size` bytes on a device for work on a stream (`alloc_fn`).
 ///
 /// The address is a multiple of 512. Returns null for a size of 0. On a thread under a tag the
-/// memory is a block of the tag, which can be put to sleep, unless an open pool of graphs takes the
-/// request.
+/// memory is a block of the tag, which can sleep, unless an open pool of graphs takes the request.
 ///
 /// If memory is short outside of pools and tags, [collects garbage](cuvmm_set_collector) once and
 /// tries again, if a collector is set.
@@ -132,8 +121,8 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolI
     }
 }
 
-/// Allocates memory like [`cuvmm_malloc`] outside of pools and tags, for callers that are not C++:
-/// never throws, but returns null and keeps the error for [`cuvmm_last_error`].
+/// Allocates memory outside of pools and tags, for callers that are not C++. Unlike
+/// [`cuvmm_malloc`] never throws, but returns null and keeps the error for [`cuvmm_last_error`].
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`].
@@ -223,9 +212,8 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
 /// Frees an allocation in the order of its home stream and its recorded streams (`free_fn`).
 /// `stream` counts as a recorded stream.
 ///
-/// Finds the allocation by its address; the size and the device are ignored. Prints one line on
-/// standard error for an address that is not allocated. Does nothing for null and in a forked
-/// child.
+/// Finds the allocation by its address; size and device are ignored. Prints one line on standard
+/// error for an address that is not allocated. Does nothing for null and in a forked child.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`]. Only work already queued on these streams still uses the
@@ -279,8 +267,8 @@ pub unsafe extern "C" fn cuvmm_record_stream(address: *mut c_void, stream: *mut 
     });
 }
 
-/// Records that work of another stream uses an allocation, like [`cuvmm_record_stream`]. On failure
-/// returns a negative number and changes nothing; the stream must not use the memory then.
+/// Records a use like [`cuvmm_record_stream`]. On failure returns a negative number and changes
+/// nothing; the stream must not use the memory then.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`].

@@ -14,9 +14,7 @@ fn lock(of: &DeviceHeap) -> MutexGuard<'_, SharedLimit> {
 
 /// Sets the limit of a device to a fraction of its memory, at least a granule.
 pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     if !(0.0..=1.0).contains(&fraction) {
         return Err(Error::Fraction(fraction));
     }
@@ -34,21 +32,17 @@ pub(crate) fn set_fraction(fraction: f64, device: i32) -> Result<(), Error> {
 }
 
 pub(crate) fn fraction(device: i32) -> Result<f64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let of = heaps::of(device)?;
     let limit = lock(of).set;
     let limit = limit.unwrap_or_else(|| of.pool.stats().limit);
     Ok(limit as f64 / of.device.total_memory() as f64)
 }
 
-/// Returns the bytes that can still be allocated on a device, and its limit. Other processes may
-/// take those bytes first.
+/// Returns the bytes that can still be allocated on a device, which other processes may take first,
+/// and its limit.
 pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let of = heaps::of(device)?;
     let headroom = of.tenant().headroom()?.taking_back;
     let stats = of.pool.stats();
@@ -63,7 +57,7 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 
-/// Room for a publication: the heap's pool may hold that much less. Dropped when the publication's
+/// Room for a publication: the heap's pool may hold that much less. Dropped once the publication's
 /// memory is charged or could not be had.
 pub(crate) struct Promise<'a> {
     of: &'a DeviceHeap,

@@ -23,8 +23,8 @@ const NEIGHBOURS: Duration = Duration::from_secs(2);
 
 type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
 
-/// The table. An address is removed before its memory is freed, so the next allocation at the
-/// address finds its place empty.
+/// The table. An address is removed before its memory is freed, so the next allocation there finds
+/// its place empty.
 static TABLE: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
 
@@ -56,9 +56,7 @@ pub(crate) fn allocate(
     stream: u64,
     pool: Option<PoolId>,
 ) -> Result<usize, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
         Ok(size) => size,
@@ -99,8 +97,8 @@ fn from_heap(
     };
     again(of, Some(stream), error, |wait| {
         if let Some(wait) = wait {
-            // A heap does not wait for other processes, but a block does. The block's memory stays
-            // with the pool, which can hand it on when the stream's work is complete.
+            // A heap does not wait for other processes, but a block does. Its memory stays with the
+            // pool, which can hand it on when the stream's work is complete.
             let block = of.tenant().block(size).home_stream(stream);
             drop(block.timeout(wait).allocate()?);
             stream.synchronize()?;
@@ -110,8 +108,8 @@ fn from_heap(
 }
 
 /// Retries an allocation that lacked memory: after free memory has gone back to the driver, after
-/// the device's work if memory waits for it, and after other processes were asked for memory, for
-/// which `allocate` may wait.
+/// the device's work if memory waits for it, and after a request to other processes, for which
+/// `allocate` may wait.
 #[cold]
 pub(crate) fn again<T>(
     of: &DeviceHeap,
@@ -185,14 +183,12 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     }
 }
 
-/// Records a use like [`record`], or changes nothing: the caller does not use the memory then.
+/// Records a use like [`record`], or changes nothing: then the caller does not use the memory.
 ///
 /// # Errors
 /// The address is not allocated, or the use cannot be recorded.
 pub(crate) fn try_record(address: usize, stream: u64) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let shard = shard(address);
     let live = shard.get(&address).ok_or(Error::NotAllocated)?;
     live.try_record(stream)
@@ -215,7 +211,6 @@ pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
     })
 }
 
-/// Returns all live allocations of a device, by address.
 pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for shard in &TABLE {
@@ -290,7 +285,6 @@ const fn mixed(address: usize) -> u64 {
     product ^ (product >> 32)
 }
 
-/// Returns the index of an address's shard.
 const fn shard_of(address: usize) -> usize {
     // Other bits than the shard's map uses to find a place.
     (mixed(address) >> 8) as usize % SHARDS

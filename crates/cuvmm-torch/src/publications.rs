@@ -1,8 +1,7 @@
-//! Publications: tensors copied into memory that other processes may attach, and published under a
-//! name.
+//! Publications: tensors copied into memory that other processes may attach, under a name.
 //!
-//! PyTorch's own memory cannot be shared with other processes, so publications have a pool beside
-//! the heap's, and the heap's pool leaves room for it under the device's limit.
+//! PyTorch's own memory cannot be shared, so publications have a pool beside the heap's, which
+//! leaves room for it under the device's limit.
 //!
 //! `unsafe` is used to copy from the addresses that C passes.
 #![allow(unsafe_code)]
@@ -52,7 +51,6 @@ struct Part {
     address: u64,
     offset: u64,
     size: u64,
-    /// `true` for an address of host memory.
     is_host: bool,
 }
 
@@ -61,8 +59,8 @@ struct Open {
     users: Vec<u32>,
 }
 
-/// The publishers of this process, by the path of the socket. A publisher stays when all its names
-/// are withdrawn, so that its version numbers go on.
+/// The publishers of this process, by the path of the socket. A publisher outlives its names, so
+/// that its version numbers go on.
 static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
 
 /// Publishes bytes under a name. Returns the version.
@@ -74,9 +72,7 @@ static PUBLISHERS: Mutex<Option<BTreeMap<PathBuf, Open>>> = Mutex::new(None);
 /// The addresses of the parts are valid for reading their sizes, on the device or the host as they
 /// say, and nothing writes there meanwhile.
 pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let request: Request = serde_json::from_str(json)?;
     graphs::collect();
     let leave = graphs::waiting().ok_or(Error::Capturing)?;
@@ -168,8 +164,8 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
         }
         let to = DeviceAddress(block.address().0 + part.offset);
         let from = DeviceAddress(part.address);
-        // SAFETY: the part lies within the block, which only this function knows, and the caller
-        // says that the bytes are there. Both stay until all work is complete, which is waited for.
+        // SAFETY: the part lies within the block, which only this function knows, and the bytes are
+        // there by the caller's promise. Both stay until all work is complete, which is waited for.
         unsafe { driver.copy_on_device_async(ordinal, to, from, part.size, StreamHandle::LEGACY) }
             .map_err(CallError::from)?;
     }
@@ -182,9 +178,7 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
 /// # Errors
 /// This process does not publish the name at the path.
 pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let path = match path {
         Some(path) => path,
         None => folder::own_socket()?,

@@ -1,5 +1,5 @@
-//! The settings: environment variables, because an allocator's functions take no settings, and the
-//! JSON of `cuvmm_configure`, which has precedence.
+//! The settings: environment variables, because an allocator's functions take none, and the JSON of
+//! `cuvmm_configure`, which overrides them.
 
 use std::env;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     /// The directory of the ledger that all processes share.
     pub(crate) ledger: Option<PathBuf>,
     /// The most bytes of all processes of the ledger together. `None` for the ledger's own limit,
-    /// or the device's memory if the ledger is made now.
+    /// or for a new ledger the device's memory.
     pub(crate) ledger_limit: Option<u64>,
     /// `true` if a mapper thread for each device unmaps memory.
     pub(crate) mapper: bool,
@@ -45,80 +45,71 @@ impl Settings {
     /// Reads the environment, overridden by what was configured. An empty variable counts as not
     /// set.
     pub(crate) fn read(configured: &Configuration) -> Result<Self, Error> {
-        let settings = Self::from(|name| {
+        Self::from(configured, |name| {
             let value = env::var_os(name)?;
             (!value.is_empty()).then(|| value.to_string_lossy().into_owned())
-        })?;
-        Ok(settings.with(configured))
-    }
-
-    fn with(mut self, configured: &Configuration) -> Self {
-        let Configuration {
-            limit,
-            preset,
-            tenant,
-            ledger,
-            ledger_limit,
-            peers,
-            aliases,
-            stream_waits,
-        } = configured.clone();
-        if let Some(limit) = limit {
-            self.limit = Some(limit);
-            self.limit_name = "the setting limit";
-        }
-        self.preset = match preset {
-            Some(Choice::Tight) => Preset::Tight,
-            Some(Choice::Fast) => Preset::Fast,
-            None => self.preset,
-        };
-        self.tenant = tenant.unwrap_or(self.tenant);
-        self.ledger = ledger.or(self.ledger);
-        self.ledger_limit = ledger_limit.or(self.ledger_limit);
-        self.aliases = aliases.unwrap_or(self.aliases);
-        self.waits = stream_waits.unwrap_or(self.waits);
-        self.peers = peers.unwrap_or(self.peers);
-        self
-    }
-
-    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let choice = |name, expected, read: fn(&str) -> Option<bool>| match variable(name) {
-            None => Ok(None),
-            Some(value) => match read(&value) {
-                Some(choice) => Ok(Some(choice)),
-                None => Err(Error::Setting {
-                    name,
-                    value,
-                    expected,
-                }),
-            },
-        };
-        let on_off = |value: &str| match value {
-            "on" => Some(true),
-            "off" => Some(false),
-            _ => None,
-        };
-        let is_fast = choice(PRESET, "tight or fast", |value| match value {
-            "tight" => Some(false),
-            "fast" => Some(true),
-            _ => None,
-        })?;
-        let preset = match is_fast {
-            Some(true) => Preset::Fast,
-            Some(false) | None => Preset::Tight,
-        };
-        Ok(Self {
-            limit: variable(LIMIT).map(limit).transpose()?,
-            limit_name: "the environment variable CUVMM_TORCH_LIMIT",
-            tenant: TENANT.to_owned(),
-            ledger: None,
-            ledger_limit: None,
-            mapper: choice(MAPPER, "on or off", on_off)?.unwrap_or(true),
-            preset,
-            aliases: choice(ALIASES, "on or off", on_off)?.unwrap_or(true),
-            waits: choice(STREAM_WAITS, "on or off", on_off)?.unwrap_or(true),
-            peers: Vec::new(),
         })
+    }
+
+    fn from(
+        configured: &Configuration,
+        variable: impl Fn(&'static str) -> Option<String>,
+    ) -> Result<Self, Error> {
+        let on_off = |name| {
+            choice(
+                name,
+                variable(name),
+                "on or off",
+                [("on", true), ("off", false)],
+            )
+        };
+        let presets = [("tight", Choice::Tight), ("fast", Choice::Fast)];
+        let environment = Configuration {
+            limit: variable(LIMIT).map(limit).transpose()?,
+            preset: choice(PRESET, variable(PRESET), "tight or fast", presets)?,
+            aliases: on_off(ALIASES)?,
+            stream_waits: on_off(STREAM_WAITS)?,
+            ..Configuration::default()
+        };
+        let all = configured.clone().over(environment)?;
+        Ok(Self {
+            limit: all.limit,
+            limit_name: match configured.limit {
+                Some(_) => "the setting limit",
+                None => "the environment variable CUVMM_TORCH_LIMIT",
+            },
+            tenant: all.tenant.unwrap_or_else(|| TENANT.to_owned()),
+            ledger: all.ledger,
+            ledger_limit: all.ledger_limit,
+            mapper: on_off(MAPPER)?.unwrap_or(true),
+            preset: match all.preset {
+                Some(Choice::Fast) => Preset::Fast,
+                Some(Choice::Tight) | None => Preset::Tight,
+            },
+            aliases: all.aliases.unwrap_or(true),
+            waits: all.stream_waits.unwrap_or(true),
+            peers: all.peers.unwrap_or_default(),
+        })
+    }
+}
+
+/// Returns what the value of a variable stands for; `None` without a value.
+fn choice<T>(
+    name: &'static str,
+    value: Option<String>,
+    expected: &'static str,
+    known: [(&str, T); 2],
+) -> Result<Option<T>, Error> {
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    match known.into_iter().find(|&(text, _)| text == value) {
+        Some((_, choice)) => Ok(Some(choice)),
+        None => Err(Error::Setting {
+            name,
+            value,
+            expected,
+        }),
     }
 }
 
@@ -144,7 +135,7 @@ enum Choice {
 }
 
 impl Configuration {
-    /// Merges these settings with earlier ones, which they override.
+    /// Merges these settings over earlier ones.
     ///
     /// # Errors
     /// A ledger's limit is given without the ledger's directory.
@@ -220,12 +211,22 @@ mod tests {
     use super::*;
 
     fn with(name: &str, value: &str) -> Result<Settings, Error> {
-        Settings::from(|asked| (asked == name).then(|| value.to_owned()))
+        configured_with(&Configuration::default(), name, value)
+    }
+
+    fn configured_with(
+        configured: &Configuration,
+        name: &str,
+        value: &str,
+    ) -> Result<Settings, Error> {
+        Settings::from(configured, |asked| {
+            (asked == name).then(|| value.to_owned())
+        })
     }
 
     #[test]
     fn nothing_set_is_the_default() {
-        let settings = Settings::from(|_| None).expect("the default");
+        let settings = Settings::from(&Configuration::default(), |_| None).expect("the default");
         let expected = Settings {
             limit: None,
             limit_name: "the environment variable CUVMM_TORCH_LIMIT",
@@ -263,9 +264,10 @@ mod tests {
 
     #[test]
     fn what_is_configured_goes_before_the_environment() {
-        let environment = with(ALIASES, "off").expect("a setting");
         let nothing = Configuration::parse("{}").expect("no settings");
-        assert_eq!(environment.clone().with(&nothing), environment);
+        let environment = with(ALIASES, "off").expect("a setting");
+        let unchanged = configured_with(&nothing, ALIASES, "off");
+        assert_eq!(unchanged.expect("a setting"), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
             "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false}"#;
         let all = Configuration::parse(all).expect("settings");
@@ -281,7 +283,8 @@ mod tests {
             waits: false,
             peers: vec![1, 0],
         };
-        assert_eq!(environment.with(&all), expected);
+        let overridden = configured_with(&all, ALIASES, "off");
+        assert_eq!(overridden.expect("settings"), expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The functions of C that publish tensors for other processes and attach publications of others.
+//! The functions of C that publish tensors and attach publications.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]
@@ -25,25 +25,23 @@ pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usi
 
 /// Copies bytes into shareable memory, and publishes it under a name. Writes the version, which
 /// counts from 1 for each name. Waits for all work of the device. Refused while a graph is
-/// captured.
+/// captured. Returns -3 if there is too little memory.
 ///
 /// The keys of the JSON object: `name`; `path`, the socket, or null for the default socket;
 /// `users`, a list of other users that may attach; `device`; `size`, the bytes of the publication;
 /// `manifest`, with `tensors` and `metadata` as in [`cuvmm::share::Manifest`]; and `parts`, the
 /// bytes to copy, a list of objects with `address`, `offset`, `size` and `is_host`.
 ///
-/// Returns -3 if there is too little memory.
-///
 /// # Safety
 /// `json` is null or ends with a zero byte, and `version` is null or valid for writing. The parts
-/// are readable, on the device or the host as they say, and nothing that is queued after this call
-/// writes them before it returns.
+/// are readable, on the device or the host as they say, and nothing queued after this call writes
+/// them before it returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
-        // SAFETY: the caller passes an address that is valid for writing, or null.
+        // SAFETY: the caller says so.
         let version = unsafe { version.as_mut() }.ok_or(Error::Null)?;
         // SAFETY: the caller says so.
         *version = unsafe { publications::publish(json) }?;
@@ -52,8 +50,8 @@ pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -
 }
 
 /// Withdraws a name that this process publishes at a path, or at the default socket for null.
-/// Processes that have attached the name keep its memory. While a graph is captured the memory is
-/// released later. Returns -4 if the name is not published there.
+/// Processes that have attached it keep its memory, which is otherwise released, after a capture if
+/// a graph is captured. Returns -4 if the name is not published there.
 ///
 /// # Safety
 /// The texts are null or end with a zero byte.
@@ -81,7 +79,7 @@ pub unsafe extern "C" fn cuvmm_attach(json: *const c_char, number: *mut u64) -> 
     status(|| {
         // SAFETY: the caller says so.
         let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
-        // SAFETY: the caller passes an address that is valid for writing, or null.
+        // SAFETY: the caller says so.
         let number = unsafe { number.as_mut() }.ok_or(Error::Null)?;
         *number = attachments::attach(json)?;
         Ok(())
@@ -89,7 +87,7 @@ pub unsafe extern "C" fn cuvmm_attach(json: *const c_char, number: *mut u64) -> 
 }
 
 /// Describes an attachment as one JSON object: name, version, device, path, address, size and
-/// manifest. Returns 0 and keeps the error for a number without one. Makes no driver call.
+/// manifest. Returns 0 and keeps the error for an unknown number. Makes no driver call.
 ///
 /// # Safety
 /// `buffer` is null or valid for writing `length` bytes.
@@ -109,7 +107,7 @@ pub unsafe extern "C" fn cuvmm_attached(number: u64, buffer: *mut c_char, length
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_newer(number: u64, millis: u64, version: *mut u64) -> c_int {
     status(|| {
-        // SAFETY: the caller passes an address that is valid for writing, or null.
+        // SAFETY: the caller says so.
         let version = unsafe { version.as_mut() }.ok_or(Error::Null)?;
         let newer = attachments::newer(number, Duration::from_millis(millis))?;
         *version = newer.unwrap_or(0);

@@ -33,8 +33,8 @@ struct All<'a> {
     sleeping: u64,
     /// The bytes of host memory kept for contents.
     host: u64,
-    /// The part of `held` in bytes that the driver refused to take back. Nothing uses it, and the
-    /// driver is asked again.
+    /// The part of `held` in bytes that the driver refused to take back. Nothing uses it, and it is
+    /// offered again.
     quarantined: u64,
     /// All allocations: of the heap, under tags, and of graphs.
     total: Total,
@@ -131,7 +131,7 @@ fn graph_heaps(of: &DeviceHeap) -> Vec<HeapStats> {
     graphs::heaps(of).iter().map(Heap::stats).collect()
 }
 
-/// Returns a device's figures at one moment: no allocation begins or ends meanwhile, so no more is
+/// Returns a device's figures at one moment, in which no allocation begins or ends: no more is
 /// allocated than held.
 fn together(of: &DeviceHeap) -> (Figures, HeapStats, PoolStats) {
     let mut figures = of.figures();
@@ -145,7 +145,6 @@ fn as_large(figure: Figure) -> serde_json::Value {
     json!({ "all": figure, "small_pool": Figure::default(), "large_pool": figure })
 }
 
-/// Returns the figures under PyTorch's names.
 pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let (mut figures, heap, pool) = together(known);
@@ -212,7 +211,6 @@ pub(crate) fn reset_accumulated(device: i32) {
     }
 }
 
-/// Returns all live allocations of a device, and the bytes that it holds.
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let snapshot = tags::with_entries(known, |tagged, figures| {

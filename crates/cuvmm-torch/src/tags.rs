@@ -1,9 +1,9 @@
-//! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in the pool of each device,
-//! and can be put to sleep and woken.
+//! Memory under tags, for `torch.cuda.MemPool`: each tag has a tenant in each device's pool, and
+//! can sleep and wake.
 //!
 //! The functions serve PyTorch's own allocator, which asks for whole segments and expects a free to
 //! wait for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed
-//! memory is reused, and sleeping memory is unmapped, only when all work of the device is complete.
+//! memory is reused, and sleeping memory unmapped, only when all work of the device is complete.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -38,7 +38,7 @@ struct Tag {
     is_asleep: bool,
     /// Read-locked while a block is allocated. Write-locked once the tag counts as asleep, before
     /// its memory moves: a block that came meanwhile would be awake under a sleeping tag, or asleep
-    /// without being known to be.
+    /// unknown.
     still: Arc<RwLock<()>>,
     /// Host memory for the contents, kept for the next sleep.
     store: Option<HostStore>,
@@ -64,9 +64,7 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Allocates a block under this thread's tag. Returns its address, or 0 for a size of 0.
 pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
         Ok(size) => size,
@@ -99,8 +97,7 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     Ok(address)
 }
 
-/// Returns the index of a tag, its tenant and the lock that keeps it from moving. Makes the tag if
-/// needed.
+/// Returns the index of a tag, made if needed, its tenant and the lock that keeps it from moving.
 fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Error> {
     let of = heaps::of(device)?;
     let mut state = lock();
@@ -223,7 +220,6 @@ impl State {
         self.blocks.iter().flat_map(move |all| all.sizes(tag))
     }
 
-    /// Counts a tag and its allocations as asleep or awake.
     fn set_asleep(&mut self, index: usize, is_asleep: bool) {
         let tag = &mut self.tags[index];
         if tag.is_asleep == is_asleep {
@@ -291,11 +287,9 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
 /// map its memory again.
 pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let names = names(json)?;
-    // Leave is not kept while work is waited for: the pools' guards end the wait when a capture
+    // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
     // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -332,11 +326,9 @@ pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
 /// Invalid JSON, an unknown or awake tag, too little memory, or a refusal of the driver. All tags
 /// are as before.
 pub(crate) fn wake(json: &str) -> Result<(), Error> {
-    if fork::is_child() {
-        return Err(Error::Forked);
-    }
+    fork::check()?;
     let names = names(json)?;
-    // Leave is not kept while memory is waited for: the pools' guards end the wait when a capture
+    // Leave is not kept during the wait for memory: the pools' guards end the wait when a capture
     // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -386,8 +378,7 @@ fn refused(index: usize, cause: SleepError) -> Error {
     }
 }
 
-/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes these blocks
-/// only.
+/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes only these.
 const fn stays(error: &Error) -> bool {
     matches!(
         error,

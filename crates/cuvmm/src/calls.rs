@@ -125,7 +125,7 @@ impl CallCounts {
         }
     }
 
-    /// Returns the calls that were made at least once, with count and time.
+    /// Returns the calls made at least once, with count and time.
     pub fn iter(&self) -> impl Iterator<Item = (Call, u64, Duration)> + '_ {
         Call::ALL
             .iter()
@@ -146,8 +146,8 @@ impl fmt::Display for CallCounts {
     }
 }
 
-/// Serializes as a map from the name of each call that was made to its `count` and `time_ns`, the
-/// wall time in all in nanoseconds.
+/// Serializes as a map from the name of each call made to its `count` and `time_ns`, the wall time
+/// in all in nanoseconds.
 impl Serialize for CallCounts {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(serde::Serialize)]

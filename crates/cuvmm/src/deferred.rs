@@ -18,7 +18,6 @@ type Call = Box<dyn FnOnce()>;
 
 /// The state of a thread: its sections and the deferred calls.
 struct Here {
-    /// The number of nested sections.
     depth: Cell<u32>,
     /// The number of sections that have released their lock temporarily.
     unlocked: Cell<u32>,

@@ -67,7 +67,6 @@ impl Spare {
     }
 }
 
-/// Opens a descriptor that is of no use.
 fn unused() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }

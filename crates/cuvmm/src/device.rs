@@ -29,7 +29,7 @@ use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
 use crate::descriptors;
 use crate::drops::{DropFailure, DropHook, Drops};
-use crate::error::{CallError, DeviceError};
+use crate::error::{ArgumentError, CallError, DeviceError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
@@ -84,7 +84,6 @@ struct Shared {
     clock: AtomicU64,
     /// The events recorded behind all work of the context.
     events: Events,
-    /// The captures on the context that are known.
     captures: Captures,
     /// Memory pools of the driver that may not be destroyed.
     kept_pools: KeptPools,
@@ -313,8 +312,7 @@ impl Device {
         self.shared.drops.count()
     }
 
-    /// Sets a hook that is called for each drop that fails to release what it owns; `None` removes
-    /// it.
+    /// Sets a hook called for each drop that fails to release what it owns; `None` removes it.
     ///
     /// The hook is called with no lock of this library held, so it may use the library. If a drop
     /// fails while a pool of the device is locked, the thread that holds the lock calls the hook
@@ -345,6 +343,13 @@ impl Device {
             Arc::as_ptr(&self.shared.driver),
             Arc::as_ptr(&other.shared.driver),
         )
+    }
+
+    pub(crate) fn check_driver(&self, other: &Self) -> Result<(), ArgumentError> {
+        match self.same_driver(other) {
+            true => Ok(()),
+            false => Err(ArgumentError::WrongDriver("the device")),
+        }
     }
 
     /// Returns a number that names an object of the device to other processes, none of which can
@@ -463,7 +468,7 @@ impl Device {
     ///
     /// Host memory of a [`HostStore`](crate::HostStore) that was dropped while a copy may have been
     /// using it counts here too, but not as a failed drop. It stays allocated, with the allocation
-    /// of the store that it is a part of.
+    /// of the store that it is part of.
     #[must_use]
     pub fn leaked(&self) -> u64 {
         self.shared.leaked.load(Ordering::Relaxed)
@@ -471,6 +476,14 @@ impl Device {
 
     pub(crate) fn report_leak(&self, bytes: u64) {
         self.shared.leaked.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Reports an object that could not be ended, except on a lost context, which takes its objects
+    /// with it.
+    pub(crate) fn report_end(&self, what: &'static str, bytes: u64, ended: Result<(), CallError>) {
+        if let (Err(error), None) = (ended, self.lost()) {
+            self.report_drop(what, bytes, error);
+        }
     }
 
     pub(crate) fn report_drop(&self, what: &'static str, bytes: u64, error: CallError) {

@@ -36,7 +36,7 @@ impl fmt::Display for DropFailure {
     }
 }
 
-/// A hook that is called for each failure.
+/// A hook called for each failure.
 pub type DropHook = Arc<dyn Fn(&DropFailure) + Send + Sync>;
 
 /// The counter and the hook of a device's drop failures.
@@ -60,7 +60,6 @@ impl Drops {
         hook.clone()
     }
 
-    /// Takes the hook, for the caller to drop.
     pub(crate) fn take_hook(&mut self) -> Option<DropHook> {
         let hook = self.hook.get_mut();
         hook.unwrap_or_else(PoisonError::into_inner).take()

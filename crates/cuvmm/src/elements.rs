@@ -33,9 +33,7 @@ impl<T: Pod> Elements<T> {
         home: &Stream,
         elements: usize,
     ) -> Result<u64, ArgumentError> {
-        if !home.device().is_same(device) {
-            return Err(ArgumentError::STREAM);
-        }
+        home.check_on(device)?;
         let bytes = bytes_of::<T>(elements).filter(|&bytes| bytes > 0);
         bytes.ok_or(Self::wrong_size(elements))
     }
@@ -66,7 +64,6 @@ impl<T: Pod> Elements<T> {
         self.users.home()
     }
 
-    /// The number of whole elements in a number of bytes.
     pub(crate) fn count(bytes: u64) -> usize {
         usize::try_from(bytes).unwrap_or(usize::MAX) / size_of::<T>().max(1)
     }
@@ -99,12 +96,10 @@ impl<T: Pod> Elements<T> {
         ArgumentError::outside("elements", range, self.len)
     }
 
-    /// A view of checked elements for a kernel to read.
     pub(crate) fn view(&self, first: usize, len: usize) -> View<'_, T> {
         View::new(self.address_of(first), len, &self.users)
     }
 
-    /// A view of checked elements for a kernel to write.
     pub(crate) fn view_mut(&mut self, first: usize, len: usize) -> ViewMut<'_, T> {
         ViewMut::new(self.address_of(first), len, &self.users)
     }

@@ -33,9 +33,9 @@ const DOUBLED: u64 = 16 << 20;
 pub(crate) struct Steps {
     granule: Granularity,
     growth: Growth,
-    /// The most bytes that are added by doubling.
+    /// The most bytes added by doubling.
     doubled: u64,
-    /// The most bytes that are added at once, a power of two granules.
+    /// The most bytes added at once, a power of two granules.
     largest: u64,
 }
 
@@ -52,7 +52,7 @@ impl Steps {
     }
 
     /// The steps of a block. A block never doubles: the memory that it has ahead is charged to its
-    /// tenant, under a limit shared with other tenants, so it is bounded by a part of its size.
+    /// tenant, under a limit shared with other tenants, so it is bounded by part of its size.
     pub(crate) const fn of_block(granule: Granularity, growth: Growth, largest: u64) -> Self {
         Self {
             granule,

@@ -1,14 +1,13 @@
 //! New sockets and directories with a mode that the process's umask does not reduce.
 //!
-//! The umask takes away from the mode with which a file is made. So a file that is meant for other
-//! users gets its mode after it was made, and by then its path may name another file: a user who may
-//! write the directory can rename files in it. Therefore the new file carries a mark, the sticky bit,
-//! which no umask takes away and which other sockets and private directories do not have. It is
-//! opened without following a link, and its mode is set through that descriptor, only if it has the
-//! mark and the expected type and belongs to this user.
+//! The umask takes away from the mode with which a file is made. So a file meant for other users
+//! gets its mode after it was made, and by then its path may name another file: a user who may
+//! write the directory can rename files in it. Therefore the new file carries a mark, the sticky
+//! bit, which no umask takes away and which other sockets and private directories do not have. It
+//! is opened without following a link, and its mode is set through that descriptor, only if it has
+//! the mark and the expected type and belongs to this user.
 //!
-//! A file that is meant for this user alone has its mode from the beginning, and is not touched
-//! again.
+//! A file meant for this user alone has its mode from the beginning, and is not touched again.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
@@ -98,7 +97,7 @@ const fn first_mode(mode: u32) -> u32 {
     }
 }
 
-/// Sets the mode of a new file that is meant for other users too.
+/// Sets the mode of a new file meant for other users too.
 fn admit(path: &Path, kind: FileType, mode: u32) -> Result<(), Failed> {
     if mode & OTHERS == 0 {
         return Ok(());

@@ -26,7 +26,7 @@ pub struct Peer {
 /// which does not include root.
 ///
 /// The system's overflow user id (65534, `/proc/sys/kernel/overflowuid`) is never admitted, even if
-/// this process has it: in a user namespace it stands for every user that is not mapped there.
+/// this process has it: in a user namespace it stands for every user not mapped there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     others: Vec<u32>,
@@ -51,7 +51,6 @@ impl Users {
         self.others.is_empty()
     }
 
-    /// Returns the largest number of users that are admitted.
     pub(crate) const fn count(&self) -> usize {
         self.others.len() + 1
     }
@@ -90,7 +89,7 @@ pub(crate) fn is_own_user(uid: u32) -> bool {
     uid == geteuid().as_raw() && uid != overflow_uid()
 }
 
-/// Returns the id that the system shows for users that are not mapped in this namespace.
+/// Returns the id that the system shows for users not mapped in this namespace.
 pub(crate) fn overflow_uid() -> u32 {
     /// Used if the system does not report it.
     const USUAL: u32 = 65_534;

@@ -234,7 +234,7 @@ impl<T: Pod> SparseArray<T> {
     /// memory and contents. Returns the number of new tiles, which read as zero.
     ///
     /// Makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` for each tile. If tiles of the range
-    /// are pending free, or zeros under them have to be unmapped, waits for the work queued on the
+    /// are pending free, or zeros under them must be unmapped, waits for the work queued on the
     /// home stream and the recorded streams, unless it is complete.
     ///
     /// # Errors
@@ -439,7 +439,7 @@ impl<T: Pod> SparseArray<T> {
     }
 }
 
-/// The indices of a part of the array in a slice that begins with the array's element `first`.
+/// The indices of part of the array in a slice that begins with the array's element `first`.
 const fn within(part: &Range<usize>, first: usize) -> Range<usize> {
     part.start.saturating_sub(first)..part.end.saturating_sub(first)
 }

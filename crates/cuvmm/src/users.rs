@@ -76,7 +76,6 @@ impl Users {
         });
     }
 
-    /// Notes work on streams that cannot be recorded.
     pub(crate) fn record_anywhere(&self) {
         self.anywhere.store(true, Ordering::Relaxed);
     }
@@ -91,7 +90,6 @@ impl Users {
         std::iter::once(&self.home).chain(&self.others)
     }
 
-    /// The recorded streams, kept alive, the home stream first.
     pub(crate) fn all(&self) -> Vec<Stream> {
         self.iter().cloned().collect()
     }

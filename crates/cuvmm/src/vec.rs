@@ -339,7 +339,6 @@ impl<T: Pod> DeviceVec<T> {
         promised.unwrap_or_default()
     }
 
-    /// The bytes of the elements.
     pub(crate) fn bytes(&self) -> u64 {
         bytes_of::<T>(self.len()).unwrap_or_default()
     }

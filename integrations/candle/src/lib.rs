@@ -1,13 +1,5 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # Modules, from the bottom up
-//! - [`error`]: the errors, one enum for each operation.
-//! - [`Gpu`]: a candle device and a cuvmm device on one stream.
-//! - [`Memory`]: a tenant's memory for candle on such a device; [`Arena`]: tensors packed into one
-//!   block.
-//! - [`KvCache`]: keys and values that grow in place.
-//! - [`Weights`]: a model's weights in a tenant's block, for a `VarBuilder`.
-//!
 //! # How memory is freed
 //! A tensor over a tenant's block is an ordinary tensor: it can be cloned, narrowed, kept and
 //! dropped anywhere, in any order. The block lives until the last of its tensors is dropped, also

@@ -396,7 +396,6 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
-    /// Returns tensors of 6,000 elements with all kinds of layouts.
     fn sources() -> Vec<Tensor> {
         let numbers = Tensor::arange(0f32, 6000., &Device::Cpu).unwrap();
         let cube = numbers.reshape((10, 20, 30)).unwrap();

@@ -1,11 +1,10 @@
 //! Attention over caches: of a prompt's tokens to all earlier tokens, and of one token each of
 //! several sequences to their own past.
 //!
-//! A cache returns (1, tokens, heads, size). A step reads the cache in place and copies nothing:
-//! candle's product needs matrices with contiguous rows, which the keys of all heads together are
-//! and the keys of one head are not. So a query is widened to all heads, with zeros for the other
-//! heads, and only its own part of the result is kept. For a prompt that would multiply the work,
-//! so the heads are separated first.
+//! A cache returns (1, tokens, heads, size). A step reads it in place: candle's product needs
+//! matrices with contiguous rows, which the keys of all heads together are and the keys of one head
+//! are not. So a query is widened with zeros for the other heads, and only its own part of the
+//! result is kept. For a prompt that would multiply the work, so the heads are separated first.
 
 use candle_core::{Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
@@ -21,7 +20,6 @@ pub(super) struct Attention {
     k: Linear,
     v: Linear,
     o: Linear,
-    /// The heads of keys and values.
     heads: usize,
     /// The queries for each of these heads.
     queries: usize,

@@ -36,7 +36,6 @@ pub(crate) trait CacheMemory {
     /// Returns the least bytes that a fork of `tokens` tokens takes.
     fn forked(&self, tokens: usize) -> u64;
 
-    /// Returns the bytes that the model could allocate now.
     fn headroom(&self) -> anyhow::Result<u64>;
 
     fn settle(&self) -> anyhow::Result<()>;

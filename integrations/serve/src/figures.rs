@@ -163,7 +163,6 @@ pub(crate) fn table(servers: &[(&str, &Figures)]) -> anyhow::Result<Table> {
     Ok(table)
 }
 
-/// Returns the median, for an odd number of values.
 pub(crate) fn median(mut all: Vec<f64>) -> anyhow::Result<f64> {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2)

@@ -13,7 +13,6 @@ use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// The time since the first request.
     pub(crate) at: Duration,
     pub(crate) context: usize,
     pub(crate) generated: usize,

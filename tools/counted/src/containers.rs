@@ -11,7 +11,6 @@ use crate::marks::Marks;
 /// The ranges of the larger cache, and of all calls for a smaller cache together.
 const RANGES: usize = 1024;
 
-/// The ranges of a sequence.
 const RANGES_EACH: usize = 16;
 
 /// Commits and decommits a tile beside 1,024 or 16,384 others, including the model's own work.
@@ -140,7 +139,6 @@ pub(crate) fn decommit(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result
     Ok(())
 }
 
-/// Returns a region in which every other granule has memory.
 fn every_other(crowd: &mut Crowd) -> Result<Region> {
     if let Some(region) = crowd.region.take() {
         return Ok(region);

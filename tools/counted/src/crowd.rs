@@ -60,19 +60,13 @@ pub(crate) enum Idle {
 
 pub(crate) struct Crowd {
     pub(crate) size: Size,
-    /// A block that grows, for the cases of growth.
     pub(crate) growing: Option<Block>,
-    /// For the case of tiles.
     pub(crate) tiles: Option<SparseArray<u8>>,
-    /// For the cases of caches.
     pub(crate) cache: Option<KvCache>,
-    /// For the cases of regions.
     pub(crate) region: Option<Region>,
-    /// For the case of a vector.
     pub(crate) vector: Option<DeviceVec<u32>>,
     /// For the case of a heap, with what it has allocated.
     pub(crate) heap: Option<(Heap, Vec<Allocation>)>,
-    /// Blocks that cases keep.
     pub(crate) kept: Vec<Block>,
     /// The number of allocations so far, from which different sizes are derived.
     pub(crate) made: u64,
@@ -227,7 +221,6 @@ impl Crowd {
     }
 }
 
-/// Opens a ledger in a directory.
 fn ledger(device: &Device, bytes: u64, directory: &Directory) -> Result<Ledger> {
     let ledger = Ledger::builder(device, &directory.0).limit(bytes);
     Ok(ledger.remote(Remote::Nothing).open()?)

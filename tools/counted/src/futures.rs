@@ -24,7 +24,6 @@ struct Course {
 /// stretch from its end to the last grant is counted.
 struct Granted {
     marks: Marks,
-    /// The counted futures.
     count: usize,
     course: Mutex<Course>,
     changed: Condvar,

@@ -37,7 +37,6 @@ pub(crate) fn reclaim(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<
     })
 }
 
-/// Allocates blocks with new memory.
 pub(crate) fn cold(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
     crowd.kept.reserve(batch);
     calling(marks, crowd, (Call::MemCreate, batch), |crowd| {

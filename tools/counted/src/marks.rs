@@ -32,7 +32,6 @@ impl Marks {
         Self { traced: false }
     }
 
-    /// Runs the work between two marks.
     pub(crate) fn around<T>(&self, work: impl FnOnce() -> T) -> T {
         self.set();
         let outcome = work();

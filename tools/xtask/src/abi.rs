@@ -17,6 +17,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cuvmm_sys::abi::{LAYOUTS, constants};
 use cuvmm_sys::{CUresult, CudaVersion, SYMBOLS, Symbol};
 
+use crate::cargo::succeed;
+
 /// The packages that contain a `cuda.h`, newest first.
 const PACKAGES: &[&str] = &["nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"];
 
@@ -114,14 +116,6 @@ fn find(folder: &Path, name: &str) -> Result<Option<PathBuf>> {
         }
     }
     Ok(None)
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("starting {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
-    Ok(())
 }
 
 /// One `cuda.h` with its typedefs.
@@ -303,7 +297,6 @@ fn is_known_code(name: &str) -> bool {
     CUresult::KNOWN.iter().any(|(known, _)| *known == name)
 }
 
-/// Returns a symbol's name without its version suffix.
 fn plain_name(symbol: &str) -> &str {
     match symbol.rsplit_once("_v") {
         Some((plain, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => plain,
@@ -311,7 +304,6 @@ fn plain_name(symbol: &str) -> &str {
     }
 }
 
-/// Returns a symbol's type in C: a pointer to a function.
 fn pointer_type(symbol: &Symbol) -> Result<String> {
     let parameters = symbol
         .parameters

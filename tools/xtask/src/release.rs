@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cargo;
-use crate::house::crates::Metadata;
+use crate::house;
 
 /// The manifest of the crate that is a workspace of its own.
 const CANDLE: &str = "integrations/candle/Cargo.toml";
@@ -78,18 +78,7 @@ impl Release {
 fn versions() -> Result<String> {
     let mut found: Option<(String, String)> = None;
     for manifest in ["Cargo.toml", CANDLE] {
-        let arguments = [
-            "metadata",
-            "--no-deps",
-            "--format-version=1",
-            "--manifest-path",
-        ];
-        let output = cargo::command().args(arguments).arg(manifest).output()?;
-        ensure!(
-            output.status.success(),
-            "cargo metadata failed for {manifest}"
-        );
-        let metadata = Metadata::parse(std::str::from_utf8(&output.stdout)?)?;
+        let metadata = house::metadata(Path::new(manifest))?;
         for package in metadata.packages.iter().filter(|it| it.is_published()) {
             let (first, version) =
                 found.get_or_insert_with(|| (package.name.clone(), package.version.clone()));
@@ -163,13 +152,10 @@ fn python(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
-/// Runs a command that prints what it does.
 fn done(mut command: impl std::borrow::BorrowMut<Command>) -> Result<()> {
     let command = command.borrow_mut();
     println!("{command:?}");
-    let status = command.status()?;
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
+    cargo::succeed(command)
 }
 
 #[cfg(test)]

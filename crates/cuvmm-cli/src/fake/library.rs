@@ -63,7 +63,6 @@ fn find(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Makes a link to the library in a folder, unless the link exists.
 fn link(library: &Path, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let place = folder.join(NAME);
@@ -76,7 +75,6 @@ fn link(library: &Path, folder: &Path) -> io::Result<()> {
     fs::rename(&own, &place)
 }
 
-/// Returns `LD_LIBRARY_PATH` with a folder put first.
 pub(super) fn path_with(folder: &Path) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {

@@ -102,16 +102,18 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
 }
 
 /// Tries to map memory at `place` with access for the device. The error is the reason of a failure.
-pub(super) fn reaches(
-    driver: &Arc<dyn Driver>,
-    device: Ordinal,
-    place: Location,
-) -> Result<(), String> {
+pub(super) fn reaches(driver: &Arc<dyn Driver>, device: Ordinal, place: Location) -> Tried {
     let bench = Bench {
         driver: &**driver,
         device,
     };
-    bench.reaches(place)
+    if place.kind == LocationKind::DEVICE {
+        let peer = Ordinal(place.id);
+        if peer != device && !said(driver.can_access_peer(device, peer))? {
+            return Err("the driver says that it cannot be reached".to_owned());
+        }
+    }
+    bench.mapped(&PhysicalProps::at(place), |_| Ok(()))
 }
 
 /// Capabilities read from the attribute alone. A probe of concurrent host access ends the program
@@ -300,15 +302,5 @@ impl Bench<'_> {
         // SAFETY: the event was created above; no stream waits for it.
         let destroyed = said(unsafe { self.driver.event_destroy(self.device, event) });
         tried.and(destroyed)
-    }
-
-    fn reaches(&self, place: Location) -> Tried {
-        if place.kind == LocationKind::DEVICE {
-            let peer = Ordinal(place.id);
-            if peer != self.device && !said(self.driver.can_access_peer(self.device, peer))? {
-                return Err("the driver says that it cannot be reached".to_owned());
-            }
-        }
-        self.mapped(&PhysicalProps::at(place), |_| Ok(()))
     }
 }

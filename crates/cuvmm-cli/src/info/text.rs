@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use bytesize::ByteSize;
 use cuvmm_command::page::Page;
+use cuvmm_command::size::iec as size;
 
 use super::topology::{Place, Reaches};
 use super::{Device, Granularity, Info};
@@ -102,8 +102,4 @@ fn multiples(granularity: &Granularity) -> String {
         (Some(minimum), None, _) => format!("{memory}: {}", size(minimum)),
         (None, _, reason) => format!("{memory}: none, {}", reason.as_deref().unwrap_or("unknown")),
     }
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string()
 }

@@ -19,7 +19,6 @@ pub(super) struct Place {
     /// `true` for the device itself and for the host NUMA node nearest to it.
     pub(super) near: bool,
     pub(super) reached: bool,
-    /// Reason why the device cannot access the place.
     pub(super) reason: Option<String>,
 }
 

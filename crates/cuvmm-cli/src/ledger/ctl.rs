@@ -4,12 +4,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use cuvmm::ControlError;
 
 use super::find::{Named, Where};
 use cuvmm_command::duration::duration;
-use cuvmm_command::size::bytes;
+use cuvmm_command::size::{bytes, iec};
 use cuvmm_command::terminal::{print, safe};
 
 /// Change what processes and tenants may have while they run
@@ -125,10 +124,9 @@ impl Args {
             Command::Limit(it) => control.set_limit(tenant, it.size).map(excess),
             Command::Guarantee(it) => control.set_guarantee(tenant, it.size).map(|()| None),
             Command::Priority(it) => control.set_priority(tenant, it.priority).map(|()| None),
-            Command::Trim(it) => control.trim(it.keep).map(|bytes| {
-                let given = ByteSize(bytes).display().iec();
-                Some(format!("gave back {given}\n"))
-            }),
+            Command::Trim(it) => control
+                .trim(it.keep)
+                .map(|bytes| Some(format!("gave back {}\n", iec(bytes)))),
             Command::Sleep(_) => control.sleep(tenant).map(|()| None),
             Command::Wake(_) => control.wake(tenant).map(|()| None),
         };
@@ -140,7 +138,7 @@ impl Args {
 }
 
 fn excess(bytes: u64) -> Option<String> {
-    let held = ByteSize(bytes).display().iec();
+    let held = iec(bytes);
     let rule = "nothing more is charged until that is given up";
     (bytes > 0).then(|| format!("{held} more than that is still held: {rule}\n"))
 }

@@ -159,7 +159,6 @@ impl Ranges {
         }
     }
 
-    /// Returns the end of the last range.
     fn end(&self) -> u64 {
         self.runs.last().map_or(0, |run| run.end)
     }

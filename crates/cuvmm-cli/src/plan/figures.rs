@@ -12,15 +12,10 @@ use super::run::{Calls, Report, Took};
 /// keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
-    /// The driver that the plan ran on: `model`, unless the plan was executed.
-    pub(super) driver: &'static str,
-    pub(super) device: String,
-    pub(super) devices: usize,
-    pub(super) device_memory: u64,
-    pub(super) costs: String,
+    #[serde(flatten)]
+    pub(super) whose: Whose,
     /// The steps that were begun, in order.
     pub(super) steps: Vec<Row>,
-    /// The step that failed, if any.
     pub(super) failure: Option<Failed>,
     /// The step that was expected to fail, if any. `None` if the plan was not executed.
     pub(super) expected_failure: Option<Failed>,
@@ -53,7 +48,6 @@ pub(super) struct Total {
     pub(super) expected_high_us: Option<f64>,
     /// `None` on the model driver.
     pub(super) measured_us: Option<f64>,
-    /// Measured time divided by expected time.
     pub(super) ratio: Option<f64>,
 }
 
@@ -64,7 +58,9 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
+#[derive(Debug, Serialize)]
 pub(super) struct Whose {
+    /// The driver that the plan ran on: `model`, unless the plan was executed.
     pub(super) driver: &'static str,
     pub(super) device: String,
     pub(super) devices: usize,
@@ -163,11 +159,7 @@ impl Figures {
         };
         let measured_us = sum(|took| took.measured_us);
         Self {
-            driver: whose.driver,
-            device: whose.device,
-            devices: whose.devices,
-            device_memory: whose.device_memory,
-            costs: whose.costs,
+            whose,
             total: Total::new(calls, total, measured_us),
             steps: rows,
             failure: failed(file, done),

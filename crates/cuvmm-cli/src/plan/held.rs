@@ -14,7 +14,6 @@ pub(super) struct Held {
     /// The sum of these four.
     pub(super) memory: u64,
     pub(super) mappings: u64,
-    /// Bytes of addresses.
     pub(super) addresses: u64,
 }
 

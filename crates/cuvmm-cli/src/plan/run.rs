@@ -145,7 +145,6 @@ struct Run<'a> {
     held: Held,
 }
 
-/// The object of a name.
 enum Made {
     /// Addresses with mappings in them, by offset.
     Addresses {
@@ -165,7 +164,6 @@ const TO_COMMIT_IN: &str = "a range to commit in";
 const A_PHYSICAL: &str = "physical memory";
 
 impl<'a> Run<'a> {
-    /// Runs `act`, and returns its calls and its time.
     fn timed<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> (T, Took) {
         let counts =
             |run: &Self| -> Vec<CallCounts> { run.devices.iter().map(Device::calls).collect() };
@@ -192,7 +190,8 @@ impl<'a> Run<'a> {
                         reservation: Reservation::new(device, rounded(size.0, device))?,
                     }
                 } else {
-                    Made::committed(Region::reserve(device, size.0)?)
+                    let region = Region::reserve(device, size.0)?;
+                    Made::Committed(Box::new(Committed::new(region)))
                 };
                 self.name(name, made)?;
             }
@@ -361,10 +360,6 @@ impl<'a> Run<'a> {
 }
 
 impl Made {
-    fn committed(region: Region) -> Self {
-        Self::Committed(Box::new(Committed::new(region)))
-    }
-
     const fn is(&self) -> &'static str {
         match self {
             Self::Addresses { .. } => TO_MAP_IN,

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -95,7 +94,6 @@ impl Step {
         }
     }
 
-    /// Returns the greatest device number in the step.
     pub(super) fn last_device(&self) -> Option<usize> {
         match self {
             Self::Reserve { device, .. } | Self::Create { device, .. } => Some(*device),
@@ -176,7 +174,7 @@ impl<'de> Deserialize<'de> for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&ByteSize(self.0).display().iec(), f)
+        f.write_str(&size::iec(self.0))
     }
 }
 

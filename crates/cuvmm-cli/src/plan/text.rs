@@ -1,21 +1,21 @@
 //! The figures of a plan as a table.
 
-use bytesize::ByteSize;
 use comfy_table::Table;
 
 use super::figures::{Failed, Figures, Total};
 use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{counted, safe};
 use cuvmm_command::watch::in_words;
 
 pub(super) fn of(figures: &Figures, page: Page) -> String {
     let mut text = format!(
         "{} x {} with {} on the {} driver\nexpected by {}\n{}\n\n{}\n\n",
-        figures.devices,
-        safe(&figures.device),
-        bytes(figures.device_memory),
-        figures.driver,
-        safe(&figures.costs),
+        figures.whose.devices,
+        safe(&figures.whose.device),
+        iec(figures.whose.device_memory),
+        figures.whose.driver,
+        safe(&figures.whose.costs),
         match range(&figures.ending) {
             Some(_) => "range: where all calls are as fast, and as slow, as the table's ranges say",
             None => "the table has no ranges: how much longer a call can take is not known",
@@ -31,10 +31,10 @@ pub(super) fn of(figures: &Figures, page: Page) -> String {
     let peak = &figures.peak;
     text += &format!(
         "At most {} of memory, {} that no step asked for, {}, {} of addresses\n",
-        bytes(peak.memory),
-        bytes(peak.waste),
+        iec(peak.memory),
+        iec(peak.waste),
         counted(peak.mappings, "mapping"),
-        bytes(peak.addresses)
+        iec(peak.addresses)
     );
     let ending = &figures.ending;
     let times = [
@@ -62,7 +62,6 @@ pub(super) fn of(figures: &Figures, page: Page) -> String {
     page.fold(&text)
 }
 
-/// Describes the failed step with its error.
 pub(super) fn said(failed: &Failed) -> String {
     format!(
         "step {} fails ({}): {}",
@@ -95,7 +94,7 @@ impl Units {
 }
 
 fn table(figures: &Figures, page: Page) -> Table {
-    let measured = figures.total.measured_us.is_some() || figures.driver != "model";
+    let measured = figures.total.measured_us.is_some() || figures.whose.driver != "model";
     let ranged = range(&figures.ending).is_some();
     let units = Units::new(figures);
     let mut head = vec!["step".to_owned(), "what".to_owned(), "calls".to_owned()];
@@ -158,7 +157,6 @@ fn table(figures: &Figures, page: Page) -> Table {
     table
 }
 
-/// Returns the expected range of a time, if the table has ranges.
 fn range(took: &Total) -> Option<String> {
     let (low, high) = took.expected_low_us.zip(took.expected_high_us)?;
     Some(format!("{} to {}", micros(low), micros(high)))
@@ -170,8 +168,4 @@ fn or_none(text: &str) -> String {
 
 fn micros(time: f64) -> String {
     in_words(time * 1e3)
-}
-
-fn bytes(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }

@@ -13,7 +13,8 @@ use serde_json::Value;
 use super::file::Weights;
 use super::publishers::{self, Publisher};
 use super::shown::{Attached, Dump};
-use super::{Where, elements, size};
+use super::{Where, elements};
+use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{json, json_line, print, shown};
 
 /// The timeout of one request for a newer version, after which the request is repeated.
@@ -183,7 +184,7 @@ impl Reader<'_> {
         }
         print(&format!(
             "the publisher has gone; all {} of version {version} are still here\n",
-            size(bytes)
+            iec(bytes)
         ))
     }
 

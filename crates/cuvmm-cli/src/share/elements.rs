@@ -14,7 +14,6 @@ pub(super) fn width(dtype: &str) -> u64 {
     }
 }
 
-/// Formats the whole elements of little-endian bytes.
 pub(super) fn shown(dtype: &str, bytes: &[u8]) -> Vec<String> {
     match dtype {
         "F64" => each(bytes, f64::from_le_bytes),

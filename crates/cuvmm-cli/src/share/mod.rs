@@ -15,8 +15,6 @@ mod shown;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use bytesize::ByteSize;
-use comfy_table::{CellAlignment, Table, presets};
 use cuvmm::Device;
 use cuvmm::share::UserFolder;
 
@@ -57,7 +55,6 @@ impl Args {
     }
 }
 
-/// The driver and the device of the memory.
 #[derive(Debug, clap::Args)]
 struct Where {
     /// The driver, the same for publisher and readers; the model has no memory to share
@@ -77,20 +74,4 @@ impl Where {
         let opened = self.driver.open()?;
         Ok(Device::open(opened.driver, self.device)?)
     }
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
-
-/// Creates a table in which the columns `first..end` are right-aligned numbers.
-fn table(head: &[&str], first: usize, end: usize) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(presets::ASCII_MARKDOWN)
-        .set_header(head.to_vec());
-    for column in table.column_iter_mut().take(end).skip(first) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

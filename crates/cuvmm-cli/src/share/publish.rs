@@ -10,9 +10,10 @@ use cuvmm::share::{Publisher, UserFolder};
 use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
-use super::{Where, publishers, size};
+use super::{Where, publishers};
 use cuvmm_command::command::usage;
 use cuvmm_command::files;
+use cuvmm_command::size::iec;
 use cuvmm_command::stop::{Stop, Stopped};
 use cuvmm_command::terminal::{self, chain, counted, print, shown};
 use cuvmm_command::watch::{in_words, nanos};
@@ -174,7 +175,7 @@ impl Press {
         let path = shown(&source.path);
         let region = self
             .load(&weights)
-            .with_context(|| format!("{path}: {} to load", size(bytes)))?;
+            .with_context(|| format!("{path}: {} to load", iec(bytes)))?;
         let extents = region.extents().len();
         let manifest = weights.manifest().clone();
         let tensors = manifest.tensors.len();
@@ -186,7 +187,7 @@ impl Press {
         print(&format!(
             "published {:?} version {version}: {} of {} in {}, {}, {:.2} GB/s\n",
             source.name,
-            size(bytes),
+            iec(bytes),
             counted(tensors as u64, "tensor"),
             counted(extents as u64, "extent"),
             in_words(took),

@@ -7,7 +7,8 @@ use cuvmm::share::{Manifest, Publication};
 use serde_json::{Value, json};
 
 use super::publishers::Publisher;
-use super::{size, table};
+use cuvmm_command::page::Page;
+use cuvmm_command::size::iec as size;
 use cuvmm_command::terminal::{counted, safe, shown};
 
 const FEW: usize = 10;
@@ -107,7 +108,8 @@ fn list(text: &mut String, manifest: &Manifest, all: bool) {
     }
     let tensors = &manifest.tensors;
     let most = if all { tensors.len() } else { FEW };
-    let mut rows = table(&["tensor", "type", "shape", "offset", "bytes"], 3, 5);
+    let head = ["tensor", "type", "shape", "offset", "bytes"];
+    let mut rows = Page::Verbose.table(&head, |column| column >= 3);
     for tensor in tensors.iter().take(most) {
         rows.add_row([
             safe(&tensor.name).into_owned(),

@@ -40,7 +40,7 @@ pub struct Context {
 
 impl Context {
     /// Wraps a context, primary or not. It is made current on this thread, as in each of cudarc's
-    /// calls, and stays alive as long as anything made with the [`device`](Self::device).
+    /// calls, and stays alive while anything made with the [`device`](Self::device).
     ///
     /// Calls `cuCtxSetCurrent`, `cuInit`, `cuCtxGetCurrent`, `cuCtxGetDevice` and the functions
     /// that [`Device::open`] calls.
@@ -110,7 +110,7 @@ impl Context {
         let keep_alive: KeepAlive = Arc::clone(stream) as KeepAlive;
         // SAFETY: it is a stream of the context that the driver uses for the device. cudarc
         // destroys it when its last owner is dropped, and the keep-alive is an owner; a stream that
-        // cudarc itself borrowed lives as long, by the guarantee that was given to cudarc.
+        // cudarc itself borrowed lives as long, by the guarantee given to cudarc.
         let adopted = unsafe { Stream::from_raw(&self.device, handle, keep_alive) };
         adopted.map_err(|_| CudarcError::PerThread)
     }

@@ -3,7 +3,6 @@
 //! This module does not use cudarc; it only states where memory is and which streams its owner
 //! waits for.
 
-use std::fmt;
 use std::ops::Range;
 
 use bytemuck::Pod;
@@ -57,7 +56,6 @@ pub(super) mod sealed {
 
 use sealed::{Backing, Notes, Place};
 
-/// Describes a range of bytes as elements.
 fn elements<T>(address: u64, bytes: u64, streams: Vec<Stream>) -> Result<Backing, CudarcError> {
     let len = ArgumentError::elements_at::<T>(address, bytes)?;
     Ok(Backing {
@@ -112,11 +110,12 @@ impl<T: Pod> Notes for DeviceVec<T> {
     }
 }
 
-/// A block's memory for as long as this value lives: meanwhile it is not moved, unmapped or reused,
-/// even if the block is dropped.
+/// A block's memory, leased while this value lives: it is not moved, unmapped or reused, even
+/// if the block is dropped.
 ///
 /// The block must be awake, have a home stream, and share no memory with [forks](Block::fork),
 /// because cudarc has no read-only slices. Memory that the block grows by later is not included.
+#[derive(Debug)]
 pub struct Leased {
     // Dropped first, so that the block is freed as usual.
     lease: Lease,
@@ -167,15 +166,6 @@ impl Notes for Leased {
     }
 }
 
-impl fmt::Debug for Leased {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leased")
-            .field("lease", &self.lease)
-            .field("size", &self.lease.size())
-            .finish_non_exhaustive()
-    }
-}
-
 /// A committed range of a region, used on a stream.
 ///
 /// As for all work queued on a region's memory, a later decommit must name the streams that used
@@ -199,9 +189,7 @@ impl<'a> Committed<'a> {
             return Err(MemoryError::NotCommitted(start..end).into());
         }
         region.check_writable(&(start..end))?;
-        if !home.device().is_same(region.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(region.device())?;
         Ok(Self {
             region,
             bytes: start..end,

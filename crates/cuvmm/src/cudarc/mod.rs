@@ -32,8 +32,7 @@
 //! cudarc frees no memory of this library, and this library frees none of cudarc's. A [`Slice`]
 //! holds a `CudaSlice` that is never dropped as such; safe code cannot move it out, and cloning it
 //! copies the elements to memory that cudarc allocates. A context or stream of cudarc is kept alive
-//! by everything that was made with it, in whatever order the program drops things; it is released
-//! with the last device, stream, buffer or pool that uses it.
+//! by everything made with it.
 //!
 //! # Streams that may use the memory
 //! Memory is reused only after the work of the streams that its owner knows: its home stream, here

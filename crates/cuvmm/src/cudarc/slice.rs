@@ -23,7 +23,7 @@ use super::memory::sealed::Backing;
 use super::memory::{Memory, MemoryMut, Owner};
 use super::part::{Part, PartMut};
 use crate::device::Device;
-use crate::error::{ArgumentError, CudarcError};
+use crate::error::CudarcError;
 use crate::own::Stream;
 
 /// Elements in memory of this library, for all of cudarc's functions that take a `DevicePtr` or a
@@ -155,8 +155,8 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
         let device = device.ok_or(CudarcError::NotOfCudarc)?;
         let known = Known::new(streams)?;
         device.usable()?;
-        // SAFETY: the memory stays in place as long as `memory` lives, which is dropped after the
-        // loan, and `T: Pod` permits any bit pattern.
+        // SAFETY: the memory stays in place while `memory` lives, which is dropped after the loan,
+        // and `T: Pod` permits any bit pattern.
         let mut loan = unsafe { BorrowedSlice::new(&backing, known.home(), &device) }?;
         // Work of the home stream that cudarc has not seen comes before the first use too.
         drop(loan.slice.device_ptr_mut(known.home()));
@@ -200,9 +200,7 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     where
         M: Owner<T>,
     {
-        if !stream.device().is_same(&self.loan.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(&self.loan.device)?;
         self.memory.note(stream)?;
         self.known.add(stream);
         Ok(())
@@ -253,8 +251,7 @@ impl<T: Pod, M: Memory<T>> Slice<T, M> {
     /// # Safety
     /// It must be used only on streams that the owner of the memory knows, and must stay in place:
     /// it must not be replaced (`std::mem::swap`, `std::mem::replace`, an assignment). cudarc would
-    /// free the slice that was moved out, and this library would treat the one that was moved in as
-    /// its own.
+    /// free the slice that was moved out, and this library would treat the one moved in as its own.
     #[must_use]
     pub unsafe fn as_cuda_slice_mut(&mut self) -> &mut CudaSlice<T>
     where

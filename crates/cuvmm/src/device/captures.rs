@@ -22,7 +22,6 @@ pub(super) struct Captures {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// The live capture guards.
     guards: u64,
     /// The running calls that concern the whole context.
     calls: u64,
@@ -56,7 +55,6 @@ impl Device {
         }
     }
 
-    /// Ends a capture guard.
     pub(crate) fn end_guard(&self) {
         self.shared.captures.lock().guards -= 1;
     }

@@ -6,12 +6,12 @@
 //! two outstanding events, however many fences name it. The older one is polled first; the younger
 //! one is recorded anew when a later fence needs it.
 //!
-//! A stream may begin to capture at any time. An event that was recorded in a running capture breaks
-//! it when it is queried, and draws a stream that waits for it into it. So each stream is asked
-//! before an event is recorded and once more afterwards. If it captures then, the event counts as
-//! captured and is spare: it is not used before it was recorded anew. If a capture began and ended
-//! between both questions, the driver refuses to answer about the event, which breaks nothing, and
-//! the event is spare too. So captures need not be told apart.
+//! A stream may begin to capture at any time. An event recorded in a running capture breaks it when
+//! it is queried, and draws a stream that waits for it into it. So each stream is asked before an
+//! event is recorded and once more afterwards. If it captures then, the event counts as captured
+//! and is spare: it is not used before it was recorded anew. If a capture began and ended between
+//! both questions, the driver refuses to answer about the event, which breaks nothing, and the
+//! event is spare too. So captures need not be told apart.
 //!
 //! What cannot be excluded without a [capture guard](crate::pool::CaptureGuard): a stream that begins
 //! to capture between the question and a query of the stream itself loses that capture.
@@ -48,7 +48,6 @@ pub(crate) type Stamp = u64;
 /// The work that events are recorded behind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// The work of one stream.
     Stream(StreamHandle),
     /// The work of all streams of the device's context.
     Context,
@@ -64,7 +63,6 @@ pub(crate) enum Progress {
     NeedsSynchronise,
 }
 
-/// The outstanding events of some work.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// All work queued before this stamp is complete.
@@ -82,7 +80,6 @@ struct Inner {
     asked: Stamp,
 }
 
-/// The outcome of recording an event.
 enum Recorded {
     Yes,
     /// A stream captures, so no event marks the work now.
@@ -113,7 +110,7 @@ impl Events {
     /// Destroys the events that nothing waits for.
     pub(super) fn destroy_spare(&self, device: &Device) {
         let spare = std::mem::take(&mut self.lock().spare);
-        destroy(device, spare);
+        device.destroy_events(spare);
     }
 
     /// Notes that the work was found complete by a query made at `asked`.
@@ -158,7 +155,7 @@ impl Events {
             // A context is polled seldom, and a device lives long: no unneeded event is kept.
             let spare = std::mem::take(&mut inner.spare);
             drop(inner);
-            destroy(device, spare);
+            device.destroy_events(spare);
         }
         Ok(progress)
     }
@@ -321,7 +318,7 @@ impl Events {
             outstanding, spare, ..
         } = std::mem::take(&mut *self.lock());
         let outstanding = outstanding.into_iter().map(|(_, event)| event);
-        destroy(device, outstanding.chain(spare));
+        device.destroy_events(outstanding.chain(spare));
     }
 
     /// Returns `true` if the stream of the events has ended.
@@ -331,7 +328,7 @@ impl Events {
 
     /// Destroys all events, before the stream that they were recorded on is destroyed.
     pub(crate) fn destroy(&mut self, device: &Device) {
-        destroy(device, self.take_all());
+        device.destroy_events(self.take_all());
     }
 
     /// Destroys all events of a device that has no owner any more.
@@ -378,20 +375,6 @@ impl Inner {
     }
 }
 
-fn destroy(device: &Device, events: impl IntoIterator<Item = EventHandle>) {
-    for event in events {
-        // SAFETY: the event is owned here, and the driver allows destroying an event while work
-        // still refers to its last record.
-        let destroyed = device.give_back(Call::EventDestroy, |driver, device| unsafe {
-            driver.event_destroy(device, event)
-        });
-        // The objects of a lost context are gone with it.
-        if let (Err(error), None) = (destroyed, device.lost()) {
-            device.report_drop("event", 0, error);
-        }
-    }
-}
-
 /// Records an event behind work, and asks a stream afterwards whether the event was captured.
 fn record_behind(device: &Device, work: Work, event: EventHandle) -> Result<Recorded, CallError> {
     let recorded = match work {
@@ -415,6 +398,18 @@ fn record_behind(device: &Device, work: Work, event: EventHandle) -> Result<Reco
 }
 
 impl Device {
+    /// Destroys events whose owners are gone (`cuEventDestroy`).
+    pub(crate) fn destroy_events(&self, events: impl IntoIterator<Item = EventHandle>) {
+        for event in events {
+            // SAFETY: the caller owned the event, and the driver allows destroying an event while
+            // work still refers to its last record.
+            let destroyed = self.give_back(Call::EventDestroy, |driver, device| unsafe {
+                driver.event_destroy(device, event)
+            });
+            self.report_end("event", 0, destroyed);
+        }
+    }
+
     /// Returns `true` if a stream, which is alive, captures.
     pub(crate) fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError> {
         // SAFETY: the caller's stream is alive.

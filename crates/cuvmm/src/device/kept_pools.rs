@@ -20,7 +20,6 @@ pub(super) struct KeptPools(Mutex<Vec<KeptPool>>);
 pub(crate) struct KeptPool {
     pub(crate) handle: MemPoolHandle,
     pub(crate) props: MemPoolProps,
-    /// The places whose access was set.
     pub(crate) granted: Vec<Location>,
     /// It may serve as a new pool once it is empty.
     pub(crate) reusable: bool,

@@ -19,30 +19,30 @@ use crate::own::Stream;
 #[non_exhaustive]
 pub enum Consumer {
     /// Any user, including the host's processors: exporting waits until the work queued on the
-    /// memory's streams is complete (`cuStreamSynchronize`, or `cuCtxSynchronize` for each device
-    /// that has access if it has no streams). Refused while one of the streams captures.
+    /// memory's streams is complete (`cuStreamSynchronize`; without streams `cuCtxSynchronize` for
+    /// each device that has access). Refused while one of the streams captures.
     #[doc(alias = "Anybody")]
     Synchronized,
     /// Work on this stream, which events order after the work queued on the memory's streams,
     /// without waiting. For host memory, exporting waits. If the memory has no streams, all work of
     /// each device that has access is marked (`cuCtxRecordEvent`). That breaks every capture on its
-    /// context, as waiting for the device does, and is refused while a
-    /// [capture guard](crate::pool::CaptureGuard) for the device lives.
+    /// context, as waiting would, and is refused while a [capture guard](crate::pool::CaptureGuard)
+    /// for the device lives.
     Stream(Stream),
     /// Work on the per-thread default stream of the exporting thread, ordered like work on any
     /// other stream.
     PerThread,
-    /// A user that knows that no work is queued, or orders itself. The tensor's deleter does not wait
-    /// either: it frees the memory behind the work of the memory's own streams. If the user's work is
-    /// on another stream and still queued then, the next owner's bytes are overwritten.
+    /// A user that knows that no work is queued, or orders itself. The tensor's deleter does not
+    /// wait either: it frees the memory behind the work of the memory's own streams. If the user's
+    /// work on another stream is still queued then, it overwrites the next owner's bytes.
     Ordered,
 }
 
 impl Consumer {
     /// Converts the argument of Python's `__dlpack__(stream=...)` for memory of a GPU: `None` and 1
     /// are the legacy default stream of the memory's device, 2 is the per-thread one, -1 is
-    /// [`Ordered`](Self::Ordered), which orders nothing, and any other number is a stream handle. For host memory the argument is `None`,
-    /// and [exporting](Consumer) waits.
+    /// [`Ordered`](Self::Ordered), any other number a stream handle. For host memory the argument
+    /// is `None`, and [exporting](Consumer) waits.
     ///
     /// # Errors
     /// [`ArgumentError`] for 0, which could mean either default stream, and for numbers below -1.
@@ -67,13 +67,12 @@ impl Consumer {
             number,
         };
         let handle = handle.ok_or(no_stream)?;
-        // SAFETY: the caller guarantees that it is a live stream, and it is used only during the
-        // export.
+        // SAFETY: the caller guarantees that it is a live stream, used only during the export.
         let stream = unsafe { Stream::from_raw(device, StreamHandle(handle), Arc::new(())) };
         stream.map(Self::Stream).map_err(|_| no_stream)
     }
 
-    /// Orders the consumer after the work that is queued on the memory.
+    /// Orders the consumer after the work queued on the memory.
     pub(super) fn order_behind(
         &self,
         memory: &impl Held,
@@ -107,7 +106,6 @@ impl Consumer {
     }
 }
 
-/// Waits until the work that is queued on the memory is complete.
 fn wait(memory: &impl Held, streams: Option<Vec<Stream>>) -> Result<(), TensorError> {
     let waited = match streams {
         Some(streams) => streams.iter().try_for_each(Stream::settle),

@@ -2,8 +2,8 @@
 //!
 //! Keeps I-66.
 //!
-//! `unsafe` in this file: dlpark's descriptors take a pointer. It is the address of memory that the
-//! owner keeps in place, and the owner lives in the descriptor until the deleter is called.
+//! `unsafe` in this file: dlpark's descriptors take a pointer. Its memory stays in place while the
+//! owner lives, which lives in the descriptor until the deleter is called.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,9 +20,8 @@ use crate::own::Access;
 use crate::pool::Lease;
 
 impl Tensor {
-    /// Exports an owner's bytes as this tensor, for a consumer. The tensor takes the owner, and its
-    /// deleter drops it; export an [`Arc`](std::sync::Arc) of the owner if the memory is used here
-    /// too.
+    /// Exports an owner's bytes as this tensor, for a consumer. The tensor's deleter drops the
+    /// owner; export an [`Arc`](std::sync::Arc) of it if the memory is used here too.
     ///
     /// The descriptor is of DLPack 1.3, and `data` points at the first element, because PyTorch
     /// ignores `byte_offset`.
@@ -31,7 +30,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`HandedBack`] with the owner in it, for example if the tensor is not within the memory, the
-    /// block is asleep, or the tensor is writable and the memory is shared with a fork.
+    /// block is asleep, or a writable tensor's memory is shared with a fork.
     pub fn export<O: Memory>(
         &self,
         owner: O,
@@ -84,9 +83,9 @@ impl Tensor {
             // SAFETY: only the read-only flag is set, which claims nothing about the memory.
             unsafe { descriptor.set_flags_unchecked(DlpackFlags::READ_ONLY) };
         }
-        // SAFETY: the bytes that the shape and the strides span from the pointer on are within the
-        // owner's memory, are committed, and stay in place while the owner lives, which lives in
-        // the descriptor. The flags do not claim that the memory is a copy.
+        // SAFETY: the bytes that the shape and the strides span from the pointer on are the
+        // owner's, are committed, and stay in place while the owner lives, which lives in the
+        // descriptor. The flags do not claim that the memory is a copy.
         Ok(unsafe { descriptor.finish() })
     }
 
@@ -117,7 +116,6 @@ impl Tensor {
         })
     }
 
-    /// Returns the address of the first element.
     fn pointer(&self, memory: &impl Held) -> Result<usize, TensorError> {
         let offset = self.first_byte();
         let outside = || ArgumentError::bytes(offset, 1, memory.reach());
@@ -155,7 +153,7 @@ impl<O: Held> Drop for Lent<O> {
                 drop(owner);
             }
         }));
-        // A deleter is called from C, so no panic may unwind out of it, not even from dropping the
+        // A deleter is called from C: no panic may unwind out of it, not even from dropping the
         // payload.
         if let Err(panic) = done {
             std::mem::forget(panic);

@@ -1,8 +1,7 @@
 //! Import of a tensor of another library: access to its bytes, and its ordered release.
 //!
-//! `unsafe` in this file: the memory belongs to another library. The caller who imports a tensor
-//! guarantees that the memory stays until the deleter is called. The deleter is called once, when
-//! an [`Imported`] ends.
+//! `unsafe` in this file: the memory belongs to another library. The importing caller guarantees
+//! that the memory stays until the deleter is called, once, when an [`Imported`] ends.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -29,14 +28,14 @@ const DEVICE_MEMORY: u64 = 2;
 ///
 /// The library that made the tensor orders the home stream after its own work when the tensor is
 /// requested from it: in Python, `tensor.__dlpack__(stream=handle)` with the home stream's
-/// [handle](Stream::as_raw), or 1 for the legacy default stream. Once the deleter is called it may
-/// reuse the memory immediately, without regard to streams of this library. Therefore dropping an
-/// imported tensor waits for the home stream and the [recorded](Self::record_use) streams before it
-/// calls the deleter. [`give_back`](Self::give_back) does not wait.
+/// [handle](Stream::as_raw), or 1 for the legacy default stream. After the deleter it may reuse the
+/// memory at once, without regard to this library's streams. So dropping an imported tensor waits
+/// for the home stream and the [recorded](Self::record_use) streams before it calls the deleter.
+/// [`give_back`](Self::give_back) does not wait.
 ///
-/// In a forked child, dropping neither waits nor calls the deleter. If the wait fails and the
-/// context is not lost, the deleter is not called either, and the drop
-/// [counts](Device::drop_failures) as failed.
+/// In a forked child, a drop neither waits nor calls the deleter. If the wait fails and the context
+/// is not lost, the deleter is not called either, and the drop [counts](Device::drop_failures) as
+/// failed.
 ///
 /// # Examples
 /// ```
@@ -73,17 +72,17 @@ pub struct Imported {
 impl Imported {
     /// Imports a tensor that is on the stream's device, or in host memory.
     ///
-    /// With the real driver, this verifies that every byte is memory of the device:
+    /// With the real driver, verifies that every byte is memory of the device:
     /// `cuMemGetAddressRange` and two calls of `cuPointerGetAttribute` for each mapping that the
-    /// tensor covers. A tensor in host memory is not verified.
+    /// tensor covers. Host memory is not verified.
     ///
     /// # Errors
     /// [`HandedBack`] with the tensor in it.
     ///
     /// # Safety
     /// The descriptor must be true: the memory exists until the deleter is called, its elements may
-    /// be read, and may be written unless the descriptor is read-only. The home stream's work must
-    /// be ordered after all work that wrote the elements.
+    /// be read, and written unless the descriptor is read-only. The home stream's work must be
+    /// ordered after all work that wrote the elements.
     pub unsafe fn new<M: ManagedTensorBase>(
         home: &Stream,
         tensor: Managed<M>,
@@ -170,9 +169,7 @@ impl Imported {
     /// # Errors
     /// [`ArgumentError::WrongDevice`] if the stream belongs to another device.
     pub fn record_use(&mut self, stream: &Stream) -> Result<(), TensorError> {
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.users.record(stream);
         Ok(())
     }
@@ -191,14 +188,13 @@ impl Imported {
         }
         let from = self.host_pointer(offset, bytes.len())?;
         // SAFETY: `host_pointer` checked that this many bytes of the tensor follow the pointer and
-        // waited for this library's work on them; the caller of `new` guaranteed that the memory
-        // exists and may be read. `copy` permits overlap.
+        // waited for this library's work on them; by the promise to `new` the memory exists and may
+        // be read. `copy` permits overlap.
         unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Writes bytes of a contiguous tensor, after the work queued on the home stream, and returns
-    /// when they are written.
+    /// Writes bytes of a contiguous tensor behind the home stream's work, and waits for the copy.
     ///
     /// # Errors
     /// [`TensorError`] if the tensor is read-only or not contiguous, the range is not within it, or
@@ -210,14 +206,14 @@ impl Imported {
             return Ok(self.span().write(self.home_stream(), offset, bytes)?);
         }
         let to = self.host_pointer(offset, bytes.len())?;
-        // SAFETY: the argument for `read` applies, and the tensor is not read-only, so the caller
-        // of `new` guaranteed that it may be written.
+        // SAFETY: as for `read`; the tensor is not read-only, so by the promise to `new` it may be
+        // written.
         unsafe { std::ptr::copy(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
     /// Returns a view of the elements of a contiguous tensor for a kernel to read, on the home
-    /// stream or on one that was [recorded](Self::record_use). For other tensors, use
+    /// stream or a [recorded](Self::record_use) one. For other tensors, use
     /// [`address`](Self::address) and [`strides`](Self::strides).
     ///
     /// # Errors
@@ -249,12 +245,12 @@ impl Imported {
     }
 
     /// Orders a stream of the library that made the tensor after this library's work on it, by
-    /// events, and calls the deleter. `producer` is the stream on which that library uses the
-    /// memory next. Does not wait.
+    /// events, and calls the deleter. That library uses the memory next on `producer`. Does not
+    /// wait.
     ///
     /// # Errors
-    /// [`CloseError`] with the tensor in it, if a stream is capturing (the reason is then that it
-    /// is in use), or the driver refuses.
+    /// [`CloseError`] with the tensor in it, if a stream is capturing (reported as in use), or the
+    /// driver refuses.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn give_back(mut self, producer: &Stream) -> Result<(), CloseError<Self>> {
         let reason = if producer.device().same_driver(self.device()) {
@@ -269,10 +265,7 @@ impl Imported {
         } else {
             CallError::WrongDriver.into()
         };
-        Err(CloseError {
-            owner: self,
-            reason,
-        })
+        CloseError::of(self, Err(reason))
     }
 
     /// Waits for the streams and calls the deleter, as dropping the tensor does.
@@ -281,22 +274,15 @@ impl Imported {
     /// [`CloseError`] with the tensor in it, if the wait fails.
     #[expect(clippy::result_large_err, reason = "the tensor itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        match self.call_deleter() {
-            Ok(()) => Ok(()),
-            Err(error) => Err(CloseError {
-                owner: self,
-                reason: error.into(),
-            }),
-        }
+        let called = self.call_deleter();
+        CloseError::of(self, called)
     }
 
     fn call_deleter(&mut self) -> Result<(), CallError> {
         if self.deleter.is_none() {
             return Ok(());
         }
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         // On a lost context no work runs any more.
         match self.users.wait() {
             Err(error) if self.device().lost().is_none() => Err(error),
@@ -312,8 +298,8 @@ impl Imported {
     }
 
     fn span(&self) -> Span<'_> {
-        // SAFETY: the caller of `new` guaranteed that the memory exists until the deleter is
-        // called, and the deleter is called only after this borrow ends.
+        // SAFETY: by the promise to `new` the memory exists until the deleter is called, which
+        // happens only after this borrow.
         unsafe { Span::new(self.device(), self.address, self.size()) }
     }
 

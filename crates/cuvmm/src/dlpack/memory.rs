@@ -1,4 +1,4 @@
-//! Memory that can be exported: its owner keeps it in place as long as it lives.
+//! Memory that can be exported: its owner keeps it in place while it lives.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,18 +39,17 @@ pub trait Held {
     /// Returns the size of the exportable bytes, from the address on.
     fn reach(&self) -> u64;
 
-    /// Returns all extents in order.
     fn extents(&self) -> Vec<Extent>;
 
     /// Returns the devices that have access to the memory.
     fn users(&self) -> Vec<Device>;
 
-    /// Returns the streams whose work may use the memory, or `None` if that is all work of the
-    /// devices that have access.
+    /// Returns the streams whose work may use the memory; `None` for all work of the devices that
+    /// have access.
     fn streams(&self) -> Option<Vec<Stream>>;
 
     /// Checks that a range within its size has memory and permits the access. Returns what keeps it
-    /// in place in addition to the owner.
+    /// in place beside the owner.
     fn admit(&self, range: Range<u64>, access: Access) -> Result<Option<Lease>, TensorError>;
 
     /// Records that unknown streams have used the memory.

@@ -4,8 +4,8 @@
 //! NumPy exchange tensors: a descriptor with a pointer, a shape, and a *deleter* that the consumer
 //! calls after releasing its last view. [`Tensor::export`] makes a tensor over a
 //! [`Block`](crate::Block), a [`Lease`](crate::Lease), a [`DeviceVec`](crate::DeviceVec) or a
-//! [`Region`](crate::Region), and [`Imported`] accepts one. The crate [`dlpark`] owns the
-//! descriptors, and converts them to Python's capsules if built with that feature.
+//! [`Region`](crate::Region); [`Imported`] accepts one. The crate [`dlpark`] owns the descriptors,
+//! and converts them to Python's capsules if built with that feature.
 //!
 //! # Ownership of the memory
 //! The owner is moved into the tensor and dropped by its deleter, on the thread that calls the
@@ -29,9 +29,9 @@
 //! # The device of a tensor
 //! Memory of a GPU is `kDLCUDA`, with the driver's ordinal. Memory that the host's processors reach
 //! is `kDLCPU`: host memory in a region, and all memory of a driver that uses host memory. All
-//! bytes of a tensor must be in one such place. Memory that is shared with another process is
-//! exported like any other. Memory that a [`UnifiedBuffer`](crate::UnifiedBuffer) lends by borrows
-//! cannot be exported.
+//! bytes of a tensor must be in one such place. Memory shared with another process is exported like
+//! any other. Memory that a [`UnifiedBuffer`](crate::UnifiedBuffer) lends by borrows cannot be
+//! exported.
 
 mod consumer;
 mod export;

@@ -44,8 +44,8 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Creates a tensor of elements of type `T`, with `shape` elements in each dimension. Without
-    /// dimensions it is a single element.
+    /// Creates a tensor of elements of type `T`, with `shape` elements in each dimension; without
+    /// dimensions a single element.
     pub fn of<T: DlpackElement>(shape: &[usize]) -> Self {
         Self::new(T::DTYPE, shape)
     }
@@ -75,8 +75,8 @@ impl Tensor {
         self
     }
 
-    /// Marks the tensor as read-only. The mark is a request to the consumer, which nothing enforces:
-    /// NumPy respects it, PyTorch ignores it.
+    /// Marks the tensor as read-only: a request to the consumer, which nothing enforces. NumPy
+    /// respects it, PyTorch ignores it.
     pub const fn read_only(mut self) -> Self {
         self.read_only = true;
         self
@@ -168,7 +168,7 @@ impl Figures {
 }
 
 /// Returns the strides of contiguous elements. Returns `None` if their number overflows, even if a
-/// dimension of length zero makes the product zero: other libraries multiply the lengths too.
+/// dimension of length zero makes the product zero: other libraries multiply too.
 fn row_major(shape: &[usize]) -> Option<Vec<usize>> {
     let mut strides = vec![1; shape.len()];
     let mut stride = 1usize;
@@ -184,7 +184,7 @@ fn bits_of(element: DLDataType) -> u64 {
 }
 
 /// Returns the required alignment of an element in bytes: its size, half of that for a complex
-/// number, and 1 if the size is not a power of two.
+/// number, and 1 if that is not a power of two.
 pub(super) fn alignment_of(element: DLDataType) -> u64 {
     let bytes = bits_of(element) / 8;
     if !bytes.is_power_of_two() {

@@ -133,9 +133,6 @@ impl ArgumentError {
     /// The error for a stream that belongs to another device.
     pub(crate) const STREAM: Self = Self::WrongDevice("the stream");
 
-    /// The error for a device of another driver.
-    pub(crate) const OTHER_DRIVER: Self = Self::WrongDriver("the device");
-
     /// Checks that a number of bytes is not zero and a multiple of `multiple`.
     pub(crate) fn whole(what: &'static str, value: u64, multiple: u64) -> Result<(), Self> {
         Self::not_zero(what, value)?;
@@ -203,7 +200,6 @@ impl ArgumentError {
         }
     }
 
-    /// The error for a range that is out of range.
     pub(crate) const fn outside(what: &'static str, range: &Range<usize>, len: usize) -> Self {
         Self::OutOfRange {
             what,

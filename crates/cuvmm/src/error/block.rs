@@ -7,9 +7,8 @@ use crate::display::Bytes;
 
 /// An error of allocating, growing, shrinking, forking, freeing or moving a block.
 ///
-/// Unless it is [`Lost`](Self::Lost), every block, charge and guarantee is unchanged. Memory that
-/// no block used may have been reclaimed. A compaction keeps the moves that it made before the
-/// error.
+/// Unless it is [`Lost`](Self::Lost), every block, charge and guarantee is unchanged. Unused memory
+/// may have been reclaimed. A compaction keeps the moves made before the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
@@ -95,7 +94,7 @@ pub enum BlockError {
     )]
     Capturing(Box<Shortage>),
     /// The bytes to be written are in memory that other blocks share, or did share, and work that
-    /// may read them at this block's addresses, or a lease, has not ended. They cannot be unshared
+    /// may read them at this block's addresses, or a lease, has not ended: they cannot be unshared
     /// yet.
     #[error(
         "{} at offset {} are shared with {others} other blocks and in use here: wait for the work \
@@ -121,9 +120,8 @@ pub enum BlockError {
         #[source]
         cause: Box<Self>,
     },
-    /// The block has lost memory: new memory could not be mapped in place of the old, and the old
-    /// memory could not be mapped again either, so nothing is mapped there any more. This takes two
-    /// failures of the driver.
+    /// The block has lost memory: neither could new memory be mapped in place of the old, nor the
+    /// old memory again. This takes two failures of the driver.
     #[error(
         "{} at offset {} of the block at {address} are lost: {cause}",
         Bytes(*.bytes), Bytes(*.offset)
@@ -145,8 +143,8 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// Returns the error without bytes that were charged to the tenant for the request itself, and were
-    /// given back.
+    /// Returns the error without bytes charged to the tenant for the request itself, and given
+    /// back.
     pub(crate) fn without_charge(mut self, bytes: u64) -> Self {
         if let Self::OutOfMemory(shortage)
         | Self::Capturing(shortage)

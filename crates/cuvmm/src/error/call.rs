@@ -75,20 +75,14 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Returns the driver's answer, if there is one.
+    /// Returns the driver's answer, if any.
     #[must_use]
     pub const fn driver(&self) -> Option<&DriverError> {
         match self {
             Self::Driver(error) | Self::ContextLost(error) | Self::Descriptors { error, .. } => {
                 Some(error)
             }
-            Self::Forked { .. }
-            | Self::WrongDriver
-            | Self::InUse
-            | Self::Capturing
-            | Self::PerThreadStream
-            | Self::StreamEnded
-            | Self::LeftFree { .. } => None,
+            _ => None,
         }
     }
 
@@ -99,8 +93,8 @@ impl CallError {
         matches!(self, Self::Capturing) || code.is_some_and(|code| CAPTURES.contains(&code))
     }
 
-    /// Returns `true` if it is the driver's answer about an event that was recorded in a capture which
-    /// is over.
+    /// Returns `true` if it is the driver's answer about an event recorded in a capture which is
+    /// over.
     pub(crate) fn is_of_ended_capture(&self) -> bool {
         let code = self.driver().and_then(|error| error.code());
         code == Some(CUresult::CUDA_ERROR_INVALID_VALUE)

@@ -30,8 +30,8 @@ pub enum ContainerError {
         /// Bytes of an element.
         element: usize,
     },
-    /// The shape of a grid is invalid. A grid has one to three axes, none of them of length zero,
-    /// and no more elements than can be counted.
+    /// The shape of a grid is invalid. A grid has one to three axes, none of length zero, and no
+    /// more elements than can be counted.
     #[error("a grid of {shape:?} in bricks of {brick:?}: use 1 to 3 axes, none of length 0")]
     Shape {
         /// Elements along each axis.
@@ -74,12 +74,12 @@ pub enum ContainerError {
         /// The capacity in elements.
         capacity: usize,
     },
-    /// This device cannot work while the host accesses managed memory (attribute 89). The host would
-    /// crash if it did so while the device is running anything. Copies still work.
+    /// This device cannot work while the host accesses managed memory (attribute 89): the host
+    /// would crash while the device runs anything. Copies still work.
     #[error("{0} has no concurrent managed access: use copies instead")]
     NoConcurrentAccess(Ordinal),
-    /// A policy could not be set completely, and the part that had been set could not be undone
-    /// completely. The policy in force can be queried; setting a policy again starts from there.
+    /// A policy could not be set completely, nor undone. The policy in force can be queried;
+    /// setting a policy again starts from there.
     #[error("policy set only for a part of {range:?}: {cause}; undoing it failed: {undoing}")]
     PartlyApplied {
         /// The elements.

@@ -31,9 +31,9 @@ pub enum CudarcError {
     /// The stream belongs to another context.
     #[error("the stream belongs to another context")]
     WrongContext,
-    /// The stream is the per-thread default stream, which is a different stream on each thread:
-    /// work queued by one thread could not be waited for by another. candle's `Device::new_cuda`
-    /// uses it, its `Device::new_cuda_with_stream` does not.
+    /// The stream is the per-thread default stream, another stream on each thread: one thread could
+    /// not wait for the other's work. candle's `Device::new_cuda` uses it, its
+    /// `Device::new_cuda_with_stream` does not.
     #[error("the per-thread stream differs between threads: create a stream")]
     PerThread,
     /// The block was allocated without a home stream adopted from cudarc, which a slice requires.

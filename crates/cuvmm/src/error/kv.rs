@@ -8,8 +8,7 @@ use super::{ArgumentError, BlockError, MemoryError};
 #[non_exhaustive]
 pub enum KvCacheError {
     /// An argument cannot be used: a dimension or a number of tokens of zero, a layer that the
-    /// model does not have, bytes that are not whole rows, more sequences or tokens than the
-    /// maximum.
+    /// model does not have, bytes that are not whole rows, too many sequences or tokens.
     Argument(#[from] ArgumentError),
     /// The cache has no sequence with this number: it was freed, or belongs to another cache.
     #[error("there is no sequence #{0} in the cache")]

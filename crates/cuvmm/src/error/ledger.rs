@@ -33,7 +33,7 @@ pub enum LedgerError {
         required: u64,
     },
     /// The limit is above the memory of the device that this process sees, as in a slice of a GPU
-    /// (vGPU) that shows less than the whole. A ledger is for processes that see the same memory.
+    /// (vGPU). A ledger is for processes that see the same memory.
     #[error(
         "{} cannot have a limit of {}: this process sees {} of the device. Processes in different \
          slices of a GPU need a ledger for each slice, in directories of their own",
@@ -162,7 +162,7 @@ pub enum ControlError {
 pub struct LedgerShortage {
     /// Bytes by which the process's charge was to grow.
     pub wanted: u64,
-    /// Bytes that were left for the process.
+    /// Bytes left for the process.
     pub left: u64,
     /// The limit of all processes together.
     pub limit: u64,
@@ -184,8 +184,8 @@ pub enum LedgerRefusal {
     /// The process's own limit is reached.
     ProcessLimit,
     /// A request of another process has waited longer. Until it is served or ends, other processes
-    /// are charged for new blocks beyond their guarantees only as far as it does not have to wait for
-    /// them ([rule](crate::ledger#memory-that-another-process-needs)).
+    /// are charged for new blocks beyond their guarantees only as far as it need not wait for them
+    /// ([rule](crate::ledger#memory-that-another-process-needs)).
     OlderRequest,
     /// Other processes charged at the same time, again and again.
     Contended,

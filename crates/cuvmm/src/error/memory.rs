@@ -9,8 +9,7 @@ use crate::display::Bytes;
 
 /// An error of an operation on memory. Unless it is [`Lost`](Self::Lost), nothing has changed.
 ///
-/// Reservations, physicals, mappings, managed memory, regions and copies return it. Offsets and
-/// ranges count bytes from the beginning of the object that the operation works on.
+/// Offsets and ranges count bytes from the beginning of the object that the operation works on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
@@ -56,8 +55,8 @@ pub enum MemoryError {
         /// The types that it was created for.
         shareable: HandleTypes,
     },
-    /// The access of this device cannot be changed so: the request would lower it, or it is the
-    /// memory's own device, which always has access.
+    /// The access of this device cannot be changed so: it would be lowered, or it is the memory's
+    /// own device, which always has access.
     #[error("the access of {0} cannot be changed: revoke it first, unless the memory is its own")]
     Access(Location),
     /// Part of this range has no memory.
@@ -90,7 +89,7 @@ pub enum MemoryError {
         wanted: Location,
     },
     /// Memory in this range is read-only: forks share it (it can be written after
-    /// [unsharing](crate::Region::unshare) it), or the process that shared it allows only reading.
+    /// [unsharing](crate::Region::unshare)), or the process that shared it allows only reading.
     #[error("bytes {0:?} are read-only here: if forks share them, unshare them first")]
     ReadOnly(Range<u64>),
     /// The region maps some memory at two places, and the operation would make them differ.
@@ -154,8 +153,8 @@ pub enum MemoryError {
         /// The limit.
         limit: u64,
     },
-    /// The block of this size in bytes is asleep, or is being put to sleep or woken. It must be
-    /// woken before its memory is used.
+    /// The block of this size in bytes is asleep, falling asleep or waking. It must be woken before
+    /// its memory is used.
     #[error("the block of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
     Asleep(u64),
     /// This number of leases, registrations, tensors or slices use the block and may write to it.
@@ -200,8 +199,8 @@ pub enum MemoryError {
         "the current memory pool of {0} is not the default: drop the guard, or replace it there"
     )]
     CurrentPool(Location),
-    /// The memory pool is a part of a [`TenantMemPool`](crate::TenantMemPool), which alone
-    /// allocates from it, makes it current, and replaces it.
+    /// The memory pool is part of a [`TenantMemPool`](crate::TenantMemPool), which alone allocates
+    /// from it, makes it current, and replaces it.
     #[error("the memory pool is a tenant's: allocate from its `TenantMemPool`")]
     ManagedPool,
     /// The system has not enough pageable memory for this number of bytes.
@@ -248,7 +247,6 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// The error of a driver call for a range.
     pub(crate) const fn range(offset: u64, size: u64, cause: CallError) -> Self {
         Self::Range {
             offset,

@@ -1,12 +1,12 @@
 //! Errors: one type for each subject, and [`Error`] for all of them.
 //!
 //! Errors are data: they carry the requested and available figures, the limit, and the driver's
-//! code with the call that returned it. An operation that returns an error has changed nothing,
-//! unless the error's documentation says otherwise.
+//! code with the call that returned it. A failed operation has changed nothing, unless the error's
+//! documentation says otherwise.
 //!
-//! Two types are common to all subjects: [`ArgumentError`] describes an argument that cannot be
-//! used, [`MemoryError`] an operation on memory that failed. Every error tells whether memory was
-//! short (`is_out_of_memory`), and gives the pool's figures if a pool refused (`shortage`).
+//! Two types are common to all subjects: [`ArgumentError`] for an argument that cannot be used,
+//! [`MemoryError`] for a failed operation on memory. Every error tells whether memory was short
+//! (`is_out_of_memory`), and gives the pool's figures if a pool refused (`shortage`).
 
 mod argument;
 mod block;
@@ -84,7 +84,7 @@ pub enum Error {
 }
 
 /// Converts `MemoryError` and `CallError` into the errors of other subjects. An argument error
-/// inside is moved to the outer `Argument` variant, so that each fault has one pattern to match.
+/// moves to the outer `Argument` variant, so that each fault has one pattern to match.
 macro_rules! from_memory {
     ($($(#[$cfg:meta])? $error:ident),* $(,)?) => {$(
         $(#[$cfg])?

@@ -17,10 +17,10 @@ pub struct Shortage {
     /// and without pressure hooks. A request for this size succeeds, and one for a granule more
     /// fails, as long as nothing changes in between. Always less than `wanted`.
     ///
-    /// It is a total. A smaller request may fail if mappings or addresses are short, or if blocks
-    /// of other sizes strand memory when they are reclaimed. A larger one may succeed if it has the
-    /// shape and the home stream of a block that was freed on that stream just before, since the
-    /// stream can reuse that block's memory before its fence is complete.
+    /// It is a total. A smaller request may fail if mappings or addresses are short, or if
+    /// reclaimed blocks of other sizes strand memory. A larger one may succeed with the shape and
+    /// home stream of a block just freed on that stream, which can reuse the block's memory before
+    /// its fence is complete.
     pub available: u64,
     /// The largest single extent that could be created right now without reclaiming.
     pub largest_run: u64,
@@ -37,8 +37,8 @@ pub struct Shortage {
     pub pending_free: u64,
     /// The bytes that are withdrawn but leased.
     pub leased: u64,
-    /// The idle bytes in extents that also have bytes in use, and the free bytes of heaps for graphs. They
-    /// can be reclaimed when those are freed or the graphs end; waiting does not help.
+    /// The idle bytes in extents that also have bytes in use, and the free bytes of heaps for
+    /// graphs. They can be reclaimed when those are freed or the graphs end; waiting does not help.
     pub stranded: u64,
     /// The bytes that could not be unmapped after a failure.
     pub quarantined: u64,

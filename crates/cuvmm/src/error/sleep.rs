@@ -6,8 +6,8 @@ use super::{ArgumentError, BlockError, MemoryError};
 use crate::display::Bytes;
 
 /// An error of putting blocks to sleep or waking them. All blocks are unchanged, unless it is
-/// [`Stayed`](Self::Stayed). This includes a sleep that was cancelled, or whose watcher panicked,
-/// if at most one driver call failed while the memory was put back.
+/// [`Stayed`](Self::Stayed); also after a sleep that was cancelled, or whose watcher panicked, if
+/// at most one driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
@@ -71,8 +71,8 @@ pub enum SleepError {
     Memory(MemoryError),
     /// The sleep failed or was cancelled, and the driver refused twice to put back the memory of
     /// some blocks. They stay asleep ([`Block::is_asleep`](crate::Block::is_asleep)) and can be
-    /// woken. Contents that were to be kept are kept; those that were to be
-    /// [discarded](crate::Contents::Discard) are lost. The other blocks are unchanged.
+    /// woken. Contents to be kept are kept; those to be [discarded](crate::Contents::Discard) are
+    /// lost. The other blocks are unchanged.
     #[error("{blocks} of the blocks ({}) stay asleep after an error: {cause}", Bytes(*.bytes))]
     Stayed {
         /// The number of blocks.

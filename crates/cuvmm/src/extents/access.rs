@@ -99,6 +99,7 @@ impl Space {
         found.map_or(Access::None, AccessGrant::access)
     }
 
+    /// Returns the places of the memory of all extents, each place once.
     pub(crate) fn owners(&self) -> Vec<Place> {
         let mut owners: Vec<Place> = vec![];
         for placed in self.extents.values() {
@@ -109,9 +110,7 @@ impl Space {
         }
         owners
     }
-}
 
-impl Space {
     /// Gives the host's processors the access that devices have to the extents of host memory that
     /// overlap a range.
     pub(crate) fn grant_host(&mut self, start: u64, end: u64) -> Result<(), MemoryError> {

@@ -1,4 +1,4 @@
-//! Mappings that are unmapped only with proof.
+//! Mappings unmapped only with proof.
 //!
 //! The public [`Mapping`] unmaps when it is dropped. Memory that a region or pool has placed may be
 //! in use by work of the GPU at any time, so its extents are held as [`Mapped`]: an extent that is

@@ -46,7 +46,6 @@ pub struct Registration {
 struct Shared {
     device: Device,
     extents: Vec<Extent>,
-    /// The export marks of the extents.
     marks: Vec<ExportMark>,
     keeper: Arc<dyn RegistrationOwner>,
 }
@@ -132,17 +131,11 @@ impl Registration {
     /// [`CloseError`] with the registration in it while a clone or a
     /// [`DmaBuf`](crate::region::DmaBuf) lives, or when the driver refuses.
     pub fn close(self) -> Result<(), CloseError<Self>> {
-        let reason = match Arc::strong_count(&self.shared) {
-            1 => match self.shared.keeper.close() {
-                Ok(()) => return Ok(()),
-                Err(cause) => CloseRefusal::Call(cause),
-            },
-            _ => CloseRefusal::InUse,
+        let closed = match Arc::strong_count(&self.shared) {
+            1 => self.shared.keeper.close().map_err(CloseRefusal::Call),
+            _ => Err(CloseRefusal::InUse),
         };
-        Err(CloseError {
-            owner: self,
-            reason,
-        })
+        CloseError::of(self, closed)
     }
 
     pub(crate) fn extents_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Extent> {

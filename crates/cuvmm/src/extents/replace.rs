@@ -271,7 +271,6 @@ impl Exchange<'_, '_> {
         })
     }
 
-    /// Puts the old memory back.
     fn undo(mut self, error: MemoryError) -> NotReplaced {
         if self.queued
             && !self.running
@@ -446,7 +445,7 @@ mod tests {
         rig.heal();
         space.promised().retry_stuck().unwrap();
         assert_eq!((space.beside.len(), space.stuck_bytes()), (0, 0));
-        // Memory that was copied to beside, and cannot be unmapped there.
+        // Memory copied to beside, and cannot be unmapped there.
         let (_, raws, outcome, mut other) = replaced(&rig, &stream, || {
             (1..=4).for_each(|nth| rig.fail(Call::MemUnmap, nth));
         });

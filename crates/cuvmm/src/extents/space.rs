@@ -143,7 +143,6 @@ impl Space {
         self.bytes
     }
 
-    /// Extents, without stuck mappings.
     pub(crate) fn count(&self) -> u64 {
         self.extents.len() as u64
     }

@@ -26,7 +26,6 @@ const TIDIED: usize = 16;
 /// of addresses for each byte.
 const KEPT_ADDRESSES: u64 = 16;
 
-/// A request, rounded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) size: u64,
@@ -49,7 +48,6 @@ impl Request<'_> {
 
 #[derive(Clone, Copy)]
 struct Growth {
-    /// The most bytes that the heap may hold.
     limit: u64,
     /// The bytes of new memory that the pool has refused for the request, if any.
     refused: Option<u64>,

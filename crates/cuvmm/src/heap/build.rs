@@ -168,7 +168,7 @@ impl State {
 
     /// Adds another mapping of an extent, in which an allocation lies, and stops searching the
     /// oldest mappings. In a heap that `keeps` all mappings the new mapping is not searched:
-    /// repeated requests then find the same memory free, and the window that was made for them.
+    /// repeated requests then find the same memory free, and the window made for them.
     fn add_alias(&mut self, id: ExtentId, at: u64, keeps: bool) {
         self.large.add_mapping(id, at, 1);
         let extent = self.large.extent(id);

@@ -27,9 +27,7 @@ const ROOM: usize = 32;
 pub(super) struct Place {
     /// The offset in the heap's addresses.
     pub(super) at: u64,
-    /// The requested size.
     pub(super) size: u64,
-    /// The allocated size.
     pub(super) rounded: u64,
     pub(super) home: StreamId,
     pub(super) stream: u64,
@@ -83,8 +81,8 @@ pub(super) struct StreamCache {
 }
 
 impl StreamCache {
-    /// Takes the place of the last small or large allocation of exactly `size` bytes that was freed
-    /// on the stream and is aligned.
+    /// Takes the place of the last small or large allocation of exactly `size` bytes freed on the
+    /// stream and is aligned.
     #[inline]
     pub(super) fn take(
         &self,

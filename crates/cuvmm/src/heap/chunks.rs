@@ -137,7 +137,7 @@ impl Tagged for Chunks {
         self.free.change(prune, |range| changed.push(range));
         for range in changed {
             let chunk = self.chunks.range(..=range.start).next_back();
-            // The range may be a part of a longer range by now.
+            // The range may be part of a longer range by now.
             if let Some((&at, chunk)) = chunk
                 && let Some(around) = self.free.around(range.start)
                 && let Some(tag) = self.free.cut(around.clone())

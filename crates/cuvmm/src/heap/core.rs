@@ -39,10 +39,10 @@ const RETIRED: usize = 1024;
 
 const RETIRED_EACH: usize = 4;
 
-/// Flag: freed memory has to be reported to the pool.
+/// Flag: freed memory must be reported to the pool.
 pub(super) const REPORTS: u8 = 1;
 
-/// Flag: graphs may use all of the heap's memory.
+/// Flag: graphs may use all the heap's memory.
 pub(super) const PINNED: u8 = 2;
 
 /// The largest chunk in bytes, unless a granule is larger.
@@ -72,7 +72,6 @@ pub(super) struct Core {
     /// Held while addresses are reserved: a request that finds too few waits for the reservation
     /// that another thread is making, and is not refused because that reservation counts already.
     pub(super) reserving: Mutex<()>,
-    /// The reservations made so far.
     pub(super) reservations: AtomicU64,
     /// The devices with access to the heap's memory, beside those that the pool is open to.
     pub(super) guests: Vec<AccessGrant>,
@@ -120,7 +119,7 @@ struct Recorded {
     work: Tag,
 }
 
-/// The lock on a heap. User code that is dropped under it runs after its end.
+/// The lock on a heap. User code dropped under it runs after its end.
 pub(super) struct Locked<'a> {
     state: MutexGuard<'a, State>,
     _section: Section,

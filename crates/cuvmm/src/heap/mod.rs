@@ -11,12 +11,12 @@
 //! one physical may be mapped at several addresses. Live allocations never overlap.
 //!
 //! So bytes may be written through one address and read through another, by different allocations,
-//! one after the other in stream order. On one H200 such reads were coherent in everything tried:
-//! plain stream order, programmatic dependent launch with early reads, events, and programmatic
-//! edges of graphs. CUDA promises less: a grid that is present when another grid writes need not
-//! see the write through another address. A program whose kernels start before the work that they
-//! depend on has ended (programmatic dependent launch), and that frees and allocates between them,
-//! can turn aliases off ([`HeapBuilder::aliases`]).
+//! in turn in stream order. On one H200 such reads were coherent in everything tried: plain stream
+//! order, programmatic dependent launch with early reads, events, and programmatic edges of graphs.
+//! CUDA promises less: a grid that is present when another grid writes need not see the write
+//! through another address. A program whose kernels start before the work that they depend on has
+//! ended (programmatic dependent launch), and that frees and allocates between them, can turn
+//! aliases off ([`HeapBuilder::aliases`]).
 //!
 //! # Streams
 //! - Memory is free **in the order of its stream** from the drop of the allocation on. Work that
@@ -36,14 +36,13 @@
 //! request is refused ([`BlockError::Capturing`]) if it would have to wait for another stream's
 //! work, or to zero memory that another tenant wrote to.
 //!
-//! A graph that uses an allocation needs its memory as long as the graph is launched. A heap [for
-//! graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
+//! A graph needs its memory at each launch. A heap [for graphs](HeapBuilder::for_graphs) keeps all its memory until it is dropped, with its last
 //! allocation, or until [its graphs end](Heap::end_graphs): allocations that are made and dropped
 //! within the capture serve the graph until then. Allocate from such a heap only in captures. Two
-//! graphs whose captures shared a heap may use the same memory: launch one after the other. In
-//! another heap, memory that is dropped while a stream captures is reused by work outside of the
-//! graph, and memory that is allocated may still be used by earlier work of the stream: keep the
-//! allocations of a graph alive, and launch it on the stream that was captured, or behind its work.
+//! graphs whose captures shared a heap may use the same memory: launch in turn. In another heap,
+//! memory that is dropped while a stream captures is reused by work outside of the graph, and
+//! memory that is allocated may still be used by earlier work of the stream: keep the allocations
+//! of a graph alive, and launch it on the stream that was captured, or behind its work.
 //!
 //! ```rust
 //! # use cuvmm::{Device, Heap, Limit, Pool, Stream};
@@ -65,12 +64,12 @@
 //! ```
 //!
 //! # Other devices
-//! [`HeapBuilder::open_to`] gives other devices access to all of the heap's memory, beside those
-//! that [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access
-//! when it is made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty
-//! times as long with a second device, so give access only to devices that need it. Requests that
-//! map nothing cost no more. An allocation still belongs to a stream of the heap's own device: use
-//! by another device's stream is [recorded](Allocation::record_use), or waited for before the
+//! [`HeapBuilder::open_to`] gives other devices access to all the heap's memory, beside those that
+//! [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access when
+//! it is made, in the same call (`cuMemSetAccess`). On an H200 that call takes about twenty times
+//! as long with a second device, so give access only to devices that need it. Requests that map
+//! nothing cost no more. An allocation still belongs to a stream of the heap's own device: use by
+//! another device's stream is [recorded](Allocation::record_use), or waited for before the
 //! allocation is dropped.
 //!
 //! # The pool
@@ -84,8 +83,7 @@
 //! An allocation cannot be exported, and no [registration](crate::Registration) names it: its bytes
 //! share extents with other allocations, and free bytes beside them are mapped elsewhere and used
 //! again. Memory for another process or for a network adapter belongs in a
-//! [block](crate::Block::export). Memory that a block exported never comes to a heap. A library
-//! that registers memory by its address registers whole extents with all allocations in them, and
+//! [block](crate::Block::export). A library that registers memory by its address registers whole extents with all allocations in them, and
 //! has to end the registration before the allocation is dropped.
 //!
 //! Contents of new allocations are undefined, but never another tenant's, unless the pool's tenants
@@ -238,7 +236,7 @@ impl HeapBuilder<'_> {
         self
     }
 
-    /// Gives another device access to all of the heap's memory, whenever it is mapped, in the call
+    /// Gives another device access to all the heap's memory, whenever it is mapped, in the call
     /// that gives the heap's own device access (`cuMemSetAccess`), beside the devices that [the
     /// pool is open to](crate::pool::PoolBuilder::open_to). The call then takes many times as long:
     /// see [Other devices](self#other-devices).
@@ -504,9 +502,7 @@ impl Heap {
         let what = "bytes of an allocation";
         let overflow = ArgumentError::Overflow { what, value: size };
         let rounded = aligned(size, ALIGNMENT).ok_or(overflow)?;
-        if !stream.device().is_same(&core.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(&core.device)?;
         if core.closed.load(Ordering::Relaxed) {
             shared.tenant.check_usable()?;
         }

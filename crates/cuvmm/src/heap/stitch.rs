@@ -1,5 +1,5 @@
-//! Plans for a request that no free run fits: memory that is free in several places, shown side by
-//! side in a new window, or new memory.
+//! Plans for a request that no free run fits: memory free in several places, shown side by side in
+//! a new window, or new memory.
 //!
 //! A plan names, in the order of their addresses: a *head*, which is the free end of an extent, or
 //! of a window that has unused addresses behind it; wholly free extents; and a *tail*, which is the
@@ -36,7 +36,7 @@ const MEANS: u64 = 2;
 /// twice as many: each costs a mapping whenever such a request is stitched.
 const MANY: u64 = 16;
 
-/// The smallest extents that the peak of live bytes is worth: the bytes lost in extents are then a
+/// The smallest extents that the peak of live bytes is worth: the bytes lost in extents are then
 /// part of the heap, however large it is.
 const PEAK_PARTS: u64 = 512;
 

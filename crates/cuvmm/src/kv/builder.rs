@@ -6,17 +6,17 @@ use std::time::Duration;
 use super::KvCache;
 use super::sequences::Sequences;
 use super::shape::{Geometry, Layout, Shape};
-use crate::error::{ArgumentError, KvCacheError};
+use crate::error::KvCacheError;
 use crate::own::Stream;
 use crate::pool::{Growth, Tenant};
 
-/// Precommitted memory is a sixty-fourth of a sequence. The fraction is small because that memory
-/// serves only its own sequence, and there are many sequences.
+/// Precommitted memory is a sixty-fourth of a sequence: it serves only its own sequence, and there
+/// are many.
 const PART: u64 = 64;
 
-/// The default largest extent of a sequence. The driver maps and unmaps whole extents: the part of
-/// an extent after a sequence's end serves no other sequence, and an extent that reaches past the
-/// end of a common prefix cannot be shared.
+/// The default largest extent of a sequence. The driver maps and unmaps whole extents: the part
+/// behind a sequence's end serves no other sequence, and an extent that reaches past a common
+/// prefix cannot be shared.
 const LARGEST_EXTENT: u64 = 8 << 20;
 
 /// The properties of a cache's blocks.
@@ -66,18 +66,18 @@ impl<'a> KvCacheBuilder<'a> {
     }
 
     /// Sets how much memory is committed when a sequence outgrows what it has. The default is up to
-    /// a sixty-fourth of its size, where a plain block gets an eighth. With a mapper, up to twice
-    /// that is precommitted, and at least a granule. Without a mapper, the ranges of a layer-major
-    /// sequence get theirs one after another, over the tokens of its last quarter granule; with
+    /// a sixty-fourth of its size (a plain block gets an eighth). With a mapper, up to twice that
+    /// is precommitted, and at least a granule. Without a mapper, the ranges of a layer-major
+    /// sequence get theirs in turn, over the tokens of its last quarter granule; with
     /// [`Growth::Exact`], each range gets memory when it is needed.
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.options.growth = growth;
         self
     }
 
-    /// Sets the largest extent of a sequence in bytes, a power of two granules. The default is 8
-    /// MiB. Small extents let a sequence reuse the memory of any other, but cost more driver calls
-    /// where memory is not cached, about 50 us each.
+    /// Sets the largest extent of a sequence in bytes, a power of two granules; 8 MiB by default.
+    /// Small extents let a sequence reuse the memory of any other, but cost more driver calls where
+    /// memory is not cached, about 50 us each.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.options.largest_extent = bytes;
         self
@@ -90,27 +90,27 @@ impl<'a> KvCacheBuilder<'a> {
     }
 
     /// Sets whether a token that is new, or comes again after a truncation, reads as zero until it
-    /// is written. Off by default. It is meant for kernels that read past a sequence's end and
-    /// multiply the result by zero, which removes a number but not a NaN. Without it a sequence may
-    /// show old bytes of another sequence of the same tenant, never of another tenant.
+    /// is written. Off by default. For kernels that read past a sequence's end and multiply the
+    /// result by zero, which removes a number but not a NaN. Without it a sequence may show old
+    /// bytes of another sequence of its tenant, never of another tenant.
     ///
     /// The pool is then called for every token, about 0.1 us for each sequence of a batch, and the
-    /// memory of a freed sequence is filled on the home stream before it is reused.
+    /// home stream fills a freed sequence's memory before its reuse.
     pub const fn zeroed(mut self, yes: bool) -> Self {
         self.options.zeroed = yes;
         self
     }
 
     /// Sets whether sequences may be [forked](KvCache::fork). Off by default. Extents are then at
-    /// most 8 MiB, whatever [`largest_extent`](Self::largest_extent) is, because only whole extents
-    /// can be shared.
+    /// most 8 MiB, whatever [`largest_extent`](Self::largest_extent) says: only whole extents can
+    /// be shared.
     pub const fn may_fork(mut self, yes: bool) -> Self {
         self.options.may_fork = yes;
         self
     }
 
     /// Sets how long [`KvCache::create`], [`KvCache::fork`] and [`KvCache::append`] may wait for
-    /// memory in use to become free. By default they do not wait, but call pressure hooks.
+    /// memory in use. By default they do not wait, but call pressure hooks.
     #[doc(alias = "deadline")]
     pub const fn timeout(mut self, wait: Duration) -> Self {
         self.options.wait = Some(wait);
@@ -129,9 +129,7 @@ impl<'a> KvCacheBuilder<'a> {
             layout,
             mut options,
         } = self;
-        if !home.device().is_same(tenant.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(tenant.device())?;
         let granule = tenant.device().granule();
         if options.may_fork {
             options.largest_extent = options.largest_extent.min(LARGEST_EXTENT);

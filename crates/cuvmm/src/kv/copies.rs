@@ -4,24 +4,25 @@ use super::KvCache;
 use super::sequences::{Sequence, SequenceId};
 use super::shape::Part;
 use crate::error::{ArgumentError, KvCacheError};
+use crate::pool::Block;
 
-/// The place of rows in one layer.
-struct Rows {
-    range: usize,
-    /// The offset of the first row.
+/// Rows in one layer.
+struct Rows<'a> {
+    block: &'a Block,
     offset: u64,
+    /// The contiguous bytes: all of them, or those of a row.
+    piece: usize,
 }
 
 impl KvCache {
     /// Writes one layer's keys or values of the tokens from `first` on, as contiguous `[token,
-    /// head, element]`, after the work that is queued on the home stream, and returns when they are
-    /// written (`cuMemcpyHtoDAsync`; in [token-major](super::Layout::TokenMajor) layout one call
-    /// for each token).
+    /// head, element]`, behind the home stream's work, and waits for the copy (`cuMemcpyHtoDAsync`;
+    /// in [token-major](super::Layout::TokenMajor) layout one call for each token).
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist or lacks those tokens or that layer, the
     /// tokens are before a [fork](Self::fork) of or from the sequence, the bytes are not whole
-    /// rows, or a copy fails. Rows that were written before a failed copy stay written.
+    /// rows, or a copy fails. Rows written before a failed copy stay written.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn write_rows(
         &mut self,
@@ -40,15 +41,9 @@ impl KvCache {
                 fixed: sequence.fixed,
             });
         }
-        let Some(block) = sequence.blocks.get(rows.range) else {
-            return Ok(());
-        };
-        if self.geometry.stride == self.geometry.row {
-            return Ok(block.write(rows.offset, bytes)?);
-        }
         let mut offset = rows.offset;
-        for row in bytes.chunks_exact(self.row_len()) {
-            block.write(offset, row)?;
+        for piece in bytes.chunks_exact(rows.piece) {
+            rows.block.write(offset, piece)?;
             offset += self.geometry.stride;
         }
         Ok(())
@@ -71,58 +66,42 @@ impl KvCache {
     ) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get(id)?;
         let rows = self.rows(sequence, layer, part, first, bytes.len())?;
-        let Some(block) = sequence.blocks.get(rows.range) else {
-            return Ok(());
-        };
-        if self.geometry.stride == self.geometry.row {
-            return Ok(block.read(rows.offset, bytes)?);
-        }
         let mut offset = rows.offset;
-        for row in bytes.chunks_exact_mut(self.row_len()) {
-            block.read(offset, row)?;
+        for piece in bytes.chunks_exact_mut(rows.piece) {
+            rows.block.read(offset, piece)?;
             offset += self.geometry.stride;
         }
         Ok(())
     }
 
-    fn row_len(&self) -> usize {
-        usize::try_from(self.geometry.row).unwrap_or(usize::MAX)
-    }
-
-    /// Returns the place of rows, if they exist.
-    fn rows(
+    fn rows<'a>(
         &self,
-        sequence: &Sequence,
+        sequence: &'a Sequence,
         layer: u32,
         part: Part,
         first: u64,
         bytes: usize,
-    ) -> Result<Rows, KvCacheError> {
+    ) -> Result<Rows<'a>, KvCacheError> {
         let geometry = &self.geometry;
-        let Some((range, offset)) = geometry.place(layer, part) else {
-            let (what, most) = ("layer", u64::from(geometry.shape.layers) - 1);
-            return Err(ArgumentError::TooLarge {
-                what,
-                value: layer.into(),
-                most,
-            }
-            .into());
-        };
-        let row = self.row_len();
+        let place = geometry.place(layer, part);
+        let place = place.and_then(|(range, offset)| Some((sequence.blocks.get(range)?, offset)));
+        let (block, offset) = place.ok_or_else(|| ArgumentError::TooLarge {
+            what: "layer",
+            value: layer.into(),
+            most: u64::from(geometry.shape.layers) - 1,
+        })?;
         ArgumentError::whole("bytes of rows", bytes as u64, geometry.row)?;
-        let count = (bytes / row) as u64;
-        let (tokens, most) = (first.saturating_add(count), sequence.tokens);
-        if tokens > most {
-            let sequence = sequence.id.number();
-            return Err(KvCacheError::Tokens {
-                sequence,
-                tokens,
-                most,
-            });
+        let tokens = first.saturating_add(bytes as u64 / geometry.row);
+        if tokens > sequence.tokens {
+            return Err(sequence.too_long(tokens));
         }
         Ok(Rows {
-            range,
+            block,
             offset: offset + first * geometry.stride,
+            piece: match geometry.stride == geometry.row {
+                true => bytes,
+                false => usize::try_from(geometry.row).unwrap_or(bytes),
+            },
         })
     }
 }

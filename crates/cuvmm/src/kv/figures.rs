@@ -23,16 +23,16 @@ pub struct KvCacheStats {
     pub held: u64,
     /// The part of `held` that several sequences share, as [forks](KvCache::fork) do.
     pub shared: u64,
-    /// The part of `held` after sequences' tokens that exists because memory comes in granules and
-    /// extents: the rest of a sequence's last granule, and the rest of a larger extent that another
-    /// sequence used before.
+    /// The part of `held` behind sequences' tokens, because memory comes in granules and extents:
+    /// the rest of a sequence's last granule, and of a larger extent that another sequence used
+    /// before.
     pub padding: u64,
     /// The part of `held` that was committed ahead of growth and never used. It is reclaimed before
     /// an allocation is refused.
     #[doc(alias = "margin")]
     pub precommitted: u64,
-    /// The tenant's memory that is cached, pending free or leased, whatever it was used for before.
-    /// It serves the next sequence. Other tenants can reclaim it once its fence is complete and its
+    /// The tenant's memory that is cached, pending free or leased, whatever it was used for. It
+    /// serves the next sequence. Other tenants can reclaim it once its fence is complete and its
     /// leases have ended.
     pub idle: u64,
 }
@@ -57,9 +57,9 @@ impl fmt::Display for KvCacheStats {
 
 /// The number of additional tokens that fit, under three assumptions.
 ///
-/// The figures are in whole granules and consider the pool's limits in bytes. They do not consider
-/// its limits in mappings and addresses, which are rarely reached, or memory of the device that
-/// other processes take.
+/// The figures are in whole granules and consider the pool's limits in bytes, neither its limits in
+/// mappings and addresses, which are rarely reached, nor memory of the device that other processes
+/// take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Admission {
@@ -95,7 +95,6 @@ struct Kept {
 }
 
 impl Kept {
-    /// Adds a range.
     fn add(&mut self, bytes: u64) {
         match self.ranges.iter_mut().find(|(has, _)| *has == bytes) {
             Some((_, count)) => *count += 1,
@@ -155,7 +154,7 @@ impl KvCache {
         })
     }
 
-    /// Returns the ranges of each sequence, and the bytes of tokens in each of them.
+    /// Returns the ranges of each sequence, and the bytes of tokens in each.
     fn ranges(&self) -> impl Iterator<Item = (&[Block], u64)> {
         self.sequences.iter().map(|sequence| {
             let bytes = self.geometry.bytes_of(sequence.tokens);

@@ -13,34 +13,33 @@ use crate::pool::{Block, Prefix, Tenant};
 type Fork = fn(&Tenant, &[&Block], Prefix) -> Result<Vec<Block>, BlockError>;
 
 impl KvCache {
-    /// Creates a sequence that starts with the first `tokens` tokens of another, at least one and
-    /// at most all: for beams, several answers to one prompt, or prompts with a common start.
-    /// Requires [`may_fork`](super::KvCacheBuilder::may_fork). Calls pressure hooks, and waits for
-    /// memory up to the builder's [timeout](super::KvCacheBuilder::timeout), but not for work on
-    /// the GPU.
+    /// Creates a sequence that starts with the first `tokens` tokens of another, at least one: for
+    /// beams, several answers to one prompt, or prompts with a common start. Requires
+    /// [`may_fork`](super::KvCacheBuilder::may_fork). Calls pressure hooks, and waits for memory up
+    /// to the builder's [timeout](super::KvCacheBuilder::timeout), but not for work on the GPU.
     ///
     /// Whole extents of the prefix, of at most 8 MiB each, are mapped a second time as read-only:
     /// `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and no memory. The rest of the prefix
-    /// is copied after the work queued on the home stream (`cuMemcpyDtoDAsync`). Both sequences can
-    /// grow, be truncated, forked again and freed in any order; an extent's memory is released with
-    /// the last sequence that shares it. A sequence that shares memory is not cached when it is
-    /// freed or truncated within the shared part: it is unmapped once its work is complete, by that
-    /// call, by later ones, or by the mapper's thread if there is one.
+    /// is copied behind the home stream's work (`cuMemcpyDtoDAsync`). Both sequences can grow, be
+    /// truncated, forked again and freed in any order; an extent's memory is released with the last
+    /// sequence that shares it. A sequence that shares memory is not cached when it is freed or
+    /// truncated within the shared part, but unmapped once its work is complete, by that call, by
+    /// later ones, or by the mapper's thread if any.
     ///
-    /// Rows of the common tokens must not be written any more, in either sequence: a kernel that
-    /// writes them in the new sequence loses the context, and one that writes them in the old
-    /// sequence changes what the new one reads.
+    /// Rows of the common tokens must not be written any more: a kernel that writes them in the new
+    /// sequence loses the context, and one that writes them in the old sequence changes what the
+    /// new one reads.
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist or has fewer tokens, the cache was built
     /// without [`may_fork`](super::KvCacheBuilder::may_fork), there are too many sequences, or
-    /// memory is short, with the figures. Every sequence is then as before.
+    /// memory is short, with the figures. Every sequence is as before.
     #[doc(alias = "cuMemMap")]
     pub fn fork(&mut self, id: SequenceId, tokens: u64) -> Result<SequenceId, KvCacheError> {
         self.fork_by(id, tokens, Tenant::fork_blocks)
     }
 
-    /// Forks a sequence like [`fork`](Self::fork), without waiting and without calling hooks.
+    /// Forks a sequence like [`fork`](Self::fork), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`fork`](Self::fork), and if waiting or hooks would be
@@ -50,18 +49,18 @@ impl KvCache {
     }
 
     /// Rebuilds the first tokens of a sequence from few large extents, before many sequences
-    /// [fork](Self::fork) it: each fork then maps those, instead of one for each 8 MiB. Returns the
-    /// bytes copied. Call it once, before the first fork, when the rows of these tokens have been
+    /// [fork](Self::fork) it: each fork then maps those, not one for each 8 MiB. Returns the bytes
+    /// copied. Call it once, before the first fork, when the rows of these tokens have been
     /// written.
     ///
-    /// Waits up to the builder's [timeout](super::KvCacheBuilder::timeout) for the work that is
-    /// queued on the sequence; no work that uses the sequence may be launched meanwhile. Needs free
-    /// memory for a copy of the prefix, at most 1 GiB at a time, and reclaims none from other
-    /// tenants. On an H200, a fork of 512 MiB takes 1.4 to 2 ms before, and 0.08 to 0.17 ms after.
+    /// Waits up to the builder's [timeout](super::KvCacheBuilder::timeout) for the work queued on
+    /// the sequence; launch no work that uses it meanwhile. Needs free memory for a copy of the
+    /// prefix, at most 1 GiB at a time, and reclaims none from other tenants. On an H200, a fork of
+    /// 512 MiB takes 1.4 to 2 ms before, and 0.08 to 0.17 ms after.
     ///
-    /// A fork that is truncated to fewer tokens and grows again copies the part of its extent
-    /// before that token, as does a fork of fewer tokens than were prepared. The memory of the
-    /// sequence is unmapped when the sequence is freed. See [`Tenant::compact_prefix`].
+    /// A fork truncated to fewer tokens that grows again copies the part of its extent before that
+    /// token, as does a fork of fewer tokens than were prepared. The sequence's memory is unmapped
+    /// when it is freed. See [`Tenant::compact_prefix`].
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist or has fewer tokens, work is not complete,
@@ -73,10 +72,7 @@ impl KvCache {
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();
         let compacted = self.tenant.compact_prefix(&blocks, bytes);
-        compacted.map_err(|cause| KvCacheError::Block {
-            sequence: id.number(),
-            cause,
-        })
+        compacted.map_err(|cause| id.failed(cause))
     }
 
     fn fork_by(
@@ -97,10 +93,7 @@ impl KvCache {
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();
         let blocks = fork(&self.tenant, &blocks, Prefix { bytes, size });
-        let blocks = blocks.map_err(|cause| KvCacheError::Block {
-            sequence: id.number(),
-            cause,
-        })?;
+        let blocks = blocks.map_err(|cause| id.failed(cause))?;
         let sequence = self.sequences.get_mut(id)?;
         sequence.fixed = sequence.fixed.max(tokens);
         let room = self.geometry.tokens_in(size);

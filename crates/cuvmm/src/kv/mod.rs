@@ -140,7 +140,7 @@ impl KvCache {
         self.create_by(tokens, |block, count| block.allocate_many(count))
     }
 
-    /// Creates a sequence like [`create`](Self::create), without waiting and without calling hooks.
+    /// Creates a sequence like [`create`](Self::create), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`create`](Self::create), and if waiting or hooks would be
@@ -157,21 +157,15 @@ impl KvCache {
         let shape = &self.geometry.shape;
         ArgumentError::not_zero(TOKENS, tokens)?;
         self.room_for_one()?;
-        let too_long = ArgumentError::TooLarge {
-            what: TOKENS,
-            value: tokens,
-            most: shape.max_tokens,
+        ArgumentError::at_most(TOKENS, tokens, shape.max_tokens)?;
+        let size_for = |value| {
+            let overflow = ArgumentError::Overflow {
+                what: TOKENS,
+                value,
+            };
+            self.geometry.size_for(value).ok_or(overflow)
         };
-        let sizes = (
-            self.geometry.size_for(tokens),
-            self.geometry.size_for(shape.max_tokens),
-        );
-        let (Some(size), Some(capacity)) = sizes else {
-            return Err(too_long.into());
-        };
-        if tokens > shape.max_tokens {
-            return Err(too_long.into());
-        }
+        let (size, capacity) = (size_for(tokens)?, size_for(shape.max_tokens)?);
         let builder = self.block(size, capacity);
         let blocks = make(builder, self.geometry.ranges)
             .map_err(|cause| KvCacheError::Create { tokens, cause })?;
@@ -192,7 +186,6 @@ impl KvCache {
         )?)
     }
 
-    /// Returns a builder for one range of a sequence.
     fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
         let Options {
             growth,
@@ -214,25 +207,24 @@ impl KvCache {
         }
     }
 
-    /// Appends tokens to sequences, whose rows are to be written next: a whole decode step in one
-    /// call, all or nothing. A sequence that is named twice gets both amounts. Calls pressure
-    /// hooks, and waits up to the builder's [timeout](KvCacheBuilder::timeout).
+    /// Appends tokens to sequences, whose rows are to be written next: a whole decode step, all or
+    /// nothing. A sequence named twice gets both amounts. Calls pressure hooks, and waits up to the
+    /// builder's [timeout](KvCacheBuilder::timeout).
     ///
     /// A sequence that was truncated within tokens that another one [shares](Self::fork) now gets
-    /// memory of its own after its last token, at the same addresses. For that, its streams must be
-    /// idle at the moment of the change; the call waits for that as for memory. If they never are,
-    /// the timeout ends as [`SharedInUse`](crate::error::BlockError::SharedInUse). A fork at that
-    /// token needs no such wait, because it has other addresses.
+    /// memory of its own behind its last token, at the same addresses. Its streams must be idle at
+    /// that moment; the call waits for that as for memory. If they never are, the timeout ends as
+    /// [`SharedInUse`](crate::error::BlockError::SharedInUse). A fork at that token needs no such
+    /// wait, because it has other addresses.
     ///
     /// # Errors
     /// [`KvCacheError`] names the sequence that does not exist, would be too long, or found no
-    /// memory, with the figures. Every sequence is then as before, except that memory that was
-    /// unshared stays so.
+    /// memory, with the figures. Every sequence is as before, except that unshared memory stays so.
     pub fn append(&mut self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         self.append_by(step, Tenant::grow_all, Tenant::unshare)
     }
 
-    /// Appends tokens like [`append`](Self::append), without waiting and without calling hooks.
+    /// Appends tokens like [`append`](Self::append), without waiting or calling hooks.
     ///
     /// # Errors
     /// [`KvCacheError`] in the cases of [`append`](Self::append), and if waiting or hooks would be
@@ -279,8 +271,7 @@ impl KvCache {
         }
     }
 
-    /// Checks that none of these sequences is asleep, since a sleeping one has no memory for the
-    /// rows.
+    /// Checks that none of these sequences is asleep, and so without memory for the rows.
     fn check_awake(&self, step: &[(SequenceId, u64)]) -> Result<(), KvCacheError> {
         if !self.tenant.has_sleepers() {
             return Ok(());
@@ -360,23 +351,12 @@ impl KvCache {
     /// one of its ranges is asleep. The sequence is then as before.
     pub fn truncate(&mut self, id: SequenceId, tokens: u64) -> Result<(), KvCacheError> {
         let sequence = self.sequences.get_mut(id)?;
-        ArgumentError::not_zero(TOKENS, tokens)?;
-        if tokens > sequence.tokens {
-            let (sequence, most) = (id.number(), sequence.tokens);
-            return Err(KvCacheError::Tokens {
-                sequence,
-                tokens,
-                most,
-            });
-        }
+        sequence.check_tokens(tokens)?;
         if let Some(size) = self.geometry.size_for(tokens) {
             let larger = sequence.blocks.iter_mut().filter(|it| it.size() > size);
             let mut larger: Vec<_> = larger.map(|block| (block, size)).collect();
             let shrunk = self.tenant.shrink_all(&mut larger);
-            shrunk.map_err(|cause| KvCacheError::Block {
-                sequence: id.number(),
-                cause,
-            })?;
+            shrunk.map_err(|cause| id.failed(cause))?;
             sequence.cut |= tokens < sequence.fixed;
             sequence.room = match sequence.cut {
                 true => tokens,
@@ -391,8 +371,8 @@ impl KvCache {
     }
 
     /// Ends a sequence. Makes no driver call and never waits: its memory stays cached, and the next
-    /// sequence on the home stream can use it at once. A sequence that shares memory
-    /// ([`fork`](Self::fork)) is unmapped.
+    /// sequence on the home stream can use it at once. Memory that it shares ([`fork`](Self::fork))
+    /// is unmapped.
     ///
     /// # Errors
     /// [`KvCacheError`] if the sequence does not exist, or the home stream is capturing while a
@@ -481,15 +461,15 @@ impl KvCache {
         self.geometry.token
     }
 
-    /// Returns the number of tokens by which a sequence grows at least: those that fit in one
-    /// granule of each of its ranges, rounded down. Zero if one token takes more than that.
+    /// Returns the number of tokens by which a sequence grows at least: those in one granule of
+    /// each of its ranges, rounded down. Zero if one token takes more.
     #[must_use]
     pub const fn tokens_per_granule(&self) -> u64 {
         self.geometry.grain().0
     }
 
-    /// Returns the bytes by which a sequence grows at least: one granule for each of its ranges. A
-    /// sequence takes at least that much.
+    /// Returns the bytes by which a sequence grows at least, and that it takes at least: one
+    /// granule for each of its ranges.
     #[must_use]
     pub const fn least_memory(&self) -> u64 {
         self.geometry.grain().1

@@ -1,9 +1,9 @@
 //! Memory for sequences that are about to outgrow what they have.
 //!
-//! All ranges of a sequence end at the same token, as do those of sequences that began alike, so
+//! All ranges of a sequence end at the same token, as do those of sequences that began alike:
 //! without precommit one step would map memory for all of them. A [mapper](crate::Mapper) of the
-//! pool is notified in time. Without a mapper, the ranges of a sequence get memory one after
-//! another, over the tokens that still fit.
+//! pool is notified in time. Without a mapper, the ranges get memory in turn, over the tokens that
+//! still fit.
 
 use super::KvCache;
 use super::sequences::Sequence;
@@ -39,8 +39,8 @@ impl KvCache {
         }
     }
 
-    /// Precommits memory for the ranges whose turn it is. After a failure it is not tried again
-    /// until the sequences have grown; that growth then reports what is missing.
+    /// Precommits memory for the ranges whose turn it is. After a failure it is tried again only
+    /// when the sequences have grown; that growth reports what is missing.
     pub(super) fn precommit(&mut self) {
         let (lead, most) = (self.geometry.lead(), self.geometry.shape.max_tokens);
         let mut blocks = vec![];

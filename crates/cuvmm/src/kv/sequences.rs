@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::TOKENS;
 use super::spread::Spread;
-use crate::error::{ArgumentError, KvCacheError};
+use crate::error::{ArgumentError, BlockError, KvCacheError};
 use crate::pool::Block;
 
 /// The name of a sequence. Its number is never reused, in any cache of the pool.
@@ -19,6 +19,13 @@ impl SequenceId {
     #[must_use]
     pub const fn number(self) -> u64 {
         self.number
+    }
+
+    pub(super) const fn failed(self, cause: BlockError) -> KvCacheError {
+        KvCacheError::Block {
+            sequence: self.number,
+            cause,
+        }
     }
 
     /// Returns a number whose remainder, for any modulus, spreads the sequences of a cache.
@@ -49,12 +56,10 @@ pub(super) struct Sequence {
     /// It was truncated within those tokens: the memory after its last token may be shared, and
     /// must not be used.
     pub(super) cut: bool,
-    /// Its ranges.
     pub(super) blocks: Vec<Block>,
 }
 
 impl Sequence {
-    /// Returns `true` if its blocks must grow for its tokens.
     pub(super) const fn needs_growth(&self) -> bool {
         self.tokens > self.room
     }
@@ -83,7 +88,6 @@ impl Sequence {
     }
 }
 
-/// All existing sequences.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     places: Vec<Option<Sequence>>,

@@ -26,13 +26,13 @@ pub struct Shape {
 #[non_exhaustive]
 pub enum Layout {
     /// All layers of a token are adjacent: `[token, layer, key or value, head, element]` in one
-    /// growing range. The tensor of one layer is strided. This layout takes the least memory: a
-    /// sequence grows by one granule at a time.
+    /// growing range. The tensor of one layer is strided. Takes the least memory: a sequence grows
+    /// by one granule at a time.
     #[default]
     TokenMajor,
     /// The keys of each layer and the values of each layer are a contiguous tensor `[token, head,
     /// element]` in a growing range of their own, as most kernels expect. A sequence grows by a
-    /// granule for each of these ranges, and takes at least that.
+    /// granule for each range, and takes at least that.
     LayerMajor,
 }
 
@@ -56,7 +56,6 @@ pub(super) struct Geometry {
     pub(super) row: u64,
     /// The bytes of a token in all layers, keys and values.
     pub(super) token: u64,
-    /// The number of ranges of a sequence.
     pub(super) ranges: usize,
     /// The bytes from one token to the next in a range.
     pub(super) stride: u64,
@@ -81,8 +80,8 @@ impl Geometry {
             ("max_tokens", shape.max_tokens),
             ("max_sequences", u64::from(shape.max_sequences)),
         ];
-        if let Some(&(dimension, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(ArgumentError::Zero(dimension));
+        for (dimension, count) in counts {
+            ArgumentError::not_zero(dimension, count)?;
         }
         Self::sized(shape, layout, granule, exact).ok_or(ArgumentError::Overflow {
             what: "bytes of all sequences",
@@ -140,13 +139,11 @@ impl Geometry {
         if tokens < most { tokens } else { most }
     }
 
-    /// Returns the memory of each range of a sequence.
     pub(super) fn memory_of_range(&self, tokens: u64) -> u64 {
         let bytes = self.bytes_of(tokens);
         self.granule.round_up(bytes).unwrap_or(u64::MAX)
     }
 
-    /// Returns the memory of a sequence.
     pub(super) fn memory_of(&self, tokens: u64) -> u64 {
         self.memory_of_range(tokens)
             .saturating_mul(self.ranges as u64)
@@ -158,8 +155,8 @@ impl Geometry {
         (granule / self.stride, granule * self.ranges as u64)
     }
 
-    /// Returns how many tokens before a sequence reaches its end the next granule should be on its
-    /// way: a quarter of the tokens that a granule holds.
+    /// Returns how many tokens before a sequence's end the next granule should be on its way: a
+    /// quarter of a granule's tokens.
     pub(super) const fn lead(&self) -> u64 {
         self.grain().0 / 4
     }

@@ -28,7 +28,6 @@ impl Spread {
         begun as usize..self.given as usize
     }
 
-    /// Ends the spreading.
     pub(super) const fn end(&mut self) {
         self.given = u32::MAX;
     }

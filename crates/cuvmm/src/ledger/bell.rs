@@ -27,8 +27,8 @@ impl Bell {
         }
         let before = self.count.fetch_add(1, Ordering::SeqCst);
         super::word::wrote(&self.count, before.wrapping_add(1).into());
-        // A thread counts itself before the kernel compares the count: a thread that is not seen
-        // here sees the new count.
+        // A thread counts itself before the kernel compares the count: a thread not seen here sees
+        // the new count.
         if self.sleepers.load(Ordering::SeqCst) == 0 {
             return;
         }

@@ -13,8 +13,8 @@
 //!
 //! `unsafe` in this file: mapping the file, and references to words in the mapping. The words are
 //! atomics, so writes by other processes are allowed, and every content is valid. The file is
-//! mapped as long as the references live. A program that can write the file can truncate it; the
-//! next access beyond its end then ends the process with `SIGBUS`.
+//! mapped while the references live. A program that can write the file can truncate it; the next
+//! access beyond its end then ends the process with `SIGBUS`.
 #![allow(unsafe_code)]
 
 use std::fs::{File, Metadata};
@@ -95,7 +95,6 @@ unsafe impl Send for LedgerFile {}
 unsafe impl Sync for LedgerFile {}
 
 impl LedgerFile {
-    /// Opens or makes the ledger at a path.
     pub(super) fn open(path: PathBuf, terms: Terms) -> Result<Self, LedgerError> {
         for _ in 0..MOST_TRIES {
             let Some(file) = open(&path, true)? else {
@@ -119,7 +118,6 @@ impl LedgerFile {
         Err(LedgerError::Replaced(path))
     }
 
-    /// Opens the ledger at a path for reading.
     pub(super) fn look(path: PathBuf) -> Result<Self, LedgerError> {
         let Some(file) = open(&path, false)? else {
             return Err(failed("open", &path)(Errno::NOENT));
@@ -233,7 +231,6 @@ impl LedgerFile {
         &self.path
     }
 
-    /// Returns the file's inode number.
     pub(super) const fn number(&self) -> u64 {
         self.id.1
     }

@@ -12,11 +12,10 @@
 //! 4. counts itself in the word of the limit. If the limit is another than in step 2, it frees its
 //!    slot and begins again.
 //!
-//! So the limit does not change while a process has joined. Suppose that A replaces the limit, in
-//! step 2, after B has counted itself, in step 4, and while B stays. If A had read the word before
-//! B counted itself, the word has changed and A does not replace it. If A read it afterwards, A
-//! found B's slot taken, because B had written its state before. And if A replaces the limit before
-//! B counts itself, B finds the new limit.
+//! So the limit does not change while a process B has joined. If another process A has read the
+//! word before B counted itself, the word has changed and A does not replace the limit. If A reads
+//! it afterwards, A finds B's slot taken. And if A replaces the limit before B counts itself, B
+//! finds the new limit.
 //!
 //! A process that is stopped or ends before the third step has a slot that counts as free, and that
 //! others pass over while it is locked. After the third step it is a process like any other,
@@ -105,7 +104,6 @@ pub(super) fn take_slot(
     Ok((index, entered?))
 }
 
-/// Locks a free slot; returns its index.
 fn lock_slot(file: &LedgerFile) -> Result<usize, LedgerError> {
     for (index, slot) in file.layout().slots.iter().enumerate() {
         if slot.state().0 != State::Free {

@@ -187,7 +187,6 @@ impl Header {
         Agreed::of(self.agreed.load())
     }
 
-    /// Returns the limit in granules.
     pub(super) fn limit(&self) -> u64 {
         self.agreed().limit()
     }

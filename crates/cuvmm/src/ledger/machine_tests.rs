@@ -36,7 +36,7 @@ const PART: &str = "CUVMM_LEDGER_MACHINE";
 /// Begins the reason of a part that the machine does not permit.
 const NOT_TRIED: &str = "not tried: ";
 
-/// Returns the command that plays a part, as arguments of another command if there is one.
+/// Returns the command that plays a part, as arguments of another command if any.
 fn play(before: &[&str], part: &str, path: &Path) -> Command {
     let own = std::env::current_exe().unwrap();
     let mut command = match before {

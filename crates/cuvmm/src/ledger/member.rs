@@ -93,7 +93,6 @@ pub(crate) struct Member {
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Bytes granted to pools.
     used: u64,
     /// Memory that pools have released and other processes still have.
     lent: Lent,
@@ -222,7 +221,6 @@ impl Member {
         Ok(granted)
     }
 
-    /// Takes granted bytes back from a pool.
     pub(crate) fn give(&self, bytes: u64) {
         if self.own_process().is_err() {
             return;
@@ -258,7 +256,6 @@ impl Member {
         self.foreign.expire();
     }
 
-    /// Returns the bytes that could be granted now.
     pub(crate) fn left(&self) -> u64 {
         if self.own_process().is_err() {
             return 0;
@@ -288,7 +285,6 @@ impl Member {
         self.refund(&account, self.granules(keep))
     }
 
-    /// Counts granules that were released for other processes.
     pub(super) fn note_given(&self, granules: u64, took: Duration) {
         let given = &mut self.account().given;
         given.times += 1;

@@ -1,9 +1,6 @@
 //! Stall times of a process and of the ledger, counted as the kernel counts pressure stall
 //! information. The [ledger's page](super#stall-times) defines *some* and *in full*.
 //!
-//! Tenants without memory in use are idle. Which tenants launch work is not known, and no cached
-//! path counts anything.
-//!
 //! Time is added when a waiting request begins, tries again or ends: it counts as the state found
 //! at the previous such step. A request tries again within a few milliseconds. If the next attempt
 //! comes later than other processes count the request, as in a stopped process, the rest is not
@@ -17,7 +14,6 @@ use super::seen::{Seen, TICKET_AGE};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stall {
-    /// No request waits.
     #[default]
     No,
     /// At least one request waits.

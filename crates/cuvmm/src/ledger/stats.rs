@@ -46,7 +46,7 @@ pub struct LedgerView {
 
 /// The figures of a ledger. Sizes in bytes.
 ///
-/// They are read one after the other while processes go on, so they may not add up exactly.
+/// They are read in turn while processes go on, so they may not add up exactly.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LedgerStats {
@@ -248,11 +248,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     let slots = layout.slots.iter().zip(&counts).enumerate();
     let processes = slots.filter_map(|(index, (slot, count))| {
         let state = state_of(file, index, slot, own == Some(index), seen)?;
-        let shown = process(layout, index, state, count.charged());
-        Some(ProcessStats {
-            obtained: layout.obtained(index),
-            ..shown
-        })
+        Some(process(layout, index, state, count.charged()))
     });
     let mut processes: Vec<ProcessStats> = processes.collect();
     add_waits(layout, &mut processes, seen);
@@ -357,7 +353,7 @@ fn process(layout: &Layout, index: usize, state: ProcessState, charged: u64) -> 
         name: slot.name(),
         state,
         charged: bytes(charged),
-        obtained: slot.obtained.load(),
+        obtained: layout.obtained(index),
         idle: bytes(slot.idle.load()),
         guarantee: bytes(slot.guarantee.load()),
         limit: bytes(slot.limit.load()),

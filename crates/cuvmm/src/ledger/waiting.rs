@@ -91,7 +91,6 @@ impl Drop for Waiting {
 }
 
 impl Member {
-    /// Returns the ticket of the process's oldest waiting request.
     pub(super) fn oldest_ticket(&self) -> Option<u64> {
         self.account().oldest().map(|place| place.ticket)
     }

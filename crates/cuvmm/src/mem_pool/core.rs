@@ -1,7 +1,7 @@
 //! The lock of a tenant's memory pool, and what the library's pool may take from it.
 //!
-//! Driver calls are made under this lock and never under the pool's. The pool's lock is never taken
-//! under it. What the pool asks for under its own lock are the figures of the last section.
+//! Driver calls are made under this lock and never under the pool's, which is never taken under
+//! this one. Under its own lock the pool asks for the figures of the last section.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,8 +22,8 @@ pub(super) struct Core {
     view: Mutex<View>,
     /// Set when the tenant was unregistered, or the last handle was dropped.
     closed: AtomicBool,
-    /// The number of threads that are about to be charged for a larger pool. Meanwhile its own tenant
-    /// takes nothing from it: it would be taken for the growth itself.
+    /// The number of threads that are about to be charged for a larger pool. Meanwhile its own
+    /// tenant takes nothing from it: it would be for the growth itself.
     growing: AtomicUsize,
 }
 

@@ -1,20 +1,18 @@
 //! The guard that keeps a tenant's memory pool the current one of its device.
 
-use std::fmt;
-
 use super::TenantMemPool;
 use crate::error::{BlockError, CallError};
-use crate::own::{CloseError, CloseRefusal, MemPool};
+use crate::own::{CloseError, MemPool};
 
 impl TenantMemPool {
     /// Makes this the pool that `cuMemAllocAsync` allocates from, until the last such guard is
-    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Afterwards
-    /// the default pool is current, which bounds nothing.
+    /// dropped (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Then the
+    /// default pool is current, which bounds nothing.
     ///
-    /// Another library should not save the current pool, set its own and put the saved one back while
-    /// this pool may be exchanged: it would allocate from an older pool, which may hold up to its
-    /// maximum and is charged with less. The next operation, and each reading of the figures, makes
-    /// the newest pool current instead, and charges what was allocated.
+    /// Another library should not save the current pool, set its own and put the saved one back
+    /// while this pool may be exchanged: it would allocate from an older pool, which may hold up to
+    /// its maximum and is charged with less. The next operation, and each reading of the figures,
+    /// makes the newest pool current instead, and charges what was allocated.
     ///
     /// # Errors
     /// [`BlockError`] when another pool than the default one is current, such as that of another
@@ -49,6 +47,7 @@ impl TenantMemPool {
 /// tenant is unregistered.
 ///
 /// Nothing is set if the program has made another pool current by then.
+#[derive(Debug)]
 #[must_use = "the default pool is current again when this is dropped"]
 pub struct CurrentTenantMemPool {
     pool: TenantMemPool,
@@ -73,16 +72,8 @@ impl CurrentTenantMemPool {
             Ok(()) => core.lock().end_current(),
             Err(forked) => Err(forked),
         };
-        match restored {
-            Ok(()) => {
-                self.ended = true;
-                Ok(())
-            }
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        self.ended = restored.is_ok();
+        CloseError::of(self, restored)
     }
 }
 
@@ -92,13 +83,5 @@ impl Drop for CurrentTenantMemPool {
         if !self.ended && !core.device.is_forked() {
             core.lock().forget_current();
         }
-    }
-}
-
-impl fmt::Debug for CurrentTenantMemPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CurrentTenantMemPool")
-            .field("pool", &self.pool)
-            .finish_non_exhaustive()
     }
 }

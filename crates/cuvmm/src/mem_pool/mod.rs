@@ -1,23 +1,22 @@
 //! Memory pools of the driver within a tenant's limit.
 //!
-//! Other libraries (candle, cudarc, cubecl) allocate their memory by `cuMemAllocAsync`, from the
-//! device's *current* memory pool, and the library never sees these allocations. A
-//! [`TenantMemPool`] bounds them: it charges its tenant what its pools of the driver may hold at
-//! most, and gives them that as their maximum. So the memory of these libraries counts within the
-//! limits of the tenant, of its pool and of a [ledger](crate::ledger), appears in their statistics
-//! and shortages, and can be reclaimed.
+//! Other libraries (candle, cudarc, cubecl) allocate by `cuMemAllocAsync` from the device's
+//! *current* memory pool, unseen by this library. A [`TenantMemPool`] bounds them: it charges its
+//! tenant what its pools of the driver may hold at most, and gives them that as their maximum. So
+//! their memory counts within the limits of the tenant, of its pool and of a
+//! [ledger](crate::ledger), appears in their statistics and shortages, and can be reclaimed.
 //!
 //! # What is charged
 //! - The **maximum**, whether or not memory is allocated, in whole steps of 32 MiB. The charge is
 //!   made before the driver's pool can be used, and ends when it cannot hold the memory any more.
 //! - **One step of 32 MiB more**, for exchanges.
 //!
-//! The driver cannot change a pool's maximum. So a tenant's pool that [grows](TenantMemPool::reserve)
-//! or [shrinks](TenantMemPool::shrink_to) gets a new pool of the driver. Allocations stay where they
-//! are, in the *older* pool, which stays charged with what it holds and ends with its last
-//! allocation. What libraries free there is noticed by the next operation of the tenant's pool, when
-//! memory is short, and by the [mapper](crate::Mapper) every 20 ms. Free memory of the older pool
-//! goes back to the device, so each exchange costs the time to obtain it again.
+//! The driver cannot change a pool's maximum. So a tenant's pool that
+//! [grows](TenantMemPool::reserve) or [shrinks](TenantMemPool::shrink_to) gets a new pool of the
+//! driver. Allocations stay in the *older* pool, which stays charged with what it holds and ends
+//! with its last allocation. What libraries free there is noticed by the next operation of the
+//! tenant's pool, when memory is short, and by the [mapper](crate::Mapper) every 20 ms. Free memory
+//! of the older pool goes back to the device: each exchange costs the time to obtain it again.
 //!
 //! # Reclaim
 //! By default none of the maximum is taken while the pool lives: a library that allocates by itself
@@ -40,21 +39,22 @@
 //!   [kept](crate::Device::kept_memory_pools) and used again, and never destroyed.
 //!
 //! # Limits of what is bounded
+//!
 //! Only what is allocated from the pool is bounded: by [`allocate_on`](TenantMemPool::allocate_on),
-//! and by `cuMemAllocAsync` while the pool is [current](TenantMemPool::make_current). `cuMemAlloc`,
-//! `cuMemAllocAsync` in a stream capture, `cuMemAllocFromPoolAsync` with memory pools of other
-//! libraries, contexts, modules, the workspaces of cuBLAS, other devices and other processes are
-//! not. One tenant's pool at a time can be current on a device, in the whole process.
+//! and by `cuMemAllocAsync` while the pool is [current](TenantMemPool::make_current). Not bounded
+//! are `cuMemAlloc`, `cuMemAllocAsync` in a stream capture, `cuMemAllocFromPoolAsync` with memory
+//! pools of other libraries, contexts, modules, the workspaces of cuBLAS, other devices and other
+//! processes. One tenant's pool at a time can be current on a device, in the whole process.
 //!
-//! A [ledger](crate::ledger) counts what the driver's pools were last seen to hold as memory of this
-//! process, and the rest of what the device has in use as memory of other programs. The figures are
-//! read with each operation here, before memory is reclaimed, and once a second. What a library
-//! allocates in between counts as another program's until then, so a request may be refused too
-//! early; what the driver's pools release by themselves counts as theirs until then.
+//! A [ledger](crate::ledger) counts what the driver's pools were last seen to hold as memory of
+//! this process, and the rest of what the device has in use as other programs' memory. The figures
+//! are read with each operation here, before memory is reclaimed, and once a second. Until then,
+//! what a library allocates counts as another program's, so a request may be refused too early;
+//! what the driver's pools release by themselves counts as theirs.
 //!
-//! What is set for the driver's pool of an allocation is lost with the next exchange. Access of other
-//! devices is kept if it is given by [`open_to`](TenantMemPoolBuilder::open_to). If the library's pool
-//! is dropped while an allocation of another library lives, its bytes stay charged to the ledger until
+//! What is set for the driver's pool of an allocation is lost with the next exchange, except access
+//! of other devices given by [`open_to`](TenantMemPoolBuilder::open_to). If the library's pool is
+//! dropped while an allocation of another library lives, its bytes stay charged to the ledger until
 //! the process ends.
 //!
 //! The rules of a [hardened pool](crate::pool#hardened-pools) do not apply to this memory.
@@ -77,8 +77,8 @@ use crate::region::check_guests;
 
 pub use current::CurrentTenantMemPool;
 
-/// How often a growth is attempted while other threads allocate. The last attempt is made with what
-/// the newest pool may hold at most.
+/// How often a growth is attempted while other threads allocate, the last time with what the newest
+/// pool may hold at most.
 const ATTEMPTS: usize = 4;
 
 /// A builder of a [`TenantMemPool`], made by [`Tenant::memory_pool`].
@@ -111,8 +111,8 @@ impl Tenant {
 }
 
 impl TenantMemPoolBuilder<'_> {
-    /// Sets the bytes that are left for further allocations when other tenants need memory: at least
-    /// a step of 32 MiB, by default the maximum, so that nothing is taken.
+    /// Sets the bytes left for further allocations when other tenants need memory: at least a step
+    /// of 32 MiB, by default the maximum, so that nothing is taken.
     pub const fn minimum(mut self, bytes: u64) -> Self {
         self.minimum = Some(bytes);
         self
@@ -132,8 +132,8 @@ impl TenantMemPoolBuilder<'_> {
         self
     }
 
-    /// Gives another device access to all of the pool's memory, in whichever pool of the driver it is
-    /// (`cuMemPoolSetAccess`, once for each of them, before anything can be allocated from it).
+    /// Gives another device access to all the pool's memory, in whichever pool of the driver it is
+    /// (`cuMemPoolSetAccess`, once for each, before anything can be allocated from it).
     #[doc(alias = "peers")]
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn open_to(mut self, device: &Device, access: Access) -> Self {
@@ -147,10 +147,10 @@ impl TenantMemPoolBuilder<'_> {
     ///
     /// # Errors
     /// [`BlockError`] when the maximum is zero or less than the minimum, the device has no memory
-    /// pools, the driver is older than CUDA 12.2, the limits do not leave the memory, a capture guard
-    /// lives, or a device that is to be given access belongs to another driver, is the pool's own, was
-    /// named before or cannot access the memory. Nothing has changed then, except that memory that
-    /// nothing uses may have been reclaimed.
+    /// pools, the driver is older than CUDA 12.2, the limits do not leave the memory, a capture
+    /// guard lives, or a device to be given access belongs to another driver, is the pool's own,
+    /// was named before or cannot access the memory. Nothing has changed then, except that unused
+    /// memory may have been reclaimed.
     pub fn build(self) -> Result<TenantMemPool, BlockError> {
         let Self { tenant, .. } = self;
         let device = tenant.device();
@@ -206,9 +206,9 @@ impl TenantMemPoolBuilder<'_> {
 ///
 /// The [module](self) describes what is charged and when.
 ///
-/// The pool ends when the last clone and the last [`CurrentTenantMemPool`] are dropped, or when its
-/// tenant is unregistered: it is not the current one any more, and what still lives in it stays
-/// charged to the tenant until it is freed.
+/// The pool ends when the last clone and the last [`CurrentTenantMemPool`] are dropped, or its
+/// tenant is unregistered: it is not current any more, and what still lives in it stays charged to
+/// the tenant until it is freed.
 ///
 /// # Examples
 /// ```rust
@@ -361,30 +361,29 @@ impl TenantMemPool {
         &self.shared.tenant
     }
 
-    /// Makes sure that `additional` bytes can be allocated beyond what is in use now, as far as one
+    /// Ensures that `additional` bytes can be allocated beyond what is in use now, as far as one
     /// range of free memory is as large as each allocation. Charges the tenant for what is missing,
     /// reclaims memory for that and calls hooks, and exchanges the driver's pool
     /// (`cuMemPoolGetAttribute`; for an exchange `cuMemPoolTrimTo`, `cuMemPoolCreate`,
-    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`; `cuMemPoolDestroy` if the
-    /// pool was never current).
+    /// `cuMemPoolSetAttribute`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`; `cuMemPoolDestroy` if
+    /// the pool was never current).
     ///
-    /// After an exchange, the [minimum](TenantMemPoolBuilder::minimum) can be allocated as well if it
-    /// can be charged without hooks. Otherwise, what can be allocated falls below the minimum when the
-    /// older pool frees its memory, until the next exchange. Of what several threads reserve at once,
-    /// only the largest is sure.
+    /// After an exchange, the [minimum](TenantMemPoolBuilder::minimum) can be allocated as well if
+    /// it can be charged without hooks. Otherwise less than the minimum can be allocated once the
+    /// older pool frees its memory, until the next exchange. Of what several threads reserve at
+    /// once, only the largest is sure.
     ///
     /// # Errors
     /// [`BlockError`] when `additional` is zero, the limits do not leave the memory, the tenant was
     /// unregistered, a capture guard lives, or the driver refuses. The pool is as before, except
-    /// that memory that nothing uses may have gone back to the device, older pools may have ended, and
-    /// if the driver refuses to set the pool again, libraries have a single step until the next
-    /// operation.
+    /// that unused memory may have gone back to the device, older pools may have ended, and if the
+    /// driver refuses to set the pool again, libraries have a single step until the next operation.
     pub fn reserve(&self, additional: u64) -> Result<(), BlockError> {
         let wait = Wait::of(self.shared.timeout);
         self.shared.reserve(additional, wait)
     }
 
-    /// Makes sure that `additional` bytes can be allocated, if that needs neither hooks nor waiting.
+    /// Ensures that `additional` bytes can be allocated, if that needs neither hooks nor waiting.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -392,8 +391,8 @@ impl TenantMemPool {
         self.shared.reserve(additional, Wait::Never)
     }
 
-    /// Makes sure that `bytes` can be in use at the same time, as [`reserve`](Self::reserve) does
-    /// for those that are not in use.
+    /// Ensures that `bytes` can be in use at the same time, as [`reserve`](Self::reserve) does for
+    /// those that are not in use.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -405,15 +404,13 @@ impl TenantMemPool {
         }
     }
 
-    /// Gives up what exceeds `bytes` and is not in use, and exchanges the driver's pool for that, by the
-    /// calls that [`reserve`](Self::reserve) makes.
-    /// At least a step of 32 MiB can be allocated afterwards. Returns the bytes that the tenant is
-    /// charged less.
+    /// Gives up what exceeds `bytes` and is not in use, and exchanges the driver's pool for that,
+    /// by the calls of [`reserve`](Self::reserve). At least a step of 32 MiB can be allocated
+    /// afterwards. Returns the bytes that the tenant is charged less.
     ///
     /// # Errors
     /// [`BlockError`] when the tenant was unregistered, a capture guard lives, or the driver
-    /// refuses. The pool is as before, except that memory that nothing uses may have gone back to
-    /// the device.
+    /// refuses. The pool is as before, except that unused memory may have gone back to the device.
     pub fn shrink_to(&self, bytes: u64) -> Result<u64, BlockError> {
         let device = &self.shared.core.device;
         let before = self.shared.work(0, |generations| {
@@ -438,18 +435,9 @@ impl TenantMemPool {
     /// # Errors
     /// As [`shrink_to`](Self::shrink_to).
     pub fn stats(&self) -> Result<TenantMemPoolStats, BlockError> {
-        let sums = self.shared.work(0, |generations| {
+        self.shared.work(0, |generations| {
             generations.look()?;
-            Ok(generations.sums())
-        })?;
-        Ok(TenantMemPoolStats {
-            maximum: sums.maximum,
-            charged: sums.charged,
-            in_use: sums.used,
-            reserved: sums.reserved,
-            older_pools: sums.older,
-            older_held: sums.older_held,
-            is_current: sums.current,
+            Ok(generations.stats())
         })
     }
 

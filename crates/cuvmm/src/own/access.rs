@@ -4,6 +4,7 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 
 use super::place::Place;
 use crate::device::Device;
+use crate::error::ArgumentError;
 
 /// The kinds of access to memory.
 #[doc(alias = "Right")]
@@ -27,7 +28,7 @@ impl Access {
         }
     }
 
-    /// Converts access that a driver reported. Every value that allows writing counts as read and
+    /// Converts access that a driver reported. Each value that allows writing counts as read and
     /// write.
     pub(crate) const fn from_flags(flags: AccessFlags) -> Self {
         match flags {
@@ -48,8 +49,8 @@ pub struct AccessGrant {
 }
 
 impl AccessGrant {
-    /// Grants access to a device (a `&Device` converts), or to the host's processors of a NUMA node
-    /// ([`Place::HostNuma`]). Only host memory can be granted to host processors.
+    /// Grants access to a device (a `&Device` converts), or to the processors of a NUMA node
+    /// ([`Place::HostNuma`]), which reach host memory only.
     #[must_use]
     pub fn new(to: impl Into<Place>, access: Access) -> Self {
         let place = to.into();
@@ -84,11 +85,10 @@ impl AccessGrant {
         self.access
     }
 
-    /// Returns `true` if the grant is for a host node or a device of `device`'s driver.
-    pub(crate) fn same_driver(&self, device: &Device) -> bool {
-        self.device
-            .as_ref()
-            .is_none_or(|named| named.same_driver(device))
+    /// Refuses a grant for a device of another driver than this device's.
+    pub(crate) fn check_driver(&self, device: &Device) -> Result<(), ArgumentError> {
+        self.named()
+            .map_or(Ok(()), |named| named.check_driver(device))
     }
 
     pub(crate) const fn desc(&self) -> AccessDesc {

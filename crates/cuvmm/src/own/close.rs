@@ -6,7 +6,7 @@ use crate::error::CallError;
 
 /// An owner that could not be closed, returned unchanged.
 pub struct CloseError<T> {
-    /// The owner. Dropping it tries again.
+    /// The owner. Its drop tries again.
     pub owner: T,
     /// The reason of the refusal.
     pub reason: CloseRefusal,
@@ -16,12 +16,22 @@ pub struct CloseError<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseRefusal {
-    /// The object is still in use: by a mapping, a clone, or another holder.
+    /// A mapping, a clone or another holder still uses the object.
     #[error("it is still in use: drop everything that holds it first")]
     InUse,
     /// The driver refused.
     #[error(transparent)]
     Call(#[from] CallError),
+}
+
+impl<T> CloseError<T> {
+    /// Returns the owner with the reason if it could not be closed.
+    pub(crate) fn of<R: Into<CloseRefusal>>(owner: T, closed: Result<(), R>) -> Result<(), Self> {
+        closed.map_err(|reason| Self {
+            owner,
+            reason: reason.into(),
+        })
+    }
 }
 
 impl<T> fmt::Debug for CloseError<T> {

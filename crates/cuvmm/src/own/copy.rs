@@ -1,11 +1,11 @@
 //! Copies in and out of owned memory.
 //!
-//! `unsafe` is used because the driver's copies take addresses. A [`Span`] is made only from a
-//! range that its maker keeps mapped while the span lives. A copy has ended when the call returns,
-//! unless the driver refused three times to wait for it: then [`CopyFailed::ended`] is false, and
-//! the caller keeps both ends. [`Span::write`] and [`Span::read`] only borrow the caller's bytes,
-//! so they just return an error. The driver has finished with pageable memory when the call that
-//! queues a copy returns; page-locked memory of the caller would have to stay.
+//! `unsafe` is used because the driver's copies take addresses. The maker of a [`Span`] keeps its
+//! range mapped while the span lives. A copy has ended when the call returns, unless the driver
+//! refused three times to wait for it: then [`CopyFailed::ended`] is false, and the caller keeps
+//! both ends. [`Span::write`] and [`Span::read`] only borrow the caller's bytes and just return an
+//! error: the driver has finished with pageable memory when the call that queues a copy returns.
+//! Page-locked memory of the caller would have to stay.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ impl From<CopyFailed> for MemoryError {
     }
 }
 
-/// A mapped range that is borrowed from its owner.
+/// A mapped range borrowed from its owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span<'a> {
     device: &'a Device,
@@ -52,15 +52,12 @@ impl<'a> Span<'a> {
     }
 
     fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, MemoryError> {
-        if !stream.device().is_same(self.device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device)?;
         range_within(offset, size, self.size)
             .and_then(|range| self.address.checked_add(range.start))
             .ok_or(ArgumentError::bytes(offset, size, self.size).into())
     }
 
-    /// Writes behind the stream's queued work, and returns when the bytes are written.
     pub(crate) fn write(
         &self,
         stream: &Stream,
@@ -85,7 +82,7 @@ impl<'a> Span<'a> {
         Ok(self.read_all(stream, [(offset, bytes)])?)
     }
 
-    /// Writes several ranges, queued one behind the other, with one wait.
+    /// Writes several ranges in turn, with one wait.
     pub(crate) fn write_all<'b>(
         &self,
         stream: &Stream,
@@ -97,8 +94,8 @@ impl<'a> Span<'a> {
             let to = self.at(stream, offset, size)?;
             self.device
                 // SAFETY: the bytes are borrowed and the range is mapped until the stream has been
-                // waited for below, the context is lost and runs nothing, or the caller learns from
-                // the error that the copy has not ended.
+                // waited for below, the context is lost and runs nothing, or the error says that
+                // the copy has not ended.
                 .call(Call::MemcpyHtoDAsync, |driver, device| unsafe {
                     driver.copy_to_device_async(device, to, bytes.as_ptr(), size, handle)
                 })
@@ -107,7 +104,7 @@ impl<'a> Span<'a> {
         self.waited_for(stream, queued)
     }
 
-    /// Reads several ranges, queued one behind the other, with one wait.
+    /// Reads several ranges in turn, with one wait.
     pub(crate) fn read_all<'b>(
         &self,
         stream: &Stream,
@@ -141,10 +138,10 @@ impl<'a> Span<'a> {
     }
 
     /// Waits for all queued copies, also after a copy that could not be queued. If the driver
-    /// refuses to wait for the stream, waits for all work of the device.
+    /// refuses to wait for the stream, waits for the whole device.
     ///
-    /// Does not ask first whether the stream captures: a capture that began meanwhile may contain
-    /// the copies and has to break. Captures of other streams go on.
+    /// Does not ask whether the stream captures: a capture that began meanwhile may contain the
+    /// copies and has to break. Captures of other streams go on.
     fn waited_for(
         &self,
         stream: &Stream,
@@ -166,8 +163,7 @@ impl<'a> Span<'a> {
         done.map_err(|error| CopyFailed { error, ended })
     }
 
-    /// Queues a copy from another span; may return before it is complete. The caller keeps both
-    /// ranges mapped until then.
+    /// Queues a copy from another span. The caller keeps both ranges mapped until it is complete.
     pub(crate) fn copy_async(
         &self,
         stream: &Stream,
@@ -188,8 +184,7 @@ impl<'a> Span<'a> {
             .map_err(|cause| MemoryError::range(offset, size, cause))
     }
 
-    /// Queues a fill with one byte; may return before it is complete. The caller adds the stream to
-    /// the fence of the memory.
+    /// Queues a fill with one byte. The caller adds the stream to the fence of the memory.
     pub(crate) fn fill_async(
         &self,
         stream: &Stream,
@@ -200,8 +195,8 @@ impl<'a> Span<'a> {
         let to = self.at(stream, offset, size)?;
         let handle = stream.handle()?;
         self.device
-            // SAFETY: the range is mapped now, and this crate never unmaps memory before its fence,
-            // which covers the stream, is complete.
+            // SAFETY: the range is mapped, and this crate unmaps memory only when its fence, which
+            // covers the stream, is complete.
             .call(Call::MemsetD8Async, |driver, device| unsafe {
                 driver.fill_async(device, to, byte, size, handle)
             })

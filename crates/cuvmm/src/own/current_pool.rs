@@ -1,7 +1,6 @@
 //! The current memory pool of a device, from which `cuMemAllocAsync` allocates.
 //!
-//! `unsafe` is used to set a pool. Guards keep its handle and that of the previous pool alive; the
-//! driver never destroys default pools.
+//! `unsafe` is used to set a pool. Guards keep its handle and that of the previous pool alive.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -9,13 +8,13 @@ use std::marker::PhantomData;
 use cuvmm_driver::{Call, MemPoolHandle};
 
 use super::MemPool;
-use super::close::{CloseError, CloseRefusal};
+use super::close::CloseError;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl MemPool {
     /// Returns the handle of a device's current pool (`cuDeviceGetMemPool`), from which
-    /// `cuMemAllocAsync` allocates. It may belong to another library, which may destroy it.
+    /// `cuMemAllocAsync` allocates. Another library may own and destroy it.
     ///
     /// # Errors
     /// [`CallError`] when the driver is older than CUDA 11.2 or refuses.
@@ -34,14 +33,12 @@ impl MemPool {
         Ok(Self::current_of(self.device())? == self.as_raw())
     }
 
-    /// Makes this the pool that `cuMemAllocAsync` allocates from, until the guard is dropped
-    /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`).
-    ///
-    /// Libraries that allocate stream-ordered memory, such as candle and cudarc, then allocate from
-    /// this pool, within its maximum.
+    /// Makes this the pool that `cuMemAllocAsync` allocates from until the guard is dropped
+    /// (`cuDeviceGetDefaultMemPool`, `cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Libraries such as
+    /// candle and cudarc then allocate from it, within its maximum.
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory is on the host, the pool is a part of a
+    /// [`MemoryError`] when the memory is on the host, the pool is part of a
     /// [`TenantMemPool`](crate::TenantMemPool), another pool than the default one is current (its
     /// owner could destroy it before the guard puts it back; see [`CurrentPoolGuard::replace`]), or
     /// the driver refuses.
@@ -51,7 +48,7 @@ impl MemPool {
         self.make_current_instead_of_default()
     }
 
-    /// Makes this pool current like [`make_current`](Self::make_current), also a tenant's pool.
+    /// Makes this pool current, also a tenant's pool.
     pub(crate) fn make_current_instead_of_default(
         &self,
     ) -> Result<CurrentPoolGuard<'static>, MemoryError> {
@@ -78,11 +75,7 @@ impl MemPool {
                 wanted,
             });
         }
-        self.note_current();
-        self.call(Call::DeviceSetMemPool, |driver, device, pool| {
-            // SAFETY: the handle is alive, and the guard keeps it alive.
-            unsafe { driver.set_current_mem_pool(device, pool) }
-        })?;
+        self.set_current()?;
         Ok(CurrentPoolGuard {
             pool: self.clone(),
             previous,
@@ -111,11 +104,11 @@ impl CurrentPoolGuard<'_> {
         &self.pool
     }
 
-    /// Makes another pool of the same device current until the inner guard is dropped
+    /// Makes another pool of the device current until the inner guard is dropped
     /// (`cuDeviceSetMemPool`). Then this guard's pool is current again.
     ///
     /// # Errors
-    /// [`MemoryError`] when the pool's memory is not on this guard's device, the pool is a part of a
+    /// [`MemoryError`] when the pool's memory is not on this guard's device, the pool is part of a
     /// [`TenantMemPool`](crate::TenantMemPool), or the driver refuses.
     pub fn replace(&self, pool: &MemPool) -> Result<CurrentPoolGuard<'_>, MemoryError> {
         if !pool.device().is_same(self.pool.device()) {
@@ -125,17 +118,13 @@ impl CurrentPoolGuard<'_> {
         pool.make_current_after(self.pool.as_raw())
     }
 
-    /// Makes another pool of the same device current in place of this guard's pool from now on
+    /// Makes another pool of the device current in place of this guard's pool from now on
     /// (`cuDeviceGetMemPool`, `cuDeviceSetMemPool`). Sets nothing if this guard's pool is no longer
-    /// current. On failure nothing has changed.
+    /// current. A failure changes nothing.
     pub(crate) fn switch(&mut self, pool: &MemPool) -> Result<(), CallError> {
         let one_by_one = self.pool.device().set_pool_alone()?;
         if MemPool::current_of(self.pool.device())? == self.pool.as_raw() {
-            pool.note_current();
-            pool.call(Call::DeviceSetMemPool, |driver, device, pool| {
-                // SAFETY: the handle is alive, and the guard keeps it alive.
-                unsafe { driver.set_current_mem_pool(device, pool) }
-            })?;
+            pool.set_current()?;
         }
         drop(one_by_one);
         self.pool = pool.clone();
@@ -154,11 +143,7 @@ impl CurrentPoolGuard<'_> {
         if !(pools.contains(&current) || (default && current == self.previous)) {
             return Ok(false);
         }
-        let set = Call::DeviceSetMemPool;
-        self.pool.call(set, |driver, device, pool| {
-            // SAFETY: the handle is alive, and the guard keeps it alive.
-            unsafe { driver.set_current_mem_pool(device, pool) }
-        })?;
+        self.pool.set_current()?;
         Ok(true)
     }
 
@@ -168,10 +153,8 @@ impl CurrentPoolGuard<'_> {
     /// # Errors
     /// [`CloseError`] with the guard in it when the driver refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.restore().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let restored = self.restore();
+        CloseError::of(self, restored)
     }
 
     fn restore(&mut self) -> Result<(), CallError> {
@@ -186,8 +169,8 @@ impl CurrentPoolGuard<'_> {
         if current == self.pool.as_raw() {
             let previous = self.previous;
             device.give_back(Call::DeviceSetMemPool, |driver, device| {
-                // SAFETY: the previous pool is the default one, or that of a guard that this one
-                // borrows and that keeps it alive.
+                // SAFETY: the previous pool is the default one, or that of the guard that this one
+                // borrows.
                 unsafe { driver.set_current_mem_pool(device, previous) }
             })?;
         }
@@ -200,9 +183,7 @@ impl Drop for CurrentPoolGuard<'_> {
     fn drop(&mut self) {
         let restored = self.restore();
         let device = self.pool.device();
-        // A lost context allocates nothing, and the end of the pool makes the default pool current.
-        if let (Err(error), None) = (restored, device.lost()) {
-            device.report_drop("current memory pool", 0, error);
-        }
+        // On a lost context, the end of the pool makes the default pool current.
+        device.report_end("current memory pool", 0, restored);
     }
 }

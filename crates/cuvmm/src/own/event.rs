@@ -1,4 +1,4 @@
-//! Events: points in the work of a stream, or of all streams of a device.
+//! Events: points in the work of a stream.
 //!
 //! `unsafe` is used for calls that take handles of events and streams, all of them alive.
 #![allow(unsafe_code)]
@@ -39,15 +39,13 @@ impl Event {
         self.handle
     }
 
-    /// Records the event, which then covers all work queued on the stream so far (`cuEventRecord`).
+    /// Records the event. It then covers all work queued on the stream so far (`cuEventRecord`).
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver or the driver refuses.
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, stream: &Stream) -> Result<(), CallError> {
-        if !stream.device().same_driver(&self.device) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(&self.device)?;
         let (event, stream) = (self.handle, stream.handle()?);
         // SAFETY: both handles are alive.
         self.device
@@ -57,26 +55,9 @@ impl Event {
     }
 
     /// Records the event behind the work of a stream of its device. Returns `false` if the stream
-    /// captures by then: the event must be recorded anew before it is queried or waited for.
+    /// captures by then: the event must be recorded anew before its next use.
     pub(crate) fn record_uncaptured(&self, stream: &Stream) -> Result<bool, CallError> {
         self.device.record_uncaptured(self.handle, stream.handle()?)
-    }
-
-    /// Records the event on the context. It then covers all work queued so far on all streams of
-    /// the device's context (`cuCtxRecordEvent`, CUDA 12.5).
-    ///
-    /// Breaks a capture that is running on the context.
-    ///
-    /// # Errors
-    /// [`CallError`] when the driver lacks the call, or while a stream of the context captures.
-    #[doc(alias = "cuCtxRecordEvent")]
-    pub fn record_all(&self) -> Result<(), CallError> {
-        let event = self.handle;
-        // SAFETY: the handle is alive.
-        self.device
-            .call(Call::CtxRecordEvent, |driver, device| unsafe {
-                driver.context_record_event(device, event)
-            })
     }
 
     /// Returns `true` if the covered work is complete (`cuEventQuery`).
@@ -109,7 +90,7 @@ impl Event {
 }
 
 impl Stream {
-    /// Makes later work of this stream run behind the queued work of another (`cuEventRecord` and
+    /// Makes later work of this stream run behind the queued work of another (`cuEventRecord`,
     /// `cuStreamWaitEvent`). The caller has asked whether the streams capture; if one does by now,
     /// the call is refused and draws this stream into no capture. Does nothing if one of them has
     /// ended.
@@ -126,16 +107,13 @@ impl Stream {
         self.check_uncaptured()
     }
 
-    /// Makes later work of this stream wait for the work that the event covers
-    /// (`cuStreamWaitEvent`).
+    /// Makes later work of this stream wait for the event's work (`cuStreamWaitEvent`).
     ///
     /// # Errors
     /// [`CallError`] when the event belongs to another driver or the driver refuses.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<(), CallError> {
-        if !event.device.same_driver(self.device()) {
-            return Err(CallError::WrongDriver);
-        }
+        self.check_driver(&event.device)?;
         let (handle, event) = (self.handle()?, event.as_raw());
         // SAFETY: both handles are alive.
         self.device()
@@ -147,17 +125,6 @@ impl Stream {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let event = self.handle;
-        // SAFETY: the handle is owned here, and the driver allows destroying an event while work
-        // still refers to its last record.
-        let destroyed = self
-            .device
-            .give_back(Call::EventDestroy, |driver, device| unsafe {
-                driver.event_destroy(device, event)
-            });
-        // A lost context takes its objects with it.
-        if let (Err(error), None) = (destroyed, self.device.lost()) {
-            self.device.report_drop("event", 0, error);
-        }
+        self.device.destroy_events([self.handle]);
     }
 }

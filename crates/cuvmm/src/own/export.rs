@@ -2,7 +2,7 @@
 //!
 //! Only a handle is passed: size, place and identity of the device travel beside it, through
 //! [`share`](crate::share) or the caller's own means. The driver does not know the size and access
-//! of imported memory: an importer can write to it, even if only reading was intended.
+//! of imported memory: an importer can always write to it.
 //!
 //! `unsafe` is used to export and to import. The exported handle is alive; a descriptor is borrowed
 //! for the call.
@@ -20,12 +20,12 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl Physical {
-    /// Exports a handle that another process can import (`cuMemExportToShareableHandle`): a
-    /// descriptor, or 64 bytes that name the memory across nodes.
+    /// Exports a handle for another process (`cuMemExportToShareableHandle`): a descriptor, or 64
+    /// bytes that name the memory across nodes.
     ///
-    /// From then on the memory counts as [exported](Self::is_exported) for good. It is released
-    /// like other memory, but a pool never gives it to another user. It stays allocated while a
-    /// descriptor or an importer holds it.
+    /// From then on the memory counts as [exported](Self::is_exported) for good: a pool releases it
+    /// like other memory, but never gives it to another user. It stays allocated while a descriptor
+    /// or an importer holds it.
     ///
     /// # Errors
     /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for
@@ -38,9 +38,9 @@ impl Physical {
         Ok(exported)
     }
 
-    /// Exports all physicals, in order, or none; in case of failure none counts as exported.
+    /// Exports all physicals, in order, or none; after a failure none counts as exported.
     ///
-    /// The caller ensures that the memory is not reused meanwhile: it is marked last.
+    /// The caller keeps the memory from reuse meanwhile: it is marked last.
     pub(crate) fn export_all(
         physicals: &[&Self],
         handle_type: HandleTypes,
@@ -67,12 +67,11 @@ impl Physical {
     }
 
     /// Imports memory that another process, or this one, exported
-    /// (`cuMemImportFromShareableHandle`). The memory is no copy, and stays when its exporter ends.
-    /// The handle may be closed afterwards.
+    /// (`cuMemImportFromShareableHandle`). The memory is no copy, and outlives its exporter. The
+    /// handle may be closed afterwards.
     ///
-    /// `device` must be the device of the memory, or any device for host memory. The driver does
-    /// not report the size of imported memory, so a wrong `size` is an error only when the memory
-    /// is mapped.
+    /// `device` is the device of the memory, or any device for host memory. The driver does not
+    /// report the size of imported memory: a wrong `size` fails only when the memory is mapped.
     ///
     /// # Errors
     /// [`MemoryError`] when the size is not whole granules, the driver refuses the handle, or the
@@ -124,7 +123,6 @@ impl Physical {
     }
 }
 
-/// The error for an unknown type of handle.
 const UNKNOWN: ArgumentError = ArgumentError::HandleType(0);
 
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
@@ -134,7 +132,6 @@ pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     }
 }
 
-/// Returns the location of a physical as the driver reports it.
 fn location_of(device: &Device, handle: PhysicalHandle) -> Result<Location, CallError> {
     device
         .call(Call::MemGetAllocationPropertiesFromHandle, |driver, _| {

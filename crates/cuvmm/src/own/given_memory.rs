@@ -9,7 +9,7 @@ use super::pool_memory::PoolMemory;
 use crate::error::CallError;
 
 /// Memory of a memory pool, and the processes that it was given to. Its drop frees the memory,
-/// unless one of them still uses it.
+/// unless one of them uses it.
 pub(super) struct GivenMemory {
     memory: PoolMemory,
     holders: Mutex<Vec<Arc<dyn Holder>>>,
@@ -41,7 +41,7 @@ impl GivenMemory {
     }
 
     /// Returns `true` if a process that was given the memory may still use it; `false` in a forked
-    /// child, whose parent keeps the memory.
+    /// child, whose parent keeps it.
     pub(super) fn is_held(&self) -> bool {
         if self.memory.device().is_forked() {
             return false;

@@ -30,9 +30,9 @@ enum Origin {
     System(Layout),
 }
 
-// SAFETY: it is plain memory, accessed only through its parts, which are disjoint.
+// SAFETY: plain memory, accessed only through its parts, which are disjoint.
 unsafe impl Send for HostMemory {}
-// SAFETY: it is plain memory, accessed only through its parts, which are disjoint.
+// SAFETY: as for `Send`.
 unsafe impl Sync for HostMemory {}
 
 impl Drop for HostMemory {
@@ -54,8 +54,8 @@ impl Drop for HostMemory {
 fn free_pinned(device: &Device, base: *mut u8, size: u64) {
     // Otherwise the call breaks captures of other threads.
     let freed = device.relaxed(|| {
-        // SAFETY: the memory was owned by the caller, and the last reference into it is gone with the
-        // last part. Copies were waited for, or the parts that they may use were leaked.
+        // SAFETY: the caller owned the memory, and its last part is gone. Copies were waited for,
+        // or the parts that they may use were leaked.
         device.give_back(Call::MemFreeHost, |driver, ordinal| unsafe {
             driver.host_free(ordinal, base)
         })
@@ -74,7 +74,7 @@ pub(crate) struct HostPart {
 
 impl HostPart {
     /// Allocates `size` bytes, more than zero, of pinned memory (`cuMemHostAlloc`), reachable from
-    /// every device, in parts of `part` bytes; the last may be smaller.
+    /// each device, in parts of `part` bytes; the last may be smaller.
     pub(crate) fn pinned(
         device: &Device,
         size: usize,
@@ -129,14 +129,13 @@ impl HostPart {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the part is within the allocation, which lives, is initialized (zeroed by the
+        // SAFETY: the part is within the allocation, which lives and is initialized (zeroed by the
         // system, any bytes from the driver), and this is its only owner.
         unsafe { std::slice::from_raw_parts(self.memory.base.as_ptr().add(self.offset), self.size) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and the exclusive borrow of the only owner excludes other
-        // accesses.
+        // SAFETY: as in `bytes`; the exclusive borrow excludes other accesses.
         unsafe {
             std::slice::from_raw_parts_mut(self.memory.base.as_ptr().add(self.offset), self.size)
         }
@@ -147,8 +146,7 @@ impl HostPart {
         self.bytes_mut()
             .iter_mut()
             .step_by(PAGE)
-            // SAFETY: a valid, exclusive reference; volatile so that the write is not optimized
-            // out.
+            // SAFETY: a valid, exclusive reference; volatile so that the write stays.
             .for_each(|byte| unsafe { std::ptr::from_mut(byte).write_volatile(0) });
     }
 }

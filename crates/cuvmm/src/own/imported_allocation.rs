@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cuvmm_driver::{Call, DeviceAddress, Location, MemPoolTicket, PointerAttribute};
 
-use super::close::{CloseError, CloseRefusal};
+use super::close::CloseError;
 use super::holders::Giver;
 use super::imported_pool::ImportedPool;
 use super::pool_allocation::attribute_of;
@@ -21,7 +21,7 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
 
-/// The longest wait of an import until the same allocation is freed.
+/// The longest wait of an import until the allocation is freed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The given part of an allocation, with the exporter's description.
@@ -39,15 +39,15 @@ impl ImportedPool {
     ///
     /// # Errors
     /// [`MemoryError`] when the data is of another pool, the allocation is smaller than `size` or
-    /// on another device, the stream belongs to another device, or the driver refuses.
-    /// [`CallError::InUse`] in it when the same allocation is being freed in this process and the work
-    /// that uses it takes longer than 10 seconds.
+    /// on another device, the stream belongs to another device, or the driver refuses; with
+    /// [`CallError::InUse`] when this process is freeing the allocation and its work takes longer
+    /// than 10 seconds.
     ///
     /// # Safety
-    /// The exporter must not free the allocation before the returned value is dropped or closed,
+    /// Until the returned value is dropped or closed, the exporter must neither free the allocation
     /// nor end. The allocation must be complete on its stream in the exporter. It must not be
-    /// imported through another import of the same pool at the same time: the driver may give the
-    /// same address, which the first of both would free.
+    /// imported through another import of the pool at the same time: the driver may give both the
+    /// same address, and the first to end would free it.
     #[doc(alias = "cuMemPoolImportPointer")]
     pub unsafe fn import_allocation(
         &self,
@@ -64,8 +64,8 @@ impl ImportedPool {
         self.import_part(stream, &part, Access::ReadWrite, None, PATIENCE)
     }
 
-    /// Imports a part of an allocation, which `giver` keeps. If the allocation is being freed in
-    /// this process, waits for that, at most `patience`.
+    /// Imports part of an allocation, which `giver` keeps. If this process is freeing the
+    /// allocation, waits for that, at most `patience`.
     pub(crate) fn import_part(
         &self,
         stream: &Stream,
@@ -82,9 +82,7 @@ impl ImportedPool {
         if length == 0 || range_within(offset, length, part.size).is_none() {
             return Err(ArgumentError::bytes(offset, length, part.size).into());
         }
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.device().own_process()?;
         // The import could not be freed again if a later step fails.
         if stream.is_capturing()? {
@@ -126,17 +124,17 @@ impl ImportedPool {
     }
 }
 
-/// An allocation of another process's memory pool, or a part of one, in this process. The memory is
-/// no copy: writes of the other process are visible here.
+/// An allocation of another process's memory pool, or part of one. It is no copy: writes of either
+/// process are visible in both.
 ///
 /// Its drop frees the memory in this process, behind the work of its stream and of the streams
 /// named to [`record_use`](Self::record_use), waits for that, and then tells the giver, which may
-/// free the memory from then on. The address is then invalid in this process. If one of its streams
-/// captures at the drop, the memory stays imported and the giver keeps it until this process ends.
+/// free the memory from then on. If one of its streams captures at the drop, the memory stays
+/// imported and the giver keeps it until this process ends.
 ///
 /// The memory ends with the giver. [`read`](Self::read), [`write`](Self::write) and
-/// [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel that runs
-/// meanwhile may read anything.
+/// [`check_giver`](Self::check_giver) then return [`MemoryError::GiverGone`]. A kernel may read
+/// anything.
 ///
 /// [`Channel::recv_allocations`](crate::Channel::recv_allocations) shows how to get one.
 #[must_use = "the memory is let go when this is dropped"]
@@ -180,7 +178,7 @@ impl ImportedAllocation {
         }
     }
 
-    /// Returns the first address in this process. The giver uses another address.
+    /// Returns the first address in this process, which differs from the giver's.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         let base = self.memory.address();
@@ -216,8 +214,8 @@ impl ImportedAllocation {
     }
 
     /// Lets work of another stream use the memory, which is then freed behind all work that the
-    /// stream has queued by the time of the free (`cuEventCreate`, `cuEventRecord`,
-    /// `cuStreamWaitEvent`, `cuEventDestroy`).
+    /// stream has queued by then (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`,
+    /// `cuEventDestroy`).
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver, one of the streams captures, or the
@@ -261,13 +259,12 @@ impl ImportedAllocation {
         self.check_giver()
     }
 
-    /// Writes bytes behind the stream's queued work, and returns when they are written. The stream
+    /// Writes bytes behind the stream's queued work, and waits for the copy. The stream
     /// [uses](Self::record_use) the memory from then on (`cuMemcpyHtoDAsync`,
     /// `cuStreamSynchronize`).
     ///
     /// # Errors
-    /// [`MemoryError`] when the memory was given for reading, the giver is gone, the range is not
-    /// within the memory, the stream belongs to another device, or the driver refuses.
+    /// [`MemoryError`] when the memory was given for reading, and as for [`read`](Self::read).
     pub fn write(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.device().own_process()?;
         if self.access != Access::ReadWrite {
@@ -284,14 +281,12 @@ impl ImportedAllocation {
     /// [`CloseError`] with the allocation in it when one of its streams captures or the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.end().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let ended = self.end();
+        CloseError::of(self, ended)
     }
 
-    /// Ends a use without work. If another value uses the same memory, that value frees it, and
-    /// nothing is waited for.
+    /// Ends a use without work. Waits for nothing if another value uses the memory, which then
+    /// frees it.
     fn discard(mut self) {
         if self.pool.leave(&self.memory) {
             self.pool.stay(&self.memory);
@@ -318,8 +313,8 @@ impl ImportedAllocation {
         Ok(())
     }
 
-    /// Waits for the work of this value, and frees the memory after its last use. The giver frees
-    /// it afterwards. No lock is held meanwhile.
+    /// Waits for the work of this value without a lock, and frees the memory after its last use.
+    /// The giver frees it afterwards.
     fn leave(&mut self) -> Result<(), CallError> {
         let last = self.pool.leave(&self.memory);
         if last && let Err(error) = self.memory.free() {
@@ -357,7 +352,7 @@ impl Drop for ImportedAllocation {
     }
 }
 
-/// Tells the giver, or else lets it keep its memory until this process has ended.
+/// Tells the giver, or lets it keep its memory until this process has ended.
 fn keep_unless(done: bool, giver: Arc<dyn Giver>) {
     if !done {
         std::mem::forget(giver);

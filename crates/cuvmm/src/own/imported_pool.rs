@@ -1,7 +1,7 @@
 //! Memory pools of other processes.
 //!
-//! `unsafe` is used to import and to destroy. An imported pool is owned here and destroyed once,
-//! after its last allocation.
+//! `unsafe` is used to import and to destroy. The pool is owned here and destroyed once, after its
+//! last allocation.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -19,8 +19,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// A memory pool of another process. Clones are the same pool. Nothing can be allocated from it.
 ///
 /// The import ends when the last clone and the last
-/// [`ImportedAllocation`](super::ImportedAllocation) are dropped; the pool of the other process
-/// goes on.
+/// [`ImportedAllocation`](super::ImportedAllocation) are dropped; the other process's pool goes on.
 ///
 /// [`PoolImporter`](crate::share::PoolImporter) imports pools and allocations that came through
 /// [`share`](crate::share).
@@ -30,7 +29,7 @@ pub struct ImportedPool {
 }
 
 /// An imported pool without ownership.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct WeakPool(Weak<Shared>);
 
 impl WeakPool {
@@ -108,8 +107,8 @@ impl ImportedPool {
         live.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts another user of an allocation, and calls `import` if the allocation is not imported.
-    /// If it is being freed, waits for that first, at most `patience`.
+    /// Counts another user of an allocation, and calls `import` if it is not imported. If it is
+    /// being freed, waits for that first, at most `patience`.
     pub(super) fn join(
         &self,
         ticket: &MemPoolTicket,
@@ -171,8 +170,8 @@ impl ImportedPool {
         entry.users == 0
     }
 
-    /// Lets an allocation be imported again after its last use has ended. Returns the process that
-    /// gave it first, which keeps it while that value lives.
+    /// Lets an allocation be imported again after its last use. Returns the process that gave it
+    /// first, which keeps it while that value lives.
     pub(super) fn freed(&self, memory: &Arc<PoolMemory>) -> Option<Arc<dyn Giver>> {
         let mut live = self.live();
         let place = live.iter().position(|entry| entry.is_of(memory));
@@ -183,7 +182,7 @@ impl ImportedPool {
     }
 
     /// Keeps an allocation and its pool imported until the process ends, with the use that could
-    /// not be ended. Returns `false` if it was kept before.
+    /// not end. Returns `false` if it was kept before.
     pub(super) fn keep(&self, memory: &Arc<PoolMemory>) -> bool {
         let mut live = self.live();
         let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) else {
@@ -196,7 +195,7 @@ impl ImportedPool {
         true
     }
 
-    /// Takes back the end of the last use of an allocation that could not be freed.
+    /// Takes back the end of the last use of an allocation whose free failed.
     pub(super) fn stay(&self, memory: &Arc<PoolMemory>) {
         let mut live = self.live();
         if let Some(entry) = live.iter_mut().find(|entry| entry.is_of(memory)) {
@@ -207,15 +206,15 @@ impl ImportedPool {
     }
 }
 
-/// The imported allocations of a pool. The driver may give one address to two imports of an
-/// allocation, so each is imported once.
+/// The imported allocations of a pool. The driver may give two imports of an allocation one
+/// address, so each is imported once.
 type Live = Vec<Entry>;
 
 struct Entry {
     ticket: MemPoolTicket,
     memory: Arc<PoolMemory>,
-    /// The process that gave the allocation first. A later giver may lie about what is its own, and
-    /// does not keep it.
+    /// The process that gave the allocation first. A later giver may not own it, and does not keep
+    /// it.
     giver: Option<Arc<dyn Giver>>,
     /// 0 while the allocation is being freed.
     users: usize,
@@ -234,20 +233,12 @@ impl Drop for Shared {
         let handle = self.handle;
         let destroyed = self
             .device
-            // SAFETY: the handle is owned here and is destroyed once, after all that was imported
-            // from the pool.
+            // SAFETY: the handle is owned here and destroyed once, after all imported from the
+            // pool.
             .give_back(Call::MemPoolDestroy, |driver, device| unsafe {
                 driver.mem_pool_destroy(device, handle)
             });
-        if let (Err(error), None) = (destroyed, self.device.lost()) {
-            self.device.report_drop("imported memory pool", 0, error);
-        }
-    }
-}
-
-impl fmt::Debug for WeakPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("WeakPool")
+        self.device.report_end("imported memory pool", 0, destroyed);
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::given_memory::GivenMemory;
 use crate::device::Device;
 
-/// The kept memory of one pool.
 #[derive(Default)]
 pub(super) struct KeptMemory(Mutex<Vec<Arc<GivenMemory>>>);
 
@@ -39,7 +38,7 @@ impl KeptMemory {
         let returned: Vec<_> = {
             let mut kept = self.lock();
             let looked_at = most.min(kept.len());
-            // The other parts come first the next time.
+            // Other parts come first the next time.
             kept.rotate_left(looked_at);
             let from = kept.len() - looked_at;
             kept.extract_if(from.., |kept| kept.is_returned()).collect()

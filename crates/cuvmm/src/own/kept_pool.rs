@@ -3,8 +3,7 @@
 //!
 //! Keeps I-67.
 //!
-//! `unsafe` is used for calls that take the handle of a pool that is alive, or that is kept and
-//! never destroyed.
+//! `unsafe` is used for calls with the handle of a pool that is alive, or kept and never destroyed.
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};
@@ -12,7 +11,7 @@ use cuvmm_driver::{Call, MemPoolAttribute, MemPoolHandle};
 use crate::device::Device;
 use crate::error::CallError;
 
-/// Empties an ending pool, and makes sure that it is not current.
+/// Empties an ending pool, and ensures that it is not current.
 pub(super) fn retire(device: &Device, pool: MemPoolHandle) -> Result<(), CallError> {
     leave_current(device, pool)?;
     empty(device, pool)

@@ -4,7 +4,6 @@
 //! `unsafe` is used to free the allocation and to move its pages. It is owned here and freed once.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ops::Range;
 
 use cuvmm_driver::{
@@ -12,9 +11,9 @@ use cuvmm_driver::{
     RangeAttribute,
 };
 
+use super::CloseError;
 use super::copy::Span;
 use super::stream::Stream;
-use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
@@ -47,9 +46,10 @@ const LAST_PREFETCH: PlaceAttributes = PlaceAttributes {
 
 /// Managed memory. It is freed at once when dropped.
 ///
-/// Its initial contents are unspecified. The driver call that frees it waits for the work of the
-/// device it was allocated on. A program that uses it on other devices must wait for their work
-/// before the drop; [`UnifiedBuffer`](crate::UnifiedBuffer) does that by itself.
+/// Its initial contents are unspecified. The driver call that frees it waits for the work of its
+/// own device. A program that uses it on other devices waits for their work before the drop, as
+/// [`UnifiedBuffer`](crate::UnifiedBuffer) does.
+#[derive(Debug)]
 #[doc(alias = "cuMemAllocManaged")]
 pub struct Managed {
     device: Device,
@@ -59,18 +59,14 @@ pub struct Managed {
 }
 
 impl Managed {
-    /// Allocates `size` bytes, any number above zero (`cuMemAllocManaged`, for all streams of all
-    /// devices).
+    /// Allocates `size` bytes, above zero (`cuMemAllocManaged`, for all streams of all devices).
     ///
     /// # Errors
     /// [`MemoryError`] when the size is zero, the device has no managed memory or the driver
     /// refuses.
     #[doc(alias = "cuMemAllocManaged")]
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
-        if size == 0 {
-            let what = "bytes of managed memory";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("bytes of managed memory", size)?;
         let location = device.location();
         let refused = |cause| MemoryError::Create {
             size,
@@ -111,7 +107,7 @@ impl Managed {
     }
 
     /// Returns a device with managed memory that cannot work while the host accesses any, even
-    /// memory that the device never uses. Queries the given device first, then the others of its
+    /// memory that the device never uses. Queries the given device first, then others of its
     /// driver.
     pub(crate) fn first_unshared(device: &Device) -> Result<Option<Ordinal>, CallError> {
         let count = device.call(Call::DeviceGetCount, |driver, _| driver.device_count())?;
@@ -150,14 +146,12 @@ impl Managed {
         unsafe { Span::new(&self.device, self.address, self.size) }
     }
 
-    /// Returns the start and size of a range inside the memory.
     fn at(&self, range: &Range<u64>) -> (DeviceAddress, u64) {
         let start = DeviceAddress(self.address.0.saturating_add(range.start));
         (start, range.end.saturating_sub(range.start))
     }
 
-    /// Queues a move of a range of bytes; may return before the move is complete. The caller keeps
-    /// the memory until then.
+    /// Queues a move of a range of bytes. The caller keeps the memory until it is complete.
     pub(crate) fn prefetch(
         &self,
         stream: &Stream,
@@ -168,8 +162,8 @@ impl Managed {
         let handle = stream.handle()?;
         stream
             .device()
-            // SAFETY: the range is owned here now, the stream is alive, and the caller frees the
-            // memory only when the stream's work is complete.
+            // SAFETY: the range is owned here, the stream is alive, and the caller frees the memory
+            // only when the stream's work is complete.
             .call(Call::MemPrefetchAsync, |driver, device| unsafe {
                 driver.prefetch(device, start, size, to, handle)
             })
@@ -266,10 +260,8 @@ impl Managed {
     /// lost, which frees the memory.
     #[doc(alias = "cuMemFree")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.free().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let freed = self.free();
+        CloseError::of(self, freed)
     }
 
     pub(crate) fn free(&mut self) -> Result<(), CallError> {
@@ -312,18 +304,7 @@ fn has(device: &Device, which: Ordinal, ability: DeviceAttribute) -> Result<bool
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // A lost context takes its memory with it.
-        if let (Err(error), None) = (self.free(), self.device.lost()) {
-            self.device.report_drop("managed memory", self.size, error);
-        }
-    }
-}
-
-impl fmt::Debug for Managed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Managed")
-            .field("address", &self.address)
-            .field("size", &self.size)
-            .finish_non_exhaustive()
+        let freed = self.free();
+        self.device.report_end("managed memory", self.size, freed);
     }
 }

@@ -37,7 +37,7 @@ struct Placed {
     reserved: Arc<Reserved>,
     physical: Physical,
     address: DeviceAddress,
-    /// The offset in its reservation, which may be a part of a larger range.
+    /// The offset in its reservation, which may be part of a larger range.
     offset: u64,
 }
 
@@ -116,12 +116,9 @@ impl Mapping {
     /// [`MemoryError`]; nothing has changed then.
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
-        if access.is_empty() {
-            let what = "devices to give access to";
-            return Err(ArgumentError::Zero(what).into());
-        }
-        if access.iter().any(|who| !who.same_driver(self.device())) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
+        ArgumentError::not_zero("devices to give access to", access.len() as u64)?;
+        for grant in access {
+            grant.check_driver(self.device())?;
         }
         let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
         let (address, size) = (self.address(), self.size());
@@ -140,9 +137,7 @@ impl Mapping {
     /// [`MemoryError`] when the device belongs to another driver or the driver refuses.
     #[doc(alias = "cuMemGetAccess")]
     pub fn access_of(&self, device: &Device) -> Result<Access, MemoryError> {
-        if !device.same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        device.check_driver(self.device())?;
         let (address, location) = (self.address(), device.location());
         self.device()
             .call(Call::MemGetAccess, |driver, _| {

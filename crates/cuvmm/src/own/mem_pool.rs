@@ -111,17 +111,12 @@ impl MemPool {
     /// report the real ones.
     ///
     /// # Safety
-    /// `handle` must be a pool of the device's memory that was created in this process, and must
-    /// not be destroyed before the last clone, allocation and guard of it is dropped.
+    /// `handle` must be a pool of the device's memory created in this process, and must not be
+    /// destroyed before the last clone, allocation and guard of it is dropped.
     #[must_use]
     pub unsafe fn from_raw(device: &Device, handle: MemPoolHandle) -> Self {
         let props = MemPoolProps::device(device.ordinal());
         Self::with_handle(device, handle, props, Kind::Foreign)
-    }
-
-    /// Notes that the pool is about to be current.
-    pub(super) fn note_current(&self) {
-        self.shared.was_current.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_exported(&self) -> bool {
@@ -228,6 +223,20 @@ impl MemPool {
             .call(call, |driver, device| make(driver, device, handle))
     }
 
+    /// Notes that the pool is about to be current.
+    pub(super) fn note_current(&self) {
+        self.shared.was_current.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes the pool current (`cuDeviceSetMemPool`). The caller keeps it alive meanwhile.
+    pub(super) fn set_current(&self) -> Result<(), CallError> {
+        self.note_current();
+        self.call(Call::DeviceSetMemPool, |driver, device, pool| {
+            // SAFETY: the handle is alive, and the caller keeps it alive.
+            unsafe { driver.set_current_mem_pool(device, pool) }
+        })
+    }
+
     /// Destroys the pool (`cuMemPoolDestroy`), or returns it with the reason. A default pool stays,
     /// and a pool that was ever current is emptied and [kept](Device::kept_memory_pools)
     /// (`cuDeviceGetMemPool`, `cuMemPoolSetAttribute`, `cuMemPoolTrimTo`).
@@ -237,30 +246,23 @@ impl MemPool {
     /// process uses its memory, or when the driver refuses.
     #[doc(alias = "cuMemPoolDestroy")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+        let closed = match Arc::get_mut(&mut self.shared) {
+            Some(shared) => shared.close(),
+            None => Err(CloseRefusal::InUse),
         };
-        shared.kept.free_returned(&shared.device, usize::MAX);
-        if !shared.device.is_forked() && !shared.kept.is_empty() {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
-        }
-        match shared.destroy() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        CloseError::of(self, closed)
     }
 }
 
 impl Shared {
+    fn close(&mut self) -> Result<(), CloseRefusal> {
+        self.kept.free_returned(&self.device, usize::MAX);
+        if !self.device.is_forked() && !self.kept.is_empty() {
+            return Err(CloseRefusal::InUse);
+        }
+        Ok(self.destroy()?)
+    }
+
     fn destroy(&mut self) -> Result<(), CallError> {
         if self.kind != Kind::Own {
             return Ok(());
@@ -293,10 +295,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.kept.free_returned(&self.device, usize::MAX);
-        // The driver may refuse on a lost context, which allocates nothing any more.
-        if let (Err(error), None) = (self.destroy(), self.device.lost()) {
-            self.device.report_drop("memory pool", 0, error);
-        }
+        let destroyed = self.destroy();
+        self.device.report_end("memory pool", 0, destroyed);
     }
 }
 

@@ -127,7 +127,7 @@ impl MemPool {
         }
     }
 
-    /// Makes a new pool of an empty kept one, if there is one (`cuMemPoolGetAttribute`,
+    /// Makes a new pool of an empty kept one, if any (`cuMemPoolGetAttribute`,
     /// `cuMemPoolSetAttribute`, and `cuMemPoolSetAccess` if other devices had access).
     fn of_kept(device: &Device, props: MemPoolProps) -> Result<Option<Self>, CallError> {
         let taken = device.take_kept_pool(&props, |handle| {

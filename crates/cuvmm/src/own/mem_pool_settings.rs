@@ -8,8 +8,8 @@ use cuvmm_driver::{AccessDesc, AccessFlags, Call, LocationKind, MemPoolAttribute
 use super::{Access, AccessGrant, MemPool, Place};
 use crate::error::{ArgumentError, CallError, MemoryError};
 
-/// The rules by which a [`MemPool`] reuses freed memory on another stream, all on by default. The
-/// stream that freed memory can always reuse it at once.
+/// The rules by which a [`MemPool`] reuses freed memory on another stream, all on by default. On
+/// the stream that freed it, memory is always reused at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolReuse {
     /// Memory may be used where an event orders the allocation behind the free.
@@ -20,7 +20,7 @@ pub struct PoolReuse {
     pub internal_dependencies: bool,
 }
 
-/// The figures of a [`MemPool`] in bytes, as the driver counts them.
+/// The figures of a [`MemPool`] in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemPoolStats {
@@ -49,12 +49,10 @@ impl MemPool {
         })
     }
 
-    /// Calls `cuMemPoolGetAttribute`.
     pub(crate) fn used(&self) -> Result<u64, CallError> {
         self.get(MemPoolAttribute::USED_MEM_CURRENT)
     }
 
-    /// Returns the bytes that the pool holds, in use or not (`cuMemPoolGetAttribute`).
     pub(crate) fn reserved(&self) -> Result<u64, CallError> {
         self.get(MemPoolAttribute::RESERVED_MEM_CURRENT)
     }
@@ -120,8 +118,8 @@ impl MemPool {
     /// Sets the rules of reuse between streams (`cuMemPoolSetAttribute`, three times).
     ///
     /// # Errors
-    /// [`CallError`] when the driver refuses. Rules that this call has set before are set back, if
-    /// the driver permits it.
+    /// [`CallError`] when the driver refuses. Rules set before that are set back, if the driver
+    /// permits it.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<(), CallError> {
         let before = self.reuse()?;
         self.note_changed();
@@ -151,8 +149,8 @@ impl MemPool {
     /// Releases unused memory to the device, and leaves the pool at least `keep` bytes
     /// (`cuMemPoolTrimTo`).
     ///
-    /// Waits for nothing. Memory whose free was not seen to be complete by a synchronization may
-    /// stay, and so does memory of a [shareable](super::MemPoolBuilder::shareable) pool.
+    /// Waits for nothing. Memory whose free no synchronization has seen complete may stay, and so
+    /// does memory of a [shareable](super::MemPoolBuilder::shareable) pool.
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
@@ -164,27 +162,22 @@ impl MemPool {
         })
     }
 
-    /// Sets the access of devices to the pool's memory, allocated already or later
-    /// (`cuMemPoolSetAccess`; before it `cuDeviceCanAccessPeer` for each other device). Other
-    /// devices keep their access. The device of the memory keeps full access.
-    ///
-    /// Queued work faults if it needs access that is lowered.
+    /// Sets the access of devices to the pool's memory, present and later (`cuMemPoolSetAccess`;
+    /// before it `cuDeviceCanAccessPeer` for each other device). Other devices keep their access,
+    /// the device of the memory full access. Queued work faults if it needs access that is lowered.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed then.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
-        if access.is_empty() {
-            let what = "devices to give access to";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("devices to give access to", access.len() as u64)?;
         for grant in access {
             self.check(grant)?;
         }
         Ok(self.put_access(access)?)
     }
 
-    /// Sets the access of devices that are known to reach the memory.
+    /// Sets the access of devices known to reach the memory.
     pub(crate) fn put_access(&self, access: &[AccessGrant]) -> Result<(), CallError> {
         self.device().usable()?;
         let mut granted = self.granted();
@@ -214,16 +207,14 @@ impl MemPool {
 
     fn call_to_set_access(&self, descs: &[AccessDesc]) -> Result<(), CallError> {
         self.call(Call::MemPoolSetAccess, |driver, device, pool| {
-            // SAFETY: the handle is alive. Work that needs access which the caller lowers faults,
-            // as the documentation says; no memory is freed.
+            // SAFETY: the handle is alive. Work that needs lowered access faults, as documented; no
+            // memory is freed.
             unsafe { driver.mem_pool_set_access(device, pool, descs) }
         })
     }
 
     fn check(&self, grant: &AccessGrant) -> Result<(), MemoryError> {
-        if !grant.same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        grant.check_driver(self.device())?;
         let (device, place) = (grant.location(), self.location());
         if device == place && grant.access() != Access::ReadWrite {
             return Err(MemoryError::Access(device));
@@ -245,9 +236,7 @@ impl MemPool {
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access_of(&self, place: impl Into<Place>) -> Result<Access, MemoryError> {
         let place = place.into();
-        if !place.through(self.device()).same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        place.through(self.device()).check_driver(self.device())?;
         let location = place.location();
         let flags = self.call(Call::MemPoolGetAccess, |driver, device, pool| {
             // SAFETY: the handle is alive.

@@ -9,17 +9,17 @@ use super::given_memory::GivenMemory;
 const FEW: usize = 4;
 
 impl MemPool {
-    /// Returns an unguessable number that names the driver's pool to other processes. Values that
-    /// wrap one pool have one number.
+    /// Returns an unguessable number that names the driver's pool to other processes, equal for all
+    /// values that wrap the pool.
     pub(crate) fn identity(&self) -> [u8; 16] {
         self.device().name_of(self.as_raw().0)
     }
 
-    /// Frees memory that was dropped while another process could use it and that was released
-    /// since, and returns the bytes of the rest.
+    /// Frees memory that was dropped while another process used it and that was released since, and
+    /// returns the bytes of the rest.
     ///
-    /// An [allocation](Self::allocate_on) from this value or a clone does so for a part of the
-    /// memory, and for all of it before it fails for lack of memory.
+    /// An [allocation](Self::allocate_on) frees part of it, and all of it before it fails for lack
+    /// of memory.
     #[must_use]
     pub fn held_elsewhere(&self) -> u64 {
         self.free_returned();

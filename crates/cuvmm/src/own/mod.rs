@@ -1,15 +1,14 @@
 //! Owners, one for each kind of object that the driver hands out.
 //!
-//! A [`Reservation`] owns addresses, a [`Physical`] owns memory, and a [`Mapping`] owns the mapping
-//! of a physical in a reservation. [`Managed`] owns managed memory, and [`Stream`] and [`Event`]
-//! own the driver's objects of these names. A [`MemPool`] owns a memory pool of the driver, a
-//! [`PoolAllocation`] memory of such a pool, and an [`ImportedPool`] and an [`ImportedAllocation`]
-//! those of another process. Each owner keeps alive what it depends on, so owners may be dropped in
-//! any order. Each checks arguments that the driver would wrongly accept (see `docs/semantics.md`).
+//! Each owner keeps alive what it depends on, so owners may be dropped in any order. Each checks
+//! arguments that the driver would wrongly accept (see `docs/semantics.md`).
 //!
-//! Nothing here waits for the GPU, except the driver when it frees managed memory. The drop of a
-//! `Mapping` unmaps at once, which is correct only when no work uses it. [`Region`](crate::Region)
-//! and [`Pool`](crate::Pool) ensure that by themselves.
+//! Functions that wait for the GPU name the call (`cuStreamSynchronize`, `cuEventSynchronize`). The
+//! drop of an owner waits in two cases: the driver waits when it frees [`Managed`] memory, and an
+//! [`ImportedAllocation`] waits for its streams before the giver may free the memory.
+//! [`ImportedPool::import_allocation`] waits while this process frees the same allocation. The drop
+//! of a `Mapping` unmaps at once, which is correct only when no work uses it;
+//! [`Region`](crate::Region) and [`Pool`](crate::Pool) ensure that.
 
 mod access;
 mod close;

@@ -1,7 +1,6 @@
 //! Physicals: one physical allocation each.
 //!
-//! `unsafe` is used to query the properties of a handle and to release it. The handle is owned here
-//! and released once, when the last clone and the last mapping are dropped.
+//! `unsafe` is used to query and to release a handle, which is owned here and released once.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -18,8 +17,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 
 /// Physical memory on a device or a host NUMA node. New memory reads as zero.
 ///
-/// Clones are the same memory, which is released when the last clone and the last mapping are
-/// dropped.
+/// Clones are the same memory, released with the last clone and the last mapping.
 #[doc(alias = "cuMemCreate")]
 #[derive(Clone)]
 pub struct Physical {
@@ -89,8 +87,8 @@ impl PhysicalBuilder<'_> {
     }
 
     /// Requests memory that RDMA devices can reach; fixed at creation. [`create`](Self::create)
-    /// refuses it on a device without support (attribute 110), since RDMA would fail later with a
-    /// less specific error.
+    /// refuses it on a device without support (attribute 110): RDMA would fail later with a less
+    /// specific error.
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
@@ -214,7 +212,7 @@ impl Physical {
         self.shared.location
     }
 
-    /// Returns the place of the memory, where more memory can be created.
+    /// Returns the place of the memory.
     #[must_use]
     pub fn place(&self) -> Place {
         if self.shared.location.kind == LocationKind::HOST_NUMA {
@@ -229,8 +227,7 @@ impl Physical {
         Arc::strong_count(&self.shared) > 1
     }
 
-    /// Returns `true` if the memory was [exported](Self::export), so that another process may hold
-    /// it too.
+    /// Returns `true` if the memory was [exported](Self::export): another process may hold it too.
     #[must_use]
     pub fn is_exported(&self) -> bool {
         self.export_mark().is_set()
@@ -283,19 +280,11 @@ impl Physical {
     /// [`CloseError`] with the physical in it while clones or mappings live, or when the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+        let closed = match Arc::get_mut(&mut self.shared) {
+            Some(shared) => shared.release().map_err(CloseRefusal::Call),
+            None => Err(CloseRefusal::InUse),
         };
-        match shared.release() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        CloseError::of(self, closed)
     }
 }
 
@@ -315,7 +304,7 @@ impl Shared {
         }
         let handle = self.handle;
         self.device
-            // SAFETY: the handle is owned here and is released once: `released` is set below, and a
+            // SAFETY: the handle is owned here and released once: `released` is set below, and a
             // refused release has changed nothing. Mapped memory lives on until it is unmapped.
             .give_back(Call::MemRelease, |driver, _| unsafe {
                 driver.release(handle)

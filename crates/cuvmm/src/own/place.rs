@@ -24,8 +24,7 @@ impl Place {
         }
     }
 
-    /// Returns the device through which memory of this place is created: its own device, or else
-    /// `home`.
+    /// Returns the device through which memory of this place is created: `home` for the host.
     pub(crate) const fn through<'a>(&'a self, home: &'a Device) -> &'a Device {
         match self {
             Self::Device(device) => device,

@@ -1,7 +1,6 @@
 //! Stream-ordered memory of the driver's memory pools.
 //!
 //! `unsafe` is used to allocate, and to wrap memory that another library has allocated and keeps.
-//! The pool and the stream are kept alive here.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -21,13 +20,11 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// undefined at first.
 ///
 /// Its drop frees the memory behind the queued work of its stream and of the streams named to
-/// [`record_use`](Self::record_use). The host waits for nothing.
+/// [`record_use`](Self::record_use). The host does not wait. If its stream captures, or the driver
+/// refuses, the memory stays allocated and counts in [`Device::leaked`](crate::Device::leaked).
 ///
-/// If its stream captures at the drop, or the driver refuses, the memory stays allocated and counts
-/// in [`Device::leaked`](crate::Device::leaked).
-///
-/// Memory of a pool that is [shareable](super::MemPoolBuilder::shareable) can be given to another
-/// process by an [`AllocationOffer`](crate::share::AllocationOffer).
+/// An [`AllocationOffer`](crate::share::AllocationOffer) gives memory of a
+/// [shareable](super::MemPoolBuilder::shareable) pool to another process.
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -55,26 +52,23 @@ impl MemPool {
     /// `cuMemAllocFromPoolAsync`).
     ///
     /// # Errors
-    /// [`MemoryError`] when the size is 0, the stream belongs to another device than the pool was
-    /// created through, the stream captures, the pool is a part of a
-    /// [`TenantMemPool`](crate::TenantMemPool), or the pool has no more memory
-    /// ([`is_out_of_memory`](MemoryError::is_out_of_memory)).
+    /// [`MemoryError`] when the size is 0, the stream captures or belongs to another device than
+    /// the pool was created through, the pool is part of a [`TenantMemPool`](crate::TenantMemPool),
+    /// or the pool has no more memory ([`is_out_of_memory`](MemoryError::is_out_of_memory)).
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     pub fn allocate_on(&self, stream: &Stream, size: u64) -> Result<PoolAllocation, MemoryError> {
         self.check_not_managed()?;
         self.allocate_within(stream, size)
     }
 
-    /// Allocates in the order of a stream, also from a tenant's pool.
+    /// Allocates, also from a tenant's pool.
     pub(crate) fn allocate_within(
         &self,
         stream: &Stream,
         size: u64,
     ) -> Result<PoolAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", size)?;
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.free_some_returned();
         // The graph would own the memory.
         if stream.is_capturing()? {
@@ -103,16 +97,16 @@ impl MemPool {
     }
 
     /// Wraps memory of this pool that another library has allocated and frees, for example with
-    /// `cuMemAllocAsync` while the pool was [current](Self::make_current). The memory can then be
-    /// given to another process.
+    /// `cuMemAllocAsync` while the pool was [current](Self::make_current). It can then be given to
+    /// another process.
     ///
     /// Makes three calls of `cuPointerGetAttribute`. Work of the memory's owner is queued on
     /// `stream`; other streams are named with [`record_use`](PoolAllocation::record_use).
     ///
     /// # Errors
     /// [`MemoryError::NotOfPool`] when the memory is of another pool or of none, and
-    /// [`MemoryError`] when it does not begin at the address, is smaller than `size`, or the stream
-    /// belongs to another device.
+    /// [`MemoryError`] when it begins elsewhere, is smaller than `size`, or the stream belongs to
+    /// another device.
     ///
     /// # Safety
     /// The memory must stay allocated while the returned value lives, and after that while
@@ -124,9 +118,7 @@ impl MemPool {
         size: u64,
     ) -> Result<PoolAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", size)?;
-        if !stream.device().is_same(self.device()) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.device())?;
         self.device().usable()?;
         let wanted = PointerAttribute::MEMPOOL_HANDLE;
         let ask = |attribute| attribute_of(self.device(), address, attribute);
@@ -150,7 +142,6 @@ impl MemPool {
     }
 }
 
-/// Returns an attribute of the memory at an address (`cuPointerGetAttribute`).
 pub(super) fn attribute_of(
     device: &Device,
     address: DeviceAddress,
@@ -187,11 +178,9 @@ impl PoolAllocation {
     }
 
     /// Returns `true` if another process that was [given](crate::share::AllocationOffer) the memory
-    /// may still use it.
-    ///
-    /// A drop does not free such memory. After the process has released it or has ended, one of the
-    /// next allocations from its pool, [`held_elsewhere`](MemPool::held_elsewhere) or
-    /// [`close`](MemPool::close) frees it.
+    /// may still use it. A drop does not free such memory. Once the process has released it or has
+    /// ended, one of the next allocations from its pool,
+    /// [`held_elsewhere`](MemPool::held_elsewhere) or [`close`](MemPool::close) frees it.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.memory.is_held()
@@ -208,7 +197,7 @@ impl PoolAllocation {
         self.memory.memory().read(stream, offset, bytes)
     }
 
-    /// Writes bytes behind the stream's queued work, and returns when they are written. The stream
+    /// Writes bytes behind the stream's queued work, and waits for the copy. The stream
     /// [uses](Self::record_use) the memory from then on (`cuMemcpyHtoDAsync`,
     /// `cuStreamSynchronize`).
     ///
@@ -220,10 +209,9 @@ impl PoolAllocation {
     }
 
     /// Lets work of another stream use the memory. The stream's later work runs behind the
-    /// allocation, and the memory is freed behind all work that the stream has queued by the time
-    /// of the free (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`).
-    ///
-    /// The stream may belong to another device with [access](MemPool::set_access) to the pool.
+    /// allocation, and the memory is freed behind all work that the stream has queued by then
+    /// (`cuEventCreate`, `cuEventRecord`, `cuStreamWaitEvent`, `cuEventDestroy`). The stream may
+    /// belong to another device with [access](MemPool::set_access) to the pool.
     ///
     /// # Errors
     /// [`CallError`] when the stream belongs to another driver, one of the streams captures, or the
@@ -232,7 +220,6 @@ impl PoolAllocation {
         self.memory.memory().record_use(stream)
     }
 
-    /// Waits for the queued work of its streams, the allocation included.
     pub(crate) fn settle(&self) -> Result<(), MemoryError> {
         let memory = self.memory.memory();
         // A wait would break a capture.
@@ -250,7 +237,7 @@ impl PoolAllocation {
         }
     }
 
-    /// Notes processes that are about to get the memory, which is not freed before they release it.
+    /// Notes processes that are about to get the memory. It is not freed before they release it.
     pub(crate) fn hold(&self, holder: Arc<dyn Holder>) {
         self.memory.hold(holder);
     }
@@ -268,10 +255,7 @@ impl PoolAllocation {
             Some(memory) if !memory.is_held() => memory.free().map_err(CloseRefusal::Call),
             _ => Err(CloseRefusal::InUse),
         };
-        freed.map_err(|reason| CloseError {
-            owner: self,
-            reason,
-        })
+        CloseError::of(self, freed)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Export of memory pools and of their allocations.
 //!
 //! A handle names a whole pool; data of 64 bytes names one allocation of it. Neither keeps the
-//! memory: the exporting process may free it while an importer uses it.
-//! [`share`](crate::share) prevents that.
+//! memory: the exporting process may free it while an importer uses it, unless it passes through
+//! [`share`](crate::share).
 //!
 //! `unsafe` is used to export a pool, whose handle is alive.
 #![allow(unsafe_code)]
@@ -24,8 +24,8 @@ impl MemPool {
     ///
     /// # Errors
     /// [`MemoryError::NotShareable`] when the pool was not
-    /// [created](super::MemPoolBuilder::shareable) for that type, as a device's default pool never
-    /// is, and [`MemoryError`] when the driver refuses.
+    /// [created](super::MemPoolBuilder::shareable) for that type (a default pool never is), and
+    /// [`MemoryError`] when the driver refuses.
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         one_type(handle_type)?;

@@ -1,7 +1,7 @@
 //! Memory at an address of a memory pool, and the streams that use it.
 //!
-//! `unsafe` is used to free and to copy. The memory is owned here unless it was borrowed, and is
-//! freed once, behind the work of every named stream.
+//! `unsafe` is used to free and to copy. Memory owned here is freed once, behind the work of each
+//! named stream.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,6 @@ pub(super) struct PoolMemory {
 }
 
 struct Uses {
-    /// Further streams that use the memory.
     others: Vec<Stream>,
     ownership: Ownership,
 }
@@ -67,8 +66,8 @@ impl PoolMemory {
         &self.stream
     }
 
-    /// Returns the stream that the memory is freed on: its own, or the legacy default stream if its
-    /// own has ended.
+    /// Returns the stream that the memory is freed on: its own, or the legacy default stream once
+    /// its own has ended.
     fn queue(&self) -> Stream {
         match self.stream.has_ended() {
             true => Stream::legacy(self.device()),
@@ -87,9 +86,7 @@ impl PoolMemory {
     /// Lets a stream use the memory behind the queued work of the memory's own stream, and frees it
     /// behind the new stream's work.
     pub(super) fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        if !stream.device().same_driver(self.device()) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(self.device())?;
         self.device().own_process()?;
         // An event's drop may call its hook, which must run without the lock.
         let _section = Section::enter();
@@ -109,7 +106,7 @@ impl PoolMemory {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns `true` if one of the streams captures. Then the memory cannot be freed.
+    /// Returns `true` if one of the streams captures: then the memory cannot be freed.
     pub(super) fn is_captured(&self) -> Result<bool, CallError> {
         self.device().own_process()?;
         let others = self.uses().others.clone();
@@ -129,7 +126,6 @@ impl PoolMemory {
         streams.try_for_each(Stream::settle)
     }
 
-    /// Reads bytes behind the stream's queued work.
     pub(super) fn read(
         &self,
         stream: &Stream,
@@ -140,7 +136,6 @@ impl PoolMemory {
         self.span().read(stream, offset, bytes)
     }
 
-    /// Writes bytes behind the stream's queued work.
     pub(super) fn write(
         &self,
         stream: &Stream,
@@ -157,8 +152,8 @@ impl PoolMemory {
         unsafe { Span::new(self.device(), self.address, self.size) }
     }
 
-    /// Frees the memory in the order of its stream, behind the other streams. Does nothing if it
-    /// was freed or belongs to another library.
+    /// Frees the memory in the order of its stream, behind the other streams. Does nothing for
+    /// freed or borrowed memory.
     pub(super) fn free(&self) -> Result<(), CallError> {
         let device = self.stream.device();
         device.own_process()?;
@@ -175,15 +170,15 @@ impl PoolMemory {
             }
         }
         // The streams are kept until the memory is freed: after a refusal, another attempt comes
-        // behind the work that they have queued by then.
+        // behind what they have queued by then.
         for other in &uses.others {
             run_behind(&stream, other)?;
         }
         let (address, queue) = (self.address, stream.handle()?);
         device.give_back(Call::MemFreeAsync, |driver, device| {
-            // SAFETY: the memory is owned here and is freed once: it is marked as freed below, and
-            // a refused call frees nothing. The free comes behind the work that every recorded
-            // stream has queued by now, since the stream has just been made to wait for all of them.
+            // SAFETY: the memory is owned here and freed once: it is marked as freed below, and a
+            // refused call frees nothing. The free comes behind the queued work of each recorded
+            // stream, for which the stream has just been made to wait.
             unsafe { driver.free_async(device, address, queue) }
         })?;
         uses.ownership = Ownership::Freed;

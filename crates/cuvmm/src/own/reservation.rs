@@ -16,8 +16,8 @@ use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 
-/// A reserved range of addresses, which costs no memory. The range is freed when the reservation
-/// and all mappings in it are dropped.
+/// A reserved range of addresses, which costs no memory. It is freed with the reservation and all
+/// mappings in it.
 #[doc(alias = "cuMemAddressReserve")]
 pub struct Reservation {
     shared: Arc<Reserved>,
@@ -94,7 +94,7 @@ impl Reservation {
 
     /// Reserves `count` ranges of `size` bytes at equal distances, each with `guard` bytes (whole
     /// granules) on either side where nothing can be mapped, so that an access beyond either end
-    /// faults. The addresses are freed together, when all ranges and their mappings are dropped.
+    /// faults. The addresses are freed together, with the last range and mapping.
     pub(crate) fn row(
         device: &Device,
         size: u64,
@@ -157,8 +157,7 @@ impl Reservation {
     /// Maps a whole physical at an offset (`cuMemMap`). No device has access before
     /// [`Mapping::set_access`] grants it.
     ///
-    /// The physical may be mapped at other offsets and in other reservations too; all mappings show
-    /// the same bytes.
+    /// A physical may be mapped several times; all mappings show the same bytes.
     ///
     /// # Errors
     /// [`MemoryError`] when the physical does not fit, overlaps another mapping or belongs to
@@ -168,8 +167,7 @@ impl Reservation {
         Mapping::place(&self.shared, self.part, offset, physical)
     }
 
-    /// Returns another owner of the range, for another thread to map in. The addresses stay
-    /// reserved while it lives.
+    /// Returns another owner of the range, for another thread to map in.
     pub(crate) fn another(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
@@ -179,8 +177,7 @@ impl Reservation {
     }
 
     /// Frees the addresses, in which nothing is mapped. Returns the bytes of addresses that the
-    /// driver has freed: 0 while other ranges of the same row are in use; the last range of a row
-    /// frees all.
+    /// driver has freed: 0 while other ranges of the row are in use; the last one frees all.
     pub(crate) fn give_back(self) -> u64 {
         Arc::into_inner(self.shared).map_or(0, |whole| whole.whole().size)
     }
@@ -189,8 +186,8 @@ impl Reservation {
     /// mapped or the device has no access.
     pub(crate) fn span<'a>(&'a self, device: &'a Device) -> Span<'a> {
         // SAFETY: the addresses stay reserved for the borrow. The driver refuses a copy of parts
-        // without a mapping when it is called, which harms nothing (`docs/semantics.md`), and
-        // callers of this function keep the mappings that their copies use.
+        // without a mapping when it is called (`docs/semantics.md`), and callers keep the mappings
+        // that their copies use.
         unsafe { Span::new(device, self.address(), self.size()) }
     }
 
@@ -216,19 +213,11 @@ impl Reservation {
     /// [`CloseError`] with the reservation in it while mappings live in it, or when the driver
     /// refuses.
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let Some(shared) = Arc::get_mut(&mut self.shared) else {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+        let closed = match Arc::get_mut(&mut self.shared) {
+            Some(shared) => shared.free().map_err(CloseRefusal::Call),
+            None => Err(CloseRefusal::InUse),
         };
-        match shared.free() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        CloseError::of(self, closed)
     }
 }
 

@@ -1,8 +1,6 @@
-//! Reserved ranges and the mappings in them, shared by the reservations over a range and their
-//! mappings.
+//! Reserved ranges and the mappings in them, shared by reservations and mappings.
 //!
-//! `unsafe` is used to free the range, which is owned here, when the last reservation and mapping
-//! in it is dropped.
+//! `unsafe` is used to free the range, owned here, with the last reservation and mapping in it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -25,7 +23,6 @@ pub(super) struct Reserved {
     mapped: Mutex<BTreeMap<DeviceAddress, Taken>>,
 }
 
-/// A range that a mapping occupies.
 struct Taken {
     size: u64,
     location: Location,
@@ -38,7 +35,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Returns the address at an offset inside the part.
     fn address(self, offset: u64) -> Option<DeviceAddress> {
         if offset < self.size {
             self.base.checked_add(offset)
@@ -83,8 +79,8 @@ impl Reserved {
     }
 
     /// Calls `look` with the mapping at an offset of a part: the address of the offset, and the
-    /// size and location of the mapped memory, which stays mapped meanwhile. `None` if nothing is
-    /// mapped.
+    /// size and location of the mapped memory, which stays mapped meanwhile. Returns `None` if
+    /// nothing is mapped.
     pub(super) fn at<T>(
         &self,
         part: Part,
@@ -136,7 +132,6 @@ impl Reserved {
         self.lock().remove(&address);
     }
 
-    /// Frees the range, once.
     pub(super) fn free(&mut self) -> Result<(), CallError> {
         let (base, size) = (self.base, self.size);
         if size == 0 {
@@ -145,7 +140,7 @@ impl Reserved {
         self.device
             // SAFETY: the range is owned here and whole, and nothing is mapped in it: each
             // reservation and mapping in it holds an `Arc` of this value, so a mutable reference
-            // proves that none is left except the one that is freeing it.
+            // proves that only the one that frees it is left.
             .give_back(Call::MemAddressFree, |driver, _| unsafe {
                 driver.free_reservation(base, size)
             })?;

@@ -1,7 +1,7 @@
 //! Streams: queues of work on a device.
 //!
-//! `unsafe` is used for calls that take a stream's handle. The handle is owned here, or kept alive
-//! by the object that was passed with it.
+//! `unsafe` is used for calls with a stream's handle, which is owned here or kept alive by the
+//! object passed with it.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -12,12 +12,11 @@ use cuvmm_driver::{Call, Ordinal, StreamFlags, StreamHandle};
 
 use crate::deferred::defer;
 use crate::device::{Device, Events};
-use crate::error::CallError;
+use crate::error::{ArgumentError, CallError};
 
-/// A stream of a device. Clones are the same stream, which is destroyed when the last clone is
-/// dropped.
+/// A stream of a device. Clones are the same stream, destroyed with the last clone.
 ///
-/// Memory that was used on a stream keeps the stream alive until that use is complete.
+/// Memory used on a stream keeps the stream alive until that use is complete.
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -72,14 +71,12 @@ impl Stream {
         Self::with_owner(device, StreamHandle::NULL, Owner::Other(None))
     }
 
-    /// Wraps a stream that another library owns and destroys.
-    ///
-    /// Both handles of the legacy default stream give a stream that is equal to
-    /// [`legacy`](Self::legacy).
+    /// Wraps a stream that another library owns and destroys. Both handles of the legacy default
+    /// stream give a stream equal to [`legacy`](Self::legacy).
     ///
     /// # Errors
     /// [`CallError::PerThreadStream`] for [`StreamHandle::PER_THREAD`]: the streams of two threads
-    /// would have the same handle and be equal, and one thread could not wait for the other's work.
+    /// would be equal, and one thread could not wait for the other's work.
     ///
     /// # Safety
     /// `handle` must be a stream of the context that the driver uses for `device`, and it must stay
@@ -99,7 +96,7 @@ impl Stream {
     }
 
     /// Returns the calling thread's default stream, which must not leave the thread, nor be
-    /// compared with a stream from another thread.
+    /// compared with another thread's.
     #[cfg(feature = "dlpack")]
     pub(crate) fn per_thread(device: &Device) -> Self {
         Self::with_owner(device, StreamHandle::PER_THREAD, Owner::Other(None))
@@ -118,12 +115,12 @@ impl Stream {
     }
 
     /// Prepares for another library to destroy the stream: waits for its work
-    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory that was
-    /// used on the stream stays usable, and the next stream with its handle is not equal to it.
-    /// Calls that would queue work on the stream are refused ([`CallError::StreamEnded`]).
+    /// (`cuStreamSynchronize`), and never gives its handle to the driver again. Memory used on the
+    /// stream stays usable, and the next stream with its handle is not equal to it. Calls that
+    /// would queue work on it are refused ([`CallError::StreamEnded`]).
     ///
     /// Breaks no capture of another stream. Clones end too; values wrapped separately do not. Does
-    /// nothing for the legacy default stream, which never ends.
+    /// nothing for the legacy default stream.
     ///
     /// # Errors
     /// [`CallError::InUse`] while the stream captures. [`CallError`] when its work fails.
@@ -166,7 +163,7 @@ impl Stream {
         }
     }
 
-    /// Returns `true` if no clone of this stream is left, and no memory that was used on it.
+    /// Returns `true` if no clone of this stream is left, and no memory used on it.
     #[must_use]
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.shared) == 1
@@ -224,7 +221,7 @@ impl Stream {
     }
 
     /// Returns `true` if no more work can be queued on the stream: it was created here, and this is
-    /// the last owner. Never `true` for another library's stream, where that is unknown.
+    /// the last owner. Never `true` for another library's stream.
     pub(crate) fn is_abandoned(&self) -> bool {
         matches!(self.shared.owner, Owner::Us) && Arc::strong_count(&self.shared) == 1
     }
@@ -233,6 +230,21 @@ impl Stream {
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.shared.device
+    }
+
+    pub(crate) fn check_on(&self, device: &Device) -> Result<(), ArgumentError> {
+        match self.device().is_same(device) {
+            true => Ok(()),
+            false => Err(ArgumentError::STREAM),
+        }
+    }
+
+    /// Checks that the stream's handle means something to the driver of this device.
+    pub(crate) fn check_driver(&self, device: &Device) -> Result<(), CallError> {
+        match self.device().same_driver(device) {
+            true => Ok(()),
+            false => Err(CallError::WrongDriver),
+        }
     }
 
     /// Waits until all work queued so far is complete (`cuStreamSynchronize`).
@@ -282,13 +294,12 @@ impl Stream {
         })
     }
 
-    /// Waits until all work queued so far is complete, and breaks a capture that runs on the
-    /// stream.
+    /// Waits until all work queued so far is complete, and breaks a capture of the stream.
     pub(crate) fn settle_unasked(&self) -> Result<(), CallError> {
         self.twice(|| self.synchronize())
     }
 
-    /// Waits in relaxed capture mode. Tries twice, so that one refusal by the driver does not leave
+    /// Waits in relaxed capture mode. Tries twice, so that one refusal of the driver does not leave
     /// work in an unknown state.
     fn twice(&self, wait: impl Fn() -> Result<(), CallError>) -> Result<(), CallError> {
         let wait = || self.device().relaxed(&wait)?;
@@ -362,16 +373,12 @@ impl Drop for Shared {
     }
 }
 
-/// Destroys a stream without an owner.
 fn destroy(device: &Device, handle: StreamHandle) {
     // SAFETY: the handle was owned by the caller, and nothing uses it after this.
     let destroyed = device.give_back(Call::StreamDestroy, |driver, device| unsafe {
         driver.stream_destroy(device, handle)
     });
-    // A lost context takes its objects with it.
-    if let (Err(error), None) = (destroyed, device.lost()) {
-        device.report_drop("stream", 0, error);
-    }
+    device.report_end("stream", 0, destroyed);
 }
 
 impl fmt::Debug for Stream {

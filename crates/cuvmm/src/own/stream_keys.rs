@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Stream;
 
 /// Gives each of the first [`PLACES`](Self::PLACES) streams a place of its own. Later streams share
-/// places.
+/// them.
 ///
 /// A place belongs to a stream's handle. A destroyed stream keeps its place for the next stream with
 /// its handle.

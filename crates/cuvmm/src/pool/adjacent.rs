@@ -1,10 +1,10 @@
 //! Blocks [side by side](super::BlockBuilder::allocate_adjacent).
 //!
-//! Each block has a slot of its own in a [row](super::rows) that is reserved at once, and its
-//! memory never reaches into its neighbor's addresses. The slots of a row with at most 1,024 slots,
-//! on which one locked section works, serve later blocks too, side by side or single. The driver
-//! gets the addresses back when the last slot of the row is gone. Until then they count against the
-//! pool's limit and no tenant's.
+//! Each block has a slot of its own in a [row](super::rows) reserved at once, and its memory never
+//! reaches into its neighbor's addresses. The slots of a row with at most 1,024 slots, on which one
+//! locked section works, serve later blocks too, side by side or single. The driver gets the
+//! addresses back when the last slot of the row is gone. Until then they count against the pool's
+//! limit and no tenant's.
 
 use super::accounts::{Charge, TenantId};
 use super::allocate::{CANDIDATES, Needs};
@@ -20,7 +20,7 @@ use crate::error::{ArgumentError, BlockError};
 use crate::ledger::Purpose;
 use crate::own::Stream;
 
-/// The rank of a part of a row, the best first: whether memory is lacking, whether a fence must
+/// The rank of part of a row, the best first: whether memory is lacking, whether a fence must
 /// become complete, the length of the row that the part is cut from, and the bytes of memory too
 /// few or too many.
 type Rank = (bool, bool, usize, u64);
@@ -292,7 +292,7 @@ impl State {
     }
 }
 
-/// Ranks a part of a row. Returns `None` if one of its slots is unusable or would strand too much.
+/// Ranks part of a row. Returns `None` if one of its slots is unusable or would strand too much.
 fn rank(
     tenancy: &Tenancy,
     needs: &Needs,

@@ -33,7 +33,6 @@ pub(super) struct Needs {
     pub(super) class: Class,
     /// In whole granules.
     pub(super) used: u64,
-    /// The capacity, in whole granules.
     most: u64,
     /// The most bytes that the block may strand.
     pub(super) strands: u64,
@@ -68,8 +67,8 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes a place for a block in a slot that stays out: as long as it is out, the memory that it
-    /// was given can be told from the memory it had.
+    /// Makes a place for a block in a slot that stays out: while it is out, the memory that it was
+    /// given can be told from the memory it had.
     pub(super) fn allocate_slot(
         &mut self,
         id: TenantId,
@@ -112,8 +111,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Takes the reusable slot that serves best. The slot is out if the lock may have to be
-    /// released for it.
+    /// Takes the reusable slot that serves best. The slot is out if the lock may be released
+    /// for it.
     fn find_slot(
         &mut self,
         id: TenantId,
@@ -251,9 +250,7 @@ impl State {
         let used = granule.whole(BYTES, size)?;
         let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
         let home = wanted.home;
-        if home.is_some_and(|home| !home.device().is_same(&self.device)) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.map_or(Ok(()), |home| home.check_on(&self.device))?;
         let class = Class {
             size: size_of_slot,
             largest: self.largest_extent(wanted.grain)?,

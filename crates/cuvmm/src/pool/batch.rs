@@ -61,7 +61,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Notifies the mapper, if there is one, that blocks are about to outgrow their memory.
+    /// Notifies the mapper, if any, that blocks are about to outgrow their memory.
     pub(crate) fn notify_growth<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
         let mut state = self.core().lock();
         for block in blocks {

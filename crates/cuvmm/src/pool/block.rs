@@ -69,7 +69,6 @@ pub struct Block {
 }
 
 impl Block {
-    /// `plain`: no zeros are owed in the block.
     #[inline]
     pub(super) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
         Self {
@@ -235,8 +234,8 @@ impl Block {
     }
 
     /// Records that work which is on no stream of this library uses the block too, such as work of
-    /// another library that was given the address. The memory is reused only after all work that is
-    /// queued on the devices with access when the block is freed.
+    /// another library that was given the address. The memory is reused only after all work queued
+    /// on the devices with access when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
         let mut state = self.core().lock_with(self.place().slot);
@@ -369,9 +368,7 @@ impl Block {
         let stream = self.home_stream().cloned().unwrap_or_else(legacy);
         Ok((stream, lease))
     }
-}
 
-impl Block {
     /// Takes a [lease](Self::lease) for a use of the whole block with `access`. Check and lease are
     /// one step: the block cannot be put to sleep or moved in between.
     ///

@@ -270,15 +270,9 @@ impl<'a> BlockBuilder<'a> {
         let device = &self.owner.core.device;
         let (size, total) = (self.wanted.size, device.total_memory());
         let each = device.granule().round_up(size.max(1)).unwrap_or(u64::MAX);
-        let all = each.checked_mul(count as u64);
-        if count > 1 && all.is_none_or(|all| all > total) {
+        if count > 1 {
             let most = total.checked_div(each).unwrap_or(0);
-            return Err(ArgumentError::TooLarge {
-                what: "blocks",
-                value: count as u64,
-                most,
-            }
-            .into());
+            ArgumentError::at_most("blocks", count as u64, most)?;
         }
         Ok(())
     }
@@ -287,7 +281,7 @@ impl<'a> BlockBuilder<'a> {
         places.into_iter().map(|place| self.block_at(place))
     }
 
-    /// Takes a block of this shape that was freed on the home stream out of the stream cache.
+    /// Takes a block of this shape freed on the home stream out of the stream cache.
     #[inline]
     fn stream_cached(&self) -> Option<Held> {
         let Wanted {

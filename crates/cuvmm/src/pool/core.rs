@@ -40,7 +40,7 @@ use crate::own::AccessGrant;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
-/// The most slots that one locked section opens or takes for blocks that are allocated together.
+/// The most slots that one locked section opens or takes for blocks allocated together.
 pub(super) const SLOTS_A_SECTION: usize = 1024;
 
 pub(crate) struct Core {

@@ -30,9 +30,7 @@ impl Tenant {
             (state, charged)
         })
     }
-}
 
-impl Tenant {
     /// Counts in the ledger the memory of driver pools, as last read.
     pub(crate) fn count_obtained(&self, holder: HolderId) {
         let core = self.core();
@@ -48,8 +46,8 @@ impl Tenant {
 }
 
 impl Locked<'_> {
-    /// Makes sure that the driver may hold `bytes` more, which the tenant has been charged, and
-    /// counts them as obtained. Releases memory of the free list for it.
+    /// Ensures that the driver may hold `bytes` more, which the tenant has been charged, and counts
+    /// them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
             if !self.release_largest_free() {

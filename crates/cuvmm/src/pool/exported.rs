@@ -1,5 +1,4 @@
-//! Memory of blocks that is exported to other processes: handed out under a lease, and never
-//! reused.
+//! Memory of blocks exported to other processes: handed out under a lease, and never reused.
 //!
 //! An importer can write to the memory without end. So exported memory serves its block and no
 //! other: it goes to no stream cache, to no free list and under no other block, and a compaction
@@ -10,8 +9,6 @@
 //! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
 //! without exports need not be searched.
 //! The pool does not know which process has imported memory, nor when it lets go of it.
-
-use std::fmt;
 
 use cuvmm_driver::{Exported, HandleTypes};
 
@@ -30,7 +27,8 @@ use crate::own::{Physical, Stream, one_type};
 ///
 /// While this value lives, or the lease from [`into_parts`](Self::into_parts), all memory under the
 /// block stays in place, even if the block is dropped: the block shows the memory that importers
-/// have. Without either, the memory stays as long as the block uses it.
+/// have. Without either, the memory stays while the block uses it.
+#[derive(Debug)]
 #[must_use = "the block's memory stays where it is while this lives"]
 pub struct ExportedBlock {
     handles: Vec<(Extent, Exported)>,
@@ -58,16 +56,7 @@ impl ExportedBlock {
     }
 }
 
-impl fmt::Debug for ExportedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExportedBlock")
-            .field("handles", &self.handles)
-            .field("lease", &self.lease)
-            .finish()
-    }
-}
-
-/// The memory under a block, and the lease that keeps it there. The physicals have to be dropped
+/// The memory under a block, and the lease that keeps it there. The physicals must be dropped
 /// before the lease: memory still held here when its block is gone cannot be given back.
 pub(crate) struct Parts {
     list: Vec<(Extent, Physical)>,
@@ -97,7 +86,7 @@ impl Parts {
     }
 
     /// Marks the memory as exported, and counts it as one block of the pool's ledger, if any. The
-    /// parts have to be dropped in order.
+    /// parts must be dropped in order.
     pub(crate) fn promise(self) -> Result<Promised, ShareError> {
         let core = self.lease.core();
         let mut state = core.lock_with(self.lease.place().slot);
@@ -129,8 +118,8 @@ impl Block {
     /// A process that has a handle can write to the memory without end, so the memory is never
     /// reused. When the block is gone and the work that may use it is complete, the memory is
     /// unmapped and released: by the drop itself, by later operations, or by the mapper's thread if
-    /// there is one. It is not overwritten, neither by a scrub nor in a hardened pool. The driver
-    /// gets the memory back when no importer has it any more;
+    /// any. It is not overwritten, neither by a scrub nor in a hardened pool. The driver gets the
+    /// memory back when no importer has it any more;
     /// [`PoolStats::exported`](super::PoolStats::exported) counts it until it is released.
     ///
     /// The block can be used, grown and shrunk as before. If it grows again over memory that it

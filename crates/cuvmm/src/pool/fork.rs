@@ -35,7 +35,6 @@ pub(crate) struct Prefix {
 /// The slots of forked blocks, while they are out.
 type Sources = BTreeMap<SlotId, Box<Slot>>;
 
-/// A new fork, whose slot is out.
 #[derive(Debug)]
 struct Forked {
     slot: Box<Slot>,
@@ -86,8 +85,8 @@ impl Tenant {
     ///
     /// # Errors
     /// [`BlockError`] when a size is out of its range; when a block is another tenant's or sleeps;
-    /// when memory is short, with the figures; when bytes would have to be copied while a capture
-    /// is running; and when a driver call fails. Every block is then as before. If one copy fails,
+    /// when memory is short, with the figures; when bytes must be copied while a capture is
+    /// running; and when a driver call fails. Every block is then as before. If one copy fails,
     /// memory that other copies are writing to stays charged until they are complete.
     #[doc(alias("cuMemMap", "copy-on-write", "prefix sharing"))]
     pub fn fork_all(

@@ -144,9 +144,7 @@ impl State {
 
     pub(crate) fn record_use(&mut self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
         self.device.own_process()?;
-        if !stream.device().same_driver(&self.device) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(&self.device)?;
         let capturing = self.is_capturing();
         if let Some(slot) = self.slot_mut(id) {
             slot.record_use(stream, capturing);

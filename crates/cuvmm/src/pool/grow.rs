@@ -85,8 +85,8 @@ impl State {
     }
 
     /// Grows several blocks of a tenant within their memory: all of them or none. Checks all blocks
-    /// before it changes any, so that nothing has to be undone. Does little with each block, so
-    /// that the memory accesses of several blocks overlap.
+    /// before it changes any, so that nothing must be undone. Does little with each block, so that
+    /// the memory accesses of several blocks overlap.
     pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
         let granule = self.device.granule();
         let Some((tenancy, mut precommit)) = self.growing(id) else {
@@ -247,7 +247,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Makes sure that the work covered by a slot's fence comes before the next work: on the home
+    /// Ensures that the work covered by a slot's fence comes before the next work: on the home
     /// stream by events, otherwise only if the fence is complete.
     fn settle_before(
         &mut self,

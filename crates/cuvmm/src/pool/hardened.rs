@@ -2,10 +2,9 @@
 //! corrupting other blocks.
 //!
 //! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
-//! slots at a time, and by the mapper's thread if there is one. Unmapped addresses
-//! [rest](super::resting). Memory that could not be overwritten when it was given up is zeroed when
-//! it is placed again ([`commit`](super::commit)), so that a new block never shows an earlier
-//! block's bytes.
+//! slots at a time, and by the mapper's thread if any. Unmapped addresses [rest](super::resting).
+//! Memory that could not be overwritten when it was given up is zeroed when it is placed again
+//! ([`commit`](super::commit)), so that a new block never shows an earlier block's bytes.
 
 use super::resting::Resting;
 use crate::error::ArgumentError;

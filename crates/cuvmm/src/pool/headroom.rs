@@ -45,7 +45,7 @@ pub(crate) struct Footprint {
     pub(crate) precommitted: u64,
     /// The offset up to which the block may be written within its memory. Memory behind the block's
     /// end in the same extent counts, since no other block can use it; shared memory does not,
-    /// since it would have to be replaced.
+    /// since it must be replaced.
     pub(crate) writable: u64,
 }
 

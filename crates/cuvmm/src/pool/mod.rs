@@ -569,22 +569,13 @@ impl Pool {
             if let Some(mapper) = mapper {
                 Core::reattach(&self.core, mapper);
             }
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
+            return CloseError::of(self, Err(CloseRefusal::InUse));
         }
         let shut = self.core.lock().shut();
-        match shut {
-            Ok(()) => Ok(()),
-            Err(cause) => {
-                Core::attach_to_ledger(&self.core);
-                Err(CloseError {
-                    owner: self,
-                    reason: CloseRefusal::Call(cause),
-                })
-            }
+        if shut.is_err() {
+            Core::attach_to_ledger(&self.core);
         }
+        CloseError::of(self, shut)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Blocks that are put to sleep or woken. A sleeping block keeps its addresses; nothing is mapped
-//! there, and nothing is charged.
+//! Blocks put to sleep or woken. A sleeping block keeps its addresses; nothing is mapped there, and
+//! nothing is charged.
 //!
 //! [Falling asleep](super::sleep) and [waking](super::wake) take several steps, between which the
 //! lock is released. The operation that moves a block has a lease on it, so that no other operation
@@ -65,7 +65,7 @@ impl Tally {
         self.bytes += slot.block.as_ref().map_or(0, |block| block.requested);
     }
 
-    /// Fails with the error that `error` makes of the blocks and bytes, if there are any.
+    /// Fails with the error that `error` makes of the blocks and bytes, if any.
     pub(super) fn none_or(self, error: fn(u64, u64) -> SleepError) -> Result<(), SleepError> {
         match self.blocks {
             0 => Ok(()),

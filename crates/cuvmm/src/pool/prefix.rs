@@ -24,13 +24,13 @@ impl Tenant {
     /// map. Returns the bytes copied: 0 if fewer extents are not possible.
     ///
     /// Bytes are copied on the device (`cuMemcpyDtoDAsync`, waited for) to extents of at most the
-    /// pool's [largest](super::PoolBuilder::largest_extent), one after the other; the old extents
-    /// go back to the pool. The limit must have space for one new extent at a time. The call
-    /// reclaims no memory, and fails if memory is short. Memory that is already
+    /// pool's [largest](super::PoolBuilder::largest_extent), in turn; the old extents go back to
+    /// the pool. The limit must have space for one new extent at a time. The call reclaims no
+    /// memory, and fails if memory is short. Memory that is already
     /// [shared](super::TenantStats::shared) stays in place, so compact before the first fork.
     ///
-    /// Waits for the work that was queued on the blocks before the call, for at most the longest
-    /// timeout of the blocks. Work that is launched meanwhile must not use the blocks.
+    /// Waits for the work queued on the blocks before the call, for at most the longest timeout of
+    /// the blocks. Work that is launched meanwhile must not use the blocks.
     ///
     /// A fork that is truncated within a large extent, and then grows, copies the bytes before the
     /// cut in that extent. When a block is freed, memory in extents larger than the block was

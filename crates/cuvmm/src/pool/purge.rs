@@ -4,9 +4,9 @@
 //! too](super::shared).
 //!
 //! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
-//! slots at a time, and by the mapper's thread if there is one. Memory of unregistered tenants
-//! delays no other tenant: it is checked when an operation has put back a slot of such a tenant, by
-//! the mapper, and by requests that lack memory.
+//! slots at a time, and by the mapper's thread if any. Memory of unregistered tenants delays no
+//! other tenant: it is checked when an operation has put back a slot of such a tenant, by the
+//! mapper, and by requests that lack memory.
 //!
 //! Keeps I-9.
 

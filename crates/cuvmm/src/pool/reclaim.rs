@@ -119,9 +119,8 @@ impl Locked<'_> {
         Ok(self.budget.charge(Some(id), Amount::bytes(bytes)))
     }
 
-    /// Makes sure that a tenant may use `bytes` of its own idle memory again. The bytes are
-    /// charged, but they may have been promised to another tenant meanwhile: then other tenants
-    /// give first.
+    /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
+    /// but they may have been promised to another tenant meanwhile: then other tenants give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.terms.get(id).is_some_and(Terms::is_beyond);
@@ -440,7 +439,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from a tenant's holders, as long as they count.
+    /// Plans to take extents from a tenant's holders, while they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
         let Some(tenancy) = self.tenants.get(&id) else {
             return;
@@ -470,7 +469,7 @@ impl State {
         }
     }
 
-    /// Plans to take extents from one slot, the last first, as long as they count.
+    /// Plans to take extents from one slot, the last first, while they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
         let Some((slot, gate)) = self.slot_and_gate(id) else {
             return;

@@ -46,7 +46,6 @@ impl Resting {
         self.count() > self.most_spaces || self.bytes > self.most_bytes
     }
 
-    /// Takes the space that has rested longest.
     pub(super) fn oldest(&mut self) -> Option<Space> {
         let space = self.spaces.pop_front()?;
         self.bytes -= space.addresses();

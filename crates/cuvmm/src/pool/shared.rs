@@ -1,5 +1,5 @@
-//! Memory that several blocks of a tenant share under their first bytes: mapped under each of them,
-//! held and charged once.
+//! Memory that several blocks of a tenant share under their first bytes: mapped under each, held
+//! and charged once.
 //!
 //! A slot knows the offset up to which it shares, and leaves that memory out of its figures. Two
 //! slots that share an extent share all extents before it: sharing begins with a

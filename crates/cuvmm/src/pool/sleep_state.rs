@@ -44,7 +44,7 @@ impl SleepState {
         }
     }
 
-    /// Returns the bytes that are charged for the block and not in its slot.
+    /// Returns the bytes charged for the block and not in its slot.
     pub(crate) fn beside(&self) -> u64 {
         match self {
             Self::Moving { aside, owed, .. } => aside.bytes() + owed,

@@ -88,13 +88,11 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 pub(crate) struct Occupant {
-    /// The requested size in bytes.
     pub(crate) requested: u64,
     /// The largest `requested` so far.
     pub(crate) ever: u64,
     /// The size in whole granules.
     pub(crate) used: u64,
-    /// The capacity in whole granules.
     pub(crate) most: u64,
     /// The offset up to which memory was used since it was placed.
     pub(crate) reach: u64,
@@ -391,7 +389,6 @@ impl Slot {
         self.leases == 0 && self.fence.is_complete()
     }
 
-    /// Returns the idle memory, to be unmapped.
     pub(crate) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
         let fence = Some(&self.fence).filter(|_| self.leases == 0);
         let completed = fence.and_then(|fence| fence.completed(&mut self.space));
@@ -508,9 +505,7 @@ impl Slot {
             block.noted = block.noted.min(bytes);
         }
     }
-}
 
-impl Slot {
     /// Returns the offset up to which the slot may not write, or should not.
     #[inline]
     pub(crate) fn bound(&self) -> u64 {

@@ -61,7 +61,7 @@ pub struct PoolStats {
     pub stranded: u64,
     /// The part of `committed` that was [exported](super::Block::export), in use or not. Exported
     /// memory is released when it is given up and its fence is complete. It counts in no figure
-    /// then, although the driver keeps it as long as a process that imported it does.
+    /// then, although the driver keeps it while a process that imported it does.
     pub exported: u64,
     /// Memory that sleeping blocks gave up and get back when they [wake](super::Tenant::blocks). It
     /// is charged to no tenant.
@@ -244,9 +244,7 @@ impl TenantStats {
             }
         }
     }
-}
 
-impl TenantStats {
     fn add_held(&mut self, held: &Held) {
         let figures = held.holder.figures();
         self.in_use += figures.in_use;

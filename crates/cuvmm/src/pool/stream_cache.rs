@@ -101,7 +101,7 @@ impl StreamCache {
         }
     }
 
-    /// Takes a block of exactly this shape that was freed on `home`.
+    /// Takes a block of exactly this shape freed on `home`.
     #[inline]
     pub(crate) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
         let mut contents = self.lock();

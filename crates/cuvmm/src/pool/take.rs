@@ -9,8 +9,8 @@ use crate::extents::{Fence, NotPutBack, TakenOut};
 
 impl Locked<'_> {
     /// Takes out the memory placed behind `begun` in a slot that is out, and refunds it. Only
-    /// `running` may still use it: if that is incomplete, all of the memory is quarantined,
-    /// otherwise only stuck memory.
+    /// `running` may still use it: if that is incomplete, all the memory is quarantined, otherwise
+    /// only stuck memory.
     pub(super) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
         if slot.space.last_offset().is_none_or(|last| last < begun) {
             return;

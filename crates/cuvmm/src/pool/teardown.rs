@@ -34,9 +34,7 @@ impl Locked<'_> {
 
     /// [Shuts](Self::shut) the pool, except for physicals that the driver refuses to release.
     fn give_all_back(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device.forked() {
-            return Err(forked);
-        }
+        self.device.own_process()?;
         let mut outcome = Ok(());
         for id in self.tenants.keys().copied().collect::<Vec<_>>() {
             outcome = outcome.and(self.drain_holders(id));

@@ -125,10 +125,7 @@ impl<'a> TenantBuilder<'a> {
             shortage_hook,
         } = self;
         core.device.own_process()?;
-        if name.is_empty() {
-            let what = "bytes of a tenant's name";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("bytes of a tenant's name", name.len() as u64)?;
         let mut state = core.lock();
         state.make_guaranteeable(None, guarantee, limit)?;
         if state.grant_guarantee(None, guarantee)? {

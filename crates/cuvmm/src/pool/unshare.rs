@@ -129,7 +129,7 @@ impl Core {
     ) -> Attempt<'a, ()> {
         // A slot that by now is the last to map its memory needs nothing.
         state.part_all();
-        // The mapper may be placing memory behind the memory that has to go.
+        // The mapper may be placing memory behind the memory that must go.
         state = self.await_slots(state, steps.iter().map(|step| (step.slot, u64::MAX)));
         // If a block is in use now, nothing is begun.
         let mut steps_and_indices = steps.iter().enumerate();
@@ -459,7 +459,7 @@ impl Locked<'_> {
         source: &mut Slot,
     ) -> Result<(), Unfinished> {
         let bytes = own.bytes;
-        // The copy overwrites all of the memory: there is nothing to scrub.
+        // The copy overwrites all the memory: there is nothing to scrub.
         match self.place_gathered(slot, offset, own.gathered) {
             Ok(()) => self.keep_for(slot, own.charge),
             Err(error) => {

@@ -87,9 +87,7 @@ impl State {
             leases => Err(MemoryError::Leased(leases)),
         }
     }
-}
 
-impl State {
     /// Notes that exported memory of a leased block may be written up to the end of its extents: a
     /// zeroed block has to zero the memory that it grows over there.
     pub(super) fn note_export(&mut self, place: &BlockPlace) {

@@ -21,7 +21,6 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Frees a block, whose slot is in its place.
     pub(crate) fn free(&mut self, id: SlotId) {
         let now = self.tick();
         self.free_at(id, now);

@@ -4,7 +4,7 @@
 use super::Region;
 use super::layout::reachable;
 use crate::device::Device;
-use crate::error::{ArgumentError, MemoryError, ShareError};
+use crate::error::{MemoryError, ShareError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Access, AccessGrant, Stream};
 
@@ -110,9 +110,7 @@ impl Region {
     /// Checks that a device's access may be changed: the device belongs to the same driver and is
     /// not the region's own.
     fn may_change(&self, device: &Device) -> Result<(), MemoryError> {
-        if !device.same_driver(self.device()) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        device.check_driver(self.device())?;
         if device.is_same(self.device()) {
             let device = device.location();
             return Err(MemoryError::Access(device));

@@ -27,7 +27,7 @@ impl Region {
     /// capability 7.0; CUDA C++ Programming Guide, "Virtual Aliasing Support").
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
+    /// [`MemoryError`] when the range is not committed, cuts an extent or must be
     /// [unshared](Self::unshare) first, the second range is in use, or the driver refuses. Nothing
     /// has changed.
     pub fn alias(&mut self, range: Range<u64>, to: u64) -> Result<(), MemoryError> {

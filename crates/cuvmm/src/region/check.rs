@@ -33,7 +33,6 @@ impl Region {
         }
     }
 
-    /// Refuses a range that begins or ends within an extent.
     pub(crate) fn check_whole(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         let cut = |extent: &Extent| extent.offset < range.start || extent.end() > range.end;
         match self.space.extents_in(range.start, range.end).find(cut) {
@@ -55,14 +54,6 @@ impl Region {
         match self.space.exported().find(|kept| extents.contains(kept)) {
             Some(kept) => Err(MemoryError::Exported(kept.offset..kept.end())),
             None => Ok(()),
-        }
-    }
-
-    /// Refuses a stream of a device other than the region's own.
-    pub(super) fn check_stream(&self, stream: &Stream) -> Result<(), ArgumentError> {
-        match stream.device().is_same(self.device()) {
-            true => Ok(()),
-            false => Err(ArgumentError::STREAM),
         }
     }
 

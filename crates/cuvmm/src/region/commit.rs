@@ -48,8 +48,8 @@ impl Region {
         self.commit_with(range, Some(place), fence)
     }
 
-    /// Commits memory to a range, given that only `streams` read the zeros that have to be
-    /// unmapped. Otherwise like [`commit`](Self::commit).
+    /// Commits memory to a range, given that only `streams` read the zeros that must be unmapped.
+    /// Otherwise like [`commit`](Self::commit).
     ///
     /// # Errors
     /// Those of [`Self::commit`], and when a stream's device has no access.

@@ -1,10 +1,9 @@
 //! Dma-bufs of registered memory, through which a NIC or another driver of the machine accesses it.
 //!
 //! `unsafe` is used to request the descriptor from the driver. The range is mapped, and stays
-//! mapped as long as the registration that is kept with the descriptor.
+//! mapped while the registration kept with the descriptor.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -19,6 +18,7 @@ use crate::extents::Registration;
 /// Each process that receives the descriptor can write to the memory, even if only reading was
 /// intended, as long as it holds the descriptor, even after the `DmaBuf` was dropped. So the
 /// extents count as [exported](crate::Physical::is_exported) for good.
+#[derive(Debug)]
 #[doc(alias = "cuMemGetHandleForAddressRange")]
 pub struct DmaBuf {
     /// Declared before the registration, so that it is closed first.
@@ -28,7 +28,7 @@ pub struct DmaBuf {
 }
 
 impl Registration {
-    /// Creates a dma-buf of a part of the registered range (`cuMemGetHandleForAddressRange`). The
+    /// Creates a dma-buf of part of the registered range (`cuMemGetHandleForAddressRange`). The
     /// range is given in offsets of the region or block and consists of whole pages of the host. It
     /// may span several extents of one device.
     ///
@@ -116,14 +116,5 @@ impl DmaBuf {
 impl AsFd for DmaBuf {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
-    }
-}
-
-impl fmt::Debug for DmaBuf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DmaBuf")
-            .field("descriptor", &self.descriptor)
-            .field("range", &self.range)
-            .finish_non_exhaustive()
     }
 }

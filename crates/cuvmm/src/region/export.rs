@@ -1,8 +1,8 @@
 //! Exports the memory of a region to other processes.
 //!
-//! An importer can write to the memory as long as it holds it. So exported memory is neither
-//! relocated nor forked: it stays under its addresses until it is decommitted, and is then released
-//! like all memory of a region.
+//! An importer can write to the memory while it holds it. So exported memory is neither relocated
+//! nor forked: it stays under its addresses until it is decommitted, and is then released like all
+//! memory of a region.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,7 +28,7 @@ impl Region {
     /// handle type.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range is not committed, cuts an extent or has to be
+    /// [`MemoryError`] when the range is not committed, cuts an extent or must be
     /// [unshared](Self::unshare) first, or the driver refuses. Nothing has changed.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(
@@ -63,7 +63,7 @@ impl Region {
 
     /// The committed extents of a range, each with its physical, which is marked as exported.
     /// Extents that are pending free are left out, since the owner has given them up. `None` if the
-    /// range has to be [unshared](Self::unshare) first.
+    /// range must be [unshared](Self::unshare) first.
     pub(crate) fn promise(&self, range: Range<u64>) -> Option<Vec<(Extent, Physical)>> {
         if self.is_read_only(range.clone()) {
             return None;

@@ -111,7 +111,7 @@ impl Region {
     ) -> Result<u64, MemoryError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
-        self.check_stream(stream)?;
+        stream.check_on(self.device())?;
         self.check_committed(&range)?;
         let copied = |extent: &Extent| {
             self.space.most_at(extent.offset) != Access::ReadWrite

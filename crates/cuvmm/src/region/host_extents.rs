@@ -126,11 +126,8 @@ impl HostExtents {
     }
 
     /// Checks that a device can map memory created through this store's device.
-    pub(super) fn check(&self, device: &Device) -> Result<(), MemoryError> {
-        match self.shared.device.same_driver(device) {
-            true => Ok(()),
-            false => Err(ArgumentError::OTHER_DRIVER.into()),
-        }
+    pub(super) fn check(&self, device: &Device) -> Result<(), ArgumentError> {
+        self.shared.device.check_driver(device)
     }
 }
 

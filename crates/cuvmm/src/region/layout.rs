@@ -79,10 +79,7 @@ impl Layout {
 
     pub(super) fn check(&self, home: &Device) -> Result<(), MemoryError> {
         let granule = home.granule();
-        if self.places().next().is_none() {
-            let what = "places of a layout";
-            return Err(ArgumentError::Zero(what).into());
-        }
+        ArgumentError::not_zero("places of a layout", self.places().count() as u64)?;
         let sizes = match &self.shape {
             Shape::Whole(_) => vec![],
             Shape::RoundRobin { unit, .. } => vec![*unit],
@@ -146,9 +143,7 @@ pub(crate) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryErro
     let Place::Device(owner) = place else {
         return Ok(());
     };
-    if !owner.same_driver(device) {
-        return Err(ArgumentError::OTHER_DRIVER.into());
-    }
+    owner.check_driver(device)?;
     if !fits(device.granule(), owner) {
         return Err(MemoryError::Granularity {
             place: place.location(),
@@ -179,9 +174,7 @@ pub(crate) fn check_guests(
         let Some(device) = guest.named() else {
             continue;
         };
-        if !device.same_driver(home) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        device.check_driver(home)?;
         if known.iter().any(|it| it.is_same(device)) {
             let device = device.location();
             return Err(ArgumentError::HasAccess(device).into());

@@ -300,7 +300,7 @@ impl Region {
         holes
     }
 
-    /// Returns `true` if part of a range has to be [unshared](Self::unshare) before it is written.
+    /// Returns `true` if part of a range must be [unshared](Self::unshare) before it is written.
     #[must_use]
     pub fn is_read_only(&self, range: Range<u64>) -> bool {
         self.space

@@ -70,7 +70,6 @@ impl Register {
         books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a range of whole extents.
     fn keep(self: &Arc<Self>, range: Range<u64>, read_only: Vec<Range<u64>>) -> Kept {
         let mut books = self.books();
         books.numbered += 1;
@@ -203,9 +202,7 @@ impl RegistrationOwner for Kept {
 
     fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         let Register { device, noted, .. } = &*self.register;
-        if !stream.device().same_driver(device) {
-            return Err(CallError::WrongDriver);
-        }
+        stream.check_driver(device)?;
         device.own_process()?;
         noted.record(stream);
         Ok(())

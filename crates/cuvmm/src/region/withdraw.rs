@@ -17,19 +17,11 @@ impl Region {
     /// when the driver refuses.
     #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        if self.all_unregistered().is_err() {
-            return Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::InUse,
-            });
-        }
-        match self.empty() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        let closed = match self.all_unregistered() {
+            Ok(()) => self.empty().map_err(CloseRefusal::Call),
+            Err(_) => Err(CloseRefusal::InUse),
+        };
+        CloseError::of(self, closed)
     }
 
     /// Withdraws a range after all work of the devices with access: extents with no committed byte
@@ -187,9 +179,7 @@ impl Region {
     /// devices with access. Memory without proof of completion stays, and the first reason is the
     /// error.
     pub(super) fn empty(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         let mut outcome = Ok(());
         let mut all = None;
         let extents: Vec<Extent> = self.space.extents().collect();

@@ -30,9 +30,7 @@ impl Region {
         };
         Ok(proof)
     }
-}
 
-impl Region {
     /// Maps read-only zeros into the holes of a range, which are the parts without an extent. Parts
     /// that are pending free with a complete fence are purged first.
     ///

@@ -29,11 +29,7 @@ impl Channel {
         // The wait for the streams may take longer than an exchange.
         let described = offer.describe();
         let deadline = self.deadline();
-        let given = self.give_allocations(offer, described, deadline);
-        if matches!(given, Err(ShareError::Channel(_))) {
-            self.give_up();
-        }
-        given
+        self.exchange(|channel| channel.give_allocations(offer, described, deadline))
     }
 
     fn give_allocations(
@@ -42,19 +38,13 @@ impl Channel {
         described: Result<AllocationDescription, ShareError>,
         deadline: Deadline,
     ) -> Result<(), ShareError> {
-        let described = match described {
-            Ok(described) => described.to_bytes(),
-            Err(error) => return Err(self.withdraw(error, deadline)),
-        };
-        self.send_message(Kind::Description, &[&described], deadline)?;
+        let described = described.map_err(|error| self.withdraw(error, deadline))?;
+        self.send_message(Kind::Description, &[&described.to_bytes()], deadline)?;
         self.receive_verdict(deadline)?;
-        let grant = match offer.grant(true) {
-            Ok((pool, held, grant)) => {
-                self.send_handles(&[], &[pool.as_fd(), held.as_fd()], deadline)?;
-                grant
-            }
-            Err(error) => return Err(self.withdraw(error, deadline)),
-        };
+        let granted = offer.grant(true);
+        let (pool, held, grant) = granted.map_err(|error| self.withdraw(error, deadline))?;
+        self.send_handles(&[], &[pool.as_fd(), held.as_fd()], deadline)?;
+        drop((pool, held));
         let taken = self.receive_verdict(deadline);
         grant.meet();
         taken
@@ -74,11 +64,7 @@ impl Channel {
         importer: &PoolImporter,
     ) -> Result<Vec<ImportedAllocation>, ShareError> {
         let deadline = self.deadline();
-        let taken = self.take_allocations(importer, deadline);
-        if matches!(taken, Err(ShareError::Channel(_))) {
-            self.give_up();
-        }
-        taken
+        self.exchange(|channel| channel.take_allocations(importer, deadline))
     }
 
     fn take_allocations(

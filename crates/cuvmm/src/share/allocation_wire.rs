@@ -9,7 +9,7 @@ use cuvmm_driver::MemPoolTicket;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::wire::{ALLOCATIONS, MAGIC, VERSION, wrong};
+use super::wire::{ALLOCATIONS, VERSION, access_word, bounded, check_kind, read_access};
 use crate::error::DescriptionError;
 use crate::own::{Access, Part};
 use crate::size::range_within;
@@ -19,9 +19,6 @@ pub(super) const MOST: usize = 4096;
 
 /// In bytes.
 pub(super) const MOST_BYTES: usize = size_of::<Head>() + MOST * size_of::<Record>();
-
-const READ: u16 = 1;
-const READ_WRITE: u16 = 3;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -90,11 +87,7 @@ impl AllocationDescription {
         let head = Head {
             magic: ALLOCATIONS,
             version: VERSION.into(),
-            access: match self.access {
-                Access::ReadWrite => READ_WRITE,
-                _ => READ,
-            }
-            .into(),
+            access: access_word(self.access),
             count: u32::try_from(self.parts.len()).unwrap_or(u32::MAX).into(),
             uuid: self.uuid,
             pool: self.pool,
@@ -129,31 +122,9 @@ impl AllocationDescription {
         let Ok((head, rest)) = Head::ref_from_prefix(bytes) else {
             return Err(length(size_of::<Head>()));
         };
-        if head.magic == MAGIC {
-            return Err(DescriptionError::Kind {
-                found: "extents",
-                call: "Channel::recv",
-            });
-        }
-        if head.magic != ALLOCATIONS {
-            return Err(wrong("first bytes", u64::from_le_bytes(head.magic)));
-        }
-        let version = head.version.get();
-        if version != VERSION {
-            return Err(DescriptionError::Version {
-                version,
-                known: VERSION,
-            });
-        }
-        let access = match head.access.get() {
-            READ => Access::Read,
-            READ_WRITE => Access::ReadWrite,
-            other => return Err(wrong("access", other)),
-        };
-        let count = head.count.get() as usize;
-        if count == 0 || count > MOST {
-            return Err(wrong("number of allocations", count as u64));
-        }
+        check_kind(head.magic, head.version, ALLOCATIONS)?;
+        let access = read_access(head.access)?;
+        let count = bounded("number of allocations", head.count, MOST)?;
         let Ok(records) = <[Record]>::ref_from_bytes_with_elems(rest, count) else {
             return Err(length(size_of::<Head>() + count * size_of::<Record>()));
         };

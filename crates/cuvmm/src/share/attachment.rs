@@ -12,12 +12,12 @@ use bytemuck::Pod;
 use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
 
 use super::parcel::Parcel;
-use super::wire::{Description, Origin, is_within};
+use super::wire::{Description, Origin, SharedExtent, is_within};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError, ShareError};
 use crate::extents::{Extent, PlaceError, Space, Unmapped};
 use crate::ledger::{Ledger, NamedExport};
-use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, Physical, Place, Stream};
+use crate::own::{Access, AccessGrant, CloseError, Physical, Place, Stream};
 use crate::size::range_within;
 use crate::users::Users;
 use crate::view::{View, ViewMut};
@@ -84,18 +84,12 @@ impl<'a> AttachmentBuilder<'a> {
         if self.access > description.access() {
             return Err(MemoryError::ReadOnly(0..description.size()).into());
         }
-        if self
-            .others
-            .iter()
-            .any(|other| !other.same_driver(self.home))
-        {
-            return Err(ArgumentError::OTHER_DRIVER.into());
+        for other in &self.others {
+            other.check_driver(self.home)?;
         }
         let stream = self.stream.cloned();
         let stream = stream.unwrap_or_else(|| Stream::legacy(self.home));
-        if !stream.device().is_same(self.home) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        stream.check_on(self.home)?;
         let granule = self.home.granule();
         let fits = |bytes: u64| granule.divides(bytes);
         let extents = description.extents();
@@ -126,7 +120,7 @@ impl<'a> AttachmentBuilder<'a> {
 
     /// Names the memory in its ledger, if this process has joined that ledger.
     fn name(&self, description: &Description) -> Result<Option<NamedExport>, ShareError> {
-        let (Some(ledger), Some((number, block))) = (self.ledger, description.counted()) else {
+        let (Some(ledger), Some((number, block))) = (self.ledger, description.counted) else {
             return Ok(None);
         };
         let member = ledger.member();
@@ -179,14 +173,20 @@ impl PendingAttachment {
     pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
-        for handle in handles {
-            let unmapped = self.import(self.arrived(), handle)?;
+        let wanted = self.description.extents().iter().zip(&self.places);
+        for ((extent, place), handle) in wanted.skip(self.arrived()).zip(handles) {
+            let unmapped = self.import(extent, place, handle)?;
             self.physicals.push(unmapped);
         }
         Ok(())
     }
 
-    fn import(&self, index: usize, handle: &Exported) -> Result<Unmapped, ShareError> {
+    fn import(
+        &self,
+        extent: &SharedExtent,
+        place: &Place,
+        handle: &Exported,
+    ) -> Result<Unmapped, ShareError> {
         let handle_type = match handle {
             Exported::Fabric(_) => HandleTypes::FABRIC,
             _ => HandleTypes::POSIX_FD,
@@ -200,17 +200,6 @@ impl PendingAttachment {
             }
             .into());
         }
-        let (Some(extent), Some(place)) = (
-            self.description.extents().get(index),
-            self.places.get(index),
-        ) else {
-            return Err(ArgumentError::TooLarge {
-                what: HANDLES,
-                value: index as u64 + 1,
-                most: self.places.len() as u64,
-            }
-            .into());
-        };
         let offset = extent.offset;
         let imported = Physical::import(place.through(&self.home), handle, extent.size);
         let physical = imported.map_err(|error| match error {
@@ -367,7 +356,7 @@ impl Attachment {
         &self.runs
     }
 
-    /// Copies bytes to the host, after the work that is queued on `stream`.
+    /// Copies bytes to the host, after the work queued on `stream`.
     ///
     /// # Errors
     /// [`MemoryError`] if part of the range has no memory, or the stream belongs to another device.
@@ -376,7 +365,7 @@ impl Attachment {
         self.space.read(stream, offset, bytes)
     }
 
-    /// Writes bytes after the work that is queued on `stream`, and returns when they are written.
+    /// Writes bytes after the work queued on `stream`, and returns when they are written.
     ///
     /// # Errors
     /// [`MemoryError`] if the memory is read-only, part of the range has no memory, or the stream
@@ -451,19 +440,12 @@ impl Attachment {
         reason = "the attachment itself is handed back"
     )]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        match self.empty() {
-            Ok(()) => Ok(()),
-            Err(cause) => Err(CloseError {
-                owner: self,
-                reason: CloseRefusal::Call(cause),
-            }),
-        }
+        let emptied = self.empty();
+        CloseError::of(self, emptied)
     }
 
     fn empty(&mut self) -> Result<(), CallError> {
-        if let Some(forked) = self.device().forked() {
-            return Err(forked);
-        }
+        self.device().own_process()?;
         let offsets: Vec<u64> = self.space.extents().map(|extent| extent.offset).collect();
         if !offsets.is_empty() {
             let mut drained = self.space.drained()?;

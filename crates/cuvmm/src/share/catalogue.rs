@@ -19,8 +19,7 @@ pub(super) struct New {
     pub(super) memory: Box<dyn Send + Sync>,
 }
 
-/// A finished version, which owns its memory. Everything that is sent to all readers is serialized
-/// once.
+/// A finished version, which owns its memory. Everything sent to all readers is serialized once.
 pub(super) struct Published {
     listing: Listing,
     /// Serialized.
@@ -111,7 +110,6 @@ impl Shared {
         version
     }
 
-    /// Removes a name. Returns `true` if it was published.
     pub(super) fn withdraw(&self, name: &str) -> bool {
         let gone = {
             let mut catalogue = self.lock();
@@ -125,7 +123,6 @@ impl Shared {
         self.lock().newest.get(name).cloned()
     }
 
-    /// Lists the first `most` publications.
     pub(super) fn list(&self, most: usize) -> Listings {
         let catalogue = self.lock();
         let first = catalogue.newest.values().take(most);

@@ -15,7 +15,6 @@ use crate::peer::is_own_user;
 /// The state of the socket at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// There is no file.
     Nothing,
     /// A process listens there.
     Live,

@@ -46,11 +46,7 @@ impl Channel {
         described: &[u8],
         deadline: Deadline,
     ) -> Result<(), ShareError> {
-        let given = self.give_all(offer, described, deadline);
-        if matches!(given, Err(ShareError::Channel(_))) {
-            self.give_up();
-        }
-        given
+        self.exchange(|channel| channel.give_all(offer, described, deadline))
     }
 
     fn give_all(
@@ -65,14 +61,11 @@ impl Channel {
         let mut given = 0;
         while given < all {
             let next = all.min(given + BATCH);
-            let batch = match offer.batch(given..next) {
-                Ok(batch) => batch,
-                Err(error) => return Err(self.withdraw(error, deadline)),
-            };
-            match packed(batch.handles()) {
-                Ok((names, descriptors)) => self.send_handles(&names, &descriptors, deadline)?,
-                Err(error) => return Err(self.withdraw(error, deadline)),
-            }
+            let batch = offer.batch(given..next);
+            let batch = batch.map_err(|error| self.withdraw(error, deadline))?;
+            let packed = packed(batch.handles());
+            let (names, descriptors) = packed.map_err(|error| self.withdraw(error, deadline))?;
+            self.send_handles(&names, &descriptors, deadline)?;
             self.receive_verdict(deadline)?;
             given = next;
         }
@@ -98,11 +91,7 @@ impl Channel {
         how: &AttachmentBuilder<'_>,
         deadline: Deadline,
     ) -> Result<Attachment, ShareError> {
-        let taken = self.take_all(how, deadline);
-        if matches!(taken, Err(ShareError::Channel(_))) {
-            self.give_up();
-        }
-        taken
+        self.exchange(|channel| channel.take_all(how, deadline))
     }
 
     fn take_all(
@@ -136,6 +125,18 @@ impl Channel {
     }
 
     /// Sends the outcome of a step to the peer, and returns it.
+    /// Makes an exchange. An error of the channel in it leaves the channel in an unknown state.
+    pub(super) fn exchange<T>(
+        &mut self,
+        exchange: impl FnOnce(&mut Self) -> Result<T, ShareError>,
+    ) -> Result<T, ShareError> {
+        let done = exchange(self);
+        if matches!(done, Err(ShareError::Channel(_))) {
+            self.give_up();
+        }
+        done
+    }
+
     pub(super) fn answer<T>(
         &mut self,
         outcome: Result<T, ShareError>,
@@ -206,7 +207,6 @@ fn packed(handles: &[Exported]) -> Result<(Vec<u8>, Vec<BorrowedFd<'_>>), ShareE
     Ok((names, descriptors))
 }
 
-/// Returns the reason of a refusal, or `None` for an acceptance.
 fn verdict(message: &Message) -> Result<Option<String>, ChannelError> {
     match message.body.split_first() {
         Some((0, [])) => Ok(None),

@@ -33,33 +33,20 @@ struct Head {
     more: U16,
 }
 
+/// The kind of a message, with its number in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Description,
+    Description = 1,
     /// Handles: descriptors as ancillary data, or fabric handles in the body.
-    Handles,
-    Verdict,
-    Text,
+    Handles = 2,
+    Verdict = 3,
+    Text = 4,
 }
 
 impl Kind {
-    const fn number(self) -> u16 {
-        match self {
-            Self::Description => 1,
-            Self::Handles => 2,
-            Self::Verdict => 3,
-            Self::Text => 4,
-        }
-    }
-
-    const fn of(number: u16) -> Option<Self> {
-        match number {
-            1 => Some(Self::Description),
-            2 => Some(Self::Handles),
-            3 => Some(Self::Verdict),
-            4 => Some(Self::Text),
-            _ => None,
-        }
+    fn of(number: u16) -> Option<Self> {
+        let all = [Self::Description, Self::Handles, Self::Verdict, Self::Text];
+        all.into_iter().find(|&kind| kind as u16 == number)
     }
 }
 
@@ -115,7 +102,7 @@ pub(super) fn head(
     let head = Head {
         magic: MAGIC,
         version: VERSION.into(),
-        kind: kind.number().into(),
+        kind: (kind as u16).into(),
         serial: serial.into(),
         // The caller has bounded both far below these maxima.
         length: u32::try_from(body).unwrap_or(u32::MAX).into(),

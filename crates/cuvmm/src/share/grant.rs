@@ -7,7 +7,7 @@
 //! before the driver stops the process's work, and a forked child with a copy of the end also has
 //! the process's files of the driver.
 //!
-//! A taker's descriptors, numbers, and messages at one look are bounded here.
+//! What a taker can send is bounded here.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{IoSlice, IoSliceMut};

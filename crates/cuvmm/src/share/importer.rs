@@ -35,9 +35,7 @@ impl PoolImporter {
     /// # Errors
     /// [`ArgumentError`] when the stream belongs to another device.
     pub fn new(device: &Device, stream: &Stream) -> Result<Self, ArgumentError> {
-        if !stream.device().is_same(device) {
-            return Err(ArgumentError::STREAM);
-        }
+        stream.check_on(device)?;
         Ok(Self {
             device: device.clone(),
             stream: stream.clone(),

@@ -162,7 +162,7 @@ impl Listener {
         &self.users
     }
 
-    /// Accepts a waiting connection, if there is one.
+    /// Accepts a waiting connection, if any.
     pub(super) fn accept_now(&self) -> Result<Option<Channel>, ChannelError> {
         match retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC)) {
             Ok(socket) => Channel::from_socket(socket, &self.users).map(Some),

@@ -26,7 +26,6 @@ pub const LOCK_ENDING: &str = ".cuvmm-lock";
 /// The mode of a lock's file.
 const MODE: u32 = 0o600;
 
-/// Sets the times of a file to now.
 pub(super) const NOW: Timestamps = Timestamps {
     last_access: AT_ONCE,
     last_modification: AT_ONCE,
@@ -53,7 +52,7 @@ impl FileId {
     }
 }
 
-/// Returns the metadata of the file at a path, if there is one. Follows no link.
+/// Returns the metadata of the file at a path, if any. Follows no link.
 pub(super) fn look(path: &Path) -> Result<Option<Metadata>, ChannelError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),

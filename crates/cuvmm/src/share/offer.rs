@@ -128,7 +128,7 @@ impl Offer {
         let size = end_of(&list);
         let mut offer = Self::of_parts(size, None, offsets(list))?;
         offer._lease = Some(lease);
-        offer.description = offer.description.with_counted(counted);
+        offer.description.counted = counted;
         Ok(offer)
     }
 
@@ -174,7 +174,7 @@ impl Offer {
     /// Grants other processes write access as well.
     #[must_use]
     pub fn read_write(mut self) -> Self {
-        self.description = self.description.with_access(Access::ReadWrite);
+        self.description.access = Access::ReadWrite;
         self
     }
 
@@ -183,7 +183,7 @@ impl Offer {
     /// ([`Physical::probe_export`] reports it).
     #[must_use]
     pub fn as_fabric(mut self) -> Self {
-        self.description = self.description.with_handle_type(HandleTypes::FABRIC);
+        self.description.handle_type = HandleTypes::FABRIC;
         // Earlier handles are of another type.
         self.kept = OnceLock::new();
         self

@@ -13,7 +13,7 @@ use crate::error::DescriptionError;
 /// description, and [`AttachmentBuilder::open`](super::AttachmentBuilder::open) checks and maps the
 /// memory.
 ///
-/// The memory lives as long as a descriptor is open, even after giver and taker have ended.
+/// The memory lives while a descriptor is open, even after giver and taker have ended.
 #[derive(Debug)]
 pub struct Parcel {
     pub(super) description: Description,

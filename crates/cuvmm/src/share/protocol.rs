@@ -34,10 +34,11 @@ const AT_ONCE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Lists the publications.
     List,
     /// Attaches the newest version of a name.
-    Attach { name: String },
+    Attach {
+        name: String,
+    },
     /// Waits up to `millis` for a newer version than this one.
     Watch {
         name: String,

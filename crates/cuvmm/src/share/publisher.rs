@@ -155,17 +155,13 @@ impl Publisher {
         let offer = memory.offer()?;
         manifest.check(&offer.description().runs())?;
         // Serialized once for all readers, which would refuse a larger manifest.
-        let text = serde_json::to_vec(manifest);
-        let bytes = text.as_ref().map_or(usize::MAX, Vec::len);
-        let (Ok(text), ..=MOST_MANIFEST) = (text, bytes) else {
-            let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
-            return Err(ArgumentError::TooLarge {
-                what,
-                value: bytes as u64,
-                most,
-            }
-            .into());
-        };
+        let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
+        let text = serde_json::to_vec(manifest).map_err(|_| ArgumentError::TooLarge {
+            what,
+            value: u64::MAX,
+            most,
+        })?;
+        ArgumentError::at_most(what, text.len() as u64, most)?;
         // Makes a handle before any reader is promised one.
         drop(offer.batch(0..1)?);
         memory.seal()?;

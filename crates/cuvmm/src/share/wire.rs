@@ -128,13 +128,14 @@ impl Elements {
 /// matches the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    access: Access,
-    handle_type: HandleTypes,
+    pub(super) access: Access,
+    pub(super) handle_type: HandleTypes,
     granularity: u64,
     size: u64,
     elements: Option<Elements>,
     extents: Vec<SharedExtent>,
-    counted: Option<(u64, u64)>,
+    /// The ledger that counts the memory, and the memory's name in it.
+    pub(super) counted: Option<(u64, u64)>,
 }
 
 impl Description {
@@ -158,26 +159,6 @@ impl Description {
         };
         new.check()?;
         Ok(new)
-    }
-
-    pub(super) fn with_access(self, access: Access) -> Self {
-        Self { access, ..self }
-    }
-
-    pub(super) fn with_counted(self, counted: Option<(u64, u64)>) -> Self {
-        Self { counted, ..self }
-    }
-
-    /// Returns the ledger that counts the memory, and the memory's name in it.
-    pub(super) const fn counted(&self) -> Option<(u64, u64)> {
-        self.counted
-    }
-
-    pub(super) fn with_handle_type(self, handle_type: HandleTypes) -> Self {
-        Self {
-            handle_type,
-            ..self
-        }
     }
 
     /// Returns the size of the range in bytes, including parts without memory.
@@ -306,12 +287,7 @@ impl Description {
         let head = Head {
             magic: MAGIC,
             version: VERSION.into(),
-            access: if self.access == Access::ReadWrite {
-                READ_WRITE
-            } else {
-                READ
-            }
-            .into(),
+            access: access_word(self.access),
             handle_type: self.handle_type.bits().into(),
             granularity: self.granularity.into(),
             size: self.size.into(),
@@ -358,11 +334,7 @@ impl Description {
             return Err(short(wanted));
         };
         let read = extents_in(places, records)?;
-        let access = match head.access.get() {
-            READ => Access::Read,
-            READ_WRITE => Access::ReadWrite,
-            other => return Err(wrong("access", other)),
-        };
+        let access = read_access(head.access)?;
         let elements = Elements {
             count: head.elements.get(),
             size: head.element_size.get(),
@@ -372,15 +344,16 @@ impl Description {
         if counted.is_none() && ledger != 0 {
             return Err(wrong("number of a ledger", ledger));
         }
-        Self::new(
+        let mut new = Self::new(
             access,
             HandleTypes::from_bits_retain(head.handle_type.get()),
             head.granularity.get(),
             head.size.get(),
             (elements.size > 0 || elements.count > 0).then_some(elements),
             read,
-        )
-        .map(|new| new.with_counted(counted))
+        )?;
+        new.counted = counted;
+        Ok(new)
     }
 }
 
@@ -416,22 +389,7 @@ fn extents_in(
 impl Head {
     /// Returns the numbers of places and extents, after checking the rest of the head.
     fn counts(&self) -> Result<(usize, usize), DescriptionError> {
-        if self.magic == ALLOCATIONS {
-            return Err(DescriptionError::Kind {
-                found: "allocations of a memory pool",
-                call: "Channel::recv_allocations",
-            });
-        }
-        if self.magic != MAGIC {
-            return Err(wrong("first bytes", u64::from_le_bytes(self.magic)));
-        }
-        let version = self.version.get();
-        if version != VERSION {
-            return Err(DescriptionError::Version {
-                version,
-                known: VERSION,
-            });
-        }
+        check_kind(self.magic, self.version, MAGIC)?;
         if self.reserved != U32::ZERO {
             return Err(wrong("reserved field", self.reserved.get()));
         }
@@ -448,7 +406,49 @@ impl Head {
     }
 }
 
-fn bounded(what: &'static str, count: U32, most: usize) -> Result<usize, DescriptionError> {
+/// Checks that a description begins with `wanted` and is of this version.
+pub(super) fn check_kind(
+    magic: [u8; 8],
+    version: U16,
+    wanted: [u8; 8],
+) -> Result<(), DescriptionError> {
+    let (found, call) = match magic {
+        MAGIC => ("extents", "Channel::recv"),
+        ALLOCATIONS => ("allocations of a memory pool", "Channel::recv_allocations"),
+        other => return Err(wrong("first bytes", u64::from_le_bytes(other))),
+    };
+    if magic != wanted {
+        return Err(DescriptionError::Kind { found, call });
+    }
+    match version.get() {
+        VERSION => Ok(()),
+        version => Err(DescriptionError::Version {
+            version,
+            known: VERSION,
+        }),
+    }
+}
+
+pub(super) fn read_access(word: U16) -> Result<Access, DescriptionError> {
+    match word.get() {
+        READ => Ok(Access::Read),
+        READ_WRITE => Ok(Access::ReadWrite),
+        other => Err(wrong("access", other)),
+    }
+}
+
+pub(super) fn access_word(access: Access) -> U16 {
+    match access {
+        Access::ReadWrite => READ_WRITE.into(),
+        Access::None | Access::Read => READ.into(),
+    }
+}
+
+pub(super) fn bounded(
+    what: &'static str,
+    count: U32,
+    most: usize,
+) -> Result<usize, DescriptionError> {
     let count = count.get() as usize;
     if count == 0 || count > most {
         return Err(wrong(what, count as u64));

@@ -1,7 +1,6 @@
 //! Sleep and wake of blocks: their memory is given up and committed again at the same addresses.
 //!
-//! A model without requests keeps its addresses and gives its memory to other tenants. When it
-//! wakes, everything is where it was: pointers, tensors over the memory, captured graphs.
+//! Pointers, tensors over the memory and captured graphs stay valid.
 //!
 //! - **Selection**: all blocks of a tenant, or those with one of some
 //!   [tags](crate::pool::BlockBuilder::tag), chosen with [`Tenant::blocks`]. An operation moves all
@@ -170,11 +169,11 @@ impl<'a> Blocks<'a> {
         self
     }
 
-    /// Sets a function that is called with the progress of the operation, about every 16 MiB that
-    /// are copied, or after each block if nothing is copied, and that returns whether to go on. If
-    /// it returns `false` or panics, everything is restored as after a failure of the driver, and
-    /// the operation fails with `Cancelled`. The function may use this library and the same store:
-    /// a copy that it makes there uses one stream of its own (`cuStreamCreate`).
+    /// Sets a function called with the progress of the operation, about every 16 MiB that are
+    /// copied, or after each block if nothing is copied, and that returns whether to go on. If it
+    /// returns `false` or panics, everything is restored as after a failure of the driver, and the
+    /// operation fails with `Cancelled`. The function may use this library and the same store: a
+    /// copy that it makes there uses one stream of its own (`cuStreamCreate`).
     #[doc(alias = "watch")]
     pub const fn on_progress(mut self, hook: &'a (dyn Fn(&Progress) -> bool + Sync)) -> Self {
         self.watch = Some(hook);

@@ -8,8 +8,8 @@ use super::{Blocks, Slept, Woken};
 use crate::error::SleepError;
 use crate::pool::{GivenUp, Tenant, ToSleep, ToWake};
 
-/// Blocks that are ready to sleep: their contents are kept or may be lost, and their memory is put
-/// aside. Made by [`Blocks::prepare_sleep`].
+/// Blocks ready to sleep: their contents are kept or may be lost, and their memory is put aside.
+/// Made by [`Blocks::prepare_sleep`].
 ///
 /// The memory is still charged to the tenant. No operation but dropping them takes the blocks until
 /// this value is gone. Dropping it returns the memory to them, as [`cancel`](Self::cancel) does.
@@ -88,7 +88,7 @@ impl fmt::Debug for PreparedSleep {
     }
 }
 
-/// Blocks that are ready to be awake: they have memory, with their contents. Made by
+/// Blocks ready to be awake: they have memory, with their contents. Made by
 /// [`Blocks::prepare_wake`].
 ///
 /// No operation but dropping them takes the blocks until this value is gone. Dropping it takes the

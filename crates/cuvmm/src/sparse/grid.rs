@@ -1,8 +1,8 @@
 //! Sparse grids: grids in which selected bricks have memory.
 //!
 //! Memory is committed in tiles, which many small bricks may share. So the grid records which bytes
-//! belong to committed bricks: a tile has memory as long as one of its bricks is committed, and a
-//! brick that is committed again in a tile that kept its memory is filled with zeros first.
+//! belong to committed bricks: a tile has memory while one of its bricks is committed, and a brick
+//! committed again in a tile that kept its memory is filled with zeros first.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -298,7 +298,6 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         Ok(range)
     }
 
-    /// Checks that a brick, given by its elements, is committed.
     fn committed(&self, range: &Range<usize>) -> Result<(), ContainerError> {
         match self.present.covers(&self.array.elements.bytes(range)?) {
             true => Ok(()),

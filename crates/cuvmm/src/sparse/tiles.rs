@@ -54,13 +54,11 @@ impl<T: Pod> SparseArray<T> {
         }
     }
 
-    /// The bytes of a tile.
     pub(super) const fn tile_bytes(&self, index: usize) -> Range<u64> {
         let start = index as u64 * self.tiling.bytes();
         start..start + self.tiling.bytes()
     }
 
-    /// The number of tiles that have addresses.
     pub(super) fn tile_count(&self) -> usize {
         self.tiles_in(&(0..self.elements.region.size())).len()
     }
@@ -71,7 +69,6 @@ impl<T: Pod> SparseArray<T> {
         number(bytes.start)..number(bytes.end)
     }
 
-    /// The number of committed tiles in a range of bytes.
     pub(super) fn committed_tiles_in(&self, bytes: &Range<u64>) -> usize {
         self.elements
             .region

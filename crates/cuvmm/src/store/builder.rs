@@ -104,7 +104,6 @@ impl<'a> HostStoreBuilder<'a> {
         })
     }
 
-    /// Allocates pinned memory in whole parts.
     fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
         let size = whole(bytes)?;
         let parts = HostPart::pinned(self.device, size, PART);

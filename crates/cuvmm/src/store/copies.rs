@@ -22,7 +22,6 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 /// The number of parts that a lane copies at once: 16 MiB.
 const PARTS: usize = 8;
 
-/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From the device.
@@ -33,7 +32,6 @@ pub(crate) enum Direction {
 
 /// Parts of one block that are to be copied.
 pub(crate) struct Job<'a> {
-    /// The index of the block.
     index: usize,
     span: Span<'a>,
     /// The bytes of the whole block.
@@ -47,7 +45,6 @@ pub(crate) struct Job<'a> {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) index: usize,
-    /// The bytes that were copied.
     pub(crate) copied: Result<u64, MemoryError>,
 }
 

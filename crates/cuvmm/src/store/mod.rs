@@ -71,7 +71,6 @@ struct Shared {
     lanes_changed: Condvar,
 }
 
-/// The free lanes: all, or none while a copy has them.
 struct Lanes {
     free: Vec<Lane>,
     /// The number of copying threads that are running user code, which may be waiting for another

@@ -7,7 +7,6 @@ use super::{HostStore, Shared};
 use crate::own::{HostPart, Stream};
 use crate::sync::Mutex;
 
-/// Bytes that are kept in a store.
 pub(crate) struct Saved {
     parts: Vec<HostPart>,
     bytes: u64,
@@ -41,12 +40,10 @@ impl Saved {
         }
     }
 
-    /// Returns the number of bytes that are kept.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the store that holds them.
     pub(crate) fn store(&self) -> HostStore {
         HostStore {
             shared: Arc::clone(&self.store),

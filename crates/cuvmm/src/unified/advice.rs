@@ -1,16 +1,15 @@
 //! Advice on the location of pages, and prefetching.
 //!
 //! Ranges are in elements. The driver accepts any range of bytes and applies it to the host's pages
-//! that it touches, so advice for one element also applies to its neighbors on the page. Advice
+//! that it touches: advice for one element also applies to its neighbors on the page. Advice
 //! affects only speed, never the contents.
 
 use std::ops::{Range, RangeBounds};
 
 use bytemuck::Pod;
-use cuvmm_driver as driver;
 use cuvmm_driver::Location;
 
-use super::policy::Given;
+use super::policy::Item;
 use super::uses::Kind;
 use super::{UnifiedBuffer, bytes_at, failed};
 use crate::device::Device;
@@ -87,32 +86,18 @@ impl<T: Pod> UnifiedBuffer<T> {
         range: impl RangeBounds<usize>,
         advice: Advice<'_>,
     ) -> Result<(), ContainerError> {
-        match advice {
-            Advice::ReadMostly => {
-                let set = driver::Advice::SET_READ_MOSTLY;
-                self.tell(range, set, Location::HOST, |given, _| {
-                    given.read_mostly = true
-                })
-            }
-            Advice::PreferredLocation(place) => {
-                let place = self.place(place)?;
-                let set = driver::Advice::SET_PREFERRED_LOCATION;
-                self.tell(range, set, place, |given, place| {
-                    given.preferred = Some(place)
-                })
-            }
+        let item = match advice {
+            Advice::ReadMostly => Item::ReadMostly(true),
+            Advice::PreferredLocation(place) => Item::Preferred(Some(self.place(place)?)),
             Advice::AccessedBy(_) | Advice::AccessedByHost => {
-                let user = self.user(advice)?;
-                let set = driver::Advice::SET_ACCESSED_BY;
-                self.tell(range, set, user, |given, user| {
-                    given.accessed_by.insert(user);
-                })
+                Item::AccessedBy(self.user(advice)?, true)
             }
-        }
+        };
+        self.tell(range, item)
     }
 
-    /// Unsets advice for a range of elements (`cuMemAdvise`). Unsetting advice that was not given
-    /// is not an error. A range has one preferred location, so the location in `advice` is ignored.
+    /// Unsets advice for a range of elements (`cuMemAdvise`), given or not. A range has one
+    /// preferred location, so the location in `advice` is ignored.
     ///
     /// # Errors
     /// Those of [`Self::advise`].
@@ -121,27 +106,14 @@ impl<T: Pod> UnifiedBuffer<T> {
         range: impl RangeBounds<usize>,
         advice: Advice<'_>,
     ) -> Result<(), ContainerError> {
-        match advice {
-            Advice::ReadMostly => {
-                let unset = driver::Advice::UNSET_READ_MOSTLY;
-                self.tell(range, unset, Location::HOST, |given, _| {
-                    given.read_mostly = false
-                })
-            }
-            Advice::PreferredLocation(_) => {
-                let unset = driver::Advice::UNSET_PREFERRED_LOCATION;
-                self.tell(range, unset, Location::HOST, |given, _| {
-                    given.preferred = None
-                })
-            }
+        let item = match advice {
+            Advice::ReadMostly => Item::ReadMostly(false),
+            Advice::PreferredLocation(_) => Item::Preferred(None),
             Advice::AccessedBy(_) | Advice::AccessedByHost => {
-                let user = self.user(advice)?;
-                let unset = driver::Advice::UNSET_ACCESSED_BY;
-                self.tell(range, unset, user, |given, user| {
-                    given.accessed_by.remove(&user);
-                })
+                Item::AccessedBy(self.user(advice)?, false)
             }
-        }
+        };
+        self.tell(range, item)
     }
 
     /// Returns `true` if all of a range is mostly read, by the driver's answer
@@ -178,8 +150,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::accessed_by)
     }
 
-    /// Returns the location that all of a range was last prefetched to, whether or not it has
-    /// arrived or moved since; `None` if part of it never was, or to another location.
+    /// Returns the location that all of a range was last prefetched to, whether or not it arrived
+    /// or moved since; `None` if part of it never was, or to another location.
     ///
     /// # Errors
     /// Those of [`Self::is_read_mostly`].
@@ -190,25 +162,13 @@ impl<T: Pod> UnifiedBuffer<T> {
         self.ask(range, Managed::last_prefetch)
     }
 
-    /// Gives the driver advice, and records it.
-    fn tell(
-        &self,
-        range: impl RangeBounds<usize>,
-        advice: driver::Advice,
-        location: Location,
-        note: impl Fn(&mut Given, Location),
-    ) -> Result<(), ContainerError> {
+    fn tell(&self, range: impl RangeBounds<usize>, item: Item) -> Result<(), ContainerError> {
         let range = self.elements(range)?;
         let Some(memory) = self.memory_of(&range) else {
             return Ok(());
         };
-        let bytes = bytes_at::<T>(&range);
-        let mut told = self.told();
-        memory
-            .advise(&bytes, advice, location)
-            .map_err(|cause| failed::<T>(&range, cause))?;
-        told.note(&bytes, |given| note(given, location));
-        Ok(())
+        let told = self.told().tell(memory, &bytes_at::<T>(&range), item);
+        Ok(told.map_err(|cause| failed::<T>(&range, cause))?)
     }
 
     fn ask<A: Default>(

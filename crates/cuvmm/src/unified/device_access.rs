@@ -70,9 +70,8 @@ impl<'a, T> Deref for DeviceMut<'a, T> {
 
 impl<T: Pod> UnifiedBuffer<T> {
     /// Begins an access to read, by kernels of a stream of this device or another of its driver.
-    /// The stream is ordered behind writes of the elements (`cuStreamWaitEvent`). Dropping the
-    /// guard records an event at its end (`cuEventRecord`). Waits only for an access that was
-    /// leaked.
+    /// The stream is ordered behind writes of the elements (`cuStreamWaitEvent`). The guard's drop
+    /// records an event at its end (`cuEventRecord`). Waits only for an access that was leaked.
     ///
     /// # Errors
     /// [`ContainerError`] when the stream belongs to another driver or captures, its device cannot

@@ -1,8 +1,8 @@
 //! Access of the host to the elements: views, created once conflicting device accesses are
 //! complete.
 //!
-//! A view contains a plain reference, so its soundness conditions have to hold when it is created,
-//! and the borrow preserves them: no conflicting device access is running or can begin while a view
+//! A view contains a plain reference, so its soundness conditions must hold when it is created, and
+//! the borrow preserves them: no conflicting device access is running or can begin while a view
 //! lives, and every earlier one has been waited for, whether its guard was dropped or leaked.
 //!
 //! `unsafe` is used for references into managed memory, and for functions whose callers order
@@ -89,10 +89,10 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub unsafe fn host_unchecked(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Read)?;
         let (pointer, len) = (self.first(), self.len());
-        // SAFETY: `len` elements are at the pointer, all of them plain data that was initialized
-        // when the buffer was created. Nothing writes them while `self` is borrowed: device
-        // accesses to write have been waited for, and a new one needs an exclusive borrow of the
-        // buffer, as a view to write does.
+        // SAFETY: `len` elements are at the pointer, all plain data, initialized when the buffer
+        // was created. Nothing writes them while `self` is borrowed: device accesses to write have
+        // been waited for, and a new one needs an exclusive borrow of the buffer, as a view to
+        // write does.
         let elements = unsafe { slice::from_raw_parts(pointer, len) };
         Ok(HostView { elements })
     }
@@ -108,8 +108,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     pub unsafe fn host_mut_unchecked(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.uses.wait(&self.device, Kind::Write)?;
         let (pointer, len) = (self.first(), self.len());
-        // SAFETY: as in `host_unchecked`, and nothing reads them either, since `self` is borrowed
-        // exclusively and all device accesses have been waited for.
+        // SAFETY: as in `host_unchecked`, and nothing reads them either: `self` is borrowed
+        // exclusively, and all device accesses have been waited for.
         let elements = unsafe { slice::from_raw_parts_mut(pointer, len) };
         Ok(HostViewMut { elements })
     }
@@ -120,7 +120,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Safety
     /// The caller must order all accesses: nothing may be read that a device may still be writing,
     /// as [`device_mut`](Self::device_mut) allows, and the pointer must not be used once the buffer
-    /// is dropped. If a device has no concurrent managed access, no kernel may run there meanwhile.
+    /// is dropped. No kernel may run meanwhile on a device without concurrent managed access.
     #[must_use]
     pub unsafe fn as_ptr(&self) -> *const T {
         self.first()

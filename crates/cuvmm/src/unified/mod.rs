@@ -1,11 +1,11 @@
 //! Unified buffers: one address for the host and the devices, whose pages migrate.
 //!
-//! A unified buffer is managed memory. The driver moves pages to the device or host that accesses
-//! them. It can be advised where they should be ([`advise`](UnifiedBuffer::advise),
+//! The driver moves pages of managed memory to the device or host that accesses them. It can be
+//! advised where they should be ([`advise`](UnifiedBuffer::advise),
 //! [`set_policy`](UnifiedBuffer::set_policy)), or move them ahead of use
-//! ([`prefetch`](UnifiedBuffer::prefetch)). Access follows Rust's borrows: a device's access is a
-//! guard, the host's access is a view, and each waits for the accesses that it conflicts with. A
-//! buffer has one owner, no budget, and no limit except the memory of the host and the device.
+//! ([`prefetch`](UnifiedBuffer::prefetch)). A device's access is a guard, the host's access a view,
+//! and each waits for those that it conflicts with. A buffer has no limit but the memory of the
+//! host and the device.
 //!
 //! Kernels are launched by the program, not here.
 
@@ -25,7 +25,7 @@ use cuvmm_driver::{DeviceAddress, Ordinal};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, ContainerError, MemoryError};
-use crate::own::{CloseError, CloseRefusal, Managed, Stream};
+use crate::own::{CloseError, Managed, Stream};
 use crate::sync::Mutex;
 
 pub use advice::{Advice, PageLocation};
@@ -116,12 +116,9 @@ impl<T: Pod> UnifiedBuffer<T> {
         Ok(buffer)
     }
 
-    /// Creates a buffer with unspecified contents.
     fn allocate(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         ArgumentError::not_zero("bytes of an element", size_of::<T>() as u64)?;
-        if !home.device().is_same(device) {
-            return Err(ArgumentError::STREAM.into());
-        }
+        home.check_on(device)?;
         let most = isize::MAX.unsigned_abs() / size_of::<T>().max(1);
         ArgumentError::at_most("elements", len as u64, most as u64)?;
         let bytes = bytes_of::<T>(len);
@@ -194,13 +191,10 @@ impl<T: Pod> UnifiedBuffer<T> {
     #[doc(alias = "cuMemFree")]
     #[allow(clippy::result_large_err, reason = "the owner is handed back as it is")]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        self.free().map_err(|cause| CloseError {
-            owner: self,
-            reason: CloseRefusal::Call(cause),
-        })
+        let freed = self.free();
+        CloseError::of(self, freed)
     }
 
-    /// Waits for the work that uses the memory, and frees it.
     fn free(&mut self) -> Result<(), CallError> {
         let Some(memory) = &mut self.memory else {
             return Ok(());
@@ -248,9 +242,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         if device.is_same(&self.device) {
             return Ok(());
         }
-        if !device.same_driver(&self.device) {
-            return Err(ArgumentError::OTHER_DRIVER.into());
-        }
+        device.check_driver(&self.device)?;
         let ordinal = device.ordinal();
         if !Managed::is_supported(device)? {
             let (device, what) = (device.location(), "managed memory");
@@ -290,7 +282,6 @@ fn bytes_of<T>(elements: usize) -> u64 {
     (elements as u64).saturating_mul(size_of::<T>() as u64)
 }
 
-/// The byte range of elements inside the buffer.
 fn bytes_at<T>(elements: &Range<usize>) -> Range<u64> {
     bytes_of::<T>(elements.start)..bytes_of::<T>(elements.end)
 }
@@ -317,7 +308,6 @@ impl<T: Pod> fmt::Debug for UnifiedBuffer<T> {
     }
 }
 
-/// The error of a driver call for a range of elements.
 fn failed<T>(elements: &Range<usize>, cause: CallError) -> MemoryError {
     let bytes = bytes_at::<T>(elements);
     MemoryError::range(bytes.start, bytes.end - bytes.start, cause)

@@ -36,17 +36,16 @@ pub enum Policy {
     ReadMostly,
 }
 
-/// The advice in force for a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Given {
-    pub(super) read_mostly: bool,
-    pub(super) preferred: Option<Location>,
-    pub(super) accessed_by: BTreeSet<Location>,
+struct Given {
+    read_mostly: bool,
+    preferred: Option<Location>,
+    accessed_by: BTreeSet<Location>,
 }
 
 /// One piece of advice, set or unset.
 #[derive(Clone, Copy, Debug)]
-enum Item {
+pub(super) enum Item {
     ReadMostly(bool),
     Preferred(Option<Location>),
     AccessedBy(Location, bool),
@@ -140,7 +139,7 @@ impl AdviceRecord {
     }
 
     /// Records advice that the driver accepted for a range.
-    pub(super) fn note(&mut self, bytes: &Range<u64>, change: impl Fn(&mut Given)) {
+    fn note(&mut self, bytes: &Range<u64>, change: impl Fn(&mut Given)) {
         for (run, mut given) in self.pieces(bytes) {
             change(&mut given);
             self.pages.insert(run, given);
@@ -148,7 +147,12 @@ impl AdviceRecord {
     }
 
     /// Gives the driver one piece of advice, and records it.
-    fn tell(&mut self, memory: &Managed, run: &Range<u64>, item: Item) -> Result<(), CallError> {
+    pub(super) fn tell(
+        &mut self,
+        memory: &Managed,
+        run: &Range<u64>,
+        item: Item,
+    ) -> Result<(), CallError> {
         let (advice, location) = item.call();
         // The last page may extend beyond the memory.
         let inside = run.start..run.end.min(memory.size());
@@ -214,7 +218,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         })
     }
 
-    /// The advice that a policy consists of.
     fn wanted(&self, policy: Policy) -> Result<Given, ContainerError> {
         let device = self.device().location();
         let mut wanted = Given::default();

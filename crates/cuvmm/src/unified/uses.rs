@@ -118,7 +118,7 @@ impl Books {
         gone
     }
 
-    /// The mark that a use of this kind on this stream updates, if there is one.
+    /// The mark that a use of this kind on this stream updates, if any.
     fn mark_of(&self, kind: Kind, stream: &Stream) -> Option<Mark> {
         let readers = self.readers.iter();
         match kind {

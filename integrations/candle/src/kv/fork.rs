@@ -63,7 +63,6 @@ impl Cache {
     }
 }
 
-/// Forks all caches, or none.
 pub(super) fn fork<const N: usize>(
     caches: [&mut Cache; N],
     seq_len: usize,

@@ -11,7 +11,7 @@ use safetensors::tensor::Metadata;
 /// The longest accepted header, as in safetensors itself.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// The bytes that are read at a time: a whole number of elements of every type.
+/// The bytes read at a time: a whole number of elements of every type.
 const PIECE: usize = 64 << 20;
 
 pub(super) struct File {
@@ -24,7 +24,7 @@ pub(super) struct File {
 
 /// The buffer for pieces of files: one for all files of a model.
 pub(super) struct Buffer {
-    /// The most bytes that are read at a time.
+    /// The most bytes read at a time.
     most: usize,
     piece: Vec<u8>,
 }

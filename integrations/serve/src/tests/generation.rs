@@ -58,7 +58,7 @@ fn a_generation_sleeps_and_goes_on() {
         if index % 25 == 10 {
             assert!(cache_memory.sleep().unwrap() && cache_memory.is_asleep());
             assert_eq!(memory.tenant().stats().committed, 0);
-            // Meanwhile another tenant takes all of the memory and writes to it.
+            // Meanwhile another tenant takes all the memory and writes to it.
             gpu.device().synchronize().unwrap();
             let other = memory.tenant().allocate_on(gpu.stream(), 80 << 20).unwrap();
             other.write(0, &vec![0xff; 80 << 20]).unwrap();

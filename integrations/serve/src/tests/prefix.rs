@@ -269,7 +269,7 @@ fn on_a_gpu_branches_share_memory_and_compute_the_same() {
         || seen.push(memory.tenant().stats().shared),
         || cache_memory.settle().unwrap(),
     );
-    // Two full granules of each row are shared by three sequences; later a part of them.
+    // Two full granules of each row are shared by three sequences; later part of them.
     assert_eq!((seen.len(), seen[0]), (2, 4 * 2 * G));
     assert!(seen[1] > 0);
     cache_memory.settle().unwrap();

@@ -10,7 +10,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_command::watch::wall;
+use cuvmm_command::watch::{wall, wall_of};
 
 pub(super) const NAMES: [&str; 3] = [
     "lease_beside_take_back",
@@ -86,11 +86,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
 
 fn lease(tenant: &Tenant, stream: &Stream, _: u64) -> anyhow::Result<f64> {
     let block = tenant.allocate_on(stream, PAGE)?;
-    let (took, ()) = wall(|| {
-        drop(block.lease());
-        anyhow::Ok(())
-    })?;
-    Ok(took)
+    Ok(wall_of(|| drop(block.lease())))
 }
 
 /// Times an allocation of memory that is cached in the pool and in no stream cache.

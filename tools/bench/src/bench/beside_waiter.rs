@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cuvmm::{Block, Scrub, Stream};
+use cuvmm::{Scrub, Stream};
 
 use super::busy::Busy;
 use super::commit::PAGE;
@@ -11,7 +11,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_command::watch::wall;
+use cuvmm_command::watch::wall_of;
 
 pub(super) const NAME: &str = "lease_beside_waiter";
 
@@ -38,7 +38,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let leased = other.block(PAGE).try_allocate()?;
     let mut baselines = Samples::default();
     for _ in 0..stage.times(20_000, 500) {
-        baselines.add(lease(&leased)?);
+        baselines.add(wall_of(|| drop(leased.lease())));
     }
     let blocks = (0..PENDING)
         .map(|_| Ok(tenant.block(PAGE).home_stream(&stream).try_allocate()?))
@@ -55,7 +55,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
             });
             let mut ours = Samples::default();
             while waits.load(Ordering::SeqCst) {
-                ours.add(lease(&leased)?);
+                ours.add(wall_of(|| drop(leased.lease())));
             }
             let early = waiter.join().is_ok_and(|waited| waited.is_ok());
             anyhow::ensure!(!early, "the waiter got memory that is in use");
@@ -71,12 +71,4 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
             .note(busy.said()),
     );
     Ok(())
-}
-
-fn lease(block: &Block) -> anyhow::Result<f64> {
-    let (took, ()) = wall(|| {
-        drop(block.lease());
-        anyhow::Ok(())
-    })?;
-    Ok(took)
 }

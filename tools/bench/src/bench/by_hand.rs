@@ -39,13 +39,10 @@ impl Hand {
     }
 
     pub(super) fn create(&self, size: u64) -> Result<Bare<'_>> {
-        let props = PhysicalProps::device(self.device);
-        let handle = self.driver.create(size, &props, 0)?;
-        Ok(Bare {
-            hand: self,
-            handle,
-            size,
-        })
+        let handle = self
+            .driver
+            .create(size, &PhysicalProps::device(self.device), 0)?;
+        Ok(self.own(handle, size))
     }
 
     /// Creates a physical that can be exported as a descriptor.
@@ -53,11 +50,7 @@ impl Hand {
         let mut props = PhysicalProps::device(self.device);
         props.handle_types = HandleTypes::POSIX_FD;
         let handle = self.driver.create(size, &props, 0)?;
-        Ok(Bare {
-            hand: self,
-            handle,
-            size,
-        })
+        Ok(self.own(handle, size))
     }
 
     /// Imports a physical by a descriptor from another process.
@@ -65,11 +58,15 @@ impl Hand {
         let source = ImportSource::Fd(descriptor.as_raw_fd());
         // SAFETY: the descriptor is borrowed, so it is open.
         let handle = unsafe { self.driver.import(source, HandleTypes::POSIX_FD)? };
-        Ok(Bare {
+        Ok(self.own(handle, size))
+    }
+
+    const fn own(&self, handle: PhysicalHandle, size: u64) -> Bare<'_> {
+        Bare {
             hand: self,
             handle,
             size,
-        })
+        }
     }
 
     /// Reserves addresses, with capacity to record `extents` physicals without allocating.
@@ -101,7 +98,6 @@ impl Hand {
         })
     }
 
-    /// Calls `cuMemAllocAsync` and `cuMemFreeAsync`, `times` times.
     pub(super) fn pooled(&self, stream: &Stream, size: u64, times: usize) -> Result<()> {
         let stream = stream.as_raw();
         for _ in 0..times {
@@ -115,11 +111,15 @@ impl Hand {
         Ok(())
     }
 
-    const fn access(&self, flags: AccessFlags) -> [AccessDesc; 1] {
-        [AccessDesc {
-            location: Location::device(self.device),
-            flags,
-        }]
+    const fn access(&self, flags: AccessFlags) -> AccessDesc {
+        access(self.device, flags)
+    }
+}
+
+pub(super) const fn access(device: Ordinal, flags: AccessFlags) -> AccessDesc {
+    AccessDesc {
+        location: Location::device(device),
+        flags,
     }
 }
 
@@ -180,6 +180,13 @@ impl<'a> Range<'a> {
 
     /// Maps the held physicals that are not mapped, with one set_access.
     pub(super) fn map(&mut self) -> Result<()> {
+        let from = self.mapped;
+        self.place()?;
+        self.open_from(from, AccessFlags::READ_WRITE)
+    }
+
+    /// Maps the held physicals that are not mapped, without access.
+    pub(super) fn place(&mut self) -> Result<()> {
         let driver = &self.hand.driver;
         let from = self.mapped;
         let mut at = 0;
@@ -193,7 +200,7 @@ impl<'a> Range<'a> {
             }
             at += bare.size;
         }
-        self.open(from, AccessFlags::READ_WRITE)
+        Ok(())
     }
 
     /// Maps one physical repeatedly until the range is full, with one set_access for reading.
@@ -205,28 +212,23 @@ impl<'a> Range<'a> {
             unsafe { self.hand.driver.map(place, bare.size, 0, bare.handle, 0)? };
             self.mapped += bare.size;
         }
-        self.open(from, AccessFlags::READ)
+        self.open_from(from, AccessFlags::READ)
     }
 
-    /// Grants another device access to everything mapped.
-    pub(super) fn let_in(&self, peer: &Hand) -> Result<()> {
-        let access = peer.access(AccessFlags::READ_WRITE);
-        // SAFETY: the call removes no access.
-        unsafe {
-            self.hand
-                .driver
-                .set_access(self.address, self.mapped, &access)
-        }
+    /// Gives the device access to everything mapped.
+    pub(super) fn open(&self) -> Result<()> {
+        self.open_from(0, AccessFlags::READ_WRITE)
     }
 
-    fn open(&self, from: u64, flags: AccessFlags) -> Result<()> {
+    fn open_from(&self, from: u64, flags: AccessFlags) -> Result<()> {
+        self.set_access(from, &[self.hand.access(flags)])
+    }
+
+    /// Sets access to the mappings from an offset on, in one call.
+    pub(super) fn set_access(&self, from: u64, access: &[AccessDesc]) -> Result<()> {
         let (place, size) = (self.address_at(from), self.mapped - from);
-        // SAFETY: the mappings were just made, and no work uses them yet.
-        unsafe {
-            self.hand
-                .driver
-                .set_access(place, size, &self.hand.access(flags))
-        }
+        // SAFETY: no work uses the mappings.
+        unsafe { self.hand.driver.set_access(place, size, access) }
     }
 
     pub(super) const fn mapped(&self) -> u64 {
@@ -246,7 +248,7 @@ impl<'a> Range<'a> {
         self.held.push(bare);
         let from = self.mapped;
         self.mapped += size;
-        self.open(from, AccessFlags::READ_WRITE)
+        self.open_from(from, AccessFlags::READ_WRITE)
     }
 
     /// Unmaps everything in one call; the physicals stay held.
@@ -266,18 +268,6 @@ impl<'a> Range<'a> {
         other.map()
     }
 
-    /// Fills everything with zeros and waits.
-    pub(super) fn zero(&self, stream: &Stream) -> Result<()> {
-        let hand = self.hand;
-        // SAFETY: the range is mapped, no other work uses it, and the fill is waited for.
-        unsafe {
-            let stream = stream.as_raw();
-            hand.driver
-                .fill_async(hand.device, self.address, 0, self.mapped, stream)?;
-            hand.driver.stream_synchronize(hand.device, stream)
-        }
-    }
-
     pub(super) fn release(&mut self) -> Result<()> {
         self.held.drain(..).try_for_each(Bare::release)
     }
@@ -289,7 +279,7 @@ impl<'a> Range<'a> {
         self.free()
     }
 
-    fn free(&mut self) -> Result<()> {
+    pub(super) fn free(&mut self) -> Result<()> {
         // SAFETY: nothing is mapped in the range, and it is freed once: the size becomes 0 below.
         let freed = unsafe { self.hand.driver.free_reservation(self.address, self.size) };
         self.size = 0;

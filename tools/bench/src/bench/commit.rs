@@ -7,6 +7,7 @@ use super::cold::Cold;
 use super::pairs::{after_itself, alternate};
 use super::report::Report;
 use super::row::Row;
+use super::samples::Samples;
 use super::stage::Stage;
 
 pub(super) const MIB: u64 = 1 << 20;
@@ -23,6 +24,9 @@ pub(super) const SIZES: [(&str, u64); 8] = [
     ("4GiB", 4 * GIB),
     ("8GiB", 8 * GIB),
 ];
+
+/// The baseline of [`pages`].
+pub(super) const A_PAGE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 const SAME_EXTENTS: &str = "the same extents by hand: reserve, create and map each, one set_access";
 const ONE_PHYSICAL: &str = "one physical by hand: reserve, create, map, set_access";
@@ -81,4 +85,15 @@ fn baseline(size: u64, extents: &[u64]) -> (&'static str, Vec<u64>) {
     } else {
         (SAME_EXTENTS, extents.to_vec())
     }
+}
+
+/// Times 2 MiB pages appended to a range by hand.
+pub(super) fn pages(stage: &Stage) -> anyhow::Result<Samples> {
+    let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
+    let mut baselines = Samples::default();
+    for _ in 0..GIB / PAGE {
+        baselines.add(stage.time(|| range.append(PAGE))?);
+    }
+    range.give_back()?;
+    Ok(baselines)
 }

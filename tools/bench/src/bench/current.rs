@@ -14,7 +14,6 @@ use cuvmm::driver::Ordinal;
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::sys::CUresult;
 
-/// A guard that keeps a context current on this thread.
 #[derive(Debug)]
 pub(super) struct Current {
     driver: Arc<CudaDriver>,

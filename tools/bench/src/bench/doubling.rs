@@ -54,10 +54,9 @@ fn against(word: &str, rival: &str) -> String {
     format!("{}_vs_{rival}", name(word))
 }
 
-pub(super) fn names(word: &str) -> Vec<String> {
-    let mut names = vec![name(word)];
-    names.extend(["alloc_copy_free", "reserved"].map(|rival| against(word, rival)));
-    names
+pub(super) fn names(word: &str) -> [String; 3] {
+    let [copies, reserved] = ["alloc_copy_free", "reserved"].map(|rival| against(word, rival));
+    [name(word), copies, reserved]
 }
 
 impl Size {
@@ -185,7 +184,6 @@ impl Growth<'_> {
             .count("driver_calls", calls as f64)
     }
 
-    /// Times cuvmm's vector, growing with each push.
     fn pushed(&self) -> anyhow::Result<f64> {
         self.ours(|vec, end| Ok(vec.reserve(usize::try_from(end)?)?))
     }

@@ -10,7 +10,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_command::watch::wall;
+use cuvmm_command::watch::{wall, wall_of};
 
 pub(super) const NAME: &str = "drop_under_kernel";
 
@@ -18,7 +18,6 @@ const SIZE: u64 = 256 * MIB;
 
 const BASELINE: &str = "cuMemFree under a kernel of 100 ms, which waits for it";
 
-/// Time for which the device uses the block.
 const WHILE: Duration = Duration::from_millis(100);
 
 /// Measures the drop. Meanwhile another tenant requests the memory; checks that it was not
@@ -38,11 +37,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
         let tenant = pool.tenant("A").register()?;
         let block = tenant.block(SIZE).home_stream(&stream).try_allocate()?;
         let used = busy.use_block(&stream, &block, WHILE)?;
-        let (took, ()) = wall(|| {
-            drop(block);
-            anyhow::Ok(())
-        })?;
-        ours.add(took);
+        ours.add(wall_of(|| drop(block)));
         let stolen = steal(&pool, stage)?;
         early += u32::from(stolen.is_some());
         busy.end(used)?;

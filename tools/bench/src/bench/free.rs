@@ -7,7 +7,7 @@ use super::report::Report;
 use super::row::Row;
 use super::samples::Samples;
 use super::stage::Stage;
-use cuvmm_command::watch::wall;
+use cuvmm_command::watch::wall_of;
 
 pub(super) const NAME: &str = "free_1GiB";
 
@@ -25,15 +25,10 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     for _ in 0..stage.times(50, 2) {
         for _ in 0..20 {
             let block = tenant.block(GIB).home_stream(&stream).try_allocate()?;
-            let (took, ()) = wall(|| {
-                drop(block);
-                anyhow::Ok(())
-            })?;
-            ours.add(took);
+            ours.add(wall_of(|| drop(block)));
         }
         let range = stage.hand.commit(&[GIB])?;
-        let (took, ()) = stage.watch.time(|| range.give_back())?;
-        baselines.add(took);
+        baselines.add(stage.time(|| range.give_back())?);
     }
     let row = Row::new(NAME, &ours, BASELINE, &baselines);
     report.add(row.note(stage.watch.note_on_baseline()));

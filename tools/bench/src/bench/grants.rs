@@ -1,9 +1,10 @@
 //! Granting and revoking a second device's access.
 
 use anyhow::ensure;
+use cuvmm::driver::AccessFlags;
 use cuvmm::{Access, Region};
 
-use super::calls::Calls;
+use super::by_hand::access;
 use super::commit::{GIB, MIB};
 use super::peers::second;
 use super::report::Report;
@@ -20,16 +21,14 @@ const OWN: &str = "set_access for the memory's own device by hand";
 const TAKEN: &str = "set_access of nothing for that device by hand";
 const WAITS: &str = "ours also waits for the device, which does nothing";
 
-pub(super) fn names(size: &str) -> Vec<String> {
+pub(super) fn names(size: &str) -> [String; 3] {
     [
         format!("grant_{size}"),
         format!("grant_{size}_vs_own_device"),
         format!("revoke_{size}"),
     ]
-    .to_vec()
 }
 
-/// Measures granting a second device access to a new region of one extent, and revoking it.
 pub(super) fn measure(
     stage: &Stage,
     wanted: &Wanted,
@@ -38,8 +37,6 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let peer = second(stage)?;
     stage.room(2 * size)?;
-    let time =
-        |act: &mut dyn FnMut() -> anyhow::Result<()>| stage.watch.time(act).map(|(took, ())| took);
     let mut samples: [Samples; 5] = Default::default();
     for turn in 0..=stage.times(20, 2) {
         // Page tables may remain after a grant, so each turn uses new memory and addresses.
@@ -47,12 +44,12 @@ pub(super) fn measure(
             .largest_extent(size)
             .reserve()?;
         region.commit(0..size)?;
-        let granted = time(&mut || Ok(region.grant(&peer, Access::ReadWrite)?))?;
+        let granted = stage.time(|| region.grant(&peer, Access::ReadWrite))?;
         ensure!(
             region.access_of(&peer) == Access::ReadWrite,
             "it was not let in"
         );
-        let revoked = time(&mut || Ok(region.revoke_blocking(&peer)?))?;
+        let revoked = stage.time(|| region.revoke_blocking(&peer))?;
         ensure!(
             region.access_of(&peer) == Access::None,
             "it was not shut out"
@@ -61,13 +58,13 @@ pub(super) fn measure(
         ensure!(extents == 1, "{extents} extents");
         drop(region);
 
-        let mut calls = Calls::new(&stage.hand, size);
-        calls.reserve()?;
-        calls.create()?;
-        calls.map()?;
-        let own = time(&mut || Ok(calls.set_access()?))?;
-        let given = time(&mut || Ok(calls.let_in(peer.ordinal())?))?;
-        let taken = time(&mut || Ok(calls.shut_out(peer.ordinal())?))?;
+        let mut range = stage.hand.reserve(size, 1)?;
+        range.hold(size)?;
+        range.place()?;
+        let own = stage.time(|| range.open())?;
+        let to_peer = |flags| range.set_access(0, &[access(peer.ordinal(), flags)]);
+        let given = stage.time(|| to_peer(AccessFlags::READ_WRITE))?;
+        let taken = stage.time(|| to_peer(AccessFlags::NONE))?;
         if turn > 0 {
             let times = [granted, revoked, own, given, taken];
             for (samples, took) in samples.iter_mut().zip(times) {

@@ -105,7 +105,6 @@ impl Kernels {
         self.changed().map(drop)
     }
 
-    /// Writes every word of a block, keeps the kernel running for `time`, and checks every word.
     pub(super) fn use_block(
         &self,
         stream: &Stream,

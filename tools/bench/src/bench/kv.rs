@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cuvmm::kv::{Layout, SequenceId, Shape};
 use cuvmm::{KvCache, Limit, Pool, Stream};
 
-use super::commit::{GIB, MIB, PAGE};
+use super::commit::{A_PAGE, GIB, MIB, pages};
 use super::mapper::Mapped;
 use super::report::Report;
 use super::row::Row;
@@ -35,8 +35,6 @@ const A_SECOND: u32 = 100;
 
 /// Warm-up steps that are not counted: the mapper has to observe that the sequences grow.
 const BEFORE: usize = 32;
-
-const BASELINE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 /// Returns a prompt length of 400 to 911 tokens that varies by index.
 fn prompt(index: u64) -> u64 {
@@ -86,7 +84,7 @@ pub(super) fn step(
     drop(cache);
     drop(tenant);
     mapped.stop();
-    let row = Row::new(name, &ours, BASELINE, &pages(stage)?)
+    let row = Row::new(name, &ours, A_PAGE, &pages(stage)?)
         .count("sequences", count as f64)
         .count("driver_calls_on_this_thread", calls as f64)
         .count("held_by_live", stats.held as f64 / stats.live as f64);
@@ -119,18 +117,7 @@ pub(super) fn create(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         ours.add(took);
     }
     let calls = pool.calls().total() - before;
-    let row = Row::new(CREATE, &ours, BASELINE, &pages(stage)?).count("driver_calls", calls as f64);
+    let row = Row::new(CREATE, &ours, A_PAGE, &pages(stage)?).count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())
-}
-
-/// Times 2 MiB pages appended to a range by hand.
-fn pages(stage: &Stage) -> anyhow::Result<Samples> {
-    let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
-    let mut baselines = Samples::default();
-    for _ in 0..GIB / PAGE {
-        baselines.add(stage.watch.time(|| range.append(PAGE))?.0);
-    }
-    range.give_back()?;
-    Ok(baselines)
 }

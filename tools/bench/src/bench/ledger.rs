@@ -59,7 +59,7 @@ pub(super) fn charge(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let ledger = open(stage, &dir, GIB)?;
     let granule = stage.device.granularity();
     let ours = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             for _ in 0..ROUNDS {
                 ledger.set_guarantee(granule)?;
                 ledger.set_guarantee(0)?;
@@ -70,7 +70,7 @@ pub(super) fn charge(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     };
     let path = ledger.path();
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             for _ in 0..ROUNDS {
                 black_box(std::fs::symlink_metadata(path)?);
             }
@@ -185,27 +185,39 @@ pub(super) fn wait(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns samples of the processor time that this process uses in a second.
 fn processor_times(count: usize) -> anyhow::Result<Samples> {
     let mut samples = Samples::with_room(count);
     // New threads take longer for a moment.
     std::thread::sleep(WAITS);
     for _ in 0..count {
-        let (began, before) = (Instant::now(), processor_time()?);
+        let (began, before) = (Instant::now(), processor_time(None)?);
         std::thread::sleep(WAITS);
-        let used = processor_time()? - before;
+        let used = processor_time(None)? - before;
         samples.add(used / began.elapsed().as_secs_f64());
     }
     Ok(samples)
 }
 
-/// Returns the nanoseconds of processor time that this process's threads have used.
-fn processor_time() -> anyhow::Result<f64> {
-    let mut sum = 0.0;
+/// Returns the nanoseconds of processor time that threads of this process have used: all threads, or
+/// those of a name.
+///
+/// # Errors
+/// There is no such thread, or the system does not report the time.
+pub(super) fn processor_time(name: Option<&str>) -> anyhow::Result<f64> {
+    let mut times = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {
-        let told = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        let task = task?.path();
+        if let Some(name) = name {
+            // Other threads may end meanwhile.
+            let comm = std::fs::read_to_string(task.join("comm"));
+            if !comm.is_ok_and(|comm| comm.trim() == name) {
+                continue;
+            }
+        }
+        let told = std::fs::read_to_string(task.join("schedstat"))?;
         let nanos = told.split_whitespace().next();
-        sum += nanos.context("no time in schedstat")?.parse::<f64>()?;
+        times.push(nanos.context("no time in schedstat")?.parse::<f64>()?);
     }
-    Ok(sum)
+    ensure!(!times.is_empty(), "there is no thread {name:?}");
+    Ok(times.iter().sum())
 }

@@ -48,7 +48,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     };
     let by_hand = || {
         let mut range = stage.hand.commit(&extents)?;
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             range.unmap()?;
             range.release()
         })?;

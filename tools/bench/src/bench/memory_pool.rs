@@ -54,7 +54,6 @@ fn add(report: &mut Report, name: &str, (ours, theirs): &(Samples, Samples), bas
     report.add(Row::new(name, ours, baseline, theirs).note(NOTE));
 }
 
-/// Measures allocating and freeing, through the pool and while it is the device's current pool.
 pub(super) fn allocate(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(GIB)?;
     let size = 2 * MIB;
@@ -96,7 +95,6 @@ pub(super) fn allocate(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Measures a request for room that is there, an exchange of the driver's pool, and a trim.
 pub(super) fn change(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     stage.room(8 * GIB)?;
     let world = world(stage, GIB)?;

@@ -75,11 +75,11 @@ struct Group {
 
 impl Group {
     fn new(
-        names: Vec<String>,
+        names: impl IntoIterator<Item = impl Into<String>>,
         measure: impl Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()> + 'static,
     ) -> Self {
         Self {
-            names,
+            names: names.into_iter().map(Into::into).collect(),
             measure: Box::new(measure),
         }
     }
@@ -88,9 +88,7 @@ impl Group {
         name: &str,
         measure: impl Fn(&Stage, &mut Report) -> anyhow::Result<()> + 'static,
     ) -> Self {
-        Self::new(vec![name.to_owned()], move |stage, _, report| {
-            measure(stage, report)
-        })
+        Self::new([name], move |stage, _, report| measure(stage, report))
     }
 
     /// Measures the selected rows; afterwards each is in the report, or named as left out.
@@ -130,17 +128,13 @@ fn groups() -> Vec<Group> {
     );
     groups.push(Group::one(kv::CREATE, kv::create));
     let names = [kv_fork::SMALL, kv_fork::FEW];
-    groups.push(Group::new(
-        names.map(str::to_owned).into(),
-        kv_fork::measure,
-    ));
+    groups.push(Group::new(names, kv_fork::measure));
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)
         })
     }));
     for (names, staged) in [(sleep::KEPT, false), (sleep::STAGED, true)] {
-        let names = names.map(str::to_owned).to_vec();
         groups.push(Group::new(names, move |stage, wanted, report| {
             sleep::keep(stage, wanted, report, staged)
         }));
@@ -158,8 +152,8 @@ fn groups() -> Vec<Group> {
         take_back::measure(stage, report, Scrub::BetweenTenants)
     }));
     groups.push(Group::one(lower_limit::NAME, lower_limit::measure));
-    let names = [memory_pool::ALLOCATE, memory_pool::CURRENT].map(str::to_owned);
-    groups.push(Group::new(names.to_vec(), |stage, _, report| {
+    let names = [memory_pool::ALLOCATE, memory_pool::CURRENT];
+    groups.push(Group::new(names, |stage, _, report| {
         memory_pool::allocate(stage, report)
     }));
     let names = [
@@ -167,28 +161,23 @@ fn groups() -> Vec<Group> {
         memory_pool::EXCHANGE,
         memory_pool::TRIM,
     ];
-    groups.push(Group::new(
-        names.map(str::to_owned).to_vec(),
-        |stage, _, report| memory_pool::change(stage, report),
-    ));
+    groups.push(Group::new(names, |stage, _, report| {
+        memory_pool::change(stage, report)
+    }));
     groups.push(Group::one(ledger::CHARGE, ledger::charge));
     groups.push(Group::one(ledger::TAKE, ledger::take));
     groups.push(Group::one(ledger::WAIT, ledger::wait));
-    let names = [waiting_futures::ONE, waiting_futures::TOGETHER].map(str::to_owned);
-    groups.push(Group::new(names.to_vec(), waiting_futures::measure));
+    let names = [waiting_futures::ONE, waiting_futures::TOGETHER];
+    groups.push(Group::new(names, waiting_futures::measure));
     groups.push(Group::one(drop_under::NAME, drop_under::measure));
     groups.push(Group::one(beside_waiter::NAME, beside_waiter::measure));
-    let names = beside_taking::NAMES.map(str::to_owned).to_vec();
-    groups.push(Group::new(names, |stage, _, report| {
+    groups.push(Group::new(beside_taking::NAMES, |stage, _, report| {
         beside_taking::measure(stage, report)
     }));
     groups.push(Group::one(metadata::NAME, metadata::measure));
-    let names = [scale::NAME, scale::SAME_TENANT]
-        .map(str::to_owned)
-        .to_vec();
+    let names = [scale::NAME, scale::SAME_TENANT];
     groups.push(Group::new(names, scale::measure));
     let names = [threads::NAME, threads::TENANT_EACH, threads::OTHER_SIZES];
-    let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, threads::measure));
     groups
 }
@@ -211,7 +200,6 @@ fn containers() -> Vec<Group> {
     groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
     groups.push(Group::one(ring::NAME, ring::measure));
     let names = [relocate::TO_HOST, relocate::TO_DEVICE];
-    let names = names.map(str::to_owned).to_vec();
     groups.push(Group::new(names, relocate::measure));
     groups.push(Group::new(peers::names(), peers::measure));
     groups.extend(grants::SIZES.map(|size| {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cuvmm::Stream;
 
-use super::commit::{GIB, MIB, PAGE};
+use super::commit::{A_PAGE, GIB, MIB, PAGE, pages};
 use super::mapper::Mapped;
 use super::report::Report;
 use super::row::Row;
@@ -18,8 +18,6 @@ pub(super) const NAME: &str = "grow_mapper_step";
 const BEFORE: u64 = 64 * MIB;
 
 const A_SECOND: u64 = GIB;
-
-const BASELINE: &str = "a 2 MiB page by hand: create, map, set_access";
 
 /// Measures each step after the first 64 MiB, at 1 GiB per second. The thread spins between steps,
 /// in place of a program's other work.
@@ -51,13 +49,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     drop(block);
     drop(tenant);
     mapped.stop();
-    let mut range = stage.hand.reserve(GIB, usize::try_from(GIB / PAGE)?)?;
-    let mut baselines = Samples::default();
-    for _ in 0..GIB / PAGE {
-        baselines.add(stage.watch.time(|| range.append(PAGE))?.0);
-    }
-    range.give_back()?;
-    let row = Row::new(NAME, &ours, BASELINE, &baselines)
+    let row = Row::new(NAME, &ours, A_PAGE, &pages(stage)?)
         .count("driver_calls_on_this_thread", calls as f64);
     report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())

@@ -1,9 +1,10 @@
 //! Two devices: a region striped over both, written from one and read from the other.
 
 use anyhow::ensure;
+use cuvmm::driver::AccessFlags;
 use cuvmm::{Access, Device, Layout, Place, Region, Stream};
 
-use super::by_hand::Hand;
+use super::by_hand::{Hand, access};
 use super::calls::peer_of;
 use super::commit::{GIB, MIB};
 use super::pairs::alternate;
@@ -70,14 +71,13 @@ impl<'a> Way<'a> {
     }
 
     fn time(&self, stage: &Stage, stream: &Stream) -> anyhow::Result<f64> {
-        let (took, ()) = stage.watch.time(|| match self {
+        stage.time(|| match self {
             Self::Once { from, to } => waited(&stage.hand, stream, |queue| queue.copy(*to, *from)),
             Self::Ours { from, to } => {
                 to.copy_from(stream, 0, from, 0..from.size())?;
                 Ok(stream.synchronize()?)
             }
-        })?;
-        Ok(took)
+        })
     }
 }
 
@@ -114,7 +114,10 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
 
     let (plain, far_plain) = (near.plain(size)?, far.plain(size)?);
     let there = far.commit(&[size])?;
-    there.let_in(near)?;
+    there.set_access(
+        0,
+        &[access(stage.device.ordinal(), AccessFlags::READ_WRITE)],
+    )?;
     let ways = Ways {
         ours: Way::Ours {
             from: &mine,
@@ -131,7 +134,7 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     let (from, to) = (&mine, &region);
     Way::Ours { from, to }.time(stage, &stream)?;
     let here = near.commit(&[size])?;
-    here.let_in(far)?;
+    here.set_access(0, &[access(peer.ordinal(), AccessFlags::READ_WRITE)])?;
     let ways = Ways {
         ours: Way::Ours {
             from: &region,

@@ -1,15 +1,14 @@
-//! Pinned host memory, and copies from it without the library.
+//! Pinned host memory.
 //!
 //! `unsafe` here: the `Driver` methods that take addresses, and slices of the memory. The driver
-//! allocated the memory, which stays valid until its drop, and every copy is waited for.
+//! allocated the memory, which stays valid until its drop.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 
-use cuvmm::Stream;
 use cuvmm::driver::{CUresult, Call, DriverError, Result};
 
-use super::by_hand::{Hand, Range};
+use super::by_hand::Hand;
 
 #[derive(Debug)]
 pub(super) struct Pinned<'a> {
@@ -52,24 +51,6 @@ impl<'a> Pinned<'a> {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `numbers_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.size) }
-    }
-
-    /// Copies all of the memory to an offset of a range and waits.
-    pub(super) fn copy_to(&self, range: &Range<'_>, offset: u64, stream: &Stream) -> Result<()> {
-        let (hand, stream) = (self.hand, stream.as_raw());
-        let to = range.address_at(offset);
-        // SAFETY: both sides are mapped, and the copy has ended when this returns.
-        unsafe {
-            let from = self.pointer.as_ptr();
-            hand.driver().copy_to_device_async(
-                hand.device(),
-                to,
-                from,
-                self.size as u64,
-                stream,
-            )?;
-            hand.driver().stream_synchronize(hand.device(), stream)
-        }
     }
 }
 

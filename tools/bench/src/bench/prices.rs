@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cuvmm::Stream;
-use cuvmm::driver::DriverError;
 use cuvmm::driver::model::{Costs, Curve};
+use cuvmm::driver::{AccessFlags, DriverError};
 
-use super::calls::{Calls, Event, peer_of};
+use super::by_hand::access;
+use super::calls::{Event, peer_of};
 use super::commit::{GIB, MIB, PAGE};
 use super::samples::Samples;
 use super::stage::Stage;
@@ -182,12 +183,10 @@ impl Turns {
             if together > stage.memory() {
                 break;
             }
-            let mut calls = Calls::new(&stage.hand, bytes);
-            let reserved = time(stage, || calls.reserve())?;
-            let created = time(stage, || calls.create())?;
-            let mapped = time(stage, || calls.map())?;
-            self.access_cold
-                .add(bytes, time(stage, || calls.set_access())?);
+            let (reserved, mut range) = stage.watch.time(|| stage.hand.reserve(bytes, 1))?;
+            let created = stage.time(|| range.hold(bytes))?;
+            let mapped = stage.time(|| range.place())?;
+            self.access_cold.add(bytes, stage.time(|| range.open())?);
             // Reserve and map also take longer then. The table has only one curve for cold calls,
             // so their excess is added to the create's.
             let [reserve, _, map, ..] = &self.life;
@@ -196,7 +195,7 @@ impl Turns {
                 usual.map(|(took, points)| (took - 1e3 * points.at_most(bytes, 500)).max(0.0));
             self.create_cold
                 .add(bytes, created + more.iter().sum::<f64>());
-            kept.push(calls);
+            kept.push(range);
         }
         drop(kept);
         Ok(first.give_back()?)
@@ -241,21 +240,21 @@ impl Turns {
 }
 
 /// Makes small mappings that are not counted, because a wait has emptied the processor's caches.
-fn first(stage: &Stage) -> Result<(), DriverError> {
+fn first(stage: &Stage) -> anyhow::Result<()> {
     (0..FIRST).try_for_each(|_| life(stage, PAGE).map(drop))
 }
 
 /// Returns the time of each call that creates and removes one mapping.
-fn life(stage: &Stage, bytes: u64) -> Result<[f64; 7], DriverError> {
-    let mut calls = Calls::new(&stage.hand, bytes);
+fn life(stage: &Stage, bytes: u64) -> anyhow::Result<[f64; 7]> {
+    let (reserved, mut range) = stage.watch.time(|| stage.hand.reserve(bytes, 1))?;
     Ok([
-        time(stage, || calls.reserve())?,
-        time(stage, || calls.create())?,
-        time(stage, || calls.map())?,
-        time(stage, || calls.set_access())?,
-        time(stage, || calls.unmap())?,
-        time(stage, || calls.release())?,
-        time(stage, || calls.free_addresses())?,
+        reserved,
+        stage.time(|| range.hold(bytes))?,
+        stage.time(|| range.place())?,
+        stage.time(|| range.open())?,
+        stage.time(|| range.unmap())?,
+        stage.time(|| range.release())?,
+        stage.time(|| range.free())?,
     ])
 }
 
@@ -265,7 +264,7 @@ fn plain(stage: &Stage, sizes: &[u64], costs: &mut Costs) -> anyhow::Result<()> 
     for &bytes in sizes {
         for turn in 0..=stage.times(21, 3) {
             let (allocated, plain) = stage.watch.time(|| stage.hand.plain(bytes))?;
-            let given_back = time(stage, || plain.free())?;
+            let given_back = stage.time(|| plain.free())?;
             if turn > 0 {
                 alloc.add(bytes, allocated);
                 free.add(bytes, given_back);
@@ -289,10 +288,10 @@ fn copies(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
         let other = stage.hand.plain(bytes)?;
         let mut buffer = vec![1; usize::try_from(bytes)?];
         for turn in 0..=stage.times(9, 2) {
-            let read = time(stage, || plain.read(&mut buffer))?;
+            let read = stage.time(|| plain.read(&mut buffer))?;
             let until_done = |act: &dyn Fn() -> Result<(), DriverError>| {
-                let begun = time(stage, act)?;
-                let (waited, ()) = stage.watch.time(|| stream.synchronize())?;
+                let begun = stage.time(act)?;
+                let waited = stage.time(|| stream.synchronize())?;
                 anyhow::Ok((begun + waited - costs.launch * 1e3).max(0.0))
             };
             let filled = until_done(&|| plain.fill(&stream, bytes))?;
@@ -312,11 +311,6 @@ fn copies(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn time(stage: &Stage, act: impl FnOnce() -> Result<(), DriverError>) -> Result<f64, DriverError> {
-    stage.watch.time(act).map(|(took, ())| took)
-}
-
-/// Measures the additional cost of another device's access.
 fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
     let Some(peer) = peer_of(&stage.hand) else {
         return Ok(());
@@ -327,14 +321,15 @@ fn peer(stage: &Stage, costs: &mut Costs) -> anyhow::Result<()> {
             continue;
         }
         for turn in 0..=stage.times(9, 2) {
-            let mut calls = Calls::new(&stage.hand, bytes);
-            calls.reserve()?;
-            calls.create()?;
-            calls.map()?;
-            let alone = time(stage, || calls.set_access())?;
-            calls.unmap()?;
-            calls.map()?;
-            let both = time(stage, || calls.set_access_with(peer))?;
+            let mut range = stage.hand.reserve(bytes, 1)?;
+            range.hold(bytes)?;
+            range.place()?;
+            let alone = stage.time(|| range.open())?;
+            range.unmap()?;
+            range.place()?;
+            let devices = [stage.hand.device(), peer];
+            let devices = devices.map(|device| access(device, AccessFlags::READ_WRITE));
+            let both = stage.time(|| range.set_access(0, &devices))?;
             if turn > 0 {
                 points.add(bytes, (both - alone).max(0.0));
             }

@@ -61,15 +61,14 @@ pub(super) fn measure(stage: &Stage, wanted: &Wanted, report: &mut Report) -> an
     let mut sides: [(Samples, Samples); 2] = Default::default();
     for turn in 0..=stage.times(10, 1) {
         let down = relocate(&mut region, &host)?;
-        let (download, ()) = stage.watch.time(|| {
+        let download = stage.time(|| {
             waited(hand, &stream, |queue| {
                 queue.download(pinned.bytes_mut(), memory)
             })
         })?;
         let up = relocate(&mut region, &device)?;
-        let (upload, ()) = stage
-            .watch
-            .time(|| waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes())))?;
+        let upload =
+            stage.time(|| waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes())))?;
         if turn > 0 {
             for ((ours, baselines), took) in sides.iter_mut().zip([(down, download), (up, upload)])
             {

@@ -157,7 +157,6 @@ fn table(rows: &[Row], page: Page) -> Table {
     table
 }
 
-/// Formats a figure: microseconds without a unit, or another unit's figure with the unit.
 fn figure(value: f64, unit: &str) -> String {
     match unit {
         "ns" if value < 1e5 => format!("{:.3}", value / 1e3),
@@ -195,7 +194,6 @@ fn baseline(row: &Row) -> String {
     }
 }
 
-/// Formats a ratio with three significant digits.
 fn ratio(ratio: f64) -> String {
     if ratio >= 100.0 || ratio == 0.0 {
         return format!("{ratio:.0}");

@@ -36,7 +36,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let chunk = Pinned::new(hand, run)?;
     let mut back = Pinned::new(hand, run)?;
     let ours = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             ring.extend_from_slice(chunk.numbers())?;
             ring.pop_into(back.numbers_mut())
         })?;
@@ -48,7 +48,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let by_hand = || {
         let memory = Memory::from(&there);
         let (first, second) = (memory.part(SIZE - RUN / 2..SIZE)?, memory.part(0..RUN / 2)?);
-        let (took, ()) = stage.watch.time(|| {
+        stage.time(|| {
             let (one, two) = chunk.bytes().split_at(run / 2);
             waited(hand, &stream, |queue| {
                 queue.upload(first, one)?;
@@ -59,8 +59,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
                 queue.download(one, first)?;
                 queue.download(two, second)
             })
-        })?;
-        Ok(took)
+        })
     };
     let (ours, baselines) = alternate(stage.times(200, 5), ours, by_hand)?;
     let row = Row::new(NAME, &ours, BASELINE, &baselines);

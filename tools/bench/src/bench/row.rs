@@ -67,7 +67,6 @@ impl Row {
         self
     }
 
-    /// Adds the transfer rates for `bytes` moved.
     pub(super) fn moved(self, bytes: u64) -> Self {
         // Bytes per nanosecond equal gigabytes per second.
         let rate = |ns: f64| bytes as f64 / ns.max(1.0);

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use cuvmm::driver::Call;
-use cuvmm::sleep::{Slept, Woken};
 use cuvmm::{Block, Contents, HostStore, Limit, Pool, Stream, Tenant};
 
 use super::commit::{GIB, MIB};
@@ -47,12 +46,10 @@ impl Discarded {
     }
 
     /// Returns the row names of sleeping, waking immediately and waking later.
-    pub(super) fn names(self) -> Vec<String> {
+    pub(super) fn names(self) -> [String; 3] {
         let to = if self.release { "driver" } else { "pool" };
-        let of = |what| format!("{what}_8GiB_in_{}_{to}", self.label);
         ["sleep_discard", "wake_at_once", "wake_later"]
-            .map(of)
-            .to_vec()
+            .map(|what| format!("{what}_8GiB_in_{}_{to}", self.label))
     }
 
     const fn baselines(self) -> [&'static str; 2] {
@@ -92,16 +89,16 @@ impl Model {
         })
     }
 
-    fn sleep(&self, release: bool, contents: Contents<'_>) -> anyhow::Result<Slept> {
+    fn sleep(&self, release: bool, contents: Contents<'_>) -> anyhow::Result<()> {
         let slept = self.tenant.blocks().release(release).sleep(contents)?;
         ensure!(slept.given == self.block.size(), "{slept:?}");
-        Ok(slept)
+        Ok(())
     }
 
-    fn wake(&self) -> anyhow::Result<Woken> {
+    fn wake(&self) -> anyhow::Result<()> {
         let woken = self.tenant.blocks().wake()?;
         ensure!(woken.mapped == self.block.size(), "{woken:?}");
-        Ok(woken)
+        Ok(())
     }
 }
 
@@ -117,18 +114,12 @@ pub(super) fn discard(
     let model = Model::new(stage, &stream, SIZE, of.extent)?;
     let extents = vec![of.extent; usize::try_from(SIZE / of.extent)?];
     let mut range = stage.hand.commit(&extents)?;
-    let fall = || {
-        stage
-            .watch
-            .time(|| model.sleep(of.release, Contents::Discard))
-    };
-    let rise = || stage.watch.time(|| model.wake());
     let mut sides: [(Samples, Samples); 3] = Default::default();
     let (at_once, later) = (stage.times(20, 2), stage.times(4, 1));
     let before = model.pool.calls();
     for turn in 0..=at_once + later {
         let waits = turn > at_once;
-        if waits && !of.names().get(2).is_some_and(|name| wanted.has(name)) {
+        if waits && !wanted.has(&of.names()[2]) {
             break;
         }
         let pause = || {
@@ -136,15 +127,15 @@ pub(super) fn discard(
                 stage.watch.wait(ASLEEP);
             }
         };
-        let slept = fall()?.0;
+        let slept = stage.time(|| model.sleep(of.release, Contents::Discard))?;
         pause();
-        let woken = rise()?.0;
-        let (unmapped, ()) = stage.watch.time(|| {
+        let woken = stage.time(|| model.wake())?;
+        let unmapped = stage.time(|| {
             range.unmap()?;
             if of.release { range.release() } else { Ok(()) }
         })?;
         pause();
-        let (mapped, ()) = stage.watch.time(|| {
+        let mapped = stage.time(|| {
             if of.release {
                 extents.iter().try_for_each(|&size| range.hold(size))?;
             }
@@ -222,18 +213,16 @@ pub(super) fn keep(
     let mut sides: [(Samples, Samples); 2] = Default::default();
     let mut first = None;
     for turn in 0..=stage.times(10, 1) {
-        let (down, _) = stage
-            .watch
-            .time(|| model.sleep(false, Contents::Keep(&store)))?;
-        let (up, _) = stage.watch.time(|| model.wake())?;
-        let (download, ()) = stage.watch.time(|| {
+        let down = stage.time(|| model.sleep(false, Contents::Keep(&store)))?;
+        let up = stage.time(|| model.wake())?;
+        let download = stage.time(|| {
             (0..size / part).try_for_each(|_| {
                 waited(hand, &stream, |queue| {
                     queue.download(pinned.bytes_mut(), memory)
                 })
             })
         })?;
-        let (upload, ()) = stage.watch.time(|| {
+        let upload = stage.time(|| {
             (0..size / part).try_for_each(|_| {
                 waited(hand, &stream, |queue| queue.upload(memory, pinned.bytes()))
             })

@@ -66,12 +66,11 @@ pub(super) fn snapshot(
     let to = stage.hand.commit(&[size])?;
     waited(&stage.hand, &stream, |queue| queue.fill((&from).into()))?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
+        stage.time(|| {
             waited(&stage.hand, &stream, |queue| {
                 queue.copy((&to).into(), (&from).into())
             })
-        })?;
-        Ok(took)
+        })
     };
     let (ours, baselines) = alternate(stage.times(30, 2), ours, by_hand)?;
     let row = Row::new(name, &ours, COPY, &baselines)
@@ -114,7 +113,7 @@ pub(super) fn make_mut(stage: &Stage, report: &mut Report) -> anyhow::Result<()>
     let mut beside = stage.hand.reserve(EXTENT, 1)?;
     waited(&stage.hand, &stream, |queue| queue.fill((&place).into()))?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             beside.append(EXTENT)?;
             waited(&stage.hand, &stream, |queue| {
                 queue.copy((&beside).into(), Memory::from(&place))

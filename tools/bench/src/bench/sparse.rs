@@ -48,7 +48,7 @@ pub(super) fn commit(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let tiles = usize::try_from(GIB / TILE)?;
     let mut range = stage.hand.reserve(GIB, tiles)?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             (0..tiles).try_for_each(|_| range.hold(TILE))?;
             range.map()
         })?;
@@ -75,7 +75,7 @@ pub(super) fn zeros(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         .reserve()?;
     let mut last = None;
     let ours = || {
-        let (took, ()) = stage.watch.time(|| array.back_with_zeros(0..len))?;
+        let took = stage.time(|| array.back_with_zeros(0..len))?;
         let stats = array.stats();
         ensure!(
             stats.zero_backed == TIB,
@@ -89,7 +89,7 @@ pub(super) fn zeros(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let physical = stage.hand.create(ALIAS)?;
     let mut range = stage.hand.reserve(TIB, 0)?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| range.repeat(&physical))?;
+        let took = stage.time(|| range.repeat(&physical))?;
         range.unmap()?;
         Ok(took)
     };

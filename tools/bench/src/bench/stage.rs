@@ -140,6 +140,15 @@ impl Stage {
         }
     }
 
+    /// Returns the nanoseconds that `act` takes by the stage's clock.
+    pub(super) fn time<E: Into<anyhow::Error>>(
+        &self,
+        act: impl FnOnce() -> Result<(), E>,
+    ) -> anyhow::Result<f64> {
+        let (took, ()) = self.watch.time(act).map_err(Into::into)?;
+        Ok(took)
+    }
+
     /// Waits until a create is truly cold, and then makes one uncounted driver call.
     pub(super) fn settle(&self) -> anyhow::Result<()> {
         self.watch.wait(A_WHILE);

@@ -8,6 +8,7 @@ use cuvmm::{Scrub, Stream};
 
 use super::commit::GIB;
 use super::pairs::alternate;
+use super::queue::waited;
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
@@ -64,12 +65,12 @@ pub(super) fn measure(stage: &Stage, report: &mut Report, scrub: Scrub) -> anyho
     let mut to = stage.hand.reserve(SIZE, extents.len())?;
     let stream = Stream::new(&stage.device)?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
+        let took = stage.time(|| {
             from.move_into(&mut to)?;
-            if scrubbed {
-                to.zero(&stream)?;
+            match scrubbed {
+                true => waited(&stage.hand, &stream, |queue| queue.clear((&to).into())),
+                false => Ok(()),
             }
-            Ok::<_, cuvmm::driver::DriverError>(())
         })?;
         std::mem::swap(&mut from, &mut to);
         Ok(took)

@@ -5,6 +5,7 @@ use cuvmm::{DeviceVec, Stream};
 use super::commit::{GIB, MIB};
 use super::pairs::alternate;
 use super::pinned::Pinned;
+use super::queue::{Memory, waited};
 use super::report::Report;
 use super::row::Row;
 use super::stage::Stage;
@@ -26,19 +27,22 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let most = usize::try_from(size / 4)?;
     let ours = || {
         let mut vec = DeviceVec::<f32>::new(&stage.device, &stream, most)?;
-        let (took, ()) = stage
-            .watch
-            .time(|| (0..size / CHUNK).try_for_each(|_| vec.extend_from_slice(chunk.numbers())))?;
-        Ok(took)
+        let mut chunks = 0..size / CHUNK;
+        stage.time(|| chunks.try_for_each(|_| vec.extend_from_slice(chunk.numbers())))
     };
     let there = stage
         .hand
         .commit(&vec![GIB; usize::try_from(size / GIB)?])?;
     let by_hand = || {
-        let (took, ()) = stage.watch.time(|| {
-            (0..size / CHUNK).try_for_each(|at| chunk.copy_to(&there, at * CHUNK, &stream))
-        })?;
-        Ok(took)
+        let memory = Memory::from(&there);
+        stage.time(|| {
+            (0..size / CHUNK).try_for_each(|at| {
+                let part = memory.part(at * CHUNK..(at + 1) * CHUNK)?;
+                waited(&stage.hand, &stream, |queue| {
+                    queue.upload(part, chunk.bytes())
+                })
+            })
+        })
     };
     let (ours, baselines) = alternate(stage.times(10, 2), ours, by_hand)?;
     drop(there);

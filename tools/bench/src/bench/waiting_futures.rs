@@ -14,6 +14,7 @@ use cuvmm::pool::futures::AllocateFuture;
 use cuvmm::{Block, Stream, Tenant};
 
 use super::Wanted;
+use super::ledger::processor_time;
 use super::mapper::Mapped;
 use super::report::Report;
 use super::row::Row;
@@ -110,10 +111,10 @@ impl Queue {
         self.next()?;
         // Waits until each future has had its first turn. The mapper looks now and then from then
         // on.
-        let mut before = Duration::ZERO;
+        let mut before = 0.0;
         for _ in 0..ROUNDS {
-            let used = thread_time(MAPPER)?;
-            if used.saturating_sub(before) < Duration::from_millis(1) {
+            let used = processor_time(Some(MAPPER))?;
+            if used - before < 1e6 {
                 break;
             }
             before = used;
@@ -122,12 +123,11 @@ impl Queue {
         let mut times = Samples::default();
         let turns = WAKINGS / self.blocks.len();
         for _ in 0..samples {
-            let before = thread_time(MAPPER)?;
+            let before = processor_time(Some(MAPPER))?;
             for _ in 0..turns {
                 self.next()?;
             }
-            let took = thread_time(MAPPER)?.saturating_sub(before);
-            times.add(took.as_nanos() as f64 / WAKINGS as f64);
+            times.add((processor_time(Some(MAPPER))? - before) / WAKINGS as f64);
         }
         // The waiting futures are dropped first, so that none of them is granted the memory.
         self.futures.clear();
@@ -214,12 +214,11 @@ fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
         wake()?;
         let mut times = Samples::default();
         for _ in 0..samples {
-            let before = thread_time(BARE)?;
+            let before = processor_time(Some(BARE))?;
             for _ in 0..WAKINGS {
                 wake()?;
             }
-            let took = thread_time(BARE)?.saturating_sub(before);
-            times.add(took.as_nanos() as f64 / WAKINGS as f64);
+            times.add((processor_time(Some(BARE))? - before) / WAKINGS as f64);
         }
         Ok(times)
     };
@@ -232,22 +231,4 @@ fn bare_wakings(samples: usize) -> anyhow::Result<Samples> {
         ensure!(thread.join().is_ok(), "the thread panicked");
         times
     })
-}
-
-/// Returns the processor time used so far by this process's thread of a name.
-fn thread_time(name: &str) -> anyhow::Result<Duration> {
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let path = task?.path();
-        // Other threads may end meanwhile.
-        let comm = std::fs::read_to_string(path.join("comm"));
-        if comm.is_ok_and(|comm| comm.trim() == name) {
-            let told = std::fs::read_to_string(path.join("schedstat"))?;
-            let nanos = told
-                .split_whitespace()
-                .next()
-                .context("no time in schedstat")?;
-            return Ok(Duration::from_nanos(nanos.parse()?));
-        }
-    }
-    anyhow::bail!("there is no thread {name}")
 }

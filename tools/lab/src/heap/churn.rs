@@ -13,7 +13,6 @@ use super::trace::{Operation, Trace};
 
 const MIB: u64 = 1 << 20;
 
-/// A law of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Law {
     /// 1 to 512 MiB, each size as likely as any other; 32 GiB live, 4,000 allocations
@@ -60,7 +59,7 @@ impl Law {
         }
     }
 
-    /// Returns the size of an allocation at `progress` (0 to 1) of the trace.
+    /// Returns a size at `progress` (0 to 1) of the trace.
     fn size(self, random: &mut Random, progress: f64) -> u64 {
         let size = match self {
             Self::Uniform | Self::Streams => MIB + random.below(511 * MIB),

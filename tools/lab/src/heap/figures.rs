@@ -1,11 +1,11 @@
 //! The figures of a run, as JSON and as text.
 
-use bytesize::ByteSize;
 use serde::Serialize;
 
 use super::run;
-use super::torch;
+use super::torch::Modelled;
 use cuvmm_command::page::Page;
+use cuvmm_command::size::iec as size;
 
 /// The figures of a run. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
@@ -44,35 +44,9 @@ pub(super) struct Terms {
     pub(super) limit_bytes: Option<u64>,
 }
 
-/// The figures of a modelled allocator.
-#[derive(Debug, Serialize)]
-pub(super) struct Modelled {
-    peak_live_bytes: u64,
-    peak_held_bytes: u64,
-    ratio: f64,
-    driver_calls: u64,
-    driver_us_per_operation: f64,
-    failed: u64,
-    smallest_limit_bytes: Option<u64>,
-}
-
 /// Divides by at least 1.
 fn over(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
-}
-
-impl Modelled {
-    pub(super) fn new(outcome: &torch::Outcome, operations: u64, smallest: Option<u64>) -> Self {
-        Self {
-            peak_live_bytes: outcome.peak_live,
-            peak_held_bytes: outcome.peak_held,
-            ratio: over(outcome.peak_held, outcome.peak_live),
-            driver_calls: outcome.driver_calls,
-            driver_us_per_operation: outcome.driver_us / operations.max(1) as f64,
-            failed: outcome.failed,
-            smallest_limit_bytes: smallest,
-        }
-    }
 }
 
 impl Figures {
@@ -162,8 +136,4 @@ impl Figures {
         }
         Page::Narrow.fold(&text)
     }
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize::b(bytes).display().iec().to_string()
 }

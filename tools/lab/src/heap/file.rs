@@ -10,7 +10,6 @@ use super::snapshot::Snapshot;
 use super::trace::{Trace, parse};
 use cuvmm_command::files;
 
-/// The first bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The most bytes of a file and of a decompressed snapshot.

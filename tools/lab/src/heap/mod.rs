@@ -23,11 +23,11 @@ use cuvmm::driver::model::Costs;
 use cuvmm::heap::Preset;
 
 use self::churn::Law;
-use self::figures::{Figures, Modelled, Terms};
-use self::run::{Options, Peaks};
-use self::torch::Kind;
+use self::figures::{Figures, Terms};
+use self::run::Options;
+use self::torch::{Kind, Modelled};
 use self::trace::Trace;
-use cuvmm_command::command::usage;
+use cuvmm_command::command::{usage, word};
 use cuvmm_command::costs;
 use cuvmm_command::drivers::{Choice, StandIn};
 use cuvmm_command::size::size;
@@ -129,12 +129,6 @@ impl Weight {
     }
 }
 
-/// Returns the command-line word of a value.
-fn word(value: &impl clap::ValueEnum) -> String {
-    let word = value.to_possible_value();
-    word.map_or_else(String::new, |word| word.get_name().to_owned())
-}
-
 impl Args {
     /// Runs the trace and prints the figures.
     ///
@@ -154,12 +148,8 @@ impl Args {
         let costs = costs::chosen(self.costs.as_deref(), self.gpu.as_deref())?;
         let outcome = self.play(&trace, &costs, self.limit)?;
         let stats = &outcome.stats;
-        let peaks = Peaks {
-            live: stats.peak_live,
-            held: stats.peak_held,
-            failed: outcome.failed,
-        };
-        let smallest = self.smallest(peaks, outcome.granule, |limit| {
+        let peaks = (stats.peak_live, stats.peak_held);
+        let smallest = self.smallest(peaks, outcome.failed, outcome.granule, |limit| {
             Ok(self.play(&trace, &costs, Some(limit))?.failed)
         })?;
         let modelled = [
@@ -181,7 +171,6 @@ impl Args {
         })
     }
 
-    /// Returns the terms of the run for the report.
     fn terms(&self) -> Terms {
         let is_made = self.file.is_none();
         Terms {
@@ -226,25 +215,25 @@ impl Args {
         heap: &run::Outcome,
     ) -> anyhow::Result<Modelled> {
         let play = |limit: u64| torch::play(kind, trace, costs, (limit, heap.memory));
-        let outcome = play(self.limit.unwrap_or(heap.memory));
-        let peaks = Peaks {
-            live: outcome.peak_live,
-            held: outcome.peak_held,
-            failed: outcome.failed,
-        };
-        let smallest = self.smallest(peaks, heap.granule, |limit| Ok(play(limit).failed))?;
-        Ok(Modelled::new(&outcome, heap.operations, smallest))
+        let mut modelled = play(self.limit.unwrap_or(heap.memory));
+        let peaks = (modelled.peak_live_bytes, modelled.peak_held_bytes);
+        modelled.smallest_limit_bytes =
+            self.smallest(peaks, modelled.failed, heap.granule, |limit| {
+                Ok(play(limit).failed)
+            })?;
+        Ok(modelled)
     }
 
-    /// Returns the smallest limit, if requested.
+    /// Returns the smallest limit, if requested and if no allocation failed without it.
     fn smallest(
         &self,
-        peaks: Peaks,
+        peaks: (u64, u64),
+        failed: u64,
         granule: u64,
-        failed: impl Fn(u64) -> anyhow::Result<u64>,
+        play: impl Fn(u64) -> anyhow::Result<u64>,
     ) -> anyhow::Result<Option<u64>> {
-        match self.smallest_limit {
-            true => run::smallest_limit(peaks, granule, failed),
+        match self.smallest_limit && failed == 0 {
+            true => run::smallest_limit(peaks, granule, play).map(Some),
             false => Ok(None),
         }
     }

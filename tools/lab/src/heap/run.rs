@@ -12,7 +12,6 @@ use super::ahead::Ahead;
 use super::trace::{Operation, Trace};
 use cuvmm_command::drivers::{Concrete, Opened};
 
-/// The properties of a heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) preset: Preset,
@@ -134,30 +133,19 @@ impl Run<'_> {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Peaks {
-    pub(super) live: u64,
-    pub(super) held: u64,
-    pub(super) failed: u64,
-}
-
 /// Returns the smallest limit with which no allocation fails, to 1/512 of the peak of live bytes or
-/// a granule. `None` if an allocation failed without a limit. `failed` plays the trace with a
-/// limit.
+/// a granule. `failed` plays the trace with a limit.
 ///
 /// # Errors
 /// Those of `failed`.
 pub(super) fn smallest_limit(
-    peaks: Peaks,
+    (live, held): (u64, u64),
     granule: u64,
     failed: impl Fn(u64) -> anyhow::Result<u64>,
-) -> anyhow::Result<Option<u64>> {
-    if peaks.failed > 0 {
-        return Ok(None);
-    }
-    let step = (peaks.live / 512).max(granule);
+) -> anyhow::Result<u64> {
+    let step = (live / 512).max(granule);
     // The lower limit fails, or is less than the live bytes; the upper limit suffices.
-    let (mut low, mut high) = (peaks.live.saturating_sub(1), peaks.held);
+    let (mut low, mut high) = (live.saturating_sub(1), held);
     while high.saturating_sub(low) > step {
         let middle = low + (high - low) / 2;
         match failed(middle)? {
@@ -165,5 +153,5 @@ pub(super) fn smallest_limit(
             _ => low = middle,
         }
     }
-    Ok(Some(high))
+    Ok(high)
 }

@@ -67,12 +67,10 @@ const KEYS: &[&str] = &[
 ];
 
 impl Snapshot {
-    /// Reads a pickle.
     pub(super) fn from_pickle(bytes: &[u8]) -> Result<Self, String> {
         pickle::read(bytes, KEYS)
     }
 
-    /// Reads JSON.
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes).map_err(|error| error.to_string())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cuvmm::driver::Call;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::json;
 
 use super::process::Process;
 use super::settings::Nanos;
@@ -22,7 +23,6 @@ pub(crate) struct Cost {
     /// Count and time by kind of call. Empty for the cost of one model.
     #[serde(skip)]
     pub(crate) by_call: BTreeMap<Call, (u64, Duration)>,
-    /// The result of verifying the stamps.
     pub(crate) verified: Verified,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Figures {
     pub(crate) requests: usize,
     pub(crate) completed: usize,
     pub(crate) rejected: usize,
-    /// Preemptions: a request may be preempted several times.
+    /// A request may be preempted several times.
     pub(crate) preempted: u64,
     /// `None` if no request completed.
     pub(crate) first_token: Option<FirstToken>,
@@ -56,7 +56,6 @@ pub(crate) struct Figures {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) played: Played,
-    /// Costs of each model.
     pub(crate) costs: Vec<Cost>,
     /// The cost of all models, with opening and closing of the pools.
     pub(crate) all: Cost,
@@ -64,14 +63,18 @@ pub(crate) struct Run {
     pub(crate) processes: Vec<Process>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct PolicyFigures {
+    #[serde(flatten)]
     pub(crate) all: Figures,
     /// Names and figures, in the order of the workload.
+    #[serde(serialize_with = "in_order")]
     pub(crate) models: Vec<(String, Figures)>,
     /// The expected cost, if `--expect` is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) expected: Option<Expected>,
     /// Empty if time was virtual.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) processes: Vec<Process>,
 }
 
@@ -82,7 +85,6 @@ pub(crate) struct Expected {
     pub(crate) costs: String,
     pub(crate) driver_calls: u64,
     pub(crate) driver_time_ms: f64,
-    /// Measured time divided by expected time.
     pub(crate) ratio: Option<f64>,
     pub(crate) by_call: BTreeMap<&'static str, Pair>,
 }
@@ -251,91 +253,38 @@ fn in_milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Keys of the JSON output, for a policy and for each of its models.
-#[derive(Serialize)]
-struct Keys {
-    requests: usize,
-    completed: usize,
-    rejected: usize,
-    preempted: u64,
-    ttft_p50_ms: Option<f64>,
-    ttft_p95_ms: Option<f64>,
-    ttft_p99_ms: Option<f64>,
-    ttft_max_ms: Option<f64>,
-    wait_mean_ms: f64,
-    wait_max_ms: f64,
-    mean_bytes: u64,
-    peak_bytes: u64,
-    driver_calls: u64,
-    driver_time_ms: f64,
-    verified_stamps: u64,
-    wrong_stamps: u64,
-}
-
-impl From<&Figures> for Keys {
-    fn from(figures: &Figures) -> Self {
-        let first_token =
-            |pick: fn(FirstToken) -> Nanos| figures.first_token.map(pick).map(milliseconds);
-        Self {
-            requests: figures.requests,
-            completed: figures.completed,
-            rejected: figures.rejected,
-            preempted: figures.preempted,
-            ttft_p50_ms: first_token(|ttft| ttft.p50),
-            ttft_p95_ms: first_token(|ttft| ttft.p95),
-            ttft_p99_ms: first_token(|ttft| ttft.p99),
-            ttft_max_ms: first_token(|ttft| ttft.max),
-            wait_mean_ms: milliseconds(figures.waited_mean),
-            wait_max_ms: milliseconds(figures.waited_max),
-            mean_bytes: figures.memory_mean.round() as u64,
-            peak_bytes: figures.memory_peak,
-            driver_calls: figures.cost.calls,
-            driver_time_ms: in_milliseconds(figures.cost.time),
-            verified_stamps: figures.cost.verified.stamps,
-            wrong_stamps: figures.cost.verified.wrong,
-        }
-    }
-}
-
 impl Serialize for Figures {
+    /// Writes the keys of the JSON output, for a policy and for each of its models.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Keys::from(self).serialize(serializer)
+        let first_token =
+            |pick: fn(FirstToken) -> Nanos| json!(self.first_token.map(pick).map(milliseconds));
+        serializer.collect_map([
+            ("requests", json!(self.requests)),
+            ("completed", json!(self.completed)),
+            ("rejected", json!(self.rejected)),
+            ("preempted", json!(self.preempted)),
+            ("ttft_p50_ms", first_token(|ttft| ttft.p50)),
+            ("ttft_p95_ms", first_token(|ttft| ttft.p95)),
+            ("ttft_p99_ms", first_token(|ttft| ttft.p99)),
+            ("ttft_max_ms", first_token(|ttft| ttft.max)),
+            ("wait_mean_ms", json!(milliseconds(self.waited_mean))),
+            ("wait_max_ms", json!(milliseconds(self.waited_max))),
+            ("mean_bytes", json!(self.memory_mean.round() as u64)),
+            ("peak_bytes", json!(self.memory_peak)),
+            ("driver_calls", json!(self.cost.calls)),
+            ("driver_time_ms", json!(in_milliseconds(self.cost.time))),
+            ("verified_stamps", json!(self.cost.verified.stamps)),
+            ("wrong_stamps", json!(self.cost.verified.wrong)),
+        ])
     }
 }
 
-impl Serialize for PolicyFigures {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            #[serde(flatten)]
-            all: &'a Figures,
-            models: InOrder<'a, &'a str, Figures>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            expected: Option<&'a Expected>,
-            #[serde(skip_serializing_if = "<[_]>::is_empty")]
-            processes: &'a [Process],
-        }
-        let models = self
-            .models
-            .iter()
-            .map(|(name, figures)| (name.as_str(), figures));
-        Whole {
-            all: &self.all,
-            models: InOrder(models.collect()),
-            expected: self.expected.as_ref(),
-            processes: &self.processes,
-        }
-        .serialize(serializer)
-    }
-}
-
-/// Entries that serialize as a map and keep their order.
-pub(super) struct InOrder<'a, K, V>(pub(super) Vec<(K, &'a V)>);
-
-impl<K: Serialize, V: Serialize> Serialize for InOrder<'_, K, V> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
-    }
+/// Writes entries as a map in their order.
+pub(super) fn in_order<K: Serialize, V: Serialize, S: Serializer>(
+    entries: &[(K, V)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(entries.iter().map(|(key, value)| (key, value)))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<i128> {
     Some(i128::from(seconds) * SECOND + i128::from(nanos))
 }
 
-/// Returns the days from 1970-01-01 to a date.
+/// Returns the days since 1970-01-01.
 fn days(date: &[u8]) -> Option<i64> {
     let &[y1, y2, y3, y4, b'-', m1, m2, b'-', d1, d2] = date else {
         return None;
@@ -49,7 +49,7 @@ fn days(date: &[u8]) -> Option<i64> {
     Some(365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468)
 }
 
-/// Returns the seconds from midnight to a time.
+/// Returns the seconds since midnight.
 fn seconds(time: &[u8]) -> Option<i64> {
     let &[h1, h2, b':', m1, m2, b':', s1, s2] = time else {
         return None;

@@ -36,7 +36,6 @@ pub(crate) trait Memory {
     /// Waits until all freed memory can be reused.
     fn settle(&mut self) -> anyhow::Result<()>;
 
-    /// Returns the reason of the last refusal, with figures.
     fn last_refusal(&self) -> Option<String>;
 
     /// Returns the time at which an event due at `due` takes place.

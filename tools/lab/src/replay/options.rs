@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::ValueEnum;
 use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::Costs;
@@ -16,7 +15,7 @@ use cuvmm_command::command::usage;
 use cuvmm_command::costs;
 use cuvmm_command::drivers::Choice;
 use cuvmm_command::duration::duration;
-use cuvmm_command::size::size;
+use cuvmm_command::size::{iec, size};
 use cuvmm_command::stop::Stop;
 use cuvmm_command::terminal::counted;
 
@@ -253,10 +252,6 @@ impl Args {
         }
         Ok(guarantee / granule * granule)
     }
-}
-
-fn iec(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }
 
 fn model(text: &str) -> Result<(String, PathBuf), String> {

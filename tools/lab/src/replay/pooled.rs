@@ -28,7 +28,6 @@ use super::stamps::{self, Bytes};
 /// far more.
 const GROWTH_WAITS: Duration = Duration::from_millis(5);
 
-/// The division of the memory.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Division {
     pub(crate) policy: Policy,
@@ -195,7 +194,6 @@ impl Pooled {
         Ok((costs, all))
     }
 
-    /// Runs `act` for a model, and charges the model with its driver calls.
     fn charged<T>(&mut self, model: usize, act: impl FnOnce(&Tenant, &Stream) -> T) -> T {
         let (outcome, calls) = self
             .meter
@@ -242,7 +240,6 @@ impl Pooled {
         Ok(held)
     }
 
-    /// Returns the ledger's reason for the last refusal, or `None` if the ledger did not refuse.
     pub(crate) fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
         let refusal = self.last_refusal.as_ref().and_then(BlockError::shortage);
         Some(refusal?.ledger?.reason)

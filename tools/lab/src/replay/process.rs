@@ -1,6 +1,7 @@
 //! Figures of a replay in real time only.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -40,4 +41,9 @@ pub(crate) struct Process {
 pub(crate) struct Made {
     pub(crate) count: u64,
     pub(crate) ms: f64,
+}
+
+/// Converts a time to milliseconds.
+pub(crate) fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }

@@ -7,7 +7,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::policy::Policy;
 
-/// Creates a progress bar for `requests` requests, hidden if not `wanted` or without a terminal.
 pub(crate) fn bar(policy: Policy, requests: usize, wanted: bool) -> ProgressBar {
     if !wanted || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use bytesize::ByteSize;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::figures::{self, Figures, InOrder, Loss, PolicyFigures};
+use super::figures::{self, Figures, Loss, PolicyFigures};
 use super::policy::Policy;
 use super::pooled::Division;
 use super::process::Process;
 use super::settings::{Nanos, Settings};
 use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{self, counted, safe};
 
 /// The workload, the driver and the memory, for the head of the report.
@@ -37,7 +37,6 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Returns a policy's division of the memory among `models` models.
     pub(crate) fn division(&self, policy: Policy, models: usize) -> Division {
         Division {
             policy,
@@ -50,14 +49,8 @@ impl Setup {
 
 pub(crate) type Results = [(Policy, PolicyFigures)];
 
-/// Returns the figures of a policy and of elastic, if both were played.
 fn beside_elastic(results: &Results, policy: Policy) -> Option<(&PolicyFigures, &PolicyFigures)> {
-    let of = |wanted| {
-        results
-            .iter()
-            .find(|(policy, _)| *policy == wanted)
-            .map(|(_, figures)| figures)
-    };
+    let of = |wanted| Some(&results.iter().find(|it| it.0 == wanted)?.1);
     of(policy).zip(of(Policy::Elastic))
 }
 
@@ -78,7 +71,6 @@ pub(crate) fn headline(results: &Results) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// The figure of the headline.
 const P99: &str = "p99 time to first token over all requests";
 
 fn ledger_line(results: &Results) -> Option<String> {
@@ -115,9 +107,9 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     writeln!(
         text,
         "{} of memory, {} guaranteed to each model under elastic, {} a token",
-        bytes(setup.memory),
-        bytes(setup.guarantee),
-        bytes(setup.settings.kv_bytes_per_token),
+        iec(setup.memory),
+        iec(setup.guarantee),
+        iec(setup.settings.kv_bytes_per_token),
     )?;
     if let Some(speed) = setup.speed {
         writeln!(
@@ -132,8 +124,8 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
             "warning: demand exceeds memory all the time: if none waited, the requests would hold {} \
              in the mean, and there are {}. Queues grow until the last request has arrived, and times \
              to first token show the length of the trace. Use more --memory or fewer requests.",
-            bytes(demand.round() as u64),
-            bytes(setup.memory)
+            iec(demand.round() as u64),
+            iec(setup.memory)
         )?;
     }
     writeln!(text, "\nRequests (TTFT: time to first token; times in ms)")?;
@@ -333,7 +325,6 @@ fn too_late(results: &Results, speed: f64) -> Option<(f64, Policy)> {
         .filter(|_| is_late)
 }
 
-/// Returns the processes that were members of a ledger.
 fn members(results: &Results) -> impl Iterator<Item = &Process> {
     let all = results.iter().flat_map(|(_, figures)| &figures.processes);
     all.filter(|process| process.ledger_stalled_ms.is_some())
@@ -396,10 +387,6 @@ fn grants(process: &Process) -> impl Iterator<Item = Grant<'_>> {
     rows.into_iter().chain(calls)
 }
 
-fn bytes(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
-
 /// Formats virtual time in milliseconds.
 fn time(time: Nanos) -> String {
     format!("{:.0}", time as f64 / 1e6)
@@ -424,7 +411,8 @@ struct Document<'a> {
     /// Only if time was real.
     #[serde(skip_serializing_if = "Option::is_none")]
     speed: Option<f64>,
-    policies: InOrder<'a, &'static str, PolicyFigures>,
+    #[serde(serialize_with = "figures::in_order")]
+    policies: &'a Results,
     /// Only if static and elastic were played.
     #[serde(flatten)]
     comparison: Option<Comparison>,
@@ -444,9 +432,6 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         ttft_p99_gain: figures::p99_ratio(split, elastic),
         losers: figures::losses(split, elastic),
     };
-    let policies = results
-        .iter()
-        .map(|(policy, figures)| (policy.name(), figures));
     let document = Document {
         driver: &setup.driver,
         device: &setup.device,
@@ -461,7 +446,7 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         decode_tokens_per_second: setup.settings.decode_rate,
         stamps: setup.stamps,
         speed: setup.speed,
-        policies: InOrder(policies.collect()),
+        policies: results,
         comparison: beside_elastic(results, Policy::Static).map(compared),
         ttft_p99_ledger_ratio: ledger_ratio(results),
     };

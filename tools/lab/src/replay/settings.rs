@@ -64,7 +64,6 @@ impl Settings {
             .div_ceil(granule.max(1))
     }
 
-    /// Returns the number of whole tokens that fit in `granules` granules.
     pub(crate) fn tokens_in(&self, granules: u64, granule: u64) -> u64 {
         granules.saturating_mul(granule) / self.kv_bytes_per_token.max(1)
     }

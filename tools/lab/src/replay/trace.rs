@@ -16,7 +16,6 @@ use std::fmt;
 
 use super::instant;
 
-/// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     /// The arrival in nanoseconds since 1970, UTC.
@@ -27,7 +26,6 @@ pub(crate) struct Row {
     pub(crate) generated: u32,
 }
 
-/// An error in a trace, with its line.
 #[derive(Debug)]
 pub(crate) struct TraceError {
     /// The line number, counted from 1 with empty lines included.
@@ -47,7 +45,6 @@ const TIMESTAMP: &str = "TIMESTAMP";
 const CONTEXT: &str = "ContextTokens";
 const GENERATED: &str = "GeneratedTokens";
 
-/// The indices of the three columns.
 struct Columns {
     timestamp: usize,
     context: usize,

@@ -20,7 +20,6 @@ use cuvmm_command::files;
 /// The size limit of a trace in bytes: about 90 million requests.
 const MOST_TRACE: u64 = 4 << 30;
 
-/// The names of the models, and their requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
     /// The names, in the order of the command line.
@@ -67,7 +66,6 @@ fn in_order(mut rows: Vec<(usize, Row)>) -> anyhow::Result<Vec<Request>> {
         .collect()
 }
 
-/// One generated service.
 struct Service {
     name: &'static str,
     /// Requests per second in a quiet and in a busy phase.

@@ -15,9 +15,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
-use crate::cargo;
+use crate::cargo::{self, Message, succeed};
 use toolkit::Toolkit;
 
 /// Check, test or build the crates cuvmm-candle and cuvmm-serve.
@@ -61,7 +61,6 @@ impl Candle {
     }
 }
 
-/// Returns the folder of the workspace.
 fn workspace() -> PathBuf {
     cargo::workspace().join("integrations/candle")
 }
@@ -82,7 +81,6 @@ fn command(target: &Path) -> Command {
     command
 }
 
-/// Returns the folder of the stub toolkit.
 fn stub(target: &Path) -> PathBuf {
     target.join("stub")
 }
@@ -139,7 +137,6 @@ fn test(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns a folder followed by the folders that a variable lists.
 fn before(folder: PathBuf, variable: &str) -> OsString {
     let mut folders = folder.into_os_string();
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
@@ -175,18 +172,8 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     ] {
         let mut command = command(&target);
         command.args(arguments).envs(toolkit.environment());
-        let output = command
-            .arg("--message-format=json-render-diagnostics")
-            .stderr(std::process::Stdio::inherit())
-            .output()
-            .context("starting cargo")?;
-        ensure!(
-            output.status.success(),
-            "{command:?} failed: {}",
-            output.status
-        );
-        for line in String::from_utf8_lossy(&output.stdout).lines() {
-            let Some((name, file)) = built(line)? else {
+        for message in cargo::build(&mut command)? {
+            let Some((name, file)) = built(message) else {
                 continue;
             };
             let to = folder.join(name);
@@ -198,27 +185,15 @@ fn build(target: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the name and path of a program, if a line of cargo's messages names one. The tests of a
-/// program get a name of their own.
-fn built(line: &str) -> Result<Option<(String, PathBuf)>> {
-    let message: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
-    let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-    let file = text(&message["executable"]).map(PathBuf::from);
-    let name = text(&message["target"]["name"]);
-    let name = name.map(|name| match message["profile"]["test"] == true {
+/// Returns the name and path of a program, if a message of cargo names one. The tests of a program
+/// get a name of their own.
+fn built(message: Message) -> Option<(String, PathBuf)> {
+    let name = message.target?.name;
+    let name = match message.profile.test {
         true => name + "-tests",
         false => name,
-    });
-    Ok(name.zip(file))
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("starting {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
-    Ok(())
+    };
+    Some((name, message.executable?))
 }
 
 #[cfg(test)]
@@ -227,7 +202,7 @@ mod tests {
 
     #[test]
     fn programs_are_found_in_what_cargo_says() {
-        let told = |line| built(line).expect("as cargo says it");
+        let told = |line| built(Message::parse(line).expect("as cargo says it"));
         let line =
             r#"{"reason":"compiler-artifact","executable":"/t/load-1","target":{"name":"load"}}"#;
         assert_eq!(told(line), Some(("load".into(), "/t/load-1".into())));
@@ -236,6 +211,6 @@ mod tests {
         let line = r#"{"reason":"compiler-artifact","executable":null,"target":{"name":"cuvmm"}}"#;
         assert_eq!(told(line), None);
         assert_eq!(told(r#"{"reason":"build-finished","success":true}"#), None);
-        assert!(built("Finished").is_err());
+        assert!(Message::parse("Finished").is_err());
     }
 }

@@ -12,10 +12,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use cuvmm_sys::{CUresult, SYMBOLS, Symbol};
-use serde::Deserialize;
 use syn::visit::{self, Visit};
 
-use super::{command, succeed};
+use super::command;
+use crate::cargo::{self, succeed};
+use crate::house::crates::{Metadata, Package};
 
 struct Library {
     /// The names under which it is linked and under which it is loaded.
@@ -112,8 +113,7 @@ fn make(folder: &Path, library: &Library, packages: &BTreeMap<String, PathBuf>) 
         .get(package)
         .with_context(|| format!("the crate has no {package}"))?
         .join(source);
-    let source = std::fs::read_to_string(&source).with_context(|| source.display().to_string())?;
-    let mut functions = functions(&source)?;
+    let mut functions = functions(&cargo::text(&source)?)?;
     ensure!(
         !functions.is_empty(),
         "{package} declares no functions of {} any more",
@@ -133,7 +133,6 @@ fn make(folder: &Path, library: &Library, packages: &BTreeMap<String, PathBuf>) 
 enum Answer {
     /// A code, or a value that is not used.
     Code,
-    /// A string.
     Text,
 }
 
@@ -166,33 +165,15 @@ fn compile(folder: &Path, library: &Library, functions: &BTreeMap<String, Answer
     Ok(std::fs::remove_file(code)?)
 }
 
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    name: String,
-    manifest_path: PathBuf,
-}
-
 /// Returns the folders of the packages that the crate depends on, by name.
 fn packages(target: &Path) -> Result<BTreeMap<String, PathBuf>> {
     // Cargo caches information about the compiler in the folder for its files.
-    let output = command(target)
-        .args(["metadata", "--locked", "--format-version", "1"])
-        .output()
-        .context("starting cargo")?;
-    ensure!(
-        output.status.success(),
-        "cargo metadata failed: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
-    let folder = |mut package: Package| {
-        package.manifest_path.pop();
-        (package.name, package.manifest_path)
+    let mut command = command(target);
+    command.args(["metadata", "--locked", "--format-version", "1"]);
+    let metadata = Metadata::parse(&cargo::output(&mut command)?)?;
+    let folder = |package: Package| {
+        let manifest = PathBuf::from(package.manifest_path);
+        (package.name, manifest.with_file_name(""))
     };
     Ok(metadata.packages.into_iter().map(folder).collect())
 }

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::{before, stand_in, succeed};
+use super::{before, stand_in};
+use crate::cargo::succeed;
 
 /// The parts of nvcc. They are of one release, and CUDA's minor version may differ from the
 /// driver's.
@@ -113,7 +114,6 @@ pub(super) fn stub(home: &Path) -> Result<Toolkit> {
     })
 }
 
-/// Returns the folder of a toolkit's libraries.
 pub(super) fn libraries(home: &Path) -> PathBuf {
     home.join("lib")
 }

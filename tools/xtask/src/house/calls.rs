@@ -16,7 +16,6 @@ pub(crate) struct Arrow {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) line: usize,
-    /// A description of the use.
     pub(crate) what: String,
 }
 

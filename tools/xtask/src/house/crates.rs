@@ -145,7 +145,6 @@ fn may_use(place: &Place, name: &str, kind: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    /// Names of dependencies, each with its kind.
     type Uses<'a> = &'a [(&'a str, Option<&'a str>)];
 
     fn complaints(packages: &[(&str, Uses<'_>)]) -> Vec<String> {

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::Complaint;
 use super::crates::Metadata;
+use crate::cargo;
 
 /// The crate whose features are listed.
 const LISTED: &str = "cuvmm";
@@ -33,7 +34,7 @@ pub(crate) fn check(root: &Path, metadata: &Metadata) -> Result<Vec<Complaint>> 
     let mut complaints = Vec::new();
     for &(file, list, name) in LISTS {
         let path = root.join(file);
-        let text = std::fs::read_to_string(&path).with_context(|| file.to_owned())?;
+        let text = cargo::text(&path)?;
         let found = listed(&text, list, name);
         if found.as_ref() != Some(&features) {
             let what = format!("lists the features {found:?}, and {LISTED} has {features:?}");

@@ -8,10 +8,8 @@ use super::mentions::{Mention, What, mentions};
 use super::plan::{BACKENDS, EMITS, NAMES_BACKENDS, Place, ROUNDS, THREADS};
 use super::tree::Module;
 
-/// Methods that panic.
 const PANICKING: &[&str] = &["unwrap", "expect", "unwrap_err", "expect_err"];
 
-/// Macros that panic.
 const PANICS: &[&str] = &["panic", "todo", "unimplemented", "unreachable"];
 
 /// Macros that panic on a caller's error.
@@ -177,7 +175,6 @@ fn reads_environment(path: &[String]) -> bool {
         .any(|pair| pair[0] == "env" && (pair[1] == "*" || ENVIRONMENT.contains(&&*pair[1])))
 }
 
-/// Returns the backend that a path goes through.
 fn backend(path: &[String]) -> Option<&str> {
     path.windows(2)
         .find(|pair| {

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use super::{Complaint, prose};
+use crate::cargo;
 
 const PAGE: &str = "docs/invariants.md";
 
@@ -27,7 +28,7 @@ struct Rule<'a> {
 /// Checks the page of invariants and the numbers in all sources.
 pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     let page = root.join(PAGE);
-    let text = std::fs::read_to_string(&page).with_context(|| PAGE)?;
+    let text = cargo::text(&page)?;
     let mut complaints = Vec::new();
     let mut known = BTreeSet::new();
     for (index, line) in text.lines().enumerate() {
@@ -48,7 +49,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
         if file.extension().is_none_or(|ending| ending != "rs") || file.ends_with(file!()) {
             continue;
         }
-        let source = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let source = cargo::text(&file)?;
         for (line, number) in numbers(&source) {
             if !known.contains(number) {
                 let what = format!("{number} is not in {PAGE}");
@@ -59,7 +60,6 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     Ok(complaints)
 }
 
-/// Reads a row of a table.
 fn rule(line: usize, text: &str) -> Option<Rule<'_>> {
     let cells: Vec<&str> = text.trim_matches('|').split('|').map(str::trim).collect();
     let [number, _, code, test] = cells[..] else {
@@ -79,7 +79,6 @@ fn rule(line: usize, text: &str) -> Option<Rule<'_>> {
     })
 }
 
-/// Returns what is wrong with a rule's files.
 fn broken(root: &Path, rule: &Rule<'_>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     let number = rule.number;
@@ -114,11 +113,7 @@ fn candidates(root: &Path, folders: &[&str], name: &str) -> Result<Vec<(PathBuf,
     let files = folders.iter().map(|folder| root.join(folder).join(name));
     files
         .filter(|file| file.is_file())
-        .map(|file| {
-            let text =
-                std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-            Ok((file, text))
-        })
+        .map(|file| cargo::text(&file).map(|text| (file, text)))
         .collect()
 }
 

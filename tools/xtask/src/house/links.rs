@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::{Complaint, prose};
+use crate::cargo;
 
 /// The address of the repository's files, used where a relative link would not work.
 const PAGE: &str = "https://github.com/cuvmm/cuvmm/blob/main/";
@@ -23,7 +24,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     let mut complaints = Vec::new();
     let mut headings = BTreeMap::new();
     for file in prose::files(&root)? {
-        let text = read(&file)?;
+        let text = cargo::text(&file)?;
         for (line, link) in links(&text) {
             let path = match link.strip_prefix(PAGE).or(link.strip_prefix(BYTES)) {
                 Some(path) => root.join(path),
@@ -41,10 +42,6 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
         }
     }
     Ok(complaints)
-}
-
-fn read(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
 fn is_markdown(file: &Path) -> bool {
@@ -69,7 +66,7 @@ fn broken(
     let of_file = match headings.entry(file) {
         std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
         std::collections::btree_map::Entry::Vacant(new) => {
-            let text = read(new.key())?;
+            let text = cargo::text(new.key())?;
             new.insert(anchors(&text))
         }
     };

@@ -5,15 +5,16 @@
 //! expressions. The contents of a macro are only tokens, so paths and calls in them are recognized
 //! by their form.
 
-use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
+use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
 use syn::{Attribute, UseTree};
 
 use super::tree::Module;
-use super::words::{collect_words, is_for_tests, words_of_attribute};
+use super::words::{
+    Tokens, attributes, collect_words, from_root, is_for_tests, parts, words_of_attribute,
+};
 
-/// A mention of an item in a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Mention {
     pub(crate) line: usize,
@@ -24,7 +25,6 @@ pub(crate) struct Mention {
     pub(crate) what: What,
 }
 
-/// The kind of a mention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A path that starts at the crate's root, without the word `crate`; `super` and `self` are
@@ -39,20 +39,17 @@ pub(crate) enum What {
     /// A method or function that is called or referred to, by the last part of its path.
     Call(String),
     Macro(String),
-    /// A function that is defined.
     Function(String),
     Static {
         name: String,
         /// The words of its type, and `mut` for a `static mut`.
         words: Vec<String>,
     },
-    /// The words of a `cfg`.
     Cfg(Vec<String>),
     /// `allow(unsafe_code)`.
     AllowsUnsafe,
 }
 
-/// Returns everything that a module mentions.
 pub(crate) fn mentions(module: &Module) -> Vec<Mention> {
     let mut reader = Reader {
         path: module.path.clone(),
@@ -114,53 +111,32 @@ impl Reader {
         });
     }
 
-    fn say_path(&mut self, span: Span, mut parts: Vec<String>, name: Option<String>) {
-        let mut base = match parts.first().map(String::as_str) {
-            Some("crate") => Vec::new(),
-            Some("self" | "super") => self.path.clone(),
-            _ => {
-                if parts.len() > 1 || name.is_some() {
-                    self.say(span, What::Outside(parts));
-                }
-                return;
-            }
-        };
-        let mut rest = parts.drain(..).peekable();
-        while let Some(part) = rest.next_if(|part| matches!(&**part, "crate" | "self" | "super")) {
-            if part == "super" {
-                base.pop();
-            }
+    fn say_path(&mut self, span: Span, parts: Vec<String>, name: Option<String>) {
+        if let Some(path) = from_root(&self.path, &parts) {
+            self.say(span, What::Inside { path, name });
+        } else if parts.len() > 1 || name.is_some() {
+            self.say(span, What::Outside(parts));
         }
-        base.extend(rest);
-        self.say(span, What::Inside { path: base, name });
     }
 
-    /// Reads the tokens of a macro.
     fn say_tokens(&mut self, tokens: TokenStream) {
-        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-        let is = |at: usize, wanted: char| matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == wanted);
+        let tokens = Tokens(tokens.into_iter().collect());
         let mut at = 0;
-        while let Some(token) = tokens.get(at) {
+        while let Some(token) = tokens.0.get(at) {
             match token {
                 TokenTree::Group(group) => self.say_tokens(group.stream()),
                 TokenTree::Ident(ident) => {
                     let span = ident.span();
-                    let mut parts = vec![ident.to_string()];
-                    let start = at;
-                    while is(at + 1, ':') && is(at + 2, ':') {
-                        let Some(TokenTree::Ident(next)) = tokens.get(at + 3) else {
-                            break;
-                        };
-                        parts.push(next.to_string());
-                        at += 3;
-                    }
+                    let after_dot = at > 0 && tokens.is(at - 1, '.');
+                    let parts = tokens.path(at);
+                    at += 3 * (parts.len() - 1);
                     let last = parts.last().cloned().unwrap_or_default();
-                    let called = matches!(tokens.get(at + 1), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis);
-                    if is(at + 1, '!') && matches!(tokens.get(at + 2), Some(TokenTree::Group(_))) {
+                    let group = matches!(tokens.0.get(at + 2), Some(TokenTree::Group(_)));
+                    if tokens.is(at + 1, '!') && group {
                         self.say(span, What::Macro(last));
-                    } else if called
+                    } else if tokens.is_arguments(at + 1)
                         || parts.len() > 1
-                        || is(start.wrapping_sub(1), '.') && is(at + 1, ':')
+                        || after_dot && tokens.is_call(at + 1)
                     {
                         self.say(span, What::Call(last));
                     }
@@ -183,22 +159,8 @@ impl Reader {
 
 impl<'ast> Visit<'ast> for Reader {
     fn visit_item(&mut self, item: &'ast syn::Item) {
-        let attributes: &[Attribute] = match item {
-            syn::Item::Const(item) => &item.attrs,
-            syn::Item::Enum(item) => &item.attrs,
-            syn::Item::Fn(item) => &item.attrs,
-            syn::Item::Impl(item) => &item.attrs,
-            syn::Item::Macro(item) => &item.attrs,
-            syn::Item::Mod(item) => &item.attrs,
-            syn::Item::Static(item) => &item.attrs,
-            syn::Item::Struct(item) => &item.attrs,
-            syn::Item::Trait(item) => &item.attrs,
-            syn::Item::Type(item) => &item.attrs,
-            syn::Item::Use(item) => &item.attrs,
-            _ => &[],
-        };
         let constant = matches!(item, syn::Item::Const(_) | syn::Item::Static(_));
-        self.within(is_for_tests(attributes), constant, |reader| {
+        self.within(is_for_tests(attributes(item)), constant, |reader| {
             visit::visit_item(reader, item);
         });
     }
@@ -247,12 +209,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let parts: Vec<String> = path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string())
-            .collect();
-        self.say_path(path.span(), parts, None);
+        self.say_path(path.span(), parts(path), None);
         visit::visit_path(self, path);
     }
 
@@ -301,7 +258,6 @@ impl<'ast> Visit<'ast> for Reader {
     }
 }
 
-/// Collects the identifiers of a type.
 struct TypeWords<'a>(&'a mut Vec<String>);
 
 impl<'ast> Visit<'ast> for TypeWords<'_> {

@@ -4,12 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
-use syn::Attribute;
+use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 use super::tree::Module;
-use super::words::is_for_tests;
+use super::words::{Tokens, attributes, is_for_tests, parts};
 
 /// A function in an `impl` of a type that is not of a trait.
 #[derive(Debug)]
@@ -43,7 +42,6 @@ pub(crate) struct Call {
     pub(crate) how: How,
 }
 
-/// The methods that a file defines and calls.
 #[derive(Debug, Default)]
 pub(crate) struct Methods {
     pub(crate) functions: Vec<Function>,
@@ -62,7 +60,6 @@ pub(crate) fn read(module: &Module) -> Methods {
     reader.found
 }
 
-/// A visitor that collects definitions and calls.
 #[derive(Default)]
 struct Reader {
     found: Methods,
@@ -133,45 +130,6 @@ impl Reader {
     }
 }
 
-/// The tokens of a macro.
-struct Tokens(Vec<TokenTree>);
-
-impl Tokens {
-    fn is(&self, at: usize, wanted: char) -> bool {
-        matches!(self.0.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == wanted)
-    }
-
-    fn is_word(&self, at: usize, wanted: &str) -> bool {
-        matches!(self.0.get(at), Some(TokenTree::Ident(ident)) if ident == wanted)
-    }
-
-    /// Returns `true` if arguments, or type parameters before them, start here.
-    fn is_call(&self, at: usize) -> bool {
-        self.is(at, ':')
-            || matches!(self.0.get(at), Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Parenthesis)
-    }
-
-    /// Returns `true` if the method here is called on `self` and not on a field.
-    fn is_own(&self, at: usize) -> bool {
-        let behind = |back: usize| at.checked_sub(back);
-        behind(2).is_some_and(|at| self.is_word(at, "self"))
-            && !behind(3).is_some_and(|at| self.is(at, '.'))
-    }
-
-    /// Returns the parts of the path that starts here.
-    fn path(&self, mut at: usize) -> Vec<String> {
-        let mut parts = Vec::new();
-        while let Some(TokenTree::Ident(ident)) = self.0.get(at) {
-            parts.push(ident.to_string());
-            if !(self.is(at + 1, ':') && self.is(at + 2, ':')) {
-                break;
-            }
-            at += 3;
-        }
-        parts
-    }
-}
-
 /// Returns the name of a type without its path and parameters.
 fn name_of(of: &syn::Type) -> Option<String> {
     match of {
@@ -179,20 +137,6 @@ fn name_of(of: &syn::Type) -> Option<String> {
         syn::Type::Reference(of) => name_of(&of.elem),
         syn::Type::Paren(of) => name_of(&of.elem),
         _ => None,
-    }
-}
-
-/// Returns the attributes of an item that may contain calls.
-fn attributes(item: &syn::Item) -> &[Attribute] {
-    match item {
-        syn::Item::Const(item) => &item.attrs,
-        syn::Item::Fn(item) => &item.attrs,
-        syn::Item::Impl(item) => &item.attrs,
-        syn::Item::Macro(item) => &item.attrs,
-        syn::Item::Mod(item) => &item.attrs,
-        syn::Item::Static(item) => &item.attrs,
-        syn::Item::Trait(item) => &item.attrs,
-        _ => &[],
     }
 }
 
@@ -252,14 +196,8 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_expr_path(&mut self, expression: &'ast syn::ExprPath) {
-        let parts: Vec<String> = expression
-            .path
-            .segments
-            .iter()
-            .map(|segment| segment.ident.to_string())
-            .collect();
         if let Some(last) = expression.path.segments.last() {
-            self.say_path(last.ident.span(), &parts);
+            self.say_path(last.ident.span(), &parts(&expression.path));
         }
         visit::visit_expr_path(self, expression);
     }

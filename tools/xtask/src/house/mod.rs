@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::cargo;
 use crates::{Metadata, Package};
@@ -102,29 +102,13 @@ struct Inspection {
 /// The project's workspaces besides the main one.
 const OUTSIDE: &[&str] = &["integrations/candle/Cargo.toml"];
 
-/// Returns cargo's metadata of a workspace.
-fn metadata(manifest: &Path) -> Result<Metadata> {
-    let output = cargo::command()
-        .args([
-            "metadata",
-            "--no-deps",
-            "--format-version",
-            "1",
-            "--manifest-path",
-        ])
-        .arg(manifest)
-        .output()
-        .context("starting cargo")?;
-    if !output.status.success() {
-        bail!(
-            "cargo metadata failed: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    Metadata::parse(&String::from_utf8_lossy(&output.stdout))
+pub(crate) fn metadata(manifest: &Path) -> Result<Metadata> {
+    let mut command = cargo::command();
+    command.args(["metadata", "--no-deps", "--format-version=1"]);
+    let said = cargo::output(command.arg("--manifest-path").arg(manifest))?;
+    Metadata::parse(&said)
 }
 
-/// Checks the whole workspace.
 fn inspect() -> Result<Inspection> {
     let root = cargo::workspace();
     let mut metadata = metadata(&root.join("Cargo.toml"))?;
@@ -169,7 +153,7 @@ impl Inspection {
             return Ok(());
         };
         let manifest = Path::new(&package.manifest_path);
-        let text = std::fs::read_to_string(manifest).context("reading a manifest")?;
+        let text = cargo::text(manifest)?;
         if !text.contains("[lints]\nworkspace = true") {
             let what = "does not take the workspace's lints";
             self.complaints.push(Complaint::in_file(manifest, what));
@@ -219,7 +203,7 @@ impl Inspection {
         {
             return Ok(());
         }
-        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        let text = cargo::text(file)?;
         if text.trim().is_empty() {
             self.complaints.push(Complaint::in_file(file, "is empty"));
         }

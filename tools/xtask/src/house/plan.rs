@@ -19,6 +19,41 @@ pub(crate) struct Place {
     pub(crate) floors: &'static [Layer],
 }
 
+const fn program(name: &'static str, uses: &'static [&'static str]) -> Place {
+    Place {
+        name,
+        uses,
+        tests_use: &[],
+        reads_environment: false,
+        library: false,
+        floors: &[],
+    }
+}
+
+const fn library(name: &'static str, uses: &'static [&'static str]) -> Place {
+    Place {
+        library: true,
+        ..program(name, uses)
+    }
+}
+
+impl Place {
+    const fn tests_use(self, tests_use: &'static [&'static str]) -> Self {
+        Self { tests_use, ..self }
+    }
+
+    const fn reads_environment(self) -> Self {
+        Self {
+            reads_environment: true,
+            ..self
+        }
+    }
+
+    const fn floors(self, floors: &'static [Layer]) -> Self {
+        Self { floors, ..self }
+    }
+}
+
 /// Modules on one level.
 pub(crate) struct Layer {
     pub(crate) rooms: &'static [&'static str],
@@ -30,202 +65,82 @@ const fn room(rooms: &'static [&'static str]) -> Layer {
     Layer { rooms, open: false }
 }
 
+const fn open(rooms: &'static [&'static str]) -> Layer {
+    Layer { rooms, open: true }
+}
+
+const DRIVER: &[Layer] = &[
+    open(&["call", "error", "types"]),
+    room(&["driver"]),
+    room(&["cuda", "fault"]),
+];
+
+const MODEL: &[Layer] = &[room(&["model"]), room(&["host"])];
+
+const LIBRARY: &[Layer] = &[
+    room(&["driver"]),
+    room(&["sync"]),
+    room(&["deferred", "descriptors"]),
+    room(&["log"]),
+    open(&["display", "error", "size", "growth"]),
+    open(&["calls", "drops", "fork", "device"]),
+    room(&["own"]),
+    room(&["extents"]),
+    room(&["store"]),
+    room(&["region"]),
+    room(&["users"]),
+    room(&["view"]),
+    room(&["elements"]),
+    room(&["vec", "sparse", "ring", "cow", "unified"]),
+    room(&["peer", "modes"]),
+    room(&["ledger"]),
+    room(&["pool"]),
+    room(&["heap", "mem_pool"]),
+    room(&["kv"]),
+    room(&["sleep"]),
+    room(&["share"]),
+    room(&["dlpack", "cudarc"]),
+];
+
+const CANDLE: &[Layer] = &[
+    room(&["error", "waiting"]),
+    room(&["loan"]),
+    room(&["gpu"]),
+    room(&["memory"]),
+    room(&["kv", "weights"]),
+];
+
 /// The crates, from the bottom up.
 pub(crate) const CRATES: &[Place] = &[
-    Place {
-        name: "cuvmm-sys",
-        uses: &[],
-        tests_use: &[],
-        reads_environment: false,
-        library: true,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-driver",
-        uses: &["cuvmm-sys"],
-        tests_use: &["conformance", "fakecuda"],
-        reads_environment: false,
-        library: true,
-        floors: &[
-            Layer {
-                rooms: &["call", "error", "types"],
-                open: true,
-            },
-            room(&["driver"]),
-            room(&["cuda", "fault"]),
-        ],
-    },
-    Place {
-        name: "cuvmm-model",
-        uses: &["cuvmm-driver"],
-        tests_use: &[],
-        reads_environment: false,
-        library: true,
-        floors: &[room(&["model"]), room(&["host"])],
-    },
-    Place {
-        name: "cuvmm",
-        uses: &["cuvmm-driver", "cuvmm-model"],
-        tests_use: &["conformance", "fakecuda"],
-        reads_environment: false,
-        library: true,
-        floors: &[
-            room(&["driver"]),
-            room(&["sync"]),
-            room(&["deferred", "descriptors"]),
-            room(&["log"]),
-            Layer {
-                rooms: &["display", "error", "size", "growth"],
-                open: true,
-            },
-            Layer {
-                rooms: &["calls", "drops", "fork", "device"],
-                open: true,
-            },
-            room(&["own"]),
-            room(&["extents"]),
-            room(&["store"]),
-            room(&["region"]),
-            room(&["users"]),
-            room(&["view"]),
-            room(&["elements"]),
-            room(&["vec", "sparse", "ring", "cow", "unified"]),
-            room(&["peer", "modes"]),
-            room(&["ledger"]),
-            room(&["pool"]),
-            room(&["heap", "mem_pool"]),
-            room(&["kv"]),
-            room(&["sleep"]),
-            room(&["share"]),
-            room(&["dlpack", "cudarc"]),
-        ],
-    },
-    Place {
-        name: "conformance",
-        uses: &["cuvmm-driver", "cuvmm-model"],
-        tests_use: &["fakecuda"],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "fakecuda",
-        uses: &["cuvmm-driver", "cuvmm-model", "cuvmm-sys"],
-        tests_use: &["conformance"],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "fakecuda-control",
-        uses: &[],
-        tests_use: &["fakecuda"],
-        reads_environment: false,
-        library: true,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-command",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-lab",
-        uses: &["cuvmm", "cuvmm-command"],
-        tests_use: &[],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-cli",
-        uses: &["cuvmm", "cuvmm-command", "cuvmm-lab"],
-        tests_use: &["fakecuda"],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-bench",
-        uses: &["cuvmm", "cuvmm-command", "conformance"],
-        tests_use: &[],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-candle",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: false,
-        library: true,
-        floors: &[
-            room(&["error", "waiting"]),
-            room(&["loan"]),
-            room(&["gpu"]),
-            room(&["memory"]),
-            room(&["kv", "weights"]),
-        ],
-    },
-    Place {
-        name: "cuvmm-serve",
-        uses: &["cuvmm", "cuvmm-candle"],
-        tests_use: &[],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-torch",
-        uses: &["cuvmm"],
-        tests_use: &["fakecuda"],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "counted",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "compile-fail",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "cuvmm-tests",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "threads",
-        uses: &["cuvmm"],
-        tests_use: &[],
-        reads_environment: false,
-        library: false,
-        floors: &[],
-    },
-    Place {
-        name: "xtask",
-        uses: &["cuvmm-sys"],
-        tests_use: &[],
-        reads_environment: true,
-        library: false,
-        floors: &[],
-    },
+    library("cuvmm-sys", &[]),
+    library("cuvmm-driver", &["cuvmm-sys"])
+        .tests_use(&["conformance", "fakecuda"])
+        .floors(DRIVER),
+    library("cuvmm-model", &["cuvmm-driver"]).floors(MODEL),
+    library("cuvmm", &["cuvmm-driver", "cuvmm-model"])
+        .tests_use(&["conformance", "fakecuda"])
+        .floors(LIBRARY),
+    program("conformance", &["cuvmm-driver", "cuvmm-model"]).tests_use(&["fakecuda"]),
+    program("fakecuda", &["cuvmm-driver", "cuvmm-model", "cuvmm-sys"])
+        .tests_use(&["conformance"])
+        .reads_environment(),
+    library("fakecuda-control", &[]).tests_use(&["fakecuda"]),
+    program("cuvmm-command", &["cuvmm"]).reads_environment(),
+    program("cuvmm-lab", &["cuvmm", "cuvmm-command"]).reads_environment(),
+    program("cuvmm-cli", &["cuvmm", "cuvmm-command", "cuvmm-lab"])
+        .tests_use(&["fakecuda"])
+        .reads_environment(),
+    program("cuvmm-bench", &["cuvmm", "cuvmm-command", "conformance"]).reads_environment(),
+    library("cuvmm-candle", &["cuvmm"]).floors(CANDLE),
+    program("cuvmm-serve", &["cuvmm", "cuvmm-candle"]),
+    program("cuvmm-torch", &["cuvmm"])
+        .tests_use(&["fakecuda"])
+        .reads_environment(),
+    program("counted", &["cuvmm"]),
+    program("compile-fail", &["cuvmm"]),
+    program("cuvmm-tests", &["cuvmm"]),
+    program("threads", &["cuvmm"]),
+    program("xtask", &["cuvmm-sys"]).reads_environment(),
 ];
 
 /// Files of one crate that use each other in a cycle at present.

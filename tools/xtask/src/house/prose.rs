@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::Complaint;
+use crate::cargo;
 
 /// Words that stand for a subject that has a name, or refer to another sentence.
 const WORDS: &[&str] = &[
@@ -59,7 +60,7 @@ const LISTS_THEM: &str = "prose.rs";
 pub(crate) fn check(root: &Path) -> Result<Vec<Complaint>> {
     let (mut complaints, mut documented) = (Vec::new(), Vec::new());
     for file in files(root)? {
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        let text = cargo::text(&file)?;
         let lines: Vec<&str> = text.lines().collect();
         let rust = file.extension().is_some_and(|ending| ending == "rs");
         complaints.extend(words(&lines).map(|(line, what)| Complaint::at(&file, line, what)));

@@ -10,6 +10,7 @@ use syn::spanned::Spanned as _;
 
 use super::Complaint;
 use super::words::is_for_tests;
+use crate::cargo;
 
 /// One file with its module path.
 pub(crate) struct Module {
@@ -38,9 +39,7 @@ impl Module {
     }
 
     fn read(file: &Path, path: Vec<String>, test: bool) -> Result<Self> {
-        let text =
-            std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
-        Self::parse(file, path, test, text)
+        Self::parse(file, path, test, cargo::text(file)?)
     }
 }
 
@@ -52,7 +51,6 @@ pub(crate) fn is_one_in_the_other(one: &[String], other: &[String]) -> bool {
     one.starts_with(other) || other.starts_with(one)
 }
 
-/// Returns all files of the crate with this root.
 pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Vec<Module>> {
     let mut found = Vec::new();
     let mut ahead = vec![Module::read(root, Vec::new(), false)?];
@@ -70,7 +68,6 @@ pub(crate) fn modules(root: &Path, complaints: &mut Vec<Complaint>) -> Result<Ve
     Ok(found)
 }
 
-/// Returns the folder of the files of a module's children.
 fn children_of(module: &Module, root: &Path) -> PathBuf {
     let parent = module.file.parent().unwrap_or(Path::new(""));
     match module.file.file_stem() {
@@ -79,7 +76,6 @@ fn children_of(module: &Module, root: &Path) -> PathBuf {
     }
 }
 
-/// A module, in its own file or inline.
 struct Scope {
     folder: PathBuf,
     path: Vec<String>,

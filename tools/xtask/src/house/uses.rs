@@ -10,7 +10,7 @@ use syn::spanned::Spanned as _;
 use super::calls::Arrow;
 use super::mentions::{What, imports, mentions};
 use super::tree::{Module, is_one_in_the_other};
-use super::words::words_of_attribute;
+use super::words::{from_root, words_of_attribute};
 
 /// The maximum number of files through which a name is followed.
 const FAR: usize = 8;
@@ -92,32 +92,14 @@ impl<'a> Names<'a> {
                     continue;
                 };
                 for (path, name) in imports(item) {
-                    if let Some(path) = names.absolute(module, &path) {
+                    let inside = from_root(&module.path, &path);
+                    if let Some(path) = inside.or_else(|| names.of_child(module, &path)) {
                         names.taken.insert((at, name), path);
                     }
                 }
             }
         }
         names
-    }
-
-    /// Returns a module's path relative to the crate's root, if it stays in the crate.
-    fn absolute(&self, module: &Module, path: &[String]) -> Option<Vec<String>> {
-        let mut base = match path.first().map(String::as_str) {
-            Some("crate") => Vec::new(),
-            Some("self" | "super") => module.path.clone(),
-            _ => return self.of_child(module, path),
-        };
-        for part in path {
-            match &**part {
-                "crate" | "self" => {}
-                "super" => {
-                    base.pop();
-                }
-                _ => base.push(part.clone()),
-            }
-        }
-        Some(base)
     }
 
     /// Returns a path that starts with a module's own child, relative to the crate's root.
@@ -129,7 +111,6 @@ impl<'a> Names<'a> {
         Some(child)
     }
 
-    /// Returns the file that defines the item of a path from the crate's root.
     fn file(&self, path: &[String], far: usize) -> Option<usize> {
         let (at, rest) = (0..=path.len()).rev().find_map(|length| {
             let (start, rest) = path.split_at(length);

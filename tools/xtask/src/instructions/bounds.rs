@@ -5,8 +5,6 @@
 
 use anyhow::{Result, ensure};
 
-use super::count::Count;
-
 /// The maximum ratio of a path's count with 100,000 live blocks of 1,000 tenants to its count with
 /// 100 blocks of one tenant.
 pub(crate) const CROWDED: f64 = 1.5;
@@ -15,11 +13,9 @@ pub(crate) const CROWDED: f64 = 1.5;
 /// with other keys takes a few more or less.
 const SAME: f64 = 0.001;
 
-/// A path through the pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) name: &'static str,
-    /// The case of `counted`.
     case: &'static str,
     /// The number of operations between two marks.
     batch: u64,
@@ -89,7 +85,6 @@ pub(crate) enum Setting {
 }
 
 impl Path {
-    /// Returns the arguments of `counted`.
     pub(crate) fn arguments(&self, setting: Setting) -> [String; 4] {
         let (batch, rounds) = (self.batch.to_string(), self.rounds.to_string());
         let (end, crowd) = match setting {
@@ -101,10 +96,10 @@ impl Path {
     }
 
     /// Returns what is wrong if the path takes another number of instructions in a ledger.
-    pub(crate) fn difference(&self, without: &Count, within: &Count) -> Option<String> {
-        let more = within.median - without.median;
-        (more.abs() > SAME * without.median).then(|| {
-            let (name, without, within) = (self.name, without.median, within.median);
+    pub(crate) fn difference(&self, without: f64, within: f64) -> Option<String> {
+        let more = within - without;
+        (more.abs() > SAME * without).then(|| {
+            let name = self.name;
             format!("{name} takes {within:.1} instructions in a ledger, {without:.1} without")
         })
     }
@@ -125,17 +120,16 @@ impl Path {
         Ok(work as f64 / (rounds * self.batch) as f64)
     }
 
-    pub(crate) fn complaint(&self, count: &Count) -> Option<String> {
+    pub(crate) fn complaint(&self, count: f64) -> Option<String> {
         let Self {
             name,
             measured,
             bound,
             ..
         } = self;
-        (count.median > f64::from(*bound)).then(|| {
+        (count > f64::from(*bound)).then(|| {
             format!(
-                "{name} takes {:.0} instructions, more than {bound}; it once took {measured}",
-                count.median
+                "{name} takes {count:.0} instructions, more than {bound}; it once took {measured}"
             )
         })
     }
@@ -169,10 +163,9 @@ mod tests {
     #[test]
     fn in_a_ledger_a_path_takes_as_many() {
         let path = &PATHS[0];
-        let count = |median: f64| Count::of(vec![median]);
-        assert_eq!(path.difference(&count(496.0), &count(496.4)), None);
+        assert_eq!(path.difference(496.0, 496.4), None);
         for other in [490.0, 497.0] {
-            assert!(path.difference(&count(496.0), &count(other)).is_some());
+            assert!(path.difference(496.0, other).is_some());
         }
         assert_eq!(path.arguments(Setting::Ledger)[0], "warm-in-ledger");
     }
@@ -181,7 +174,7 @@ mod tests {
     fn over_the_bound() {
         let path = &PATHS[0];
         let bound = f64::from(path.bound);
-        assert_eq!(path.complaint(&Count::of(vec![bound])), None);
-        assert!(path.complaint(&Count::of(vec![bound + 1.0])).is_some());
+        assert_eq!(path.complaint(bound), None);
+        assert!(path.complaint(bound + 1.0).is_some());
     }
 }

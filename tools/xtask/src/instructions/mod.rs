@@ -6,7 +6,6 @@
 //! of caches, of contended locks and of the driver.
 
 mod bounds;
-mod count;
 mod files;
 mod program;
 mod trace;
@@ -14,7 +13,6 @@ mod trace;
 use anyhow::{Result, bail, ensure};
 
 use bounds::{CROWDED, PATHS, Path, Setting};
-use count::Count;
 use trace::Stretches;
 
 /// Count the instructions of the pool's warm paths, and fail if one takes more than its bound.
@@ -23,11 +21,8 @@ pub(crate) struct Instructions {
     /// Fail where one process may not trace another, instead of reporting it.
     #[arg(long)]
     require: bool,
-    /// The number of times that each path is counted, each time in a separate process.
-    #[arg(long, default_value_t = 1)]
-    runs: usize,
     /// List the files that paths execute instead, from the line tables of the program.
-    #[arg(long, conflicts_with = "runs")]
+    #[arg(long)]
     files: bool,
     /// Count only paths whose name begins with this.
     path: Option<String>,
@@ -47,31 +42,27 @@ impl Instructions {
             };
         }
         let program = program::build("release")?;
-        let counted = |path: &Path, setting: Setting| -> Result<Option<Count>> {
-            let mut runs = Vec::new();
-            for _ in 0..self.runs.max(1) {
-                match trace::trace(&program, &path.arguments(setting), None)? {
-                    Stretches::Counted(stretches) => runs.push(path.each(&stretches)?),
-                    Stretches::Refused(why) => {
-                        eprintln!("{why}");
-                        return Ok(None);
-                    }
+        let counted = |path: &Path, setting: Setting| -> Result<Option<f64>> {
+            match trace::trace(&program, &path.arguments(setting), None)? {
+                Stretches::Counted(stretches) => path.each(&stretches).map(Some),
+                Stretches::Refused(why) => {
+                    eprintln!("{why}");
+                    Ok(None)
                 }
             }
-            Ok(Some(Count::of(runs)))
         };
         let wanted = |path: &&Path| {
             let begins = |begin: &String| path.name.starts_with(begin.as_str());
             self.path.as_ref().is_none_or(begins)
         };
         let mut complaints = Vec::new();
-        println!("instructions per operation: median of the runs, minimum and maximum, bound");
+        println!("instructions per operation, and bound");
         for path in PATHS.iter().filter(wanted) {
             let Some(few) = counted(path, Setting::Few)? else {
                 return self.refused();
             };
-            println!("{:<18} {few}  at most {}", path.name, path.bound);
-            complaints.extend(path.complaint(&few));
+            println!("{:<18} {few:>7.1}  at most {}", path.name, path.bound);
+            complaints.extend(path.complaint(few));
             if path.in_ledger {
                 let mut tries = 0;
                 let (within, difference) = loop {
@@ -81,14 +72,14 @@ impl Instructions {
                     ) else {
                         return self.refused();
                     };
-                    let difference = path.difference(&without, &within);
+                    let difference = path.difference(without, within);
                     tries += 1;
                     if difference.is_none() || tries == TRIES {
                         break (within, difference);
                     }
                 };
-                println!("{:<18} {within}  as many", "  in a ledger");
-                complaints.extend(path.complaint(&within));
+                println!("{:<18} {within:>7.1}  as many", "  in a ledger");
+                complaints.extend(path.complaint(within));
                 complaints.extend(difference);
             }
             if !path.crowded {
@@ -97,9 +88,9 @@ impl Instructions {
             let Some(many) = counted(path, Setting::Crowd)? else {
                 return self.refused();
             };
-            let ratio = many.median / few.median;
+            let ratio = many / few;
             println!(
-                "{:<18} {many}  {ratio:.2}x, at most {CROWDED}x",
+                "{:<18} {many:>7.1}  {ratio:.2}x, at most {CROWDED}x",
                 "  in a crowd"
             );
             if ratio > CROWDED {

@@ -1,34 +1,25 @@
 //! The counted program, built like a user's program.
 
 use std::path::PathBuf;
-use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use anyhow::{Context as _, Result};
 
-use crate::cargo;
+use crate::cargo::{self, Message};
 
 /// Builds the program like a user's in release mode, and returns its path. The profile is `release`, or
 /// `profiling` for the same with line tables.
 pub(crate) fn build(profile: &str) -> Result<PathBuf> {
-    let output = cargo::command()
-        .args(["build", "--profile", profile, "--package=counted"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .context("starting cargo")?;
-    ensure!(output.status.success(), "building counted failed");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let file = said.lines().find_map(executable);
+    let mut command = cargo::command();
+    command.args(["build", "--profile", profile, "--package=counted"]);
+    let messages = cargo::build(&mut command)?;
+    let file = messages.into_iter().find_map(executable);
     file.context("cargo did not say where counted is")
 }
 
-/// Returns the program that a line of cargo's messages names.
-fn executable(line: &str) -> Option<PathBuf> {
-    let message: Value = serde_json::from_str(line).ok()?;
-    let counted = message.pointer("/target/name")? == "counted";
-    let file = message.get("executable")?.as_str()?;
-    counted.then(|| file.into())
+/// Returns the program that a message of cargo names.
+fn executable(message: Message) -> Option<PathBuf> {
+    let counted = message.target?.name == "counted";
+    message.executable.filter(|_| counted)
 }
 
 #[cfg(test)]
@@ -37,11 +28,11 @@ mod tests {
 
     #[test]
     fn as_cargo_says_it() {
+        let said = |line: &str| executable(Message::parse(line).expect("as cargo says it"));
         let line = |name: &str, file: &str| {
-            let line = format!(
+            said(&format!(
                 r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{file}}}"#
-            );
-            executable(&line)
+            ))
         };
         assert_eq!(
             line("counted", r#""/t/counted""#),
@@ -49,9 +40,6 @@ mod tests {
         );
         assert_eq!(line("counted", "null"), None);
         assert_eq!(line("cuvmm", r#""/t/cuvmm""#), None);
-        assert_eq!(
-            executable(r#"{"reason":"build-finished","success":true}"#),
-            None
-        );
+        assert_eq!(said(r#"{"reason":"build-finished","success":true}"#), None);
     }
 }

@@ -1,19 +1,16 @@
 //! The files that cargo built, read from its messages.
 
 use std::path::PathBuf;
-use std::process::Stdio;
 
-use anyhow::{Context as _, Result, bail};
-use serde::Deserialize;
+use anyhow::Result;
 
-use crate::cargo;
+use crate::cargo::{self, Message, Target};
 
 /// A file that cargo built and that belongs in the pack.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Built {
     pub(super) place: Place,
     pub(super) file: PathBuf,
-    /// The file's name in the pack.
     pub(super) name: String,
 }
 
@@ -25,52 +22,23 @@ pub(super) enum Place {
     Test,
 }
 
-/// Builds in release mode and returns the files that belong in the pack.
 pub(super) fn build(arguments: &[String]) -> Result<Vec<Built>> {
     println!("cargo {}", arguments.join(" "));
-    let output = cargo::command()
-        .args(arguments)
-        .args(["--release", "--message-format=json-render-diagnostics"])
-        .stderr(Stdio::inherit())
-        .output()
-        .context("starting cargo")?;
-    if !output.status.success() {
-        bail!("cargo {} failed: {}", arguments.join(" "), output.status);
-    }
+    let messages = cargo::build(cargo::command().args(arguments).arg("--release"))?;
     let tests = arguments.iter().any(|argument| argument == "test");
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| read(line, tests).transpose())
-        .collect()
+    let built = messages.into_iter();
+    Ok(built.filter_map(|message| read(message, tests)).collect())
 }
 
-#[derive(Debug, Deserialize)]
-struct Message {
-    reason: String,
-    package_id: Option<String>,
-    target: Option<Target>,
-    executable: Option<PathBuf>,
-    #[serde(default)]
-    filenames: Vec<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Target {
-    name: String,
-    kind: Vec<String>,
-}
-
-/// Returns the file that a line of cargo's messages reports, if it belongs in the pack.
+/// Returns the file that a message of cargo reports, if it belongs in the pack.
 ///
 /// A build of tests also builds the programs that they start; these are not returned a second time.
-fn read(line: &str, tests: bool) -> Result<Option<Built>> {
-    let message: Message =
-        serde_json::from_str(line).with_context(|| format!("cargo said {line}"))?;
-    let (Some(target), true) = (message.target, message.reason == "compiler-artifact") else {
-        return Ok(None);
-    };
+fn read(message: Message, tests: bool) -> Option<Built> {
+    let target = message
+        .target
+        .filter(|_| message.reason == "compiler-artifact")?;
     let is = |kind: &str| target.kind.iter().any(|ours| ours == kind);
-    Ok(match message.executable {
+    match message.executable {
         Some(file) if tests && is("test") => {
             let package = package_name(message.package_id.as_deref().unwrap_or_default());
             let name = format!("{package}-{}", target.name);
@@ -85,20 +53,18 @@ fn read(line: &str, tests: bool) -> Result<Option<Built>> {
             file,
             name: target.name,
         }),
-        None if !tests => match library(&target) {
-            Some(name) => message
-                .filenames
-                .into_iter()
-                .find(|file| file.extension().is_some_and(|extension| extension == "so"))
-                .map(|file| Built {
-                    place: Place::Library,
-                    file,
-                    name: name.to_owned(),
-                }),
-            None => None,
-        },
+        None if !tests => {
+            let name = library(&target)?.to_owned();
+            let mut files = message.filenames.into_iter();
+            let file = files.find(|file| file.extension().is_some_and(|it| it == "so"))?;
+            Some(Built {
+                place: Place::Library,
+                file,
+                name,
+            })
+        }
         _ => None,
-    })
+    }
 }
 
 /// Returns the name of a library in the pack, if it belongs there.
@@ -131,7 +97,7 @@ mod tests {
             "target":{{"kind":["{kind}"],"name":"{name}"}},"executable":{executable},
             "filenames":["/t/lib{name}.so","/t/lib{name}.d"]}}"#
         );
-        let built = read(&line, tests).expect("as cargo says it")?;
+        let built = read(Message::parse(&line).expect("as cargo says it"), tests)?;
         Some((built.place, built.name))
     }
 
@@ -156,9 +122,8 @@ mod tests {
     fn what_does_not() {
         assert_eq!(told("bin", "cuvmm", "\"/t/cuvmm\"", true), None);
         assert_eq!(told("lib", "cuvmm", "null", false), None);
-        let done = read(r#"{"reason":"build-finished","success":true}"#, false);
-        assert_eq!(done.expect("as cargo says it"), None);
-        assert!(read("Finished", false).is_err());
+        let done = Message::parse(r#"{"reason":"build-finished","success":true}"#);
+        assert_eq!(read(done.expect("as cargo says it"), false), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cargo;
+use crate::cargo::{self, succeed};
 use built::{Built, Place};
 
 /// The test that uses the library's memory in PyTorch and CuPy.
@@ -93,7 +93,6 @@ fn python(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the arguments for cargo, one list for each build.
 fn builds() -> Result<Vec<Vec<String>>> {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let mut builds: Vec<Vec<String>> = vec![owned(&[
@@ -156,8 +155,7 @@ fn wants_a_gpu(program: &Path) -> Result<Option<&str>> {
         false => vec![program.to_owned()],
     };
     for file in files {
-        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-        wants |= text.contains("CUVMM_REQUIRE_GPU");
+        wants |= cargo::text(&file)?.contains("CUVMM_REQUIRE_GPU");
     }
     Ok(wants.then_some(name))
 }
@@ -194,14 +192,6 @@ fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
     succeed(Command::new("strip").arg("--strip-unneeded").arg(to))
 }
 
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command
-        .status()
-        .with_context(|| format!("starting {command:?}"))?;
-    ensure!(status.success(), "{command:?} failed: {status}");
-    Ok(())
-}
-
 fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
     entries(folder, Path::is_file)
 }
@@ -225,7 +215,6 @@ fn entries(folder: &Path, wanted: fn(&Path) -> bool) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Prints the contents of the pack and returns its size in bytes.
 fn report(folder: &Path) -> Result<u64> {
     let mut total = 0;
     let mut folders = vec![folder.to_owned()];

@@ -103,7 +103,7 @@ replay() {
     local traces=$1
     step replay "$CUVMM_BIN" replay --memory 8GiB --policy both --driver cuda \
         --model "conv=$traces/azure-conv-first-half.csv" \
-        --model "code=$traces/azure-code.csv" --chart "$out/replay.svg"
+        --model "code=$traces/azure-code.csv"
     step replay-json "$CUVMM_BIN" replay --memory 8GiB --policy both --driver cuda --json \
         --model "conv=$traces/azure-conv-first-half.csv" \
         --model "code=$traces/azure-code.csv"

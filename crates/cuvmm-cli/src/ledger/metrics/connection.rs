@@ -29,7 +29,6 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 enum Phase {
-    /// The bytes of the request received so far.
     Reading(Vec<u8>),
     Asked(Method),
     Writing(Vec<u8>),

@@ -9,19 +9,13 @@ use super::look::{Process, Shown};
 use cuvmm_command::page::Unit;
 use cuvmm_command::terminal::safe;
 
-/// Change of a process's charge since the last look.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Growth {
-    /// Bytes charged per second, negative if the charge shrank.
-    pub(super) per_second: f64,
-}
-
 /// Columns of the table, from left to right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Column {
     Name,
     Pid,
     State,
+    #[default]
     Charged,
     InUse,
     Cached,
@@ -74,33 +68,26 @@ impl Column {
     ];
 
     pub(super) const fn head(self) -> &'static str {
-        match self {
-            Self::Name => "process",
-            Self::Pid => "pid",
-            Self::State => "state",
-            Self::Charged => "charged",
-            Self::InUse => "in use",
-            Self::Cached => "cached",
-            Self::Idle => "idle",
-            Self::Guarantee => "guar.",
-            Self::Limit => "limit",
-            Self::Priority => "prio",
-            Self::Stalled => "stalled",
-            Self::Some => "some%",
-            Self::Full => "full%",
-            Self::Growth => "growth",
-        }
+        self.shape().0
     }
 
-    /// Returns the width of the column; for names, the least width.
-    const fn width(self) -> u16 {
+    /// Returns the head and the width of the column; for names, the least width.
+    const fn shape(self) -> (&'static str, u16) {
         match self {
-            Self::Name => NAME,
-            Self::Pid | Self::State | Self::Charged | Self::Stalled => 7,
-            Self::InUse | Self::Cached | Self::Idle | Self::Guarantee | Self::Limit => 6,
-            Self::Growth => 6,
-            Self::Priority => 4,
-            Self::Some | Self::Full => 5,
+            Self::Name => ("process", NAME),
+            Self::Pid => ("pid", 7),
+            Self::State => ("state", 7),
+            Self::Charged => ("charged", 7),
+            Self::InUse => ("in use", 6),
+            Self::Cached => ("cached", 6),
+            Self::Idle => ("idle", 6),
+            Self::Guarantee => ("guar.", 6),
+            Self::Limit => ("limit", 6),
+            Self::Priority => ("prio", 4),
+            Self::Stalled => ("stalled", 7),
+            Self::Some => ("some%", 5),
+            Self::Full => ("full%", 5),
+            Self::Growth => ("growth", 6),
         }
     }
 
@@ -111,7 +98,7 @@ impl Column {
     /// Returns the columns that fit, with their widths; one space separates columns.
     pub(super) fn that_fit(width: u16) -> Vec<(Self, u16)> {
         let mut columns = Self::ALL.to_vec();
-        let needed = |columns: &[Self]| columns.iter().map(|it| it.width() + 1).sum::<u16>() - 1;
+        let needed = |columns: &[Self]| columns.iter().map(|it| it.shape().1 + 1).sum::<u16>() - 1;
         for omitted in Self::OMITTED {
             if needed(&columns) <= width {
                 break;
@@ -120,8 +107,8 @@ impl Column {
         }
         let left = width.saturating_sub(needed(&columns));
         let wide = columns.into_iter().map(|column| match column {
-            Self::Name => (column, column.width() + left),
-            column => (column, column.width()),
+            Self::Name => (column, NAME + left),
+            column => (column, column.shape().1),
         });
         wide.collect()
     }
@@ -137,7 +124,7 @@ impl Column {
         self,
         ledger: &Shown,
         process: &Process,
-        growth: Option<Growth>,
+        growth: Option<f64>,
         unit: Unit,
     ) -> String {
         let stats = &process.stats;
@@ -158,8 +145,8 @@ impl Column {
             Self::Some => percent(stats.stalled_average.avg10),
             Self::Full => percent(stats.stalled_full_average.avg10),
             Self::Growth => match growth {
-                Some(it) if it.per_second > 0.0 => format!("+{}", unit.figure(it.per_second)),
-                Some(it) => unit.figure(it.per_second),
+                Some(it) if it > 0.0 => format!("+{}", unit.figure(it)),
+                Some(it) => unit.figure(it),
                 None => String::new(),
             },
         }
@@ -168,11 +155,10 @@ impl Column {
     /// Compares two processes by this column: large figures first, low names first.
     pub(super) fn compare(
         self,
-        (one, one_growth): (&Process, Option<Growth>),
-        (two, two_growth): (&Process, Option<Growth>),
+        (one, one_growth): (&Process, Option<f64>),
+        (two, two_growth): (&Process, Option<f64>),
     ) -> Ordering {
         let (a, b) = (&one.stats, &two.stats);
-        let per_second = |growth: Option<Growth>| growth.unwrap_or_default().per_second;
         match self {
             Self::Name => a.name.cmp(&b.name),
             Self::Pid => a.pid.cmp(&b.pid),
@@ -190,7 +176,10 @@ impl Column {
                 let of = |it: &ProcessStats| it.stalled_full_average.avg10;
                 of(b).total_cmp(&of(a))
             }
-            Self::Growth => per_second(two_growth).total_cmp(&per_second(one_growth)),
+            Self::Growth => {
+                let of = |growth: Option<f64>| growth.unwrap_or_default();
+                of(two_growth).total_cmp(&of(one_growth))
+            }
         }
     }
 }

@@ -4,17 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use cuvmm::ledger::{ExportStats, StallAverages};
 
 use super::look::{Process, Shown};
+use cuvmm_command::size::iec as size;
 use cuvmm_command::terminal::{counted, safe};
 
 const LISTED: usize = 5;
-
-pub(super) fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
 
 pub(super) fn seconds(time: Duration) -> String {
     match time.as_secs_f64() {

@@ -134,6 +134,13 @@ impl Pen<'_> {
         self.text(x + left, y, width - left, text, style);
     }
 
+    fn cell(&mut self, column: Column, (x, y): (u16, u16), width: u16, text: &str, style: Style) {
+        match column.is_figure() {
+            true => self.right(x, y, width, text, style),
+            false => self.text(x, y, width, text, style),
+        }
+    }
+
     fn style(&mut self, y: u16, style: Style) {
         let line = Rect::new(self.area.x, self.area.y + y, self.area.width, 1);
         self.to.set_style(line.intersection(self.area), style);
@@ -280,10 +287,7 @@ fn head(state: &State, y: u16, pen: &mut Pen<'_>) {
                 text += sign(state);
             }
         }
-        match column.is_figure() {
-            true => pen.right(x, y, width, &text, style),
-            false => pen.text(x, y, width, &text, style),
-        }
+        pen.cell(column, (x, y), width, &text, style);
         x += width + 1;
     }
 }
@@ -312,10 +316,7 @@ fn process_row(
             Column::State if text != "running" => Style::new().fg(Color::Red),
             _ => Style::new(),
         };
-        match column.is_figure() {
-            true => pen.right(x, y, width, &text, style),
-            false => pen.text(x, y, width, &text, style),
-        }
+        pen.cell(column, (x, y), width, &text, style);
         x += width + 1;
     }
 }
@@ -341,7 +342,6 @@ const TENANT: [OfTenant; 8] = [
 /// The least width of a tenant's name and the space before it.
 const TENANT_NAME: u16 = 14;
 
-/// Returns the width of the names, and the columns of tenants that fit.
 fn tenant_columns(width: u16) -> (u16, Vec<OfTenant>) {
     let mut left = width.saturating_sub(TENANT_NAME);
     let fitting = TENANT.into_iter().take_while(|(_, width, _)| {

@@ -1,5 +1,6 @@
 //! The loop of the live picture: waits for events and draws.
 
+use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -11,12 +12,6 @@ use super::state::{Request, State};
 use super::worker::{Event, start};
 use crate::ledger::find::Where;
 use cuvmm_command::signals;
-
-#[derive(Debug)]
-enum End {
-    Quit,
-    Signal(i32),
-}
 
 /// Shows the figures until a key or a signal ends the loop, restores the terminal, and returns the
 /// signal.
@@ -38,18 +33,16 @@ pub(super) fn run(at: &Where, interval: Duration) -> anyhow::Result<Option<i32>>
     state.folder = at.shown();
     let end = watch(state, &mut screen, &events, &requests);
     drop(screen);
-    Ok(match end? {
-        End::Quit => None,
-        End::Signal(signal) => Some(signal),
-    })
+    end
 }
 
+/// Returns the signal that ended the loop, or `None` for a key.
 fn watch(
     mut state: State,
     screen: &mut Screen,
     events: &Receiver<Event>,
     requests: &Sender<Request>,
-) -> anyhow::Result<End> {
+) -> anyhow::Result<Option<i32>> {
     loop {
         if !screen.draw(&state)? {
             return Err(anyhow!("a thread ended"));
@@ -57,7 +50,7 @@ fn watch(
         let first = events.recv()?;
         // Events that came meanwhile are drawn together.
         for event in std::iter::once(first).chain(events.try_iter()) {
-            if let Some(end) = take(screen, &mut state, event, requests)? {
+            if let ControlFlow::Break(end) = take(screen, &mut state, event, requests)? {
                 return Ok(end);
             }
         }
@@ -69,10 +62,10 @@ fn take(
     state: &mut State,
     event: Event,
     requests: &Sender<Request>,
-) -> anyhow::Result<Option<End>> {
+) -> anyhow::Result<ControlFlow<Option<i32>>> {
     match event {
         Event::Key(key) => match press(state, key) {
-            Action::Quit => return Ok(Some(End::Quit)),
+            Action::Quit => return Ok(ControlFlow::Break(None)),
             Action::Send(request) => requests.send(request)?,
             Action::Redraw => screen.clear()?,
             Action::Draw => {}
@@ -81,8 +74,8 @@ fn take(
         Event::Said(text) => state.said = text,
         Event::Resized => {}
         Event::NoKeys(error) => return Err(error).context("keys cannot be read"),
-        Event::Signal(signal) => return Ok(Some(End::Signal(signal))),
+        Event::Signal(signal) => return Ok(ControlFlow::Break(Some(signal))),
         Event::Ended => return Err(anyhow!("a thread ended")),
     }
-    Ok(None)
+    Ok(ControlFlow::Continue(()))
 }

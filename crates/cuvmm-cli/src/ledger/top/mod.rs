@@ -78,7 +78,6 @@ impl Args {
 
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Parses the interval between looks, at least [`SHORTEST`].
 fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         time if time < SHORTEST => Err("an interval is at least 100ms".to_owned()),

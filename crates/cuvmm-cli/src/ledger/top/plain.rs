@@ -3,10 +3,11 @@
 use cuvmm::ledger::TenantReport;
 
 use super::columns::percent;
-use super::detail::{exports, foreign, size, stalls};
+use super::detail::{exports, foreign, stalls};
 use super::look::{Process, Shown};
 use super::waits::waits;
 use cuvmm_command::page::{Page, Unit};
+use cuvmm_command::size::iec as size;
 use cuvmm_command::terminal::{safe, shown};
 
 /// The columns by importance: a narrow terminal omits the last ones.
@@ -23,7 +24,6 @@ const HEAD: [&str; 10] = [
     "asleep",
 ];
 
-/// Returns one table for each ledger found at a path.
 pub(super) fn text(ledgers: &[Shown], path: &str) -> String {
     if ledgers.is_empty() {
         return format!("there is no ledger in {path}\n");

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use cuvmm::ledger::TenantReport;
 
-use super::columns::{Column, Growth};
+use super::columns::Column;
 use super::detail::{exports, foreign, lines, stalls};
 use super::history::History;
 use super::look::{Process, Shown};
@@ -65,7 +65,7 @@ pub(super) enum Row<'a> {
     Blank,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     /// The ledgers of the last successful look.
     pub(super) ledgers: Option<Vec<Shown>>,
@@ -82,29 +82,9 @@ pub(super) struct State {
     place: usize,
     expanded: BTreeSet<ProcessId>,
     at: Option<Instant>,
-    growth: BTreeMap<ProcessId, Growth>,
+    /// Bytes charged per second between the last two looks, negative if the charge shrank.
+    growth: BTreeMap<ProcessId, f64>,
     histories: BTreeMap<ProcessId, History>,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            ledgers: None,
-            folder: String::new(),
-            trouble: None,
-            said: String::new(),
-            asking: None,
-            help: false,
-            sort: Column::Charged,
-            reverse: false,
-            selected: None,
-            place: 0,
-            expanded: BTreeSet::new(),
-            at: None,
-            growth: BTreeMap::new(),
-            histories: BTreeMap::new(),
-        }
-    }
 }
 
 impl ProcessId {
@@ -173,8 +153,7 @@ impl State {
         self.find_selection();
     }
 
-    /// Returns the growth of a process between the last two looks.
-    pub(super) fn growth(&self, ledger: &Shown, process: &Process) -> Option<Growth> {
+    pub(super) fn growth(&self, ledger: &Shown, process: &Process) -> Option<f64> {
         self.growth.get(&ProcessId::of(ledger, process)).copied()
     }
 
@@ -292,7 +271,7 @@ impl State {
 }
 
 /// Returns the growth of all processes that the look before saw too.
-fn growth(before: &[Shown], now: &[Shown], seconds: f64) -> BTreeMap<ProcessId, Growth> {
+fn growth(before: &[Shown], now: &[Shown], seconds: f64) -> BTreeMap<ProcessId, f64> {
     let processes = |ledgers: &[Shown]| -> BTreeMap<ProcessId, u64> {
         let all = ledgers.iter().flat_map(|ledger| {
             let processes = ledger.processes.iter();
@@ -307,10 +286,7 @@ fn growth(before: &[Shown], now: &[Shown], seconds: f64) -> BTreeMap<ProcessId, 
     let now = processes(now).into_iter();
     let found = now.filter_map(|(id, charged)| {
         let before = *before.get(&id)?;
-        let growth = Growth {
-            per_second: (charged as f64 - before as f64) / seconds,
-        };
-        Some((id, growth))
+        Some((id, (charged as f64 - before as f64) / seconds))
     });
     found.collect()
 }
@@ -454,10 +430,7 @@ mod tests {
         looked(&mut state, now, at(10, 1));
         assert_eq!(grown(&state), None);
         looked(&mut state, now + Duration::from_secs(2), at(4, 1));
-        let growth = Growth {
-            per_second: -3.0 * MIB as f64,
-        };
-        assert_eq!(grown(&state), Some(growth));
+        assert_eq!(grown(&state), Some(-3.0 * MIB as f64));
         looked(&mut state, now + Duration::from_secs(3), at(90, 2));
         assert_eq!(grown(&state), None, "another process has the slot");
     }

@@ -1,7 +1,8 @@
 //! The reason why a process waits, as far as figures tell.
 
-use super::detail::{name, seconds, size};
+use super::detail::{name, seconds};
 use super::look::{Process, Shown};
+use cuvmm_command::size::iec as size;
 
 const NAMED: usize = 3;
 

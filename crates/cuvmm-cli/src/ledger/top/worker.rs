@@ -9,11 +9,11 @@ use cuvmm::LedgerView;
 use cuvmm::ledger::Control;
 use ratatui::crossterm::event::{self, KeyEvent};
 
-use super::detail::size;
 use super::keys::named;
 use super::look::look;
 use super::state::{Change, Look, Request};
 use crate::ledger::find::Where;
+use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{chain, safe};
 
 /// The timeout of a request. Sleep and wake move memory.
@@ -61,7 +61,6 @@ pub(super) fn start(
     Ok(requests)
 }
 
-/// Looks at each interval and after each request.
 fn looks(at: &Where, interval: Duration, to: &Ends, woken: &Receiver<()>) {
     // A view has to stay open to notice processes that do not answer.
     let mut views = Vec::new();
@@ -105,7 +104,7 @@ fn answer(request: &Request) -> Result<String, String> {
     let said = match request.change {
         Change::Trim => control
             .trim(0)
-            .map(|bytes| format!("{name} gave back {}", size(bytes))),
+            .map(|bytes| format!("{name} gave back {}", iec(bytes))),
         Change::Sleep => control.sleep(tenant).map(|()| format!("{name} sleeps")),
         Change::Wake => control.wake(tenant).map(|()| format!("{name} is awake")),
     };

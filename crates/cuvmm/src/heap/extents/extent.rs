@@ -117,7 +117,6 @@ impl Extent {
         }
     }
 
-    /// Returns the free pieces that overlap a range.
     pub(super) fn meeting(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Free)> {
         let before = self.free.last_before(start);
         let before = before.filter(|(_, free)| free.end > start);

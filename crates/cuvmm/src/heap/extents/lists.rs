@@ -59,7 +59,6 @@ impl Extents {
         extent.is_some_and(|extent| extent.class(range).serves(stream))
     }
 
-    /// Updates the lists.
     pub(crate) fn list(&mut self) {
         while let Some(id) = self.stale.pop() {
             if let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) {

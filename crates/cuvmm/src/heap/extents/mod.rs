@@ -54,11 +54,9 @@ pub(super) struct Extents {
     suffixes: BTreeSet<(u64, ExtentId)>,
     /// Extents whose listed ends may be out of date. Few requests need the lists.
     stale: Vec<ExtentId>,
-    /// The wholly free extents.
     wholes: usize,
     held: u64,
     free: u64,
-    /// Free bytes whose work is complete.
     ready: u64,
     /// Bytes of wholly free extents without leaving mappings.
     idle: u64,
@@ -423,8 +421,8 @@ impl Extents {
         }
     }
 
-    /// Returns the bytes that are left of the extent at an address if a range of addresses is
-    /// taken, or 0 if the extent is not wholly free.
+    /// Returns the bytes left of the extent at an address if a range of addresses is taken, or 0 if
+    /// the extent is not wholly free.
     fn left_at(&self, at: u64, range: &Range<u64>) -> u64 {
         let mapping = self.line.range(..=at).next_back();
         let extent = mapping.and_then(|(&mapping, &id)| Some((mapping, self.extent(id)?)));

@@ -48,7 +48,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Control {
     path: PathBuf,
-    /// The user that the slot names.
     uid: u32,
     patience: Duration,
 }

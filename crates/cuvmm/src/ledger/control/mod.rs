@@ -92,7 +92,7 @@ pub struct ProcessReport {
 pub struct PoolReport {
     /// The pool's own limit.
     pub limit: u64,
-    /// The part of the ledger's limit that was granted to the pool.
+    /// The part of the ledger's limit granted to the pool.
     pub granted: u64,
     /// Memory charged to tenants.
     pub committed: u64,

@@ -186,7 +186,7 @@ fn ask(stream: UnixStream) -> State {
     }
 }
 
-/// Sends a line that fits into the socket's buffer, with a descriptor if there is one.
+/// Sends a line that fits into the socket's buffer, with a descriptor if any.
 fn send(stream: &UnixStream, line: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut space);

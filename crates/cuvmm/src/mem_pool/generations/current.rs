@@ -9,10 +9,10 @@ use super::Generations;
 use crate::error::{CallError, MemoryError};
 use crate::own::CloseRefusal;
 
-/// How long calls of other threads that were inside of the driver when the current pool changed have
-/// to end, before the old pool's figure is read. On an H200 with two threads that allocate all the
-/// time, six of six runs exceeded the limit by one to three steps without it, and none of eighteen
-/// with 0.2 ms and more.
+/// How long calls of other threads inside of the driver when the current pool changed have to end,
+/// before the old pool's figure is read. On an H200 with two threads that allocate all the time,
+/// six of six runs exceeded the limit by one to three steps without it, and none of eighteen with
+/// 0.2 ms and more.
 const INSIDE: Duration = Duration::from_millis(1);
 
 /// Waits for calls of other threads that may have chosen a pool before another one was made current,
@@ -45,8 +45,8 @@ impl Generations {
         past
     }
 
-    /// Makes the newest pool current again where another library has put back one that it had found
-    /// current before an exchange.
+    /// Makes the newest pool current again where another library has put back one from before an
+    /// exchange.
     pub(super) fn claim(&self) -> Result<(), CallError> {
         match &self.guard {
             Some(guard) if self.exchanged => guard.claim(&self.past(), false).map(drop),

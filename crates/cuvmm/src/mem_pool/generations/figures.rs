@@ -12,20 +12,7 @@ pub(crate) struct View {
     pub(crate) idle: u64,
     /// Bytes that can be given back once the pool is closed.
     pub(crate) idle_closed: u64,
-    /// The number of older pools.
     pub(crate) older: u64,
     /// Bytes that the driver was last seen to hold.
     pub(crate) reserved: u64,
-}
-
-/// The figures of the pools, in bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sums {
-    pub(crate) maximum: u64,
-    pub(crate) charged: u64,
-    pub(crate) used: u64,
-    pub(crate) reserved: u64,
-    pub(crate) older: u64,
-    pub(crate) older_held: u64,
-    pub(crate) current: bool,
 }

@@ -24,7 +24,7 @@ impl Generation {
         }
     }
 
-    /// Reads the figures of a pool that is allocated from.
+    /// Reads the figures of a pool allocated from.
     pub(super) fn look(&mut self, granule: Granularity) -> Result<(), CallError> {
         (self.used, self.reserved) = (self.pool.used()?, self.pool.reserved()?);
         let reserved = granule.round_up(self.reserved).unwrap_or(u64::MAX);
@@ -47,15 +47,14 @@ impl Generation {
 }
 
 /// The figures of the newest pool in bytes when an exchange for less gained nothing. Nothing is
-/// offered until they are lower, and for some readings of them in any case: otherwise a request and
-/// a library that allocates and frees all the time could disturb each other without end.
+/// offered until they are lower, and for some readings in any case: otherwise a request and a
+/// library that allocates and frees all the time could disturb each other without end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Barren {
     pub(super) used: u64,
     pub(super) reserved: u64,
     /// The number of such exchanges in sequence.
     pub(super) times: u32,
-    /// The number of readings that are left.
     pub(super) readings: u32,
 }
 
@@ -70,10 +69,9 @@ impl Barren {
     }
 }
 
-/// The charge of all pools, in bytes.
 #[derive(Default)]
 pub(super) struct Account {
-    /// The bytes that the pools may hold, and those that were charged for an exchange.
+    /// The bytes that the pools may hold, and those charged for an exchange.
     pub(super) charged: u64,
     /// Bytes that are not needed any more and that the tenant is still charged.
     pub(super) returned: u64,

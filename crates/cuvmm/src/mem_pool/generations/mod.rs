@@ -1,9 +1,9 @@
 //! The driver's memory pools of one [`TenantMemPool`](super::TenantMemPool).
 //!
 //! A pool of the driver keeps its maximum for life. So it is *exchanged* for another one when the
-//! tenant is to be charged more or less: the new pool becomes the current one, and the old one
-//! stays charged with what its allocations still hold. What is charged is at every moment at least
-//! what all of them may hold:
+//! tenant is to be charged more or less: the new pool becomes current, and the old one stays
+//! charged with what its allocations hold. The charge is at every moment at least what all of them
+//! may hold:
 //!
 //! - The newest pool is charged with its maximum.
 //! - An older pool is out of reach: it is not current, and nothing here allocates from it. It can
@@ -24,12 +24,13 @@ use std::time::Instant;
 
 use self::current::let_others_end;
 use self::generation::{Account, Barren, Generation};
+use super::TenantMemPoolStats;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::own::{AccessGrant, CloseRefusal, CurrentPoolGuard, MemPool};
 use crate::size::Granularity;
 
-pub(super) use self::figures::{Sums, View};
+pub(super) use self::figures::View;
 
 /// The bytes in which the driver obtains memory for a pool, and to which it rounds a pool's maximum
 /// (measured on an H200).
@@ -46,7 +47,6 @@ pub(super) fn step_of(device: &Device) -> Granularity {
 
 /// The requirements of room for some bytes.
 pub(super) enum Need {
-    /// There is room.
     Nothing,
     /// An exchange, and more bytes than are charged.
     Charge {
@@ -61,11 +61,10 @@ pub(super) enum Need {
 pub(super) struct Generations {
     granule: Granularity,
     step: Granularity,
-    /// The release threshold of the newest pool.
     threshold: u64,
     /// The least maximum that is left when memory is reclaimed.
     least: u64,
-    /// The access of other devices to all of the pools.
+    /// The access of other devices to all the pools.
     guests: Vec<AccessGrant>,
     newest: Option<Generation>,
     stand_in: Option<Generation>,
@@ -132,12 +131,10 @@ impl Generations {
         self.newest.as_ref().map(|newest| &newest.pool)
     }
 
-    /// Sets the release threshold of the newest pool.
     pub(super) fn apply_threshold(&self, pool: &MemPool) -> Result<(), CallError> {
         pool.set_release_threshold(self.threshold)
     }
 
-    /// Notes bytes that were charged for the pools.
     pub(super) const fn allow(&mut self, bytes: u64) {
         self.account.charged += bytes;
     }
@@ -221,19 +218,18 @@ impl Generations {
         generation.charged.saturating_sub(used)
     }
 
-    pub(super) fn sums(&self) -> Sums {
+    pub(super) fn stats(&self) -> TenantMemPoolStats {
         let charged: u64 = self.all().map(|it| it.charged).sum();
         let free = |it: &Generation| it.charged.saturating_sub(it.in_use());
         let stand_in = self.stand_in.as_ref().map_or(0, free);
-        let current = self.guard.is_some();
-        Sums {
+        TenantMemPoolStats {
             maximum: charged - stand_in,
             charged,
-            used: self.all().map(Generation::in_use).sum(),
+            in_use: self.all().map(Generation::in_use).sum(),
             reserved: self.all().map(|it| it.reserved).sum(),
-            older: self.older.len() as u64,
+            older_pools: self.older.len() as u64,
             older_held: self.older.iter().map(|it| it.charged).sum(),
-            current,
+            is_current: self.guard.is_some(),
         }
     }
 
@@ -299,9 +295,9 @@ impl Generations {
         }
     }
 
-    /// Returns what it takes to have room for `bytes`, and for a newer pool of `whole` bytes if there
-    /// is none. With `at_worst`, the newest pool counts with all that it may hold, and otherwise with
-    /// what it holds.
+    /// Returns what it takes to have room for `bytes`, and for a newer pool of `whole` bytes if
+    /// there is none. With `at_worst`, the newest pool counts with all that it may hold, otherwise
+    /// with what it holds.
     pub(super) fn need(
         &mut self,
         bytes: u64,
@@ -419,8 +415,8 @@ impl Generations {
     }
 
     /// Exchanges the newest pool for one with the maximum that `choose` returns for the bytes that
-    /// the old one still holds. Returns `false` if `choose` allows none. On failure, and then, the
-    /// newest pool is the same as before.
+    /// the old one still holds. Returns `false` if `choose` allows none; then, and on failure, the
+    /// newest pool is as before.
     fn exchange(
         &mut self,
         device: &Device,
@@ -553,12 +549,12 @@ impl Generations {
     /// Returns what the newest pool does not use to the device. Returns the bytes.
     pub(super) fn trim(&mut self) -> Result<u64, CallError> {
         self.look()?;
-        let before = self.sums().reserved;
+        let before = self.stats().reserved;
         if let Some(newest) = &self.newest {
             newest.pool.trim_to(0)?;
         }
         self.look()?;
-        Ok(before.saturating_sub(self.sums().reserved))
+        Ok(before.saturating_sub(self.stats().reserved))
     }
 
     /// Returns the bytes that the driver has given out.

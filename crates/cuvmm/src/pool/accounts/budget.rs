@@ -2,7 +2,7 @@
 //!
 //! This module has only figures and makes no driver calls. An operation charges before its first
 //! driver call and refunds after its last. Guarantees: no tenant is charged beyond the limit minus
-//! the sum, over all other tenants, of the bytes that are missing to their guarantees.
+//! the sum, over all other tenants, of the bytes missing to their guarantees.
 //!
 //! Keeps I-2 and I-5.
 

@@ -115,9 +115,7 @@ impl Locked<'_> {
             users: users.map(|(id, _)| id.0).collect(),
         })
     }
-}
 
-impl Locked<'_> {
     /// Refuses a new block while idle memory is owed to an older request of another process.
     pub(in crate::pool) fn leave_to_others(
         &mut self,

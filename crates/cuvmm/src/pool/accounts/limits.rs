@@ -192,8 +192,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Makes sure that a tenant can be given a guarantee. If heaps hold too much memory, takes
-    /// their unused memory.
+    /// Ensures that a tenant can be given a guarantee. If heaps hold too much memory, takes their
+    /// unused memory.
     pub(in crate::pool) fn make_guaranteeable(
         &mut self,
         tenant: Option<TenantId>,

@@ -1,6 +1,5 @@
 //! Guards for the time in which a CUDA graph is captured on the pool's context.
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::deferred::{Section, Unlocked};
@@ -16,15 +15,16 @@ use crate::pool::core::Core;
 /// [`Block::free`](crate::Block::free) on a capturing home stream hands the block back, and copies
 /// that wait are refused.
 ///
-/// Without a guard the pool leaves the captures of other libraries alone, as long as no block
-/// without a home stream is pending free or published: marking all work of a context, or waiting
-/// for it, breaks every capture on it.
+/// Without a guard the pool leaves the captures of other libraries alone, as long as no block without a
+/// home stream is pending free or published: marking all work of a context, or waiting for it,
+/// breaks every capture on it.
 ///
 /// A region that is dropped while a guard lives stays mapped, and counts in
 /// [`Device::leaked`](crate::Device::leaked), as far as it would have waited for all work of the
 /// device.
 ///
 /// A graph that uses a block after its capture needs a [`Lease`](crate::Lease) on the block.
+#[derive(Debug)]
 pub struct CaptureGuard {
     core: Arc<Core>,
 }
@@ -89,11 +89,5 @@ impl Drop for Polling<'_> {
         drop(state);
         // A capture guard waits for the count.
         self.core.settled.notify_all();
-    }
-}
-
-impl fmt::Debug for CaptureGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CaptureGuard").finish_non_exhaustive()
     }
 }

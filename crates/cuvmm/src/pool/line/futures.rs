@@ -8,12 +8,14 @@
 //!
 //! **Order.** Requests are served first come, first served among those that fit. Each time memory
 //! becomes free, the mapper attempts every request from the front of the queue. A request that does
-//! not fit keeps its place, and the requests behind it are attempted too. A later request of the
-//! same tenant for as much memory or more is not attempted, unless it has a home stream of its own,
-//! on which it may reuse memory that other requests may not use yet. `allocate` and `grow_to`, with
-//! and without a timeout, do not queue: they take memory that is free when they are called. While a
-//! future waits, freed blocks skip the [stream caches](crate::pool::BlockBuilder::home_stream), so that
-//! waiting requests can have them.
+//! not fit keeps its place, and the requests behind it are attempted too, except later requests of
+//! its tenant for as much memory or more. Of these, two are attempted nevertheless: a block with a
+//! home stream, unless the earlier request is a block of the same home stream, since it may reuse
+//! memory on its stream that other requests may not use yet; and a block that need not read as
+//! zero, if the earlier one must. `allocate` and `grow_to`, with and without a timeout, do not
+//! queue: they take memory that is free when they are called. While a future waits, freed blocks
+//! skip the [stream caches](crate::pool::BlockBuilder::home_stream), so that waiting requests can have
+//! them.
 //!
 //! **Hooks.** [Pressure hooks](crate::pool::TenantBuilder::on_pressure) are called for a future as for a
 //! thread that waits: each once, at the first attempt, without a deadline, on the mapper's thread.
@@ -290,7 +292,7 @@ impl BlockBuilder<'_> {
     /// Allocates the block in a future that [waits for memory](super::futures).
     ///
     /// While no other request waits, the first poll returns a cached block of the home stream if
-    /// there is one. Otherwise the mapper's thread makes the driver calls of
+    /// any. Otherwise the mapper's thread makes the driver calls of
     /// [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors

@@ -148,10 +148,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the next hook for a request that was refused with `error`: first the tenant's own
-    /// hook for shortages, then the hooks of other tenants whose memory would help, each once. For
-    /// a request that does not wait, returns `None` if the hooks together could not give all that
-    /// is missing.
+    /// Returns the next hook for a request refused with `error`: first the tenant's own hook for
+    /// shortages, then the hooks of other tenants whose memory would help, each once. For a request
+    /// that does not wait, returns `None` if the hooks together could not give all that is missing.
     pub(super) fn next_hook_call(
         &mut self,
         id: TenantId,

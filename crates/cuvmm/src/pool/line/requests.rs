@@ -19,7 +19,6 @@ use crate::pool::state::State;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
-    /// Answers a request; returns `false` if it was withdrawn.
     pub(in crate::pool) fn answer(&mut self, number: u64, answer: Answer) -> bool {
         let Some(request) = self.line.queue.take(number) else {
             return false;
@@ -117,7 +116,6 @@ impl Core {
         })
     }
 
-    /// Withdraws a request; returns its answer, if any.
     pub(in crate::pool) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;

@@ -131,8 +131,8 @@ impl Core {
         outcome
     }
 
-    /// Repeats an attempt until the deadline, as long as `again` returns `true` for the error. Does
-    /// not wait in a hook.
+    /// Repeats an attempt until the deadline, while `again` returns `true` for the error. Does not
+    /// wait in a hook.
     pub(in crate::pool) fn until<'a, T, E: From<CallError>>(
         &'a self,
         deadline: Option<Instant>,
@@ -172,8 +172,8 @@ impl Core {
         (state, outcome)
     }
 
-    /// Calls hooks to give memory back, first the tenant's own and then those of other tenants, one
-    /// after the other, as long as they can help. Releases the lock for each hook.
+    /// Calls hooks to give memory back, first the tenant's own and then those of other tenants, in
+    /// turn, while they can help. Releases the lock for each hook.
     pub(super) fn call_hooks<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,

@@ -180,7 +180,7 @@ impl Core {
         self.free_beyond(policy.leave_free, 0).map(drop)
     }
 
-    /// Makes sure that `size` bytes may be created. Asks the driver how much is free, if the limit
+    /// Ensures that `size` bytes may be created. Asks the driver how much is free, if the limit
     /// requires that and `room` has too little. No other thread of the pool asks or creates while
     /// the returned value lives. Called without the pool's lock.
     fn find_room(

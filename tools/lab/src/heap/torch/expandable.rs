@@ -1,14 +1,7 @@
 //! PyTorch's expandable segments: ranges of addresses that grow and shrink by pages.
 
-use super::blocks::{Blocks, Id, Pool, State};
-use super::meter::Meter;
-use super::{Caching, LARGE, SMALL, pool, rounded};
-
-#[derive(Debug)]
-pub(super) struct Expandable<'a> {
-    blocks: Blocks,
-    meter: Meter<'a>,
-}
+use super::blocks::{Id, Pool, State};
+use super::{Allocator, LARGE, SMALL};
 
 const fn page(pool: Pool) -> u64 {
     match pool.small {
@@ -17,15 +10,19 @@ const fn page(pool: Pool) -> u64 {
     }
 }
 
-impl<'a> Expandable<'a> {
-    pub(super) fn new(meter: Meter<'a>) -> Self {
-        let blocks = Blocks::default();
-        Self { blocks, meter }
+impl Allocator<'_> {
+    /// Returns a free block that fits. Unmaps free pages if the driver refuses to map more.
+    pub(super) fn expandable(&mut self, pool: Pool, size: u64) -> Option<Id> {
+        let found = self.smallest(pool, size).or_else(|| self.grow(pool, size));
+        found.or_else(|| {
+            self.give_pages_back();
+            self.grow(pool, size)
+        })
     }
 
     /// Returns the smallest free block that fits a request. Addresses behind a block that can be
     /// mapped count as its part.
-    fn fitting(&self, pool: Pool, size: u64) -> Option<Id> {
+    fn smallest(&self, pool: Pool, size: u64) -> Option<Id> {
         let reach = |id: Id| {
             let block = self.blocks.get(id);
             let next = block.after.map(|after| self.blocks.get(after));
@@ -109,7 +106,7 @@ impl<'a> Expandable<'a> {
     }
 
     /// Unmaps pages that lie wholly in free blocks.
-    fn give_back(&mut self) {
+    fn give_pages_back(&mut self) {
         self.meter.synchronize();
         for id in self.blocks.free() {
             let block = self.blocks.get(id);
@@ -143,55 +140,22 @@ impl<'a> Expandable<'a> {
     }
 }
 
-impl Caching for Expandable<'_> {
-    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id> {
-        let size = rounded(size)?;
-        let pool = pool(size, stream);
-        let id = match self.fitting(pool, size).or_else(|| self.grow(pool, size)) {
-            Some(id) => id,
-            None => {
-                self.give_back();
-                self.grow(pool, size)?
-            }
-        };
-        self.blocks.set(id, State::Used);
-        if self.blocks.get(id).size > size {
-            let rest = self.blocks.split(id, size);
-            self.blocks.set(rest, State::Free);
-        }
-        Some(id)
-    }
-
-    fn free(&mut self, id: Id) {
-        self.blocks.set(id, State::Free);
-        self.blocks.join(id);
-    }
-
-    fn meter(&self) -> &Meter<'_> {
-        &self.meter
-    }
-
-    #[cfg(test)]
-    fn blocks(&self) -> &Blocks {
-        &self.blocks
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::MIB;
+    use super::super::meter::Meter;
+    use super::super::{Kind, MIB, pool};
     use super::*;
     use cuvmm::driver::model::Costs;
 
-    fn held(expandable: &Expandable<'_>) -> u64 {
+    fn held(expandable: &Allocator<'_>) -> u64 {
         expandable.meter.held / MIB
     }
 
     #[test]
     fn a_range_grows_by_pages_and_free_pages_at_its_end_are_used() {
         let costs = Costs::default();
-        let mut heap = Expandable::new(Meter::new(&costs, u64::MAX, 1 << 30));
+        let mut heap = Allocator::new(Kind::Expandable, Meter::new(&costs, u64::MAX, 1 << 30));
         let small = heap.allocate(1, 0).unwrap();
         assert_eq!(held(&heap), 2);
         let first = heap.allocate(30 * MIB, 0).unwrap();
@@ -217,7 +181,7 @@ mod tests {
     #[test]
     fn out_of_memory_unmaps_whole_pages_and_holes_are_mapped_again() {
         let costs = Costs::default();
-        let mut heap = Expandable::new(Meter::new(&costs, 100 * MIB, 1 << 30));
+        let mut heap = Allocator::new(Kind::Expandable, Meter::new(&costs, 100 * MIB, 1 << 30));
         let first = heap.allocate(50 * MIB, 0).unwrap();
         let second = heap.allocate(50 * MIB, 0).unwrap();
         heap.free(first);

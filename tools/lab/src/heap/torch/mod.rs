@@ -12,11 +12,10 @@ mod native;
 use std::collections::HashMap;
 
 use cuvmm::driver::model::Costs;
+use serde::Serialize;
 
-use self::blocks::{Id, Pool};
-use self::expandable::Expandable;
+use self::blocks::{Blocks, Id, Pool, State};
 use self::meter::Meter;
-use self::native::Native;
 use super::trace::{Operation, Trace};
 
 const MIB: u64 = 1 << 20;
@@ -31,34 +30,66 @@ pub(super) enum Kind {
     Expandable,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
-    pub(super) peak_live: u64,
-    pub(super) peak_held: u64,
+/// The figures of a modelled allocator.
+#[derive(Debug, Serialize)]
+pub(super) struct Modelled {
+    pub(super) peak_live_bytes: u64,
+    pub(super) peak_held_bytes: u64,
+    /// Peak held over peak live.
+    pub(super) ratio: f64,
     pub(super) driver_calls: u64,
-    pub(super) driver_us: f64,
+    pub(super) driver_us_per_operation: f64,
     pub(super) failed: u64,
+    pub(super) smallest_limit_bytes: Option<u64>,
 }
 
 /// An allocator with an order for each stream, and no memory in common.
-trait Caching {
-    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id>;
+#[derive(Debug)]
+struct Allocator<'a> {
+    kind: Kind,
+    blocks: Blocks,
+    meter: Meter<'a>,
+}
 
-    fn free(&mut self, id: Id);
+impl<'a> Allocator<'a> {
+    fn new(kind: Kind, meter: Meter<'a>) -> Self {
+        let blocks = Blocks::default();
+        Self {
+            kind,
+            blocks,
+            meter,
+        }
+    }
 
-    fn meter(&self) -> &Meter<'_>;
+    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id> {
+        let size = size.checked_next_multiple_of(512)?;
+        let pool = pool(size, stream);
+        let id = match self.kind {
+            Kind::Native => self.native(pool, size)?,
+            Kind::Expandable => self.expandable(pool, size)?,
+        };
+        self.blocks.set(id, State::Used);
+        // The native allocator splits a large block only if more than this is left of it.
+        let least = match self.kind {
+            Kind::Native if !pool.small => MIB,
+            _ => 0,
+        };
+        if self.blocks.get(id).size - size > least {
+            let rest = self.blocks.split(id, size);
+            self.blocks.set(rest, State::Free);
+        }
+        Some(id)
+    }
 
-    #[cfg(test)]
-    fn blocks(&self) -> &blocks::Blocks;
+    fn free(&mut self, id: Id) {
+        self.blocks.set(id, State::Free);
+        self.blocks.join(id);
+    }
 }
 
 const fn pool(size: u64, stream: u64) -> Pool {
     let small = size <= MIB;
     Pool { small, stream }
-}
-
-const fn rounded(size: u64) -> Option<u64> {
-    size.checked_next_multiple_of(512)
 }
 
 /// Plays a trace on a device with `memory` bytes, of which `limit` can be held.
@@ -67,15 +98,8 @@ pub(super) fn play(
     trace: &Trace,
     costs: &Costs,
     (limit, memory): (u64, u64),
-) -> Outcome {
-    let meter = Meter::new(costs, limit, memory);
-    match kind {
-        Kind::Native => play_on(Native::new(meter), trace),
-        Kind::Expandable => play_on(Expandable::new(meter), trace),
-    }
-}
-
-fn play_on(mut allocator: impl Caching, trace: &Trace) -> Outcome {
+) -> Modelled {
+    let mut allocator = Allocator::new(kind, Meter::new(costs, limit, memory));
     let mut blocks: HashMap<u64, (Id, u64)> = HashMap::new();
     let (mut live, mut peak_live, mut failed) = (0_u64, 0, 0);
     for operation in &trace.operations {
@@ -96,13 +120,15 @@ fn play_on(mut allocator: impl Caching, trace: &Trace) -> Outcome {
         }
         peak_live = peak_live.max(live);
     }
-    let meter = allocator.meter();
-    Outcome {
-        peak_live,
-        peak_held: meter.peak_held,
+    let meter = allocator.meter;
+    Modelled {
+        peak_live_bytes: peak_live,
+        peak_held_bytes: meter.peak_held,
+        ratio: meter.peak_held as f64 / peak_live.max(1) as f64,
         driver_calls: meter.calls,
-        driver_us: meter.microseconds,
+        driver_us_per_operation: meter.microseconds / trace.operations.len().max(1) as f64,
         failed,
+        smallest_limit_bytes: None,
     }
 }
 
@@ -115,12 +141,15 @@ mod tests {
     /// Allocates and frees at random, and checks the blocks after each operation. Each step has a
     /// size in units of 100,000 bytes, a stream, and a choice to free the oldest, the newest or
     /// nothing.
-    fn operate(mut allocator: impl Caching, steps: &[(u64, u64, u8)]) -> Result<(), TestCaseError> {
+    fn operate(
+        mut allocator: Allocator<'_>,
+        steps: &[(u64, u64, u8)],
+    ) -> Result<(), TestCaseError> {
         let (mut live, mut used) = (std::collections::VecDeque::new(), 0);
         for &(size, stream, free) in steps {
             let size = size * 100_000;
             if let Some(id) = allocator.allocate(size, stream) {
-                let block = allocator.blocks().get(id);
+                let block = allocator.blocks.get(id);
                 prop_assert!(block.size >= size && block.pool == pool(size, stream));
                 live.push_back(id);
                 used += block.size;
@@ -131,17 +160,17 @@ mod tests {
                 _ => None,
             };
             if let Some(id) = freed {
-                used -= allocator.blocks().get(id).size;
+                used -= allocator.blocks.get(id).size;
                 allocator.free(id);
             }
-            let (in_use, free) = allocator.blocks().check();
-            let meter = allocator.meter();
+            let (in_use, free) = allocator.blocks.check();
+            let meter = &allocator.meter;
             prop_assert_eq!(in_use, used);
             prop_assert_eq!(in_use + free, meter.held);
             prop_assert!(meter.held <= 300 * MIB);
         }
         live.into_iter().for_each(|id| allocator.free(id));
-        prop_assert_eq!(allocator.blocks().check(), (0, allocator.meter().held));
+        prop_assert_eq!(allocator.blocks.check(), (0, allocator.meter.held));
         Ok(())
     }
 
@@ -152,8 +181,9 @@ mod tests {
         ) {
             let costs = Costs::default();
             let meter = || Meter::new(&costs, 300 * MIB, 1 << 30);
-            operate(Native::new(meter()), &steps)?;
-            operate(Expandable::new(meter()), &steps)?;
+            for kind in [Kind::Native, Kind::Expandable] {
+                operate(Allocator::new(kind, meter()), &steps)?;
+            }
         }
     }
 }

@@ -1,35 +1,28 @@
 //! PyTorch's native allocator: segments of `cudaMalloc`, split into blocks.
 
-use super::blocks::{Blocks, Id, State};
-use super::meter::Meter;
-use super::{Caching, LARGE, MIB, SMALL, pool, rounded};
-
-#[derive(Debug)]
-pub(super) struct Native<'a> {
-    blocks: Blocks,
-    meter: Meter<'a>,
-}
+use super::blocks::{Id, Pool, State};
+use super::{Allocator, LARGE, MIB, SMALL};
 
 /// Smaller requests have segments of `LARGE`.
 const OWN_SEGMENT: u64 = 10 * MIB;
 
-impl<'a> Native<'a> {
-    pub(super) fn new(meter: Meter<'a>) -> Self {
-        let blocks = Blocks::default();
-        Self { blocks, meter }
+impl Allocator<'_> {
+    /// Returns the smallest free block that fits, else that of a new segment.
+    pub(super) fn native(&mut self, pool: Pool, size: u64) -> Option<Id> {
+        let fitting = self.blocks.fitting(pool, size).next();
+        fitting.or_else(|| self.segment(pool, size))
     }
 
     /// Returns the free block of a new segment. If the driver refuses at first, gives all free
     /// segments back.
-    fn segment(&mut self, size: u64, stream: u64) -> Option<Id> {
-        let pool = pool(size, stream);
+    fn segment(&mut self, pool: Pool, size: u64) -> Option<Id> {
         let bytes = match size {
             _ if pool.small => SMALL,
             size if size < OWN_SEGMENT => LARGE,
             size => size.checked_next_multiple_of(SMALL)?,
         };
         if !self.meter.allocate(bytes) {
-            self.give_back();
+            self.give_segments_back();
             if !self.meter.allocate(bytes) {
                 return None;
             }
@@ -38,7 +31,7 @@ impl<'a> Native<'a> {
     }
 
     /// Frees the segments that are one free block each.
-    fn give_back(&mut self) {
+    fn give_segments_back(&mut self) {
         self.meter.synchronize();
         for id in self.blocks.free() {
             let block = self.blocks.get(id);
@@ -50,57 +43,22 @@ impl<'a> Native<'a> {
     }
 }
 
-impl Caching for Native<'_> {
-    fn allocate(&mut self, size: u64, stream: u64) -> Option<Id> {
-        let size = rounded(size)?;
-        let pool = pool(size, stream);
-        let fitting = self.blocks.fitting(pool, size).next();
-        let id = match fitting {
-            Some(id) => id,
-            None => self.segment(size, stream)?,
-        };
-        self.blocks.set(id, State::Used);
-        let rest = self.blocks.get(id).size - size;
-        let is_split = match pool.small {
-            true => rest > 0,
-            false => rest > MIB,
-        };
-        if is_split {
-            let rest = self.blocks.split(id, size);
-            self.blocks.set(rest, State::Free);
-        }
-        Some(id)
-    }
-
-    fn free(&mut self, id: Id) {
-        self.blocks.set(id, State::Free);
-        self.blocks.join(id);
-    }
-
-    fn meter(&self) -> &Meter<'_> {
-        &self.meter
-    }
-
-    #[cfg(test)]
-    fn blocks(&self) -> &Blocks {
-        &self.blocks
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::Kind;
+    use super::super::meter::Meter;
     use super::*;
     use cuvmm::driver::model::Costs;
 
-    fn held(native: &Native<'_>) -> u64 {
+    fn held(native: &Allocator<'_>) -> u64 {
         native.meter.held / MIB
     }
 
     #[test]
     fn segments_have_the_sizes_of_the_pools() {
         let costs = Costs::default();
-        let mut native = Native::new(Meter::new(&costs, u64::MAX, 1 << 40));
+        let mut native = Allocator::new(Kind::Native, Meter::new(&costs, u64::MAX, 1 << 40));
         for (size, total) in [
             (1, 2),
             (MIB, 2),
@@ -122,7 +80,7 @@ mod tests {
     #[test]
     fn a_large_block_is_split_if_more_than_a_mebibyte_is_left() {
         let costs = Costs::default();
-        let mut native = Native::new(Meter::new(&costs, u64::MAX, 1 << 40));
+        let mut native = Allocator::new(Kind::Native, Meter::new(&costs, u64::MAX, 1 << 40));
         let whole = native.allocate(32 * MIB, 0).unwrap();
         native.free(whole);
         let most = native.allocate(31 * MIB, 0).unwrap();
@@ -142,7 +100,7 @@ mod tests {
     #[test]
     fn out_of_memory_gives_back_what_is_wholly_free() {
         let costs = Costs::default();
-        let mut native = Native::new(Meter::new(&costs, 100 * MIB, 1 << 40));
+        let mut native = Allocator::new(Kind::Native, Meter::new(&costs, 100 * MIB, 1 << 40));
         let (a, b) = (
             native.allocate(40 * MIB, 0).unwrap(),
             native.allocate(40 * MIB, 0).unwrap(),

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::message::{Order, Played, Said, StartAt};
-use super::paced::{Clock, Counts, Paced};
+use super::paced::{Clock, Paced};
 use crate::replay::pooled::Pooled;
-use crate::replay::process::{Made, Process};
+use crate::replay::process::{Made, Process, ms};
 use crate::replay::simulate;
 use cuvmm_command::drivers::{Choice, StandIn};
 use cuvmm_command::stop::Stop;
@@ -112,7 +112,7 @@ fn run(
         unwanted,
         lives: &lives,
         first: (order.index as u64) << 32,
-        counts: Counts::default(),
+        counts: Process::default(),
         asked: order.models.iter().map(|_| None).collect(),
     };
     let played = simulate::run(
@@ -132,7 +132,7 @@ fn run(
     let (costs, all) = memory.finish()?;
     let calls = all.by_call.iter().filter(|(_, made)| made.0 > 0);
     let calls = calls.map(|(call, &(count, time))| {
-        let ms = time.as_secs_f64() * 1e3;
+        let ms = ms(time);
         (call.name().to_owned(), Made { count, ms })
     });
     let calls = calls.collect();
@@ -145,21 +145,12 @@ fn run(
         process: Process {
             models: order.models.clone(),
             pid: std::process::id(),
-            waits: counts.waits,
-            waited_ms: counts.waited.as_secs_f64() * 1e3,
-            waited_max_ms: counts.waited_max.as_secs_f64() * 1e3,
-            growth_waits: counts.growth_waits,
-            growth_served: counts.growth_served,
-            growth_waited_ms: counts.growth_waited.as_secs_f64() * 1e3,
-            growth_refused: counts.growth_refused,
-            growth_refused_behind: counts.growth_refused_behind,
-            growth_refused_why: counts.growth_refused_why,
             gave: given.times,
             gave_bytes: given.bytes,
-            gave_ms: given.took.as_secs_f64() * 1e3,
+            gave_ms: ms(given.took),
             calls,
-            ledger_stalled_ms: stalled.map(|time| time.as_secs_f64() * 1e3),
-            late_max_ms: counts.late.as_secs_f64() * 1e3,
+            ledger_stalled_ms: stalled.map(ms),
+            ..counts
         },
     })
 }

@@ -4,7 +4,6 @@
 //! Only the oldest waiting request of each model waits here. It gives way when a running request
 //! grows, so freed memory goes to running requests first.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -18,6 +17,7 @@ use cuvmm::pool::futures::AllocateFuture;
 
 use crate::replay::memory::Memory;
 use crate::replay::pooled::{Held, Pooled};
+use crate::replay::process::{Process, ms};
 use crate::replay::settings::Nanos;
 use cuvmm_command::stop::Stop;
 
@@ -56,30 +56,10 @@ pub(super) struct Paced<'a> {
     pub(super) lives: &'a dyn Fn() -> anyhow::Result<()>,
     /// Added to the numbers of requests in stamps, so that no two processes stamp alike.
     pub(super) first: u64,
-    pub(super) counts: Counts,
+    /// The figures of the waits.
+    pub(super) counts: Process,
     /// The waiting request of each model.
     pub(super) asked: Vec<Option<Asked>>,
-}
-
-#[derive(Clone, Debug, Default)]
-pub(super) struct Counts {
-    /// Refused requests that waited for memory of other processes.
-    pub(super) waits: u64,
-    /// Blocks that could not grow; and those that could not because an older request of another
-    /// process waited.
-    pub(super) growth_refused: u64,
-    pub(super) growth_refused_behind: u64,
-    pub(super) growth_refused_why: BTreeMap<String, u64>,
-    /// The waits of granted requests, in all and at most.
-    pub(super) waited: Duration,
-    pub(super) waited_max: Duration,
-    /// Growths that waited for memory of other processes; those that this served; and the time of
-    /// these waits.
-    pub(super) growth_waits: u64,
-    pub(super) growth_served: u64,
-    pub(super) growth_waited: Duration,
-    /// The greatest lateness of an event.
-    pub(super) late: Duration,
 }
 
 pub(super) struct Asked {
@@ -106,9 +86,9 @@ impl Paced<'_> {
                 match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
                     Poll::Pending => continue,
                     Poll::Ready(block) => {
-                        let waited = asked.since.elapsed();
-                        self.counts.waited += waited;
-                        self.counts.waited_max = self.counts.waited_max.max(waited);
+                        let waited = ms(asked.since.elapsed());
+                        self.counts.waited_ms += waited;
+                        self.counts.waited_max_ms = self.counts.waited_max_ms.max(waited);
                         asked.state = Waiting::Granted(block?);
                     }
                 }
@@ -182,7 +162,7 @@ impl Memory for Paced<'_> {
             let begun = Instant::now();
             let served = self.memory.grow_waiting(held, granules)?;
             self.counts.growth_waits += 1;
-            self.counts.growth_waited += begun.elapsed();
+            self.counts.growth_waited_ms += ms(begun.elapsed());
             if served {
                 self.counts.growth_served += 1;
                 return Ok(true);
@@ -223,7 +203,8 @@ impl Memory for Paced<'_> {
             let left = match due {
                 Some(due) => {
                     let (due, now) = (self.clock.at(due), self.clock.start.elapsed());
-                    self.counts.late = self.counts.late.max(now.saturating_sub(due));
+                    let late = ms(now.saturating_sub(due));
+                    self.counts.late_max_ms = self.counts.late_max_ms.max(late);
                     due.saturating_sub(now)
                 }
                 None if self.asked.iter().all(Option::is_none) => return Ok(None),
@@ -241,7 +222,6 @@ impl Memory for Paced<'_> {
     }
 }
 
-/// Ends the pause of the waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {

@@ -8,7 +8,6 @@ use std::path::Path;
 
 use anyhow::Result;
 
-/// The result of tracing a program.
 #[derive(Debug)]
 pub(crate) enum Stretches {
     /// The instructions in each stretch, marks included.

@@ -123,7 +123,6 @@ fn code_of(program: Pid) -> Result<Range<u64>> {
     Ok(first.start..end)
 }
 
-/// The steps counted, by stretch.
 #[derive(Debug, Default)]
 struct Tally {
     stretches: Vec<u64>,

@@ -96,7 +96,7 @@ fn wait(courses: &[Course], until: Until) -> io::Result<Vec<bool>> {
     Ok(courses.iter().map(of).collect())
 }
 
-/// Reads a part of a line. Returns `true` if the line has ended.
+/// Reads part of a line. Returns `true` if the line has ended.
 fn read(mut stream: &UnixStream, line: &mut Vec<u8>) -> io::Result<Option<()>> {
     let mut part = [0; PART];
     let read = match stream.read(&mut part) {

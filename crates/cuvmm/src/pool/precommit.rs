@@ -46,6 +46,8 @@ impl State {
             let growing = &mut self.precommit.as_mut()?.growing;
             growing.retain(|&slot| slot != id);
             if let Some(job) = self.prepare(id) {
+                // The memory can be given up once it is placed, so other operations may wait for it.
+                self.placing = Some(self.flights.begin());
                 return Some(job);
             }
         }
@@ -136,12 +138,19 @@ impl Locked<'_> {
         granted
     }
 
+    pub(super) fn end_placing(&mut self) {
+        if let Some(flight) = self.placing.take() {
+            self.flights.end(flight);
+        }
+    }
+
     /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(
         &mut self,
         (id, size, charge): (SlotId, u64, Charge),
         outcome: Result<Placed, Failure>,
     ) {
+        self.end_placing();
         let Some(mut slot) = self.take_slot(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
             self.budget.refund(charge);
@@ -309,6 +318,11 @@ impl MapperWork for Core {
     }
 
     fn ended(&self) {
+        // A panic may have ended the thread while it placed memory.
+        let mut state = self.lock();
+        state.end_placing();
+        drop(state);
+        self.settled.notify_all();
         self.fail_queue();
     }
 }

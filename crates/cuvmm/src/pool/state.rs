@@ -113,6 +113,8 @@ pub(crate) struct State {
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
     pub(super) flights: Flights,
+    /// The number in flight of the memory that the mapper is placing.
+    pub(super) placing: Option<NonZeroU64>,
     /// How often waiting requests were notified that memory became idle. An attempt releases the
     /// lock, and may miss memory that becomes idle meanwhile.
     pub(super) told: u64,
@@ -172,6 +174,7 @@ impl State {
             tenants: BTreeMap::new(),
             clock: Arc::default(),
             flights: Flights::default(),
+            placing: None,
             told: 0,
             freed_count: 0,
             queue: Queue::default(),

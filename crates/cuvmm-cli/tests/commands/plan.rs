@@ -353,7 +353,10 @@ fn a_wait_is_as_long_as_an_option_may_say() {
         for driver in ["model", "host"] {
             let said = complaint(&file, &["--driver", driver], 2);
             assert!(said.contains("line 2: "), "{said}");
-            assert!(said.contains(&format!("{time:?}: a time is at most 10000h")), "{said}");
+            assert!(
+                said.contains(&format!("{time:?}: a time is at most 10000h")),
+                "{said}"
+            );
         }
     }
 }

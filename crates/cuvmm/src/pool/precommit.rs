@@ -138,7 +138,7 @@ impl Locked<'_> {
         granted
     }
 
-    pub(super) fn end_placing(&mut self) {
+    fn end_placing(&mut self) {
         if let Some(flight) = self.placing.take() {
             self.flights.end(flight);
         }

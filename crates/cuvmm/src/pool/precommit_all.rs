@@ -100,7 +100,6 @@ impl State {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::*;
     use crate::extents::rig::{G, rig};
     use crate::pool::{Limit, Pool};
     use crate::sleep::Contents;

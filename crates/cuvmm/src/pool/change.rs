@@ -337,7 +337,7 @@ mod tests {
         assert!(slot.is_vacant() && !slot.fence.is_complete());
         assert_eq!(slot.idle(), 2 * G);
         rig.finish(&home);
-        assert_eq!(state.take_back_all_of(tenant).unwrap(), 2 * G);
+        assert_eq!(state.take_back_all_of(tenant), (2 * G, Ok(())));
     }
 
     #[test]

@@ -282,7 +282,8 @@ impl<'a> Locked<'a> {
         Some(slot)
     }
 
-    /// Returns `true` if another operation is in flight, which may give memory back when it ends.
+    /// Returns `true` if another operation is in flight, or the mapper places memory: that memory
+    /// can be had when it ends.
     pub(super) fn others_in_flight(&self) -> bool {
         self.state.gate.has_others(self.flight)
     }

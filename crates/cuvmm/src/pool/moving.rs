@@ -10,8 +10,11 @@
 //! `unsafe` here: naming a moving block's memory as a range to copy in.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::Arc;
+
+use cuvmm_driver::PhysicalHandle;
 
 use super::accounts::TenantId;
 use super::core::{Core, Locked};
@@ -23,7 +26,7 @@ use super::state::State;
 use super::tenancy::Tenancy;
 use super::tenant::Tenant;
 use crate::error::{CallError, SleepError};
-use crate::own::Span;
+use crate::own::{Physical, Span};
 
 /// A block that is falling asleep or waking, and the lease that keeps other operations from it.
 #[derive(Debug)]
@@ -108,21 +111,29 @@ impl Tenant {
         let owner = self.owner();
         let mut state = owner.core.lock();
         let free_list = state.supply.free();
-        let taken = state.take_back_all_of(owner.tenant);
-        let bytes = taken.as_ref().map_or(0, |&bytes| bytes);
+        let (bytes, taken) = state.take_back_all_of(owner.tenant);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
         owner.core.announce();
-        (given, taken.map(drop))
+        (given, taken)
+    }
+
+    /// Returns all memory of the pool that the driver has refused to take back.
+    pub(crate) fn refused_releases(&self) -> BTreeSet<PhysicalHandle> {
+        let state = self.owner().core.lock();
+        let refused = state.supply.refused();
+        refused.map(Physical::as_raw).collect()
     }
 
     /// Asks the driver again to take all memory of the pool that it has refused. Returns the bytes
-    /// that it still refuses.
-    pub(crate) fn retry_releases(&self) -> u64 {
+    /// that it still refuses, without the memory that it had refused `before`.
+    pub(crate) fn retry_releases(&self, before: &BTreeSet<PhysicalHandle>) -> u64 {
         let core = &self.owner().core;
         let mut state = core.lock();
         let (released, _) = state.retry_releases(usize::MAX);
-        let left = state.supply.quarantined();
+        let refused = state.supply.refused();
+        let left = refused.filter(|it| !before.contains(&it.as_raw()));
+        let left = left.map(Physical::size).sum();
         drop(state);
         if released > 0 {
             core.announce();

@@ -45,6 +45,8 @@ impl State {
             let growing = &mut self.precommit.as_mut()?.growing;
             growing.retain(|&slot| slot != id);
             if let Some(job) = self.prepare(id) {
+                // The memory can be given up once it is placed, so other operations may wait for it.
+                self.gate.begin_placing();
                 return Some(job);
             }
         }
@@ -140,6 +142,7 @@ impl Locked<'_> {
 
     /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
+        self.gate.end_placing();
         let Some(mut slot) = self.take_slot(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
             self.budget.give_up(id.tenant, of_extent(size));
@@ -302,6 +305,11 @@ impl MapperWork for Core {
     }
 
     fn ended(&self) {
+        // A panic may have ended the thread while it placed memory.
+        let mut state = self.lock();
+        state.gate.end_placing();
+        drop(state);
+        self.settled.notify_all();
         self.fail_queue();
     }
 }

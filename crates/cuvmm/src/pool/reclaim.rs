@@ -229,13 +229,14 @@ impl Locked<'_> {
         self.carry_out(&plan).map(|_| ())
     }
 
-    /// Reclaims all idle memory of a tenant whose fences are complete.
-    pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
+    /// Reclaims all idle memory of a tenant whose fences are complete. Returns the bytes, also of a
+    /// call that fails half-way.
+    pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> (u64, Result<(), CallError>) {
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&[id], give, u64::MAX, false, &mut plan);
         }
-        self.carry_out(&plan)
+        self.carry_out_counted(&plan)
     }
 
     /// Collects idle memory from stream caches and shared memory, reads the driver's memory pools,
@@ -261,6 +262,12 @@ impl Locked<'_> {
     /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes.
     /// Releases the lock for each slot: extents in use again by then are left alone.
     pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
+        let (got, outcome) = self.carry_out_counted(plan);
+        outcome.map(|()| got)
+    }
+
+    /// Carries a plan out, and returns the bytes that it got by its end or its first failure.
+    fn carry_out_counted(&mut self, plan: &Plan) -> (u64, Result<(), CallError>) {
         let mut got = 0;
         let mut outcome = Ok(());
         // The extents of a slot are adjacent in the plan.
@@ -269,12 +276,11 @@ impl Locked<'_> {
                 continue;
             };
             let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
-            match self.take_from(slot, &offsets) {
-                Ok(bytes) => got += bytes,
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+            let (bytes, taken) = self.take_from(slot, &offsets);
+            got += bytes;
+            outcome = taken;
+            if outcome.is_err() {
+                break;
             }
         }
         if outcome.is_ok() {
@@ -289,14 +295,14 @@ impl Locked<'_> {
             }
         }
         self.release_marked();
-        outcome.map(|()| got)
+        (got, outcome)
     }
 
     /// Takes those of a slot's planned extents that can be reclaimed.
-    fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
+    fn take_from(&mut self, id: SlotId, at: &[u64]) -> (u64, Result<(), CallError>) {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
         if !self.slot(id).is_some_and(gives) {
-            return Ok(0);
+            return (0, Ok(()));
         }
         let taken = self.with_slot_out(id, |state, slot| {
             // Last first and without a hole: the mapper may have placed more memory behind the
@@ -306,7 +312,7 @@ impl Locked<'_> {
             let at = at.map(|(spare, _)| spare).collect();
             state.take_extents(slot, at)
         });
-        taken.unwrap_or(Ok(0))
+        taken.unwrap_or((0, Ok(())))
     }
 
     /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
@@ -968,9 +974,9 @@ mod tests {
         let _ahead = ahead(&me);
         drop(idle);
         let mut state = pool.core.lock();
-        assert_eq!(state.take_back_all_of(me.id()).unwrap(), 6 * G);
+        assert_eq!(state.take_back_all_of(me.id()), (6 * G, Ok(())));
         assert_eq!((held(&state, &me), held(&state, &other)), (12, 2));
-        assert_eq!(state.take_back_all_of(me.id()).unwrap(), 0);
+        assert_eq!(state.take_back_all_of(me.id()), (0, Ok(())));
     }
 
     #[test]
@@ -999,7 +1005,7 @@ mod tests {
         assert_eq!(state.plan(me.id(), 0, G).gained(), G);
         let mut take = |at: &[u64]| {
             let at: Vec<u64> = at.iter().map(|at| at * G).collect();
-            let taken = state.take_from(id, &at).unwrap();
+            let taken = state.take_from(id, &at).0;
             assert_eq!(held(&state, &me), state.slot(id).unwrap().space.bytes() / G);
             taken / G
         };
@@ -1042,7 +1048,7 @@ mod tests {
         let lease = used.lease();
         let mut state = pool.core.lock();
         let at = [2 * G, G];
-        assert_eq!(state.take_from(id, &at).unwrap(), 0);
+        assert_eq!(state.take_from(id, &at), (0, Ok(())));
         drop(state);
         drop(lease);
         // Memory that the block gives up now waits for a stream.
@@ -1051,10 +1057,11 @@ mod tests {
         used.try_grow_to(3 * G).unwrap();
         used.shrink_to(G).unwrap();
         let mut state = pool.core.lock();
-        assert_eq!(state.take_from(id, &at).unwrap(), 0, "work may use it");
+        assert_eq!(state.take_from(id, &at), (0, Ok(())), "work may use it");
         rig.finish(&stream);
         assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
-        assert_eq!(state.take_from(SlotId { index: 9, ..id }, &at).unwrap(), 0);
+        let gone = SlotId { index: 9, ..id };
+        assert_eq!(state.take_from(gone, &at), (0, Ok(())));
     }
 
     #[test]
@@ -1069,7 +1076,7 @@ mod tests {
         let full = block(&other, 1);
         drop(full);
         let mut state = pool.core.lock();
-        state.take_back_all_of(me.id()).unwrap();
+        state.take_back_all_of(me.id()).1.unwrap();
         state.take_back_any(me.id(), 2 * G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
         let reserved = |state: &State| state.budget.addresses() / G;

@@ -26,6 +26,8 @@ pub(crate) struct Gate {
     /// Operations ended so far.
     ended: u64,
     in_flight: Vec<NonZeroU64>,
+    /// The number in flight of the memory that the mapper is placing.
+    placing: Option<NonZeroU64>,
     /// Capture guards that live.
     guards: u64,
     /// Threads that wait for the device and began before any guard lived.
@@ -46,6 +48,18 @@ impl Gate {
     pub(super) fn end(&mut self, number: NonZeroU64) {
         self.ended += 1;
         self.in_flight.retain(|&flight| flight != number);
+    }
+
+    /// Puts the placing of memory by the mapper in flight: the memory can be given up once it is
+    /// placed, so operations may wait for that.
+    pub(super) fn begin_placing(&mut self) {
+        self.placing = Some(self.begin());
+    }
+
+    pub(super) fn end_placing(&mut self) {
+        if let Some(number) = self.placing.take() {
+            self.end(number);
+        }
     }
 
     /// Returns how many operations have ended so far.

@@ -57,6 +57,11 @@ impl Supply {
         self.marked.iter().map(Unmapped::size).sum()
     }
 
+    /// Returns the physicals that the driver refused to release, or that are mapped elsewhere.
+    pub(super) fn refused(&self) -> impl Iterator<Item = &Physical> {
+        self.quarantined.iter()
+    }
+
     /// Returns the bytes of quarantined physicals.
     pub(super) fn quarantined(&self) -> u64 {
         self.quarantined.iter().map(Physical::size).sum()

@@ -39,6 +39,15 @@ class NumPy(unittest.TestCase):
             assert back.shape == (50, 60) and (back == values).all()
             # The memory of the stand-in can be read by the CPU.
             assert ctypes.c_float.from_address(array.address + 4 * 2999).value == 2999.0
+            # Other libraries name strides of dense arrays too.
+            class Named:
+                __array_interface__ = {**values.__array_interface__, "strides": (240, 4)}
+            again = cuvmm.empty((50, 60), "float32")
+            again.copy_from(Named())
+            assert (again.numpy() == values).all()
+            # A row of a larger array, whose step to the next row leads nowhere.
+            row = type(array)(array._memory, (1, 60), array._dtype, (100, 1)).numpy()
+            assert row.shape == (1, 60)
             nothing = cuvmm.empty((0, 4), "float32")
             nothing.copy_from(numpy.empty((0, 4), "float32"))
             assert nothing.numpy().shape == (0, 4)

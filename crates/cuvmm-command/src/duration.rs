@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The longest duration of an option, about a year. A time so far from now is always representable.
-const LONGEST: Duration = Duration::from_secs(10_000 * 3_600);
+/// The longest duration of an option or a wait, about a year. A time so far from now is always
+/// representable.
+pub const LONGEST: Duration = Duration::from_secs(10_000 * 3_600);
 
 /// Parses an option's duration, which is not zero: seconds, or a number and a unit, such as
 /// `500ms`.

@@ -199,7 +199,9 @@ class DeviceArray:
                 f"the elements are {there['typestr']}, and not {self._dtype.typestr} ({self.dtype}): convert them"
                 f" with astype({self.dtype!r})"
             )
-        if there.get("strides") is not None:
+        steps = there.get("strides")
+        # Some libraries name the strides of dense arrays too.
+        if steps is not None and not _dlpack.is_dense(self.shape, tuple(steps), self._dtype.itemsize):
             raise ValueError("the array has holes or another order: pass numpy.ascontiguousarray(...) of it")
         self._copy("write", stream, self.address, data[0])
 
@@ -223,7 +225,7 @@ class DeviceArray:
         return copy
 
     def _copy(self, function: str, stream: Any, to: int, source: int) -> None:
-        if self.strides != _dlpack.dense(self.shape):
+        if not _dlpack.is_dense(self.shape, self.strides):
             raise ValueError("the array has holes")
         stream = self._memory.stream if stream is None else stream_of(stream)
         self._memory.record(stream)

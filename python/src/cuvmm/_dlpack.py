@@ -146,3 +146,16 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
     return tuple(reversed(strides))[: len(shape)]
+
+
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int = 1) -> bool:
+    """Returns True if the elements lie one after the other. Strides are in elements, or in bytes with `itemsize`.
+
+    Steps of a dimension of one element, and of an array without elements, lead nowhere.
+
+    >>> is_dense((1, 3), (100, 1)), is_dense((2, 3), (100, 1))
+    (True, False)
+    """
+    steps = zip(shape, strides, dense(shape), strict=False)
+    dense_steps = all(size == 1 or step == usual * itemsize for size, step, usual in steps)
+    return len(strides) == len(shape) and (0 in shape or dense_steps)

@@ -294,6 +294,46 @@ fn a_batch_moves_each_managed_range_to_its_place_up_to_one_that_is_refused() {
 }
 
 #[test]
+fn a_batch_with_no_arrays_or_impossible_counts_and_sizes_is_refused() {
+    let (api, _directory) = entered();
+    let alloc = api.cuMemAllocManaged.get().unwrap();
+    let prefetch = api.cuMemPrefetchBatchAsync.get().unwrap();
+    let discard = api.cuMemDiscardBatchAsync.get().unwrap();
+    let (mut address, mut stream) = (0, null_mut());
+    // SAFETY: the arrays have one value each, or are null, or have a count that is refused first.
+    unsafe {
+        assert_eq!(alloc(&mut address, GRANULE, 1), OK);
+        assert_eq!((api.cuStreamCreate.get().unwrap())(&mut stream, 1), OK);
+        let (mut place, mut start) = (DEVICE, 0);
+        for (size, count, expected) in [
+            (GRANULE, 1, OK),
+            (GRANULE + 1, 1, INVALID_VALUE),
+            (usize::MAX, 1, INVALID_VALUE),
+            (GRANULE, usize::MAX, INVALID_VALUE),
+        ] {
+            let (mut at, mut size) = (address, size);
+            let (at, size, to) = (&raw mut at, &raw mut size, &raw mut place);
+            assert_eq!(
+                prefetch(at, size, count, to, &mut start, 1, 0, stream),
+                expected
+            );
+            assert_eq!(discard(at, size, count, 0, stream), expected);
+            for (at, size, to, from) in [
+                (null_mut(), size, to, &raw mut start),
+                (at, null_mut(), to, &raw mut start),
+                (at, size, null_mut(), &raw mut start),
+                (at, size, to, null_mut()),
+            ] {
+                let code = prefetch(at, size, count, to, from, 1, 0, stream);
+                assert_eq!(code, INVALID_VALUE);
+            }
+        }
+        assert_eq!((api.cuStreamDestroy_v2.get().unwrap())(stream), OK);
+        assert_eq!((api.cuMemFree_v2.get().unwrap())(address), OK);
+    }
+}
+
+#[test]
 fn without_a_context_only_virtual_memory_calls_succeed() {
     let (api, _directory) = loaded();
     let props = CUmemAllocationProp::pinned(DEVICE);

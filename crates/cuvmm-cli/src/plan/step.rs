@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
+use cuvmm_command::duration;
 use cuvmm_command::size;
 use cuvmm_command::terminal::counted;
 
@@ -197,10 +198,12 @@ impl<'de> Deserialize<'de> for Span {
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Span, E> {
                 let refused = || E::invalid_value(de::Unexpected::Str(text), &self);
-                Ok(Span {
-                    time: cuvmm_command::duration::parse(text).ok_or_else(refused)?,
-                    written: text.to_owned(),
-                })
+                let time = duration::parse(text).ok_or_else(refused)?;
+                if time > duration::LONGEST {
+                    return Err(E::custom(format!("{text:?}: a time is at most 10000h")));
+                }
+                let written = text.to_owned();
+                Ok(Span { time, written })
             }
         }
         from.deserialize_str(Read)

@@ -342,3 +342,21 @@ fn a_plan_of_a_hundred_thousand_steps_is_read_done_and_shown() {
         "{said}"
     );
 }
+
+#[test]
+fn a_wait_is_as_long_as_an_option_may_say() {
+    let dir = TempDir::new().unwrap();
+    let file = plan(&dir, "[[step]]\nwait = \"10000 h\"\n");
+    cuvmm().arg("plan").arg(&file).assert().success();
+    for time in ["10001 h", "18446744073709551615 s"] {
+        let file = plan(&dir, &format!("[[step]]\nwait = \"{time}\"\n"));
+        for driver in ["model", "host"] {
+            let said = complaint(&file, &["--driver", driver], 2);
+            assert!(said.contains("line 2: "), "{said}");
+            assert!(
+                said.contains(&format!("{time:?}: a time is at most 10000h")),
+                "{said}"
+            );
+        }
+    }
+}

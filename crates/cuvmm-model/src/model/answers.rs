@@ -55,7 +55,8 @@ macro_rules! answers {
     /// a location is discarded: its bytes, which a program must not rely on, stay as they are.
     ///
     /// # Errors
-    /// Those of `Driver::prefetch`. If a range or a location is refused, nothing is queued.
+    /// Those of `Driver::prefetch`. If a location or the first range is refused, nothing is queued; if
+    /// a later range is, the ranges before it are moved.
     ///
     /// # Safety
     /// As for `Driver::prefetch`.

@@ -6,16 +6,16 @@
 //! addresses back when the last slot of the row is gone. Until then they count against the pool's
 //! limit and no tenant's.
 
+use super::accounts::{Charge, TenantId};
 use super::allocate::{CANDIDATES, Needs};
-use super::budget::TenantId;
 use super::change::Change;
 use super::core::{Core, Locked, SLOTS_A_SECTION};
 use super::ids::{BlockPlace, SlotId, too_large};
+use super::line::Wanted;
+use super::line::{Attempt, Wait};
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
-use super::wait::{Attempt, Wait};
-use super::wanted::Wanted;
 use crate::error::{ArgumentError, BlockError};
 use crate::ledger::Purpose;
 use crate::own::Stream;
@@ -40,6 +40,8 @@ struct Lot {
     /// New slots, in the order of their addresses. They are out.
     #[allow(clippy::vec_box, reason = "slots are boxed in their places too")]
     opened: Vec<Box<Slot>>,
+    /// The charge for the memory of the new slots.
+    charge: Option<Charge>,
 }
 
 impl Core {
@@ -117,6 +119,7 @@ impl Core {
             needs,
             mut changes,
             opened,
+            mut charge,
         } = match state.find_lot(id, wanted, count) {
             Ok(lot) => lot,
             Err(error) => return (state, Err(error)),
@@ -132,14 +135,20 @@ impl Core {
             }
         }
         for slot in opened {
+            let charge = charge.as_mut().map(|charge| charge.split(needs.used));
             match outcome {
-                Ok(()) => match state.move_in_new(slot, wanted, &needs) {
+                Ok(()) => match state.move_in_new(slot, wanted, &needs, charge) {
                     Ok(change) => changes.push(change),
                     Err(error) => outcome = Err(error),
                 },
-                Err(_) => state.drop_slot(slot),
+                Err(_) => {
+                    charge.into_iter().for_each(|it| state.budget.refund(it));
+                    state.drop_slot(slot);
+                }
             }
         }
+        // Nothing is left of the charge.
+        charge.into_iter().for_each(|it| state.budget.refund(it));
         let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
         state = self.conclude(state, changes, outcome.is_ok());
         // A section that uses a row again works on all of it.
@@ -174,11 +183,19 @@ impl Locked<'_> {
             needs,
             changes: Vec::new(),
             opened: Vec::new(),
+            charge: None,
         };
         let Some(row) = self.pick_row(id, &needs, wanted.home, count) else {
             // Without memory no addresses are reserved.
-            self.reclaim_for(id, bytes, Purpose::New)?;
-            lot.opened = self.open_slots(id, needs.class, count)?.collect();
+            let charge = self.obtain(id, bytes, Purpose::New)?;
+            match self.open_slots(id, needs.class, count) {
+                Ok(opened) => lot.opened = opened.collect(),
+                Err(error) => {
+                    self.budget.refund(charge);
+                    return Err(error);
+                }
+            }
+            lot.charge = Some(charge);
             return Ok(lot);
         };
         for index in row {
@@ -199,10 +216,11 @@ impl Locked<'_> {
         mut slot: Box<Slot>,
         wanted: &Wanted<'_>,
         needs: &Needs,
+        charge: Option<Charge>,
     ) -> Result<Change, BlockError> {
         let mut change = Change::of(&slot, slot.place(wanted.capacity));
         change.new = true;
-        match self.move_in(&mut slot, wanted, needs) {
+        match self.move_in(&mut slot, wanted, needs, charge) {
             Ok(given) => {
                 change.given = Some(given);
                 slot.pinned = true;
@@ -224,7 +242,7 @@ impl Locked<'_> {
         needs: &Needs,
     ) -> Result<(), BlockError> {
         let id = change.place.slot;
-        let moved = self.with_slot_out(id, |state, slot| state.move_in(slot, wanted, needs));
+        let moved = self.with_slot_out(id, |state, slot| state.move_in(slot, wanted, needs, None));
         change.given = Some(moved.ok_or_else(gone)??);
         Ok(())
     }

@@ -3,16 +3,16 @@
 //!
 //! Keeps I-83.
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, Charge, TenantId};
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::ids::{BYTES, BlockPlace, SlotId, too_large};
+use super::line::{Attempt, Wait};
+use super::line::{ExtentOptions, Wanted};
 use super::pace::Pace;
 use super::slot::{Class, Occupant, Slot};
 use super::state::{State, gone};
-use super::wait::{Attempt, Wait};
-use super::wanted::{ExtentOptions, Wanted};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::{Space, Uses};
 use crate::growth::Growth;
@@ -79,17 +79,23 @@ impl Locked<'_> {
         self.purge_some();
         let found = self.find_slot(id, &needs, wanted.home);
         let new = found.is_none();
-        let mut slot = match found {
-            Some(slot) => slot,
+        let (mut slot, charge) = match found {
+            Some(slot) => (slot, None),
             None => {
                 // Without memory no addresses are reserved.
-                self.reclaim_for(id, needs.used, Purpose::New)?;
-                let opened = self.open_slots(id, needs.class, 1)?.next();
-                opened.ok_or_else(gone)?
+                let charge = self.obtain(id, needs.used, Purpose::New)?;
+                let opened = self.open_slots(id, needs.class, 1);
+                match opened.and_then(|mut slots| slots.next().ok_or_else(gone)) {
+                    Ok(slot) => (slot, Some(charge)),
+                    Err(error) => {
+                        self.budget.refund(charge);
+                        return Err(error);
+                    }
+                }
             }
         };
         let mut change = Change::of(&slot, slot.place(wanted.capacity));
-        match self.move_in(&mut slot, wanted, &needs) {
+        match self.move_in(&mut slot, wanted, &needs, charge) {
             Ok(given) => {
                 change.new = new;
                 change.given = Some(given);
@@ -130,21 +136,25 @@ impl Locked<'_> {
         }
     }
 
-    /// Puts a block in a slot that is out, and memory under it. On failure the slot is as before.
+    /// Puts a block in a slot that is out, and memory under it, which may be charged already. On
+    /// failure the slot is as before.
     #[inline(always)]
     pub(super) fn move_in(
         &mut self,
         slot: &mut Slot,
         wanted: &Wanted<'_>,
         needs: &Needs,
+        charge: Option<Charge>,
     ) -> Result<PlacedMemory, BlockError> {
         let &Wanted {
             size, home, zeroed, ..
         } = wanted;
         let used = needs.used;
-        // A new slot has no memory to use again.
-        self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
-        let given = self.place_memory(slot, &Fit::new(used, home, zeroed))?;
+        // A new slot, whose memory is charged already, has none to use again.
+        if charge.is_none() {
+            self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
+        }
+        let given = self.place_memory(slot, &Fit::new(used, home, zeroed), charge)?;
         let noted = slot.space.note_writer(0, used, slot.id.tenant.0);
         slot.touched = self.tick();
         slot.block = Some(Occupant {
@@ -221,7 +231,7 @@ impl Locked<'_> {
         let charge = self.budget.charge(Some(id), addresses);
         let reserved = self.reserve(size, guard, count);
         match &reserved {
-            Ok(_) => charge.keep(),
+            Ok(_) => self.budget.keep(charge),
             Err(_) => self.budget.refund(charge),
         }
         Ok(reserved?)
@@ -314,10 +324,10 @@ impl State {
     /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
     /// can be ordered before it now. A slot for which the driver fails is passed over.
     pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
-        let Some((slot, polls)) = self.slot_and_polls(id) else {
+        let Some((slot, gate)) = self.slot_and_gate(id) else {
             return false;
         };
-        let ready = polls.comes_before(slot, home);
+        let ready = gate.comes_before(slot, home);
         ready.unwrap_or_else(|error| {
             log!(debug, %error, "a fence could not be polled: the slot is passed over");
             false

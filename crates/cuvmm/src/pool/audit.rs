@@ -23,7 +23,7 @@ impl State {
         }
         self.audit_charges();
         self.audit_lists();
-        if self.flights.count() == 0 {
+        if self.gate.is_idle() {
             self.audit_sources();
         }
     }
@@ -37,7 +37,8 @@ impl State {
             });
             let lent: u64 = tenancy.holders.iter().map(|held| held.bytes).sum();
             let parts = parts.sum::<u64>() + tenancy.share_table.bytes() + lent;
-            let held = self.budget.account(id).held;
+            let account = self.budget.account(id);
+            let (held, parts) = (account.held, parts + account.in_flight);
             let figures = || tenancy.figures().map(|(figures, _)| figures);
             for lent in &tenancy.holders {
                 let figures = lent.holder.figures();
@@ -63,7 +64,9 @@ impl State {
     /// serve.
     fn audit_lists(&self) {
         for (id, tenancy) in &self.tenants {
-            let keeps_nothing = self.hardening.is_some() || !tenancy.registered;
+            let may_grow = self.terms.get(*id).is_some_and(|terms| terms.may_grow());
+            debug_assert!(tenancy.may_grow == may_grow, "{id:?} may grow: {may_grow}");
+            let keeps_nothing = self.hardening.is_some() || self.terms.drains(*id);
             for index in tenancy.indices() {
                 let Some(slot) = tenancy.slot(index) else {
                     continue;
@@ -99,10 +102,10 @@ impl State {
             indices.filter_map(|index| tenancy.slot(index))
         });
         let owed: u64 = slots.map(|slot| slot.sleep_state.owed()).sum();
-        let marked: u64 = self.to_release.iter().map(|it| it.size()).sum();
         let had = self.budget.obtained() + owed;
         let budget = &self.budget;
-        let known = budget.held() + budget.quarantined() + self.free_list.bytes() + marked;
+        let unused = self.supply.free() + self.supply.marked();
+        let known = budget.held() + budget.quarantined() + unused;
         debug_assert!(
             had == known,
             "{had} came from the driver, {known} are known"

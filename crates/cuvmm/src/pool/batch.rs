@@ -3,9 +3,9 @@
 use super::block::Block;
 use super::core::Core;
 use super::ids::BlockPlace;
+use super::line::Wait;
 use super::tenant::Tenant;
 use super::unshare;
-use super::wait::Wait;
 use crate::error::BlockError;
 
 /// A block, and its new size in bytes.

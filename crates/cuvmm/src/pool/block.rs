@@ -14,11 +14,11 @@ use std::time::Duration;
 use cuvmm_driver::DeviceAddress;
 
 use super::core::Core;
-use super::gate::Use;
 use super::ids::BlockPlace;
 use super::lease::Lease;
+use super::line::Wait;
 use super::stream_cache::Held;
-use super::wait::Wait;
+use super::uses::Use;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, HandedBack, MemoryError};
 use crate::extents::{Extent, Registration};

@@ -122,7 +122,7 @@ impl Locked<'_> {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
                 // No other operation uses a new slot, so it can go as soon as its fence is
                 // complete.
-                written = !(change.new && matches!(self.polls.poll(&mut slot.fence), Ok(true)));
+                written = !(change.new && matches!(self.gate.poll(&mut slot.fence), Ok(true)));
             }
             if !written && !change.leased {
                 // A lease may have listed the extents: they stay as precommitted memory.
@@ -337,7 +337,7 @@ mod tests {
         assert!(slot.is_vacant() && !slot.fence.is_complete());
         assert_eq!(slot.idle(), 2 * G);
         rig.finish(&home);
-        assert_eq!(state.take_back_all_of(tenant).unwrap(), 2 * G);
+        assert_eq!(state.take_back_all_of(tenant), (2 * G, Ok(())));
     }
 
     #[test]

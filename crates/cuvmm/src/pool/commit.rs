@@ -1,6 +1,6 @@
 //! Placing memory under a slot: charge, gather, place, scrub. On failure nothing changes.
 
-use super::budget::{Amount, Charge, TenantId};
+use super::accounts::{Amount, Charge, TenantId};
 use super::core::Locked;
 use super::fills::Unfinished;
 use super::slot::Slot;
@@ -60,17 +60,21 @@ impl<'a> Fit<'a> {
 
 impl Locked<'_> {
     /// Prepares a slot, which is out, for a block: places memory up to the end of `fit`, removes
-    /// the data of other tenants, and writes zeros where they are owed. On failure the slot is as
-    /// before, except for quarantined memory. The placed memory is [fresh](Space::settle) until the
+    /// the data of other tenants, and writes zeros where they are owed. The memory may be charged
+    /// already. On failure the slot is as before, except for quarantined memory. The placed memory is [fresh](Space::settle) until the
     /// whole operation has succeeded.
     pub(crate) fn place_memory(
         &mut self,
         slot: &mut Slot,
         fit: &Fit<'_>,
+        charge: Option<Charge>,
     ) -> Result<PlacedMemory, BlockError> {
         let begun = slot.space.bytes();
         if fit.end > begun {
-            self.commit(slot, begun, fit.end - begun, fit.claims())?;
+            let bytes = fit.end - begun;
+            self.commit(slot, (begun, bytes), fit.claims(), charge)?;
+        } else if let Some(unneeded) = charge {
+            self.budget.refund(unneeded);
         }
         match self.scrub_stale(slot, begun, fit) {
             Ok(filled) => Ok(PlacedMemory { begun, filled }),
@@ -88,17 +92,23 @@ impl Locked<'_> {
     pub(super) fn commit(
         &mut self,
         slot: &mut Slot,
-        begun: u64,
-        bytes: u64,
+        (begun, bytes): (u64, u64),
         claims: bool,
+        charge: Option<Charge>,
     ) -> Result<(), BlockError> {
-        Self::check_free(slot, begun, bytes)?;
-        self.reclaim_for(slot.id.tenant, bytes, slot.purpose())?;
-        let charge = self.charge_for(slot.id, bytes);
+        let free = Self::check_free(slot, begun, bytes);
+        let charge = match (charge, free) {
+            (Some(charge), Ok(())) => charge,
+            (None, Ok(())) => self.obtain(slot.id.tenant, bytes, slot.purpose())?,
+            (charge, Err(error)) => {
+                charge.into_iter().for_each(|it| self.budget.refund(it));
+                return Err(error.into());
+            }
+        };
         let placed = self.place(slot, begun, bytes, claims);
         match placed {
-            Ok(()) => charge.keep(),
-            Err(_) => self.refund_for(slot.id, bytes, charge),
+            Ok(()) => self.keep_for(slot, charge),
+            Err(_) => self.budget.refund(charge),
         }
         placed.map_err(|error| error.without_charge(bytes))
     }
@@ -167,7 +177,7 @@ impl Locked<'_> {
         let count = physicals.len() as u64;
         let bytes = physicals.iter().map(Unmapped::size).sum();
         let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
-            mappings.keep();
+            self.budget.keep(mappings);
             return Ok(());
         };
         self.budget.refund(mappings);

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
@@ -252,7 +252,7 @@ impl Locked<'_> {
     /// releases the small free physicals to the driver, which makes large physicals of the memory.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
-        let there = self.budget.creatable() + self.free_list.bytes();
+        let there = self.budget.creatable() + self.supply.free();
         let lacking = run.size.saturating_sub(there);
         if lacking <= self.budget.ungranted() {
             // If a ledger refuses, there is no memory for the copy.
@@ -351,22 +351,13 @@ impl Locked<'_> {
             },
         );
         let now_there = Amount::mappings(now.count);
-        self.budget.charge(Some(tenant), now_there).keep();
+        let charge = self.budget.charge(Some(tenant), now_there);
+        self.budget.keep(charge);
         let stuck = now.stuck_bytes - before.stuck_bytes;
         self.budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
         self.renew(slot);
-    }
-
-    /// Releases free physicals that are smaller than the largest extent; returns their bytes.
-    pub(super) fn release_small_free(&mut self) -> u64 {
-        let mut released = 0;
-        let largest = self.policy.largest_extent;
-        while let Some(unmapped) = self.free_list.take_below(largest) {
-            released += self.release(unmapped);
-        }
-        released
     }
 }

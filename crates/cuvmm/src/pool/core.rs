@@ -24,12 +24,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::budget::Budget;
+use super::accounts::Budget;
+use super::accounts::Joined;
 use super::ids::SlotId;
-use super::joined::Joined;
-use super::room::Room;
 use super::slot::Slot;
 use super::state::State;
+use super::supply::Room;
 #[cfg(debug_assertions)]
 use super::tenancy::Tenancy;
 use crate::deferred::{self, Section};
@@ -165,11 +165,8 @@ impl Core {
         // notification. A look is no operation: this thread may be unwinding, and must not do work
         // that others put off.
         let (mapper, others_lack) = self.look(|state| {
-            state.freed_count += freed_count;
-            state.told += 1;
-            let mapper = mapper.filter(|_| !state.queue.is_empty());
-            state.queue.memory_freed |= mapper.is_some();
-            (mapper, state.others_lack)
+            let serves = state.line.announce(freed_count, mapper.is_some());
+            (mapper.filter(|_| serves), state.line.others_lack())
         });
         self.freed.notify_all();
         if freed_count > 0
@@ -256,7 +253,7 @@ impl<'a> Locked<'a> {
         if let Some(flight) = self.flight {
             return flight;
         }
-        let flight = self.state.flights.begin();
+        let flight = self.state.gate.begin();
         self.flight = Some(flight);
         flight
     }
@@ -285,15 +282,16 @@ impl<'a> Locked<'a> {
         Some(slot)
     }
 
-    /// Returns `true` if another operation is in flight, which may give memory back when it ends.
+    /// Returns `true` if another operation is in flight, or the mapper places memory: that memory
+    /// can be had when it ends.
     pub(super) fn others_in_flight(&self) -> bool {
-        self.state.flights.count() > usize::from(self.flight.is_some())
+        self.state.gate.has_others(self.flight)
     }
 
     /// Ends the operation, and waits until one in flight has ended, unless one has since their
-    /// [count](super::state::Flights::ended) was `ended`.
+    /// [count](super::gate::Gate::ended) was `ended`.
     pub(super) fn wait_for_end(self, ended: u64) -> Self {
-        match self.state.flights.ended() == ended {
+        match self.state.gate.ended() == ended {
             true => {
                 let core = self.core;
                 self.wait(&core.settled, None)
@@ -400,7 +398,7 @@ impl<'a> Locked<'a> {
         let Some(flight) = self.flight.take() else {
             return false;
         };
-        self.state.flights.end(flight);
+        self.state.gate.end(flight);
         self.state.free_late();
         self.state.request_free_target();
         if std::thread::panicking() {

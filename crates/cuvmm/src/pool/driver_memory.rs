@@ -4,11 +4,11 @@
 //! they may hold it, and ends the charge when they cannot hold it any more. Their
 //! [figures](super::driver_figures) are read from the driver.
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::holder::HolderId;
+use super::line::Wait;
 use super::tenant::Tenant;
-use super::wait::Wait;
 use crate::error::{BlockError, MemoryError};
 
 impl Tenant {
@@ -50,11 +50,10 @@ impl Locked<'_> {
     /// them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
         while self.budget.creatable() < bytes {
-            let Some(unmapped) = self.free_list.take_largest() else {
+            if !self.release_largest_free() {
                 // Another operation has the rest, and has not given it back yet.
                 return Err(self.out_of_memory(tenant, bytes));
-            };
-            self.release(unmapped);
+            }
         }
         // Counted before the driver is asked, so that no other operation creates the same quota.
         self.budget.created(bytes);

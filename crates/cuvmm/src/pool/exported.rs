@@ -13,10 +13,10 @@
 use cuvmm_driver::{Exported, HandleTypes};
 
 use super::block::Block;
-use super::gate::Use;
 use super::ids::BlockPlace;
 use super::lease::Lease;
 use super::state::State;
+use super::uses::Use;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError, ShareError};
 use crate::extents::Extent;

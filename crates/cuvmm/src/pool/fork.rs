@@ -8,18 +8,18 @@
 
 use std::collections::BTreeMap;
 
+use super::accounts::Amount;
 use super::block::Block;
-use super::budget::Amount;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::fills::Unfinished;
 use super::ids::{BYTES, BlockPlace, SlotId};
+use super::line::Wait;
 use super::pace::Pace;
 use super::slot::{Occupant, Slot};
 use super::state::gone;
 use super::tenant::Tenant;
-use super::wait::Wait;
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::{LastWriter, Unmapped, Uses};
 use crate::own::{Access, Physical};
@@ -372,7 +372,7 @@ impl Locked<'_> {
         let physicals: Vec<Unmapped> = physicals.collect();
         let shared = physicals.iter().map(Unmapped::size).sum();
         match self.unlocked(|| slot.space.place_for(0, physicals, Access::Read)) {
-            Ok(()) => charge.keep(),
+            Ok(()) => self.budget.keep(charge),
             Err(failed) => {
                 self.budget.refund(charge);
                 // The stuck mappings refer to memory of the other slot.
@@ -388,7 +388,7 @@ impl Locked<'_> {
             zeros: None,
             ..Fit::new(used, other.home.as_ref(), other.zeroed)
         };
-        let given = self.place_memory(slot, &fit)?;
+        let given = self.place_memory(slot, &fit, None)?;
         slot.block = Some(Occupant {
             requested: prefix.size,
             ever: prefix.size,

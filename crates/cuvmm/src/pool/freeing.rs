@@ -2,7 +2,7 @@
 //! call except the fills of a [hardened](super::hardened) pool; the memory is unmapped
 //! [later](super::purge).
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::ids::{BYTES, SlotId};
 use super::sleep_state::SleepState;
 use super::slot::Slot;
@@ -165,7 +165,8 @@ impl State {
     }
 
     fn not_promised(&self, id: TenantId) -> u64 {
-        self.tenants.get(&id).map_or(0, Tenancy::not_promised)
+        let not_promised = self.tenants.get(&id).map_or(0, Tenancy::not_promised);
+        not_promised + self.budget.account(id).in_flight
     }
 
     pub(crate) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {

@@ -3,18 +3,18 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::core::{Core, Locked};
 use super::ids::{BYTES, BlockPlace};
+use super::line::Demand;
+use super::line::{Attempt, Wait};
 use super::pace::Precommit;
-use super::relief::Demand;
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenancy::Tenancy;
 use super::unshare::Refused;
-use super::wait::{Attempt, Wait};
 use crate::error::{ArgumentError, BlockError, CallError};
 use crate::growth::Steps;
 use crate::ledger::Purpose;
@@ -120,7 +120,7 @@ impl State {
             return None;
         }
         let tenancy = self.tenants.get_mut(&id)?;
-        let may = tenancy.registered && !tenancy.beyond;
+        let may = tenancy.may_grow;
         may.then_some((tenancy, self.precommit.as_mut()))
     }
 }
@@ -223,9 +223,9 @@ impl Locked<'_> {
             zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
             ..Fit::new(to, step.home.as_ref(), step.zeroed)
         };
-        match self.place_memory(slot, &Fit { end, ..fit }) {
+        match self.place_memory(slot, &Fit { end, ..fit }, None) {
             // Without precommitted memory there may be enough.
-            Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit),
+            Err(error) if end > to && error.is_shortage() => self.place_memory(slot, &fit, None),
             outcome => outcome,
         }
     }
@@ -256,7 +256,7 @@ impl Locked<'_> {
         bytes: u64,
     ) -> Result<(), BlockError> {
         let id = slot.id.tenant;
-        match self.polls.comes_before(slot, home)? {
+        match self.gate.comes_before(slot, home)? {
             true => Ok(()),
             false if self.is_capturing() => Err(self.captured(id, bytes)),
             false => Err(self.out_of_memory(id, bytes)),
@@ -326,7 +326,7 @@ impl Core {
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
         // The block may be gone, and another in its slot. A request is for one block, so the lock
         // is not released before its slot is taken.
-        if request.is_some_and(|number| !state.queue.has(number)) {
+        if request.is_some_and(|number| !state.line.has(number)) {
             return (state, Err(gone()));
         }
         let mut changes = Vec::with_capacity(steps.len());

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use cuvmm_driver::PhysicalHandle;
 
+use super::accounts::{Budget, TenantId};
 use super::block::Block;
-use super::budget::{Budget, TenantId};
 use super::core::Locked;
 use super::slot::Slot;
 use super::tenant::Tenant;

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::Locked;
 use super::holder::{Given, Held, Holder, HolderId};
 use super::state::State;
@@ -212,7 +212,7 @@ impl Locked<'_> {
     pub(super) fn purge_holders(&mut self) {
         for (tenant, id) in self.holders() {
             let ended = self.held(tenant, id).is_some_and(|held| held.ended);
-            if !(ended || self.drains(tenant)) {
+            if !(ended || self.terms.drains(tenant)) {
                 continue;
             }
             if let Err(error) = self.empty_holder(tenant, id) {

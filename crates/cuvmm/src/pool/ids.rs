@@ -2,7 +2,7 @@
 
 use cuvmm_driver::DeviceAddress;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use crate::error::ArgumentError;
 
 pub(super) const BYTES: &str = "bytes of a block";

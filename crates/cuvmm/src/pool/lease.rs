@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::core::Core;
-use super::gate::Use;
 use super::ids::BlockPlace;
+use super::uses::Use;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::extents::{Extent, Registration, RegistrationOwner};
@@ -111,7 +111,7 @@ impl Lease {
         Ok(kept.registered())
     }
 
-    /// Makes a registration of the extents under an [admitted](super::gate) lease.
+    /// Makes a registration of the extents under an [admitted](super::uses) lease.
     pub(super) fn registered(self) -> Registration {
         let extents = self.core.marked_extents(&self.place);
         let device = self.core.device.clone();

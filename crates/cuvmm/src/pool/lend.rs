@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::budget::{Amount, TenantId};
-use super::capture::Polling;
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
+use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
+use super::line::Wait;
 use super::state::{Scrub, gone};
 use super::tenant::Tenant;
-use super::wait::Wait;
 use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};
@@ -58,7 +58,7 @@ impl Tenant {
         state
             .reserve_part(tenant, holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
-                tenant: state.name_of(tenant),
+                tenant: state.terms.name_of(tenant),
                 wanted: least,
                 held: state.held(tenant, holder).map_or(0, |held| held.addresses),
                 limit: most,
@@ -263,21 +263,19 @@ impl Locked<'_> {
         if bytes > 0 {
             self.leave_to_others(tenant, bytes)?;
         }
-        self.reclaim_for(tenant, bytes, Purpose::New)?;
-        let charge = self.budget.charge(Some(tenant), Amount::bytes(bytes));
+        let charge = self.obtain(tenant, bytes, Purpose::New)?;
+        // The bytes are the holder's from here on.
+        self.budget.keep(charge);
         if let Some(held) = self.held_mut(tenant, id) {
             held.bytes += bytes;
         }
-        let obtained = obtain(self);
-        if obtained.is_ok() {
-            charge.keep();
-            return obtained;
-        }
-        if let Some(held) = self.held_mut(tenant, id) {
-            held.bytes -= bytes;
-        }
-        self.budget.refund(charge);
-        obtained.map_err(|error| error.without_charge(bytes))
+        obtain(self).map_err(|error| {
+            if let Some(held) = self.held_mut(tenant, id) {
+                held.bytes -= bytes;
+            }
+            self.budget.give_up(tenant, Amount::bytes(bytes));
+            error.without_charge(bytes)
+        })
     }
 
     fn lend_extents(
@@ -294,7 +292,8 @@ impl Locked<'_> {
                 return Err(error);
             }
             let mappings = Amount::mappings(count);
-            state.budget.charge(Some(tenant), mappings).keep();
+            let charge = state.budget.charge(Some(tenant), mappings);
+            state.budget.keep(charge);
             if let Some(held) = state.held_mut(tenant, lending.holder) {
                 held.mappings += count;
             }

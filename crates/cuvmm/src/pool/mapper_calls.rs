@@ -58,7 +58,7 @@ impl State {
             .precommit
             .as_ref()
             .map_or(0, |precommit| precommit.free_target);
-        free_target.saturating_sub(self.free_list.bytes() + self.budget.creatable())
+        free_target.saturating_sub(self.supply.free() + self.budget.creatable())
     }
 
     /// Calls the mapper if the free target lacks memory. Free memory beyond a limit is reclaimed

@@ -77,15 +77,14 @@
 //! A thread waits for memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and
 //! [`Block::grow_to`], and at the end of the pool.
 
+mod accounts;
 mod adjacent;
 mod allocate;
 #[cfg(debug_assertions)]
 mod audit;
 mod batch;
 mod block;
-mod budget;
 mod builder;
-mod capture;
 mod change;
 mod commit;
 mod compact;
@@ -95,40 +94,27 @@ mod driver_memory;
 mod exported;
 mod fills;
 mod fork;
-mod free_list;
 mod freeing;
-pub mod futures;
 mod gate;
-mod grants;
 mod grow;
 mod hardened;
 mod headroom;
 mod holder;
 mod holders;
 mod ids;
-mod joined;
 mod lease;
-mod ledger;
 mod lend;
-mod limits;
+mod line;
 mod mapper_calls;
 mod moving;
 mod pace;
-mod polls;
 mod precommit;
 mod precommit_all;
 mod prefix;
-mod pressure;
 mod purge;
-mod queue;
 mod reclaim;
-mod release;
-mod relief;
-mod requests;
 mod resting;
-mod room;
 mod rows;
-mod serve;
 mod share_table;
 mod shared;
 mod sleep;
@@ -143,9 +129,8 @@ mod teardown;
 mod tenancy;
 mod tenant;
 mod unshare;
-mod wait;
+mod uses;
 mod wake;
-mod wanted;
 mod withdraw;
 
 use std::fmt;
@@ -153,7 +138,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::HandleTypes;
 
-use self::budget::{Budget, Limits};
+use self::accounts::{Budget, Limits};
 use self::core::Core;
 use self::hardened::Hardening;
 use self::state::{Policy, State};
@@ -166,30 +151,30 @@ use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, creatable_as, nc
 use crate::region::{DEFAULT_LARGEST_EXTENT, check_guests};
 
 pub use crate::growth::Growth;
+pub use accounts::{Limit, LimitChange};
 pub use block::Block;
 pub use builder::BlockBuilder;
-pub use capture::CaptureGuard;
-pub(crate) use capture::Polling;
 pub use compact::Compaction;
 pub use exported::ExportedBlock;
 pub(crate) use exported::Promised;
 pub(crate) use fork::Prefix;
-#[cfg(any(feature = "dlpack", feature = "cudarc"))]
-pub(crate) use gate::Use;
+pub use gate::CaptureGuard;
+pub(crate) use gate::Polling;
 pub use hardened::Hardened;
 pub use headroom::Headroom;
 pub(crate) use holder::{Given, Holder, HolderFigures, HolderId};
 pub use lease::Lease;
 pub(crate) use lend::Lending;
-pub use limits::{Limit, LimitChange};
+pub use line::{Pressure, PressureHook, futures};
+pub(crate) use line::{Wait, after};
 pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};
-pub use pressure::{Pressure, PressureHook};
-pub(crate) use room::Room;
 pub(crate) use sleep::ToSleep;
 pub use state::Scrub;
 pub use stats::{PoolStats, TenantStats};
+pub(crate) use supply::Room;
 pub use tenant::{Tenant, TenantBuilder};
-pub(crate) use wait::{Wait, after};
+#[cfg(any(feature = "dlpack", feature = "cudarc"))]
+pub(crate) use uses::Use;
 pub(crate) use wake::ToWake;
 
 /// The default limit of mappings in a pool. The driver's own limit is about 524,000 for each

@@ -10,10 +10,13 @@
 //! `unsafe` here: naming a moving block's memory as a range to copy in.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::budget::TenantId;
+use cuvmm_driver::PhysicalHandle;
+
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::{BlockPlace, SlotId};
 use super::lease::Lease;
@@ -107,22 +110,30 @@ impl Tenant {
     pub(crate) fn give_up_cached(&self, release: bool) -> (GivenUp, Result<(), CallError>) {
         let owner = self.owner();
         let mut state = owner.core.lock();
-        let free_list = state.free_list.bytes();
-        let taken = state.take_back_all_of(owner.tenant);
-        let bytes = taken.as_ref().map_or(0, |&bytes| bytes);
+        let free_list = state.supply.free();
+        let (bytes, taken) = state.take_back_all_of(owner.tenant);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
         owner.core.announce();
-        (given, taken.map(drop))
+        (given, taken)
+    }
+
+    /// Returns all memory of the pool that the driver has refused to take back.
+    pub(crate) fn refused_releases(&self) -> BTreeSet<PhysicalHandle> {
+        let state = self.owner().core.lock();
+        let refused = state.supply.refused();
+        refused.map(Physical::as_raw).collect()
     }
 
     /// Asks the driver again to take all memory of the pool that it has refused. Returns the bytes
-    /// that it still refuses.
-    pub(crate) fn retry_releases(&self) -> u64 {
+    /// that it still refuses, without the memory that it had refused `before`.
+    pub(crate) fn retry_releases(&self, before: &BTreeSet<PhysicalHandle>) -> u64 {
         let core = &self.owner().core;
         let mut state = core.lock();
         let (released, _) = state.retry_releases(usize::MAX);
-        let left = state.quarantine.physicals.iter().map(Physical::size).sum();
+        let refused = state.supply.refused();
+        let left = refused.filter(|it| !before.contains(&it.as_raw()));
+        let left = left.map(Physical::size).sum();
         drop(state);
         if released > 0 {
             core.announce();
@@ -168,7 +179,7 @@ impl Core {
         choice: Choice<'_>,
     ) -> Locked<'a> {
         let flights: Vec<NonZeroU64> = state.out_of(id, choice).map(|(flight, _)| flight).collect();
-        while state.flights.has_any(&flights) {
+        while state.gate.has_any(&flights) {
             state = state.wait(&self.settled, None);
         }
         state

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::budget::{Amount, Charge, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::pace::Precommit;
@@ -31,7 +31,6 @@ struct Job {
     slot: SlotId,
     offset: u64,
     size: u64,
-    charge: Charge,
     /// From the free list; if `None`, created.
     unmapped: Option<Unmapped>,
     target: Target,
@@ -46,6 +45,8 @@ impl State {
             let growing = &mut self.precommit.as_mut()?.growing;
             growing.retain(|&slot| slot != id);
             if let Some(job) = self.prepare(id) {
+                // The memory can be given up once it is placed, so other operations may wait for it.
+                self.gate.begin_placing();
                 return Some(job);
             }
         }
@@ -53,7 +54,7 @@ impl State {
 
     fn prepare(&mut self, id: SlotId) -> Option<Job> {
         let (granule, tenant) = (self.device.granule(), id.tenant);
-        let registered = self.tenants.get(&tenant)?.registered;
+        let registered = self.terms.is_registered(tenant);
         let slot = self.slot_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
@@ -77,28 +78,23 @@ impl State {
             }
             return None;
         }
-        let unmapped = self
-            .free_list
-            .take(step, (!zeroed).then_some(tenant.0), false);
+        let own = (!zeroed).then_some(tenant.0);
+        let unmapped = self.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
             if self.budget.creatable() < step {
                 return None;
             }
             self.budget.created(step);
         }
-        let of = Amount {
-            bytes: step,
-            mappings: 1,
-            addresses: 0,
-        };
-        let charge = self.budget.charge(Some(tenant), of);
+        let charge = self.budget.charge(Some(tenant), of_extent(step));
+        // The bytes are the slot's from here on.
+        self.budget.keep(charge);
         self.with_slot(id, |_, slot| {
             slot.coming = step;
             Job {
                 slot: id,
                 offset,
                 size: step,
-                charge,
                 unmapped,
                 target: slot.space.target(),
             }
@@ -121,6 +117,14 @@ impl State {
     }
 }
 
+const fn of_extent(bytes: u64) -> Amount {
+    Amount {
+        bytes,
+        mappings: 1,
+        addresses: 0,
+    }
+}
+
 impl Locked<'_> {
     /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
@@ -137,14 +141,11 @@ impl Locked<'_> {
     }
 
     /// Adds the placed extent to its slot, or refunds it.
-    fn finish_precommit(
-        &mut self,
-        (id, size, charge): (SlotId, u64, Charge),
-        outcome: Result<Placed, Failure>,
-    ) {
+    fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
+        self.gate.end_placing();
         let Some(mut slot) = self.take_slot(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            self.budget.refund(charge);
+            self.budget.give_up(id.tenant, of_extent(size));
             match outcome {
                 Err(Failure::Create(_)) => self.budget.not_created(size),
                 _ => self.budget.quarantine(size, 1),
@@ -156,12 +157,11 @@ impl Locked<'_> {
         let mut back = Vec::new();
         match outcome {
             Ok(placed) => {
-                charge.keep();
                 slot.space.adopt(placed);
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.budget.refund(charge);
+                self.budget.give_up(id.tenant, of_extent(size));
                 match failure {
                     Failure::Create(error) => {
                         self.budget.not_created(size);
@@ -221,11 +221,7 @@ enum Failure {
 }
 
 impl Job {
-    fn carry_out(
-        self,
-        core: &Core,
-        policy: &Policy,
-    ) -> ((SlotId, u64, Charge), Result<Placed, Failure>) {
+    fn carry_out(self, core: &Core, policy: &Policy) -> ((SlotId, u64), Result<Placed, Failure>) {
         let unmapped = match self.unmapped {
             Some(unmapped) => Ok(unmapped),
             None => {
@@ -237,7 +233,7 @@ impl Job {
             let placed = self.target.place(self.offset, unmapped);
             placed.map_err(|failed| Failure::Place(Box::new(failed)))
         });
-        ((self.slot, self.size, self.charge), placed)
+        ((self.slot, self.size), placed)
     }
 }
 
@@ -255,7 +251,7 @@ impl Core {
         let mut state = core.lock();
         state.precommit = Some(precommit);
         state.request_free_target();
-        let queued = !state.queue.is_empty();
+        let queued = state.line.has_requests();
         Self::unlock(state);
         if !core.has_mapper() {
             core.fail_queue();
@@ -309,6 +305,11 @@ impl MapperWork for Core {
     }
 
     fn ended(&self) {
+        // A panic may have ended the thread while it placed memory.
+        let mut state = self.lock();
+        state.gate.end_placing();
+        drop(state);
+        self.settled.notify_all();
         self.fail_queue();
     }
 }

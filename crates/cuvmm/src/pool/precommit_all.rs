@@ -40,6 +40,16 @@ impl Locked<'_> {
             return true;
         };
         self.grant_for(id, step, Purpose::New);
+        self.precommits_step(place, step)
+    }
+
+    /// Precommits a step behind a block, unless the block has changed since the step was chosen: it
+    /// may have fallen asleep while the ledger granted the bytes.
+    fn precommits_step(&mut self, place: &BlockPlace, step: u64) -> bool {
+        let id = place.slot.tenant;
+        if self.next_step(place) != Some(step) {
+            return true;
+        }
         // Checked first, since a refusal collects the figures of the whole pool.
         if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
             return false;
@@ -63,7 +73,7 @@ impl Locked<'_> {
             zeroed,
             zeros: None,
         };
-        self.place_memory(slot, &fit)?;
+        self.place_memory(slot, &fit, None)?;
         slot.space.settle(begun);
         Ok(())
     }
@@ -84,5 +94,30 @@ impl State {
         }
         let steps = Steps::of_block(granule, block.growth, slot.class.largest);
         steps.extent(bytes, bytes, block.most)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::extents::rig::{G, rig};
+    use crate::pool::{Limit, Pool};
+    use crate::sleep::Contents;
+
+    #[test]
+    fn nothing_is_placed_behind_a_block_that_fell_asleep_meanwhile() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.block(16 * G).capacity(32 * G).try_allocate();
+        let block = block.unwrap();
+        let step = pool.core.lock().next_step(block.place()).unwrap();
+        tenant.blocks().sleep(Contents::Discard).unwrap();
+        assert!(pool.core.lock().precommits_step(block.place(), step));
+        assert_eq!(pool.stats().committed, 0);
+        tenant.blocks().wake().unwrap();
+        assert!(pool.core.lock().precommits_step(block.place(), step));
+        assert_eq!(pool.stats().precommitted, step);
     }
 }

@@ -12,10 +12,10 @@ use super::block::Block;
 use super::compact::Moved;
 use super::core::{Core, Locked};
 use super::ids::{BYTES, BlockPlace, SlotId};
+use super::line::{Attempt, after};
 use super::slot::Slot;
 use super::state::{State, gone};
 use super::tenant::Tenant;
-use super::wait::{Attempt, after};
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 
 impl Tenant {

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
 use super::slot::Slot;
@@ -100,7 +100,7 @@ impl Locked<'_> {
         self.release_marked();
         // Slots listed meanwhile are purged when another operation ends, not at once and without
         // end.
-        self.has_deferred |= self.listed > 0 || !self.to_release.is_empty();
+        self.has_deferred |= self.listed > 0 || self.supply.has_marked();
     }
 
     fn purge(&mut self, queue: Queue, looks: usize) -> usize {
@@ -140,11 +140,11 @@ impl Locked<'_> {
         if self.is_out(id) {
             return Ok(false);
         }
-        let drains = self.drains(id.tenant);
+        let drains = self.terms.drains(id.tenant);
         let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
         // Another slot may have the number by now.
-        let slot = self.slot_and_polls(id);
-        let Some((slot, polls)) = slot.filter(|(slot, _)| slot.purging) else {
+        let slot = self.slot_and_gate(id);
+        let Some((slot, gate)) = slot.filter(|(slot, _)| slot.purging) else {
             return Ok(true);
         };
         if !slot.is_to_purge(hardened || drains) {
@@ -158,7 +158,7 @@ impl Locked<'_> {
         if lost && (gives || !drains) {
             return Ok(false);
         }
-        if gives && !polls.poll_in(&mut slot.fence, round) {
+        if gives && !gate.poll_in(&mut slot.fence, round) {
             return Ok(false);
         }
         let Some(mut slot) = self.take_out(id) else {

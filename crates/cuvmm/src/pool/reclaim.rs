@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::budget::TenantId;
+use super::accounts::{Amount, Charge, TenantId, Terms};
 use super::core::Locked;
 use super::holder::HolderId;
 use super::ids::SlotId;
@@ -107,11 +107,23 @@ impl Locked<'_> {
         Ok(())
     }
 
+    /// Charges a tenant `bytes`, and makes room in the budget for them. One attempt: waits for no
+    /// memory and calls no hook. May release the lock.
+    pub(super) fn obtain(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<Charge, BlockError> {
+        self.reclaim_for(id, bytes, purpose)?;
+        Ok(self.budget.charge(Some(id), Amount::bytes(bytes)))
+    }
+
     /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
     /// but they may have been promised to another tenant meanwhile: then other tenants give first.
     pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
-        let beyond = self.tenants.get(&id).is_some_and(|tenancy| tenancy.beyond);
+        let beyond = self.terms.get(id).is_some_and(Terms::is_beyond);
         if bytes > 0 && beyond {
             let limit = self.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
@@ -217,13 +229,14 @@ impl Locked<'_> {
         self.carry_out(&plan).map(|_| ())
     }
 
-    /// Reclaims all idle memory of a tenant whose fences are complete.
-    pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> Result<u64, CallError> {
+    /// Reclaims all idle memory of a tenant whose fences are complete. Returns the bytes, also of a
+    /// call that fails half-way.
+    pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> (u64, Result<(), CallError>) {
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&[id], give, u64::MAX, false, &mut plan);
         }
-        self.carry_out(&plan)
+        self.carry_out_counted(&plan)
     }
 
     /// Collects idle memory from stream caches and shared memory, reads the driver's memory pools,
@@ -249,6 +262,12 @@ impl Locked<'_> {
     /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes.
     /// Releases the lock for each slot: extents in use again by then are left alone.
     pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
+        let (got, outcome) = self.carry_out_counted(plan);
+        outcome.map(|()| got)
+    }
+
+    /// Carries a plan out, and returns the bytes that it got by its end or its first failure.
+    fn carry_out_counted(&mut self, plan: &Plan) -> (u64, Result<(), CallError>) {
         let mut got = 0;
         let mut outcome = Ok(());
         // The extents of a slot are adjacent in the plan.
@@ -257,12 +276,11 @@ impl Locked<'_> {
                 continue;
             };
             let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
-            match self.take_from(slot, &offsets) {
-                Ok(bytes) => got += bytes,
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+            let (bytes, taken) = self.take_from(slot, &offsets);
+            got += bytes;
+            outcome = taken;
+            if outcome.is_err() {
+                break;
             }
         }
         if outcome.is_ok() {
@@ -277,14 +295,14 @@ impl Locked<'_> {
             }
         }
         self.release_marked();
-        outcome.map(|()| got)
+        (got, outcome)
     }
 
     /// Takes those of a slot's planned extents that can be reclaimed.
-    fn take_from(&mut self, id: SlotId, at: &[u64]) -> Result<u64, CallError> {
+    fn take_from(&mut self, id: SlotId, at: &[u64]) -> (u64, Result<(), CallError>) {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
         if !self.slot(id).is_some_and(gives) {
-            return Ok(0);
+            return (0, Ok(()));
         }
         let taken = self.with_slot_out(id, |state, slot| {
             // Last first and without a hole: the mapper may have placed more memory behind the
@@ -294,7 +312,7 @@ impl Locked<'_> {
             let at = at.map(|(spare, _)| spare).collect();
             state.take_extents(slot, at)
         });
-        taken.unwrap_or(Ok(0))
+        taken.unwrap_or((0, Ok(())))
     }
 
     /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
@@ -362,15 +380,18 @@ impl State {
         if plan.gained >= total {
             return;
         }
-        let mut others: Vec<((bool, i32), TenantId)> = self
-            .tenants
-            .iter()
-            .filter(|&(&other, _)| other != id)
-            .filter(|(_, tenancy)| {
+        // Both maps have the same tenants.
+        let tenants = self.tenants.iter().zip(self.terms.iter());
+        let mut others: Vec<((bool, i32), TenantId)> = tenants
+            .filter(|&((&other, _), _)| other != id)
+            .filter(|((_, tenancy), _)| {
                 let holds = give == Give::Cached && !tenancy.holders.is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
-            .map(|(&other, tenancy)| ((tenancy.registered, tenancy.priority), other))
+            .map(|((&other, _), (same, terms))| {
+                debug_assert_eq!(other, same, "the maps of tenants differ");
+                ((terms.is_registered(), terms.priority()), other)
+            })
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {
@@ -456,11 +477,11 @@ impl State {
 
     /// Plans to take extents from one slot, the last first, while they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
-        let Some((slot, polls)) = self.slot_and_polls(id) else {
+        let Some((slot, gate)) = self.slot_and_gate(id) else {
             return;
         };
         // A block that grew into its precommitted memory may still be listed.
-        if !slot.has_spare() || !polls.poll_in(&mut slot.fence, &plan.round) {
+        if !slot.has_spare() || !gate.poll_in(&mut slot.fence, &plan.round) {
             return;
         }
         let planned = plan.from.get(&id).copied().unwrap_or(u64::MAX);
@@ -728,7 +749,7 @@ mod tests {
         drop(other.allocate_on(&stream, 4 * G).unwrap());
         let mut state = pool.core.lock();
         state.reclaim_for(me.id(), 3 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 3 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (1, 3 * G));
     }
 
     #[test]
@@ -770,12 +791,12 @@ mod tests {
         let mut state = pool.core.lock();
         let refused = shortage(state.reclaim_for(me.id(), 8 * G, Purpose::New));
         assert_eq!((refused.wanted, refused.available), (8 * G, 7 * G));
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (5, 0));
+        assert_eq!((held(&state, &other), state.supply.free()), (5, 0));
         state.reclaim_for(me.id(), 5 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (3, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (3, 2 * G));
         assert_eq!(state.budget.available_to(me.id()), 5 * G);
         state.reclaim_for(me.id(), 7 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (1, 4 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (1, 4 * G));
     }
 
     #[test]
@@ -922,7 +943,7 @@ mod tests {
         leave_idle(&other, &[1, 3, 1]);
         let mut state = pool.core.lock();
         assert_eq!(state.take_back_any(me.id(), 3 * G - 1).unwrap(), 3 * G);
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (2, 3 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (2, 3 * G));
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), G);
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), 0);
     }
@@ -953,9 +974,9 @@ mod tests {
         let _ahead = ahead(&me);
         drop(idle);
         let mut state = pool.core.lock();
-        assert_eq!(state.take_back_all_of(me.id()).unwrap(), 6 * G);
+        assert_eq!(state.take_back_all_of(me.id()), (6 * G, Ok(())));
         assert_eq!((held(&state, &me), held(&state, &other)), (12, 2));
-        assert_eq!(state.take_back_all_of(me.id()).unwrap(), 0);
+        assert_eq!(state.take_back_all_of(me.id()), (0, Ok(())));
     }
 
     #[test]
@@ -967,7 +988,7 @@ mod tests {
         rig.fail(Call::MemUnmap, 3);
         let mut state = pool.core.lock();
         assert!(state.take_back_any(me.id(), 4 * G).is_err());
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (2, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (2, 2 * G));
         assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
     }
 
@@ -984,7 +1005,7 @@ mod tests {
         assert_eq!(state.plan(me.id(), 0, G).gained(), G);
         let mut take = |at: &[u64]| {
             let at: Vec<u64> = at.iter().map(|at| at * G).collect();
-            let taken = state.take_from(id, &at).unwrap();
+            let taken = state.take_from(id, &at).0;
             assert_eq!(held(&state, &me), state.slot(id).unwrap().space.bytes() / G);
             taken / G
         };
@@ -1027,7 +1048,7 @@ mod tests {
         let lease = used.lease();
         let mut state = pool.core.lock();
         let at = [2 * G, G];
-        assert_eq!(state.take_from(id, &at).unwrap(), 0);
+        assert_eq!(state.take_from(id, &at), (0, Ok(())));
         drop(state);
         drop(lease);
         // Memory that the block gives up now waits for a stream.
@@ -1036,10 +1057,11 @@ mod tests {
         used.try_grow_to(3 * G).unwrap();
         used.shrink_to(G).unwrap();
         let mut state = pool.core.lock();
-        assert_eq!(state.take_from(id, &at).unwrap(), 0, "work may use it");
+        assert_eq!(state.take_from(id, &at), (0, Ok(())), "work may use it");
         rig.finish(&stream);
         assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
-        assert_eq!(state.take_from(SlotId { index: 9, ..id }, &at).unwrap(), 0);
+        let gone = SlotId { index: 9, ..id };
+        assert_eq!(state.take_from(gone, &at), (0, Ok(())));
     }
 
     #[test]
@@ -1054,7 +1076,7 @@ mod tests {
         let full = block(&other, 1);
         drop(full);
         let mut state = pool.core.lock();
-        state.take_back_all_of(me.id()).unwrap();
+        state.take_back_all_of(me.id()).1.unwrap();
         state.take_back_any(me.id(), 2 * G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
         let reserved = |state: &State| state.budget.addresses() / G;
@@ -1088,7 +1110,7 @@ mod tests {
         assert_eq!(held(&state, &other), 2);
         rig.finish(&stream);
         state.reclaim_for(me.id(), 4 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.free_list.bytes()), (0, 2 * G));
+        assert_eq!((held(&state, &other), state.supply.free()), (0, 2 * G));
     }
 
     #[test]
@@ -1107,7 +1129,7 @@ mod tests {
         assert!(!made(&mut state), "work may use it");
         rig.finish(&stream);
         assert!(made(&mut state));
-        assert_eq!(state.free_list.bytes(), 2 * G);
+        assert_eq!(state.supply.free(), 2 * G);
     }
 
     #[test]

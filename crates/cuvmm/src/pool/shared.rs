@@ -12,7 +12,7 @@
 
 use cuvmm_driver::PhysicalHandle;
 
-use super::budget::Amount;
+use super::accounts::Amount;
 use super::ids::SlotId;
 use super::share_table::Holders;
 use super::slot::Slot;

@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Locked;
 use super::ids::SlotId;
 use super::moving::{Choice, Chosen, GivenUp, Tally, TransitioningBlock};
@@ -153,7 +153,7 @@ impl State {
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
-        let polls = &mut self.polls;
+        let gate = &mut self.gate;
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return Ok(Vec::new());
         };
@@ -174,7 +174,7 @@ impl State {
                 leased.add(slot);
             } else if slot.exported {
                 exported.add(slot);
-            } else if slot.is_busy() || slot.pinned || !polls.poll(&mut slot.fence)? {
+            } else if slot.is_busy() || slot.pinned || !gate.poll(&mut slot.fence)? {
                 busy.add(slot);
             }
         }
@@ -217,7 +217,7 @@ impl Locked<'_> {
         if slot.leases > 1 {
             return Err(SleepError::Leased { blocks, bytes });
         }
-        match self.polls.poll(&mut slot.fence)? {
+        match self.gate.poll(&mut slot.fence)? {
             true => Ok(()),
             false => Err(SleepError::Busy { blocks, bytes }),
         }
@@ -236,7 +236,7 @@ impl Locked<'_> {
     }
 
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
-        let free_list = self.free_list.bytes();
+        let free_list = self.supply.free();
         let given = self.with_slot_out(id, |state, slot| {
             let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
                 return 0;

@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::budget::{Amount, Budget, Charge, TenantId};
-use super::free_list::FreeList;
+use super::accounts::{Budget, Charge, TenantId};
+use super::accounts::{Tenants, Terms};
+use super::gate::Gate;
 use super::hardened::Hardening;
 use super::holder::HolderId;
 use super::ids::{BlockPlace, SlotId};
+use super::line::Line;
 use super::pace::Precommit;
-use super::polls::Polls;
-use super::queue::Queue;
 use super::slot::Freed;
 use super::slot::Slot;
+use super::supply::Supply;
 use super::tenancy::FreedBlock;
 use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
-use crate::extents::{Space, Unmapped};
 use crate::growth::Growth;
-use crate::own::{Physical, Stream};
+use crate::own::Stream;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policy {
@@ -63,66 +63,19 @@ pub enum Scrub {
     Never,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Flights {
-    /// Operations begun so far.
-    begun: u64,
-    /// Operations ended so far.
-    ended: u64,
-    live: Vec<NonZeroU64>,
-}
-
-impl Flights {
-    pub(super) const fn count(&self) -> usize {
-        self.live.len()
-    }
-
-    pub(super) const fn ended(&self) -> u64 {
-        self.ended
-    }
-
-    pub(super) fn live(&self) -> Vec<NonZeroU64> {
-        self.live.clone()
-    }
-
-    pub(super) fn has_any(&self, numbers: &[NonZeroU64]) -> bool {
-        self.live.iter().any(|live| numbers.contains(live))
-    }
-
-    pub(super) fn begin(&mut self) -> NonZeroU64 {
-        self.begun += 1;
-        let number = NonZeroU64::new(self.begun).unwrap_or(NonZeroU64::MIN);
-        self.live.push(number);
-        number
-    }
-
-    pub(super) fn end(&mut self, number: NonZeroU64) {
-        self.ended += 1;
-        self.live.retain(|&live| live != number);
-    }
-}
-
 pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
-    pub(crate) free_list: FreeList,
-    /// Physicals to be released when the operation has put its slots back.
-    pub(super) to_release: Vec<Unmapped>,
+    pub(crate) supply: Supply,
+    pub(crate) terms: Tenants,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
-    pub(super) flights: Flights,
-    /// How often waiting requests were notified that memory became idle. An attempt releases the
-    /// lock, and may miss memory that becomes idle meanwhile.
-    pub(super) told: u64,
-    /// How often memory became free while a request waited.
-    pub(super) freed_count: u64,
-    pub(super) queue: Queue,
+    pub(super) gate: Gate,
+    pub(super) line: Line,
     /// `true` if the pool or a tenant may exceed a lowered limit.
     pub(super) lowered: bool,
-    /// `true` while an older request of another process lacks memory of the ledger.
-    pub(super) others_lack: bool,
     /// `true` if work is left to do before an operation ends, its own or another operation's.
     pub(super) has_deferred: bool,
     /// Slots of draining tenants that were listed to be purged since the last purge.
@@ -134,8 +87,6 @@ pub(crate) struct State {
     /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
     pub(super) is_uncovered: bool,
     pub(super) to_free: Vec<FreedBlock>,
-    pub(super) polls: Polls,
-    pub(super) quarantine: Quarantine,
     pub(crate) refusals: u64,
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
@@ -147,18 +98,8 @@ pub(crate) struct State {
     pub(crate) precommit: Option<Precommit>,
     pub(crate) hardening: Option<Box<Hardening>>,
     pub(crate) purging: VecDeque<SlotId>,
-    next_tenant: u64,
     /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct Quarantine {
-    /// Physicals that the driver refused to release, or that are mapped elsewhere. Their release is
-    /// tried again when memory is short or to be given back, and at the end of the pool.
-    pub(super) physicals: VecDeque<Physical>,
-    /// Spaces with stuck mappings. Work may still use them, so they stay until the end of the pool.
-    pub(super) spaces: Vec<Space>,
 }
 
 impl State {
@@ -167,24 +108,19 @@ impl State {
             device,
             policy,
             budget,
-            free_list: FreeList::new(),
-            to_release: Vec::new(),
+            supply: Supply::default(),
+            terms: Tenants::default(),
             tenants: BTreeMap::new(),
             clock: Arc::default(),
-            flights: Flights::default(),
-            told: 0,
-            freed_count: 0,
-            queue: Queue::default(),
+            gate: Gate::default(),
+            line: Line::default(),
             lowered: false,
-            others_lack: false,
             has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),
             untidy: Vec::new(),
             is_uncovered: false,
             to_free: Vec::new(),
-            polls: Polls::default(),
-            quarantine: Quarantine::default(),
             refusals: 0,
             #[cfg(debug_assertions)]
             audits: 0,
@@ -195,7 +131,6 @@ impl State {
             precommit: None,
             hardening: None,
             purging: VecDeque::new(),
-            next_tenant: 0,
             scrubber: None,
         }
     }
@@ -208,9 +143,13 @@ impl State {
         self.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    pub(crate) fn register(&mut self, tenancy: Tenancy, guarantee: u64, limit: u64) -> TenantId {
-        let id = TenantId(self.next_tenant);
-        self.next_tenant += 1;
+    pub(crate) fn register(
+        &mut self,
+        terms: Terms,
+        tenancy: Tenancy,
+        (guarantee, limit): (u64, u64),
+    ) -> TenantId {
+        let id = self.terms.open(terms);
         self.budget.open(id, guarantee, limit);
         self.tenants.insert(id, tenancy);
         self.update_bypass(id);
@@ -220,18 +159,8 @@ impl State {
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
     pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
-        self.tenants.get(&id).map_or(0, Tenancy::kept)
-    }
-
-    /// Returns a tenant's name; an empty name if the tenant is gone.
-    pub(super) fn name_of(&self, id: TenantId) -> String {
-        let tenancy = self.tenants.get(&id);
-        tenancy.map_or_else(String::new, |tenancy| tenancy.name.clone())
-    }
-
-    pub(super) fn drains(&self, id: TenantId) -> bool {
-        let tenancy = self.tenants.get(&id);
-        tenancy.is_some_and(|tenancy| !tenancy.registered)
+        let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
+        kept + self.budget.account(id).in_flight
     }
 
     pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
@@ -240,17 +169,17 @@ impl State {
 
     /// Returns a slot for changes that do not alter its place on the lists.
     pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
-        Some(self.slot_and_polls(id)?.0)
+        Some(self.slot_and_gate(id)?.0)
     }
 
-    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the polls for its fence.
-    pub(super) fn slot_and_polls(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Polls)> {
+    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the gate that polls its fence.
+    pub(super) fn slot_and_gate(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Gate)> {
         let slot = self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)?;
-        Some((slot, &mut self.polls))
+        Some((slot, &mut self.gate))
     }
 
     pub(super) const fn is_capturing(&self) -> bool {
-        self.polls.is_capturing()
+        self.gate.is_capturing()
     }
 
     /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
@@ -293,13 +222,10 @@ impl State {
     /// be kept, to be [purged](super::purge).
     pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
-        let Some(tenancy) = self.tenants.get_mut(&id.tenant) else {
-            return;
-        };
         if slot.sleep_state.is_awake() {
             slot.memory_taken();
         }
-        let drains = !tenancy.registered;
+        let drains = self.terms.drains(id.tenant);
         // Memory beyond a lowered limit is reclaimed as it becomes free.
         self.has_deferred |= self.lowered && slot.has_spare();
         if slot.is_to_purge(self.hardening.is_some() || drains) {
@@ -339,7 +265,7 @@ impl State {
 
     pub(crate) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
-        if self.flights.count() == 0 {
+        if self.gate.is_idle() {
             return false;
         }
         let tenancy = self.tenants.get(&id.tenant);
@@ -353,22 +279,13 @@ impl State {
         self.forget_if_drained(id.tenant);
     }
 
-    pub(super) fn charge_for(&mut self, id: SlotId, bytes: u64) -> Charge {
-        let charge = self.budget.charge(Some(id.tenant), Amount::bytes(bytes));
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.note_charge(id.index, |charged| charged + bytes);
-        }
-        charge
+    /// Keeps the charge for memory that is in a slot, which is out, now.
+    pub(super) fn keep_for(&mut self, slot: &Slot, charge: Charge) {
+        self.renew(slot);
+        self.budget.keep(charge);
     }
 
-    pub(super) fn refund_for(&mut self, id: SlotId, bytes: u64, charge: Charge) {
-        self.budget.refund(charge);
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.note_charge(id.index, |charged| charged - bytes);
-        }
-    }
-
-    /// Updates the figures of a slot that is out: its charged bytes are in it now, or refunded.
+    /// Updates the figures of a slot that is out.
     pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
             tenancy.renew(slot);
@@ -383,9 +300,9 @@ impl State {
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
         self.device.usable()?;
-        match self.tenants.get(&id) {
-            Some(tenancy) if tenancy.registered => Ok(()),
-            _ => Err(BlockError::Unregistered(self.name_of(id))),
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(BlockError::Unregistered(self.terms.name_of(id))),
         }
     }
 
@@ -394,15 +311,17 @@ impl State {
         tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
     }
 
-    /// Updates whether freed blocks of a tenant bypass the stream caches, as they do while a block
-    /// of the tenant sleeps and while the pool or the tenant exceeds a lowered limit. Holders
-    /// report freed memory while a limit is exceeded, and when they ended or the tenant drains.
-    pub(super) fn update_bypass(&self, id: TenantId) {
-        if let Some(tenancy) = self.tenants.get(&id) {
+    /// Updates a tenant's blocks and holders for its terms. Freed blocks bypass the stream caches
+    /// while a block of the tenant sleeps and while the pool or the tenant exceeds a lowered limit.
+    /// Holders report freed memory while a limit is exceeded, and when they ended or the tenant
+    /// drains.
+    pub(super) fn update_bypass(&mut self, id: TenantId) {
+        if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.tenants.get_mut(&id)) {
             let exceeds = self.lowered && self.budget.excess() > 0;
-            let bypassed = exceeds || tenancy.beyond || tenancy.has_sleepers();
+            let bypassed = exceeds || terms.is_beyond() || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
-            let reports = exceeds || tenancy.beyond || !tenancy.registered;
+            tenancy.may_grow = terms.may_grow();
+            let reports = exceeds || !terms.may_grow();
             let holders = tenancy.holders.iter();
             holders.for_each(|held| held.holder.report_freed(reports || held.ended));
         }
@@ -410,12 +329,10 @@ impl State {
 
     /// Removes an unregistered tenant without slots.
     pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
-        let drained = self
-            .tenants
-            .get(&id)
-            .is_some_and(|tenancy| !tenancy.registered && tenancy.is_empty());
-        if drained {
+        let is_empty = self.tenants.get(&id).is_some_and(Tenancy::is_empty);
+        if is_empty && self.terms.drains(id) {
             self.tenants.remove(&id);
+            self.terms.close(id);
             self.budget.close(id);
         }
     }
@@ -460,7 +377,7 @@ impl State {
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
             .filter_map(|(other, account)| {
-                Some((self.tenants.get(&other)?.name.clone(), account.held))
+                Some((self.terms.get(other)?.name().to_owned(), account.held))
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
@@ -488,14 +405,14 @@ impl State {
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {
-            tenant: self.name_of(id),
+            tenant: self.terms.name_of(id),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
             largest_run: self
                 .device
                 .granule()
                 .round_down(creatable)
-                .max(self.free_list.largest()),
+                .max(self.supply.largest_free()),
             limit: self.budget.limits().bytes,
             tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,

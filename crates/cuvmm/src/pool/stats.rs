@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::budget::TenantId;
+use super::accounts::{TenantId, Terms};
 use super::holder::Held;
 use super::slot::Figures;
 use super::slot::Freed;
@@ -267,23 +267,25 @@ impl State {
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
-        let account = self.budget.account(id);
+        let (account, terms) = (self.budget.account(id), self.terms.get(id));
         let mut stats = TenantStats {
-            name: tenancy.name.clone(),
-            draining: !tenancy.registered,
+            name: self.terms.name_of(id),
+            draining: self.terms.drains(id),
             guarantee: account.guarantee,
             limit: self.budget.limit_of(id),
-            priority: tenancy.priority,
+            priority: terms.map_or(0, Terms::priority),
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals: tenancy.refusals,
+            refusals: terms.map_or(0, Terms::refusals),
             ..TenantStats::default()
         };
         let figures = tenancy.figures();
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
         tenancy.holders.iter().for_each(|held| stats.add_held(held));
+        // Memory on its way counts as if it were behind a block's end.
+        stats.precommitted += account.in_flight;
         stats.shared = tenancy.shared_in_use();
         stats.pending_free += tenancy.shared_pending_free();
         stats

@@ -13,11 +13,11 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::Core;
 use super::ids::BlockPlace;
+use super::line::ExtentOptions;
 use super::tenancy::{FreedBlock, Unswept};
-use super::wanted::ExtentOptions;
 use crate::own::{Stream, StreamKeys};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};

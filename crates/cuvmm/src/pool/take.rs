@@ -1,7 +1,7 @@
 //! Taking memory out of slots: it is unmapped, accounted for, and given up if no other slot maps
 //! it.
 
-use super::budget::Amount;
+use super::accounts::Amount;
 use super::core::Locked;
 use super::slot::Slot;
 use crate::error::{CallError, MemoryError};
@@ -54,15 +54,19 @@ impl Locked<'_> {
         }
     }
 
-    /// Unmaps extents of a slot that is out, the last first, and keeps their memory if it may be
-    /// kept; returns the bytes.
-    pub(super) fn take_extents(&mut self, slot: &mut Slot, at: Vec<u64>) -> Result<u64, CallError> {
+    /// Unmaps extents of a slot that is out, the last first, up to one that the driver refuses, and
+    /// keeps their memory if it may be kept; returns the bytes.
+    pub(super) fn take_extents(
+        &mut self,
+        slot: &mut Slot,
+        at: Vec<u64>,
+    ) -> (u64, Result<(), CallError>) {
         let mut taken = TakenOut::default();
         let outcome = self.unlocked(|| slot.completed()?.take_out(at, &mut taken));
         taken.settle();
         let bytes = taken.bytes();
         self.abandon(slot, taken);
-        outcome.map(|()| bytes)
+        (bytes, outcome)
     }
 
     /// Takes all memory from a slot, which is out, that its block does not use: reclaimable memory,
@@ -72,7 +76,7 @@ impl Locked<'_> {
         let at: Vec<u64> = unused.map(|extent| extent.offset).collect();
         match at.is_empty() {
             true => Ok(()),
-            false => self.take_extents(slot, at).map(drop),
+            false => self.take_extents(slot, at).1,
         }
     }
 }

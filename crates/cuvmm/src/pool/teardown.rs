@@ -1,13 +1,12 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::SlotId;
 use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
 use crate::extents::TakenOut;
-use crate::own::Physical;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
@@ -15,12 +14,12 @@ impl Locked<'_> {
         self.retry_releases(1);
         self.purge_all();
         let excess = |state: &State| state.budget.obtained().saturating_sub(keep);
-        if excess(self) > self.free_list.bytes() {
-            let wanted = excess(self) - self.free_list.bytes();
+        if excess(self) > self.supply.free() {
+            let wanted = excess(self) - self.supply.free();
             // No tenant makes the request, so every tenant's guarantee counts.
             self.take_back_any(TenantId::NONE, wanted)?;
         }
-        let free_list = self.free_list.bytes().saturating_sub(excess(self));
+        let free_list = self.supply.free().saturating_sub(excess(self));
         self.release_free(free_list);
         // Includes exported memory, released on the way.
         Ok(self.budget.given_back() - before)
@@ -82,25 +81,6 @@ impl Locked<'_> {
         self.abandon(slot, taken);
         stripped
     }
-
-    /// Tries once more to free quarantined spaces. Work may still use them, so they are unmapped
-    /// behind all work of the device.
-    fn empty_quarantined_spaces(&mut self) -> Result<(), CallError> {
-        let mut outcome = Ok(());
-        for mut space in std::mem::take(&mut self.quarantine.spaces) {
-            let failed = self.unlocked(|| {
-                let drained = space.drained();
-                let error = drained.and_then(|mut space| space.retry_all()).err()?;
-                // The addresses of an empty space are freed too.
-                Some((space, error))
-            });
-            if let Some((space, error)) = failed {
-                self.quarantine.spaces.push(space);
-                outcome = outcome.and(Err(error));
-            }
-        }
-        outcome
-    }
 }
 
 impl Drop for Core {
@@ -109,7 +89,7 @@ impl Drop for Core {
         let held = state.budget.obtained();
         let shut = state.give_all_back();
         state.retry_releases(usize::MAX);
-        let refused: u64 = state.quarantine.physicals.iter().map(Physical::size).sum();
+        let refused = state.supply.quarantined();
         // Memory that the driver refused to release stays charged to the ledger; its owners report
         // it when they are dropped. All other counted memory was released with its mapping.
         let counted = state.budget.obtained();

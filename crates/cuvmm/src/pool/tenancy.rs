@@ -2,17 +2,15 @@
 //! give memory.
 //!
 //! A slot that an operation works on is *out*: not in its place, and on no list. Its place then
-//! holds the slot's figures, and the bytes charged for the slot since.
+//! holds the slot's figures.
 
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Bound;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::holder::{Held, HolderId};
 use super::ids::SlotId;
-use super::pressure::PressureHook;
 use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
@@ -54,17 +52,9 @@ pub(crate) enum Give {
 }
 
 pub(crate) struct Tenancy {
-    pub(crate) name: String,
-    pub(crate) priority: i32,
-    pub(crate) hook: Option<PressureHook>,
-    pub(crate) shortage_hook: Option<PressureHook>,
-    pub(crate) registered: bool,
-    /// `true` if the tenant exceeds its own lowered limit. Updated when a limit changes and when
-    /// memory beyond a limit was reclaimed.
-    pub(crate) beyond: bool,
-    pub(crate) refusals: u64,
-    /// The users' handle of the tenant, while one lives.
-    pub(crate) handle: Option<Weak<dyn Any + Send + Sync>>,
+    /// `true` if blocks may grow within their memory: what the [terms](super::accounts) say, for
+    /// growth that looks at nothing else.
+    pub(crate) may_grow: bool,
     pub(crate) unswept: Arc<dyn Unswept>,
     pub(crate) rows: Rows,
     pub(crate) holders: Vec<Held>,
@@ -94,8 +84,6 @@ struct Out {
     /// From when the slot was taken out or last renewed.
     figures: Figures,
     tag: Option<Arc<str>>,
-    /// Bytes charged for the slot since.
-    charged: u64,
     /// Idle bytes that are about to be in use again.
     revived: u64,
 }
@@ -109,21 +97,9 @@ struct Listed {
 }
 
 impl Tenancy {
-    pub(crate) const fn new(
-        name: String,
-        priority: i32,
-        hook: Option<PressureHook>,
-        unswept: Arc<dyn Unswept>,
-    ) -> Self {
+    pub(crate) const fn new(unswept: Arc<dyn Unswept>) -> Self {
         Self {
-            name,
-            priority,
-            hook,
-            shortage_hook: None,
-            registered: true,
-            beyond: false,
-            refusals: 0,
-            handle: None,
+            may_grow: true,
             unswept,
             rows: Rows::new(),
             holders: Vec::new(),
@@ -275,12 +251,6 @@ impl Tenancy {
         })
     }
 
-    pub(crate) fn note_charge(&mut self, index: usize, change: impl FnOnce(u64) -> u64) {
-        if let Some(Place::Out(out)) = self.slots.get_mut(index) {
-            out.charged = change(out.charged);
-        }
-    }
-
     pub(crate) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
@@ -294,7 +264,6 @@ impl Tenancy {
             let sleeps = out.figures.sleeps;
             out.figures = slot.figures();
             out.figures.sleeps = sleeps;
-            out.charged = 0;
         }
     }
 
@@ -502,7 +471,6 @@ impl Place {
             flight,
             figures,
             tag,
-            charged: 0,
             revived: 0,
         }))
     }
@@ -529,7 +497,7 @@ impl Place {
     fn kept(&self) -> u64 {
         match self {
             Self::In(listed) => listed.slot.kept(),
-            Self::Out(out) => out.figures.kept + out.charged + out.revived,
+            Self::Out(out) => out.figures.kept + out.revived,
             Self::Vacant | Self::Taken => 0,
         }
     }
@@ -541,12 +509,7 @@ impl Place {
                 let tag = slot.block.as_ref().and_then(|block| block.tag.as_ref());
                 Some((slot.figures(), tag))
             }
-            Self::Out(out) => {
-                // Memory on its way counts as if it were behind the block's end.
-                let mut figures = out.figures.clone();
-                figures.precommitted += out.charged;
-                Some((figures, out.tag.as_ref()))
-            }
+            Self::Out(out) => Some((out.figures.clone(), out.tag.as_ref())),
             Self::Vacant | Self::Taken => None,
         }
     }

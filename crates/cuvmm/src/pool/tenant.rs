@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use super::accounts::LimitChange;
+use super::accounts::TenantId;
+use super::accounts::Terms;
 use super::block::Block;
-use super::budget::TenantId;
 use super::builder::BlockBuilder;
 use super::core::Core;
-use super::limits::LimitChange;
-use super::pressure::{Pressure, PressureHook};
+use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
 use super::stream_cache::{Owner, StreamCaches};
 use super::tenancy::Tenancy;
@@ -87,7 +88,7 @@ impl<'a> TenantBuilder<'a> {
     ///   that the requesting thread may hold while it allocates. The library cannot detect these
     ///   waits.
     /// - **It runs** on the thread that makes the request, or on the mapper's thread for a
-    ///   [future](super::futures), with no lock of the pool held. A panic in the hook unwinds
+    ///   [future](super::line::futures), with no lock of the pool held. A panic in the hook unwinds
     ///   through the call that made the request; on the mapper's thread it is logged, and the
     ///   mapper goes on. The hook may own blocks and tenants of the pool, and is dropped without a
     ///   lock, too.
@@ -130,22 +131,18 @@ impl<'a> TenantBuilder<'a> {
         if state.grant_guarantee(None, guarantee)? {
             state.check_guarantee(None, guarantee, limit)?;
         }
-        if state
-            .tenants
-            .values()
-            .any(|tenancy| tenancy.registered && tenancy.name == name)
-        {
+        if state.terms.registered().any(|(_, it)| it.name() == name) {
             return Err(PoolError::NameTaken(name));
         }
         let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
         let unswept = Arc::clone(&stream_caches);
-        let mut tenancy = Tenancy::new(name.clone(), priority, hook, unswept);
-        tenancy.shortage_hook = shortage_hook;
+        let terms = Terms::new(name.clone(), priority, (hook, shortage_hook));
+        let tenancy = Tenancy::new(unswept);
         if state.hardening.is_some() {
             // A hardened pool reuses no freed block, so no block goes to a stream cache.
             drop(tenancy.unswept.close());
         }
-        let id = state.register(tenancy, guarantee, limit);
+        let id = state.register(terms, tenancy, (guarantee, limit));
         let owner = Owner {
             core: Arc::clone(core),
             tenant: id,
@@ -156,8 +153,8 @@ impl<'a> TenantBuilder<'a> {
             name,
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
-        if let Some(tenancy) = state.tenants.get_mut(&id) {
-            tenancy.handle = Some(handle);
+        if let Some(terms) = state.terms.get_mut(id) {
+            terms.set_handle(handle);
         }
         drop(state);
         Ok(Tenant { shared })
@@ -332,8 +329,10 @@ impl Tenant {
 impl Core {
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         let state = self.lock();
-        let registered = state.tenants.values().filter(|tenancy| tenancy.registered);
-        let handles: Vec<Weak<_>> = registered.filter_map(|it| it.handle.clone()).collect();
+        let registered = state.terms.registered();
+        let handles: Vec<Weak<_>> = registered
+            .filter_map(|(_, it)| it.handle().cloned())
+            .collect();
         drop(state);
         // Without the lock, since a handle may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);

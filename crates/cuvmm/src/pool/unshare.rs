@@ -12,14 +12,14 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::budget::{Charge, TenantId};
+use super::accounts::{Charge, TenantId};
 use super::commit::Gathered;
 use super::core::{Core, Locked};
 use super::fills::Unfinished;
 use super::ids::{BlockPlace, SlotId};
+use super::line::{Attempt, Wait};
 use super::slot::Slot;
 use super::state::State;
-use super::wait::{Attempt, Wait};
 use crate::deferred::is_in_hook;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
@@ -164,7 +164,7 @@ impl Core {
         loop {
             // The lock was released since the slots were waited for.
             state = self.await_slot(state, step.slot);
-            let ended = state.flights.ended();
+            let ended = state.gate.ended();
             match state.unshare_slot(step, waits) {
                 // They may have ended since: memory that goes back releases the lock.
                 Ok(Made::NotYet) => state = state.wait_for_end(ended),
@@ -221,13 +221,13 @@ impl State {
     /// memory in place. With `waits`, work that only a synchronization proves complete passes: it
     /// is waited for later.
     fn check_unused(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
-        let Some((slot, polls)) = self.slot_and_polls(step.slot) else {
+        let Some((slot, gate)) = self.slot_and_gate(step.slot) else {
             return Ok(());
         };
         if slot.bound() <= step.from {
             return Ok(());
         }
-        let seen = polls.poll_work(slot)?;
+        let seen = gate.poll_work(slot)?;
         let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
         match self.slot(step.slot) {
             Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
@@ -260,7 +260,7 @@ impl Locked<'_> {
     /// Checks that the work queued on the block of a slot, which is out, is complete by now. The
     /// lock must not be released before the extent is unmapped.
     fn prove_unused(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<(), BlockError> {
-        let mut seen = self.polls.poll_work(slot)?;
+        let mut seen = self.gate.poll_work(slot)?;
         if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {
@@ -307,11 +307,10 @@ impl Locked<'_> {
             let range = extent.offset..to;
             return Err(MemoryError::Quarantined { range, bytes }.into());
         }
-        self.reclaim_for(id, bytes, Purpose::Growth)?;
         if self.others_of(slot, extent).is_empty() {
             return self.keep_alone(slot, extent);
         }
-        let charge = self.charge_for(slot.id, bytes);
+        let charge = self.obtain(id, bytes, Purpose::Growth)?;
         let own = match self.gather_to_place(slot, bytes, true) {
             Ok(gathered) => Own {
                 bytes,
@@ -319,7 +318,7 @@ impl Locked<'_> {
                 gathered,
             },
             Err(error) => {
-                self.refund_for(slot.id, bytes, charge);
+                self.budget.refund(charge);
                 return Err(error);
             }
         };
@@ -338,7 +337,7 @@ impl Locked<'_> {
         let others = self.others_of(slot, extent);
         let Some(mut source) = others.iter().find_map(|&other| self.take_out(other)) else {
             let are_out = others.iter().any(|&other| self.is_out(other));
-            self.put_own_back(slot, own);
+            self.put_own_back(own);
             return match are_out {
                 true => Ok(Made::NotYet),
                 false if others.is_empty() => self.keep_alone(slot, extent),
@@ -349,7 +348,7 @@ impl Locked<'_> {
         let owned = match self.prove_unused(slot, from, waits) {
             Ok(()) => self.exchange_for_own(slot, extent, own, &mut source),
             Err(error) => {
-                self.put_own_back(slot, own);
+                self.put_own_back(own);
                 Err(error)
             }
         };
@@ -357,9 +356,9 @@ impl Locked<'_> {
         owned.map(|()| Made::Copied)
     }
 
-    fn put_own_back(&mut self, slot: &Slot, own: Own) {
+    fn put_own_back(&mut self, own: Own) {
         self.put_gathered_back(own.gathered);
-        self.refund_for(slot.id, own.bytes, own.charge);
+        self.budget.refund(own.charge);
     }
 
     /// Makes an extent writable that no other slot maps any more.
@@ -394,7 +393,7 @@ impl Locked<'_> {
         let mut old = TakenOut::default();
         let taken = self.unlocked(|| slot.completed()?.take_out([offset], &mut old));
         if let Err(error) = taken {
-            self.put_own_back(slot, own);
+            self.put_own_back(own);
             return Err(error.into());
         }
         let shared = std::mem::replace(&mut slot.shared, offset);
@@ -462,9 +461,9 @@ impl Locked<'_> {
         let bytes = own.bytes;
         // The copy overwrites all the memory: there is nothing to scrub.
         match self.place_gathered(slot, offset, own.gathered) {
-            Ok(()) => own.charge.keep(),
+            Ok(()) => self.keep_for(slot, own.charge),
             Err(error) => {
-                self.refund_for(slot.id, bytes, own.charge);
+                self.budget.refund(own.charge);
                 return Err(error.into());
             }
         }

@@ -9,17 +9,17 @@
 
 use std::time::Instant;
 
-use super::budget::{Amount, TenantId};
+use super::accounts::{Amount, TenantId};
 use super::commit::Fit;
 use super::core::Locked;
 use super::ids::SlotId;
+use super::line::Wait;
 use super::moving::{Choice, Chosen, TransitioningBlock};
-use super::room::Room;
 use super::sleep_state::SleepState;
 use super::slot::Slot;
 use super::state::State;
+use super::supply::Room;
 use super::tenant::Tenant;
-use super::wait::Wait;
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, wait_for};
 use crate::ledger::Purpose;
@@ -196,7 +196,8 @@ impl Locked<'_> {
             }
             if asleep == 0 || fits_now {
                 // Each block owes its part of the charge.
-                self.budget.charge(Some(id), Amount::bytes(asleep)).keep();
+                let charge = self.budget.charge(Some(id), Amount::bytes(asleep));
+                self.budget.keep(charge);
                 break;
             }
             self.reclaim_for(id, asleep, Purpose::New)?;

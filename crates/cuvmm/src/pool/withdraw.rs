@@ -1,7 +1,7 @@
 //! Giving memory up: shrinking, freeing, unregistering, and ending leases. Nothing here waits for
 //! the GPU. The driver is called only for memory that is [not kept cached](super::purge).
 
-use super::budget::TenantId;
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::ids::{BlockPlace, SlotId};
 use crate::deferred::defer;
@@ -29,13 +29,12 @@ impl Locked<'_> {
 
     /// Unregisters a tenant: it gets no more memory, and its idle memory goes back to the pool.
     pub(crate) fn unregister(&mut self, id: TenantId) {
+        let Some(hooks) = self.terms.unregister(id) else {
+            return;
+        };
         let Some(tenancy) = self.tenants.get_mut(&id) else {
             return;
         };
-        if !std::mem::replace(&mut tenancy.registered, false) {
-            return;
-        }
-        let hooks = (tenancy.hook.take(), tenancy.shortage_hook.take());
         // The tenant allocates no more rows, so each slot can go by itself.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();

@@ -41,6 +41,7 @@ impl PreparedSleep {
             kept: self.kept,
             ..Slept::default()
         };
+        let before = self.tenant.refused_releases();
         for one in self.to_sleep {
             slept.blocks += 1;
             slept.add(one.sleep(self.release));
@@ -54,7 +55,7 @@ impl PreparedSleep {
             }
         }
         if self.release || slept.quarantined > 0 {
-            slept.quarantined = slept.quarantined.min(self.tenant.retry_releases());
+            slept.quarantined = slept.quarantined.min(self.tenant.retry_releases(&before));
         }
         slept
     }

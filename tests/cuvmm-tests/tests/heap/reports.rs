@@ -320,3 +320,47 @@ fn queries_while_threads_free() {
     assert_eq!(heap.stats().live, 0);
     balanced(&rig, &pool);
 }
+
+/// Whatever a heap holds in pieces, a request is served while the pool has that much new memory.
+#[test]
+fn a_request_that_the_pool_has_memory_for_is_served() {
+    for seed in 0..u64::from(common::cases(150)) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let rig = common::model();
+        let most = 1024 * MIB;
+        let pool = common::pool(&rig, most / G);
+        let other = pool.tenant("other").register().unwrap();
+        let other = other.try_allocate(random.u64(1..=400) * G).unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let preset = random.choice([Preset::Tight, Preset::Fast]).unwrap();
+        let graphs = random.bool();
+        let heap = Heap::builder(&tenant).preset(preset).for_graphs(graphs);
+        let heap = heap.build().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut all: Vec<Allocation> = vec![];
+        for step in 0..80 {
+            if random.u8(0..5) < 2 && !all.is_empty() {
+                drop(all.swap_remove(random.usize(0..all.len())));
+                continue;
+            }
+            let left = most - pool.stats().committed;
+            let size = match random.u8(0..5) {
+                0 => random.u64(1..MIB),
+                1 => random.u64(1..=20 * MIB),
+                2 => random.u64(1..=200 * MIB),
+                3 => left.max(1),
+                _ => random.u64(1..=left.max(1)),
+            };
+            match heap.allocate(size, 1, &stream) {
+                Ok(memory) => all.push(memory),
+                Err(error) => {
+                    let case = format!("seed {seed}, step {step}, {preset:?}, {graphs}");
+                    assert!(error.is_out_of_memory(), "{case}: {error}");
+                    assert!(size > left, "{case}: {size} of {left}: {error}");
+                }
+            }
+        }
+        balanced(&rig, &pool);
+        drop((all, other));
+    }
+}

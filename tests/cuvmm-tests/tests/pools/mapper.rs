@@ -1,6 +1,8 @@
 //! The mapper's thread, which precommits memory and unmaps freed memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::common;
@@ -116,6 +118,37 @@ on_both! {
         let size = 64 * G - 40 * G - pool.stats().stranded;
         until(&pool, "the mapper to be done", || b.try_allocate(size).is_ok());
         assert_eq!(figures(&pool).leased, 0);
+    }
+
+    fn memory_that_is_being_placed_ahead_goes_to_whoever_needs_it_too(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = mapped_pool(rig, 64, &mapper);
+        let a = pool.tenant("a").register().unwrap();
+        let b = pool.tenant("b").register().unwrap();
+        let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
+        // The mapper is held in its first call.
+        let (reached, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (here, told, main) = (Arc::clone(&reached), Arc::clone(&go_on), std::thread::current().id());
+        rig.faults.watch(Some(Arc::new(move |call| {
+            if call == Call::MemMap && std::thread::current().id() != main {
+                here.store(true, SeqCst);
+                while !told.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+            }
+        })));
+        block.try_grow_to(40 * G).unwrap();
+        until(&pool, "begun", || reached.load(SeqCst));
+        let size = 64 * G - 40 * G - pool.stats().stranded;
+        let taken = std::thread::scope(|scope| {
+            let taking = scope.spawn(|| b.try_allocate(size).map(drop));
+            std::thread::sleep(Duration::from_millis(20));
+            go_on.store(true, SeqCst);
+            taking.join().unwrap()
+        });
+        rig.faults.watch(None);
+        taken.unwrap();
+        assert_eq!(block.size(), 40 * G);
     }
 
     fn what_a_tenant_left_behind_is_unmapped_without_anybody_asking(rig) {

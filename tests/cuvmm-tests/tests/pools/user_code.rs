@@ -371,13 +371,13 @@ fn a_subscriber_of_events_may_ask_the_pool() {
         fail(&[Call::EventQuery, Call::StreamQuery, Call::EventRecord]);
         assert!(other.try_allocate(12 * G).is_err());
         rig.faults.disarm();
-        assert!(asks.told().contains(&"cuvmm::pool::polls"));
+        assert!(asks.told().contains(&"cuvmm::pool::gate"));
         // A physical that the driver does not take back is quarantined.
         drop(other.allocate(2 * G).unwrap());
         fail(&[Call::MemRelease]);
         assert_eq!(pool.trim(0), Ok(0));
         rig.faults.disarm();
-        assert!(asks.told().contains(&"cuvmm::pool::release"));
+        assert!(asks.told().contains(&"cuvmm::pool::supply::release"));
         *asks.pool.lock().unwrap() = None;
         drop((one, other, stream, pool));
         common::nothing_left(rig);

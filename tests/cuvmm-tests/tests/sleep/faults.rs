@@ -9,6 +9,7 @@
 )]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use crate::common;
 use crate::common::sweep::{sweep, text};
@@ -449,4 +450,64 @@ fn releases_that_are_refused_are_retried_by_several_threads() {
     assert_eq!((stats.committed, stats.free, stats.quarantined), (0, 0, 0));
     assert_eq!(rig.machine.live().physical_bytes, 0);
     pool.close().unwrap();
+}
+
+/// Memory that another sleep left is not in what this one gave up.
+#[test]
+fn what_the_driver_refused_before_is_not_in_what_a_later_sleep_returns() {
+    let rig = common::model();
+    let world = sleepers(&rig);
+    let other = world.pool.tenant("other").register().unwrap();
+    let block = other.allocate(2 * G).unwrap();
+    refuses_releases(&rig);
+    let sleep = |tenant: &Tenant| {
+        let blocks = tenant.blocks().release(true);
+        blocks.sleep(Contents::Discard).unwrap()
+    };
+    assert_eq!(sleep(&world.tenant).quarantined, 10 * G);
+    // The driver refuses the other block too, and the earlier memory again, and then takes the
+    // block's.
+    let earlier = rig.machine.live().physicals as u64 - 1;
+    let (faults, left) = (Arc::clone(&rig.faults), AtomicU64::new(1 + earlier));
+    let disarm = move |call| {
+        let is_last = |left: u64| left.checked_sub(u64::from(call == Call::MemRelease));
+        if left.fetch_update(SeqCst, SeqCst, is_last).is_err() {
+            faults.disarm();
+        }
+    };
+    rig.faults.watch(Some(Arc::new(disarm)));
+    let slept = sleep(&other);
+    rig.faults.watch(None);
+    assert_eq!((slept.given, slept.quarantined), (2 * G, 0));
+    assert_eq!(books(&world.pool).quarantined, 10 * G);
+    drop(block);
+}
+
+/// Cached memory is given up until the driver refuses to unmap some.
+#[test]
+fn cached_memory_that_was_given_up_before_a_refusal_counts() {
+    for unmapped in 1..=5 {
+        let rig = common::model();
+        let pool = common::limited(&rig, 64).largest_extent(G).build().unwrap();
+        let tenant = pool.tenant("model").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let cached = [3, 2].map(|granules| tenant.allocate_on(&stream, granules * G).unwrap());
+        drop(cached);
+        let before = books(&pool).committed;
+        assert_eq!(before, 5 * G);
+        refuses_releases(&rig);
+        rig.faults.arm(common::nth_of(
+            unmapped,
+            CUresult::CUDA_ERROR_UNKNOWN,
+            &[Call::MemUnmap],
+        ));
+        let slept = tenant.blocks().release(true).sleep(Contents::Discard);
+        let slept = slept.unwrap();
+        rig.faults.disarm();
+        let stats = books(&pool);
+        assert_eq!(slept.given, (unmapped - 1) * G);
+        assert_eq!(slept.given, before - stats.committed);
+        assert_eq!(slept.quarantined, slept.given);
+        assert_eq!(stats.quarantined, slept.quarantined);
+    }
 }

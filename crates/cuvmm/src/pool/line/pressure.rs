@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A request to give memory back, passed to a tenant's hook. See
-/// [`TenantBuilder::on_pressure`](super::TenantBuilder::on_pressure) for what a hook may call.
+/// [`TenantBuilder::on_pressure`](crate::pool::TenantBuilder::on_pressure) for what a hook may call.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Pressure {

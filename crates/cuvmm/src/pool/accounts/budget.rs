@@ -57,8 +57,8 @@ impl Amount {
     }
 }
 
-/// An amount charged for resources that do not exist yet. It is [kept](Self::keep) once they exist,
-/// or [refunded](Budget::refund).
+/// An amount charged for resources that do not exist yet. It is [kept](Budget::keep) once they are
+/// counted where they are, or [refunded](Budget::refund). Until then its bytes are in flight.
 #[must_use = "a charge that is neither kept nor refunded stays for ever"]
 #[derive(Debug)]
 pub(crate) struct Charge {
@@ -67,8 +67,13 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
-    pub(crate) fn keep(mut self) {
-        self.of = Amount::default();
+    /// Returns the charge for the first `bytes`, and leaves the rest here.
+    pub(crate) const fn split(&mut self, bytes: u64) -> Self {
+        self.of.bytes -= bytes;
+        Self {
+            tenant: self.tenant,
+            of: Amount::bytes(bytes),
+        }
     }
 }
 
@@ -86,6 +91,8 @@ pub(crate) struct Account {
     pub(crate) guarantee: u64,
     pub(crate) limit: u64,
     pub(crate) held: u64,
+    /// The held bytes that are on their way: their charges are neither kept nor refunded yet.
+    pub(crate) in_flight: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
     pub(crate) peak: u64,
@@ -451,6 +458,7 @@ impl Budget {
             );
             self.change(tenant, |account| {
                 account.held += of.bytes;
+                account.in_flight += of.bytes;
                 account.mappings += of.mappings;
                 account.addresses += of.addresses;
                 account.peak = account.peak.max(account.held);
@@ -471,12 +479,27 @@ impl Budget {
         self.peak = self.peak.max(self.held);
     }
 
-    pub(crate) fn refund(&mut self, mut charge: Charge) {
-        let of = std::mem::take(&mut charge.of);
-        match charge.tenant {
+    /// Keeps a charge: from here on the bytes are counted where they are.
+    pub(crate) fn keep(&mut self, charge: Charge) {
+        self.land(charge);
+    }
+
+    pub(crate) fn refund(&mut self, charge: Charge) {
+        let tenant = charge.tenant;
+        let of = self.land(charge);
+        match tenant {
             Some(tenant) => self.give_up(tenant, of),
             None => self.uncount(of),
         }
+    }
+
+    fn land(&mut self, mut charge: Charge) -> Amount {
+        let of = std::mem::take(&mut charge.of);
+        let account = charge.tenant.and_then(|it| self.accounts.get_mut(&it));
+        if let Some(account) = account {
+            account.in_flight -= of.bytes;
+        }
+        of
     }
 
     pub(crate) fn give_up(&mut self, tenant: TenantId, of: Amount) {
@@ -550,7 +573,8 @@ mod tests {
     }
 
     fn charge(budget: &mut Budget, tenant: TenantId, bytes: u64) {
-        budget.charge(Some(tenant), Amount::bytes(bytes)).keep();
+        let charge = budget.charge(Some(tenant), Amount::bytes(bytes));
+        budget.keep(charge);
     }
 
     #[test]
@@ -627,8 +651,10 @@ mod tests {
     #[test]
     fn addresses_are_charged_to_a_tenant_and_counted_for_the_pool() {
         let mut budget = budget();
-        budget.charge(Some(A), Amount::addresses(300)).keep();
-        budget.charge(Some(B), Amount::addresses(200)).keep();
+        let charge = budget.charge(Some(A), Amount::addresses(300));
+        budget.keep(charge);
+        let charge = budget.charge(Some(B), Amount::addresses(200));
+        budget.keep(charge);
         budget.give_up(A, Amount::addresses(100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
@@ -709,7 +735,8 @@ mod tests {
             (budget.held(), budget.mappings(), budget.addresses()),
             (0, 0, 0)
         );
-        budget.charge(Some(A), of).keep();
+        let charge = budget.charge(Some(A), of);
+        budget.keep(charge);
         assert_eq!(
             (budget.held(), budget.mappings(), budget.addresses()),
             (10, 2, 300)
@@ -718,6 +745,24 @@ mod tests {
         assert_eq!(
             (budget.held(), budget.mappings(), budget.addresses()),
             (0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn a_charge_is_in_flight_until_it_is_kept_or_refunded() {
+        let mut budget = budget();
+        let mut charge = budget.charge(Some(A), Amount::bytes(10));
+        let part = charge.split(4);
+        assert_eq!(budget.account(A).in_flight, 10);
+        budget.keep(part);
+        assert_eq!(
+            (budget.account(A).in_flight, budget.account(A).held),
+            (6, 10)
+        );
+        budget.refund(charge);
+        assert_eq!(
+            (budget.account(A).in_flight, budget.account(A).held),
+            (0, 4)
         );
     }
 

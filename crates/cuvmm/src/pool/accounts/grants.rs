@@ -8,28 +8,28 @@
 //! Keeps I-73.
 
 use super::budget::TenantId;
-use super::core::{Core, Locked};
-use super::state::State;
 use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::extents::Extent;
 use crate::ledger::{GRANT, Purpose};
 use crate::own::Physical;
+use crate::pool::core::{Core, Locked};
+use crate::pool::state::State;
 
 impl Core {
-    pub(super) fn note_created(&self, size: u64) {
+    pub(in crate::pool) fn note_created(&self, size: u64) {
         if let Some(joined) = self.ledger.get() {
             joined.member.note_created(size);
         }
     }
 
-    pub(super) fn note_not_created(&self, size: u64) {
+    pub(in crate::pool) fn note_not_created(&self, size: u64) {
         if let Some(joined) = self.ledger.get() {
             joined.member.note_released(size);
         }
     }
 
     /// Ends the pool's part. `kept` bytes could not be released: they stay granted.
-    pub(super) fn leave_ledger(&self, kept: u64) {
+    pub(in crate::pool) fn leave_ledger(&self, kept: u64) {
         if let Some(joined) = self.ledger.get() {
             let granted = self.look(|state| state.budget.granted());
             joined.member.give(granted.saturating_sub(kept));
@@ -43,7 +43,7 @@ impl Core {
 impl State {
     /// Counts a block's exported memory as one block of the ledger, if any. Returns the ledger's
     /// number and the block's name.
-    pub(super) fn count_export(
+    pub(in crate::pool) fn count_export(
         &self,
         core: &Core,
         list: &[(Extent, Physical)],
@@ -67,7 +67,7 @@ impl State {
 impl Locked<'_> {
     /// Makes the ledger grant the bytes that a tenant lacks to be charged `bytes` more. Returns a
     /// refusal. Releases the lock.
-    pub(super) fn grant_for(
+    pub(in crate::pool) fn grant_for(
         &mut self,
         id: TenantId,
         bytes: u64,
@@ -79,7 +79,7 @@ impl Locked<'_> {
 
     /// Makes the ledger grant `bytes`, and up to `least` if that is more and available. Returns a
     /// refusal. Releases the lock.
-    pub(super) fn grant(
+    pub(in crate::pool) fn grant(
         &mut self,
         bytes: u64,
         least: u64,
@@ -99,7 +99,7 @@ impl Locked<'_> {
 
     /// Makes the ledger grant the bytes that a tenant, new or registered, lacks to be guaranteed
     /// `bytes`. Returns `true` if it released the lock.
-    pub(super) fn grant_guarantee(
+    pub(in crate::pool) fn grant_guarantee(
         &mut self,
         tenant: Option<TenantId>,
         bytes: u64,
@@ -120,7 +120,7 @@ impl Locked<'_> {
     /// Counts released memory, and [returns a surplus](Self::return_surplus) of the grant. Memory
     /// of an exported block that other processes have is no longer granted: the process stays
     /// charged for it.
-    pub(super) fn note_released(&mut self, size: u64, exported: Option<u64>) {
+    pub(in crate::pool) fn note_released(&mut self, size: u64, exported: Option<u64>) {
         let Some(joined) = self.core().ledger.get() else {
             return;
         };
@@ -133,14 +133,14 @@ impl Locked<'_> {
     }
 
     /// Returns unneeded bytes to the ledger if they are at least twice [`GRANT`].
-    pub(super) fn return_surplus(&mut self) {
+    pub(in crate::pool) fn return_surplus(&mut self) {
         if self.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);
         }
     }
 
     /// Returns all unneeded bytes to the ledger except `keep`.
-    pub(super) fn return_unneeded(&mut self, keep: u64) {
+    pub(in crate::pool) fn return_unneeded(&mut self, keep: u64) {
         let Some(joined) = self.core().ledger.get() else {
             return;
         };
@@ -151,7 +151,7 @@ impl Locked<'_> {
         }
     }
 
-    pub(super) fn left_in_ledger(&self) -> u64 {
+    pub(in crate::pool) fn left_in_ledger(&self) -> u64 {
         let joined = self.core().ledger.get();
         let left = joined.map_or(0, |joined| joined.member.left());
         left.min(self.budget.ungranted())

@@ -6,10 +6,10 @@ use crate::ledger::{Member, Waiting};
 use crate::sync::Mutex;
 
 #[derive(Debug)]
-pub(super) struct Joined {
-    pub(super) member: Arc<Member>,
+pub(crate) struct Joined {
+    pub(in crate::pool) member: Arc<Member>,
     /// The pool's number as a giver, while it is attached.
-    pub(super) attached: Mutex<Option<u64>>,
+    pub(in crate::pool) attached: Mutex<Option<u64>>,
     /// The request that stands for the queue of futures, while they wait for the ledger.
-    pub(super) queued: Mutex<Option<Waiting>>,
+    pub(in crate::pool) queued: Mutex<Option<Waiting>>,
 }

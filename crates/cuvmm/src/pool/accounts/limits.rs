@@ -6,13 +6,13 @@
 //! Keeps I-6.
 
 use super::budget::TenantId;
-use super::core::{Core, Locked};
-use super::reclaim::Plan;
-use super::state::State;
-use super::tenancy::Give;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::extents::Urgency;
+use crate::pool::core::{Core, Locked};
+use crate::pool::reclaim::Plan;
+use crate::pool::state::State;
+use crate::pool::tenancy::Give;
 
 /// The names of a tenant's guarantee and limit in errors.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
@@ -47,7 +47,7 @@ pub struct LimitChange {
 }
 
 impl Limit {
-    pub(super) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
+    pub(in crate::pool) fn of(self, device: &Device) -> Result<(u64, u64), PoolError> {
         let (granule, total) = (device.granule(), device.total_memory());
         let (limit, leave_free) = match self {
             Self::Bytes(limit) => (limit, 0),
@@ -61,7 +61,7 @@ impl Limit {
 }
 
 impl Core {
-    pub(super) fn set_limit(&self, limit: Limit) -> Result<LimitChange, PoolError> {
+    pub(in crate::pool) fn set_limit(&self, limit: Limit) -> Result<LimitChange, PoolError> {
         self.device.own_process()?;
         self.device.usable()?;
         let (bytes, leave_free) = limit.of(&self.device)?;
@@ -91,7 +91,7 @@ impl Core {
         }))
     }
 
-    pub(super) fn set_tenant_limit(
+    pub(in crate::pool) fn set_tenant_limit(
         &self,
         id: TenantId,
         limit: u64,
@@ -112,7 +112,11 @@ impl Core {
         })
     }
 
-    pub(super) fn set_guarantee(&self, id: TenantId, guarantee: u64) -> Result<(), PoolError> {
+    pub(in crate::pool) fn set_guarantee(
+        &self,
+        id: TenantId,
+        guarantee: u64,
+    ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
         let account = state.budget.account(id);
@@ -129,11 +133,15 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn set_priority(&self, id: TenantId, priority: i32) -> Result<(), PoolError> {
+    pub(in crate::pool) fn set_priority(
+        &self,
+        id: TenantId,
+        priority: i32,
+    ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
-        if let Some(tenancy) = state.tenants.get_mut(&id) {
-            tenancy.priority = priority;
+        if let Some(terms) = state.terms.get_mut(id) {
+            terms.set_priority(priority);
         }
         Ok(())
     }
@@ -148,7 +156,7 @@ impl Core {
 
 impl State {
     /// Checks that a new or registered tenant with the given limit can be given a guarantee.
-    pub(super) fn check_guarantee(
+    pub(in crate::pool) fn check_guarantee(
         &mut self,
         tenant: Option<TenantId>,
         guarantee: u64,
@@ -171,9 +179,9 @@ impl State {
 
     fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
         self.device.own_process()?;
-        match self.tenants.get(&id) {
-            Some(tenancy) if tenancy.registered => Ok(()),
-            _ => Err(PoolError::Unregistered(self.name_of(id))),
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(PoolError::Unregistered(self.terms.name_of(id))),
         }
     }
 
@@ -186,7 +194,7 @@ impl State {
 impl Locked<'_> {
     /// Ensures that a tenant can be given a guarantee. If heaps hold too much memory, takes their
     /// unused memory.
-    pub(super) fn make_guaranteeable(
+    pub(in crate::pool) fn make_guaranteeable(
         &mut self,
         tenant: Option<TenantId>,
         guarantee: u64,
@@ -223,17 +231,18 @@ impl Locked<'_> {
     fn note_lowered(&mut self) {
         let state: &mut State = self;
         state.lowered = state.budget.excess() > 0;
-        for (&id, tenancy) in &mut state.tenants {
-            tenancy.beyond = state.budget.excess_of(id) > 0;
-            state.lowered |= tenancy.beyond;
+        for (id, terms) in state.terms.iter_mut() {
+            let beyond = state.budget.excess_of(id) > 0;
+            terms.set_beyond(beyond);
+            state.lowered |= beyond;
         }
-        let ids = self.tenants.keys();
-        ids.for_each(|&id| self.update_bypass(id));
+        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.update_bypass(id));
     }
 
     /// Reclaims free memory beyond lowered limits, when a request ends and when an operation ends
     /// that put back a slot with memory to give.
-    pub(super) fn keep_to_limits(&mut self) {
+    pub(in crate::pool) fn keep_to_limits(&mut self) {
         if !self.lowered || self.device.usable().is_err() {
             return;
         }

@@ -10,16 +10,16 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::budget::TenantId;
-use super::core::{Core, Locked};
 use super::queue::{Group, Turn, Want};
-use super::reclaim::Plan;
 use super::relief::Demand;
-use super::slot::Freed;
-use super::state::State;
-use super::tenancy::{Give, Tenancy};
 use super::wait::Wait;
 use crate::error::BlockError;
+use crate::pool::accounts::TenantId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::reclaim::Plan;
+use crate::pool::slot::Freed;
+use crate::pool::state::State;
+use crate::pool::tenancy::{Give, Tenancy};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a pass starts again because memory became free.
@@ -56,19 +56,19 @@ impl Want {
 impl Core {
     /// Serves the queue. Returns the time until the next service, unless the mapper is woken
     /// before.
-    pub(super) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
-        if self.look(|state| state.queue.is_empty()) {
+    pub(in crate::pool) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
+        if self.look(|state| state.line.queue.is_empty()) {
             self.queue_in_ledger(None);
             return None;
         }
         let mut served = false;
         for pass in 1..=PASSES {
             served |= self.serve_once(stop, pass < PASSES);
-            if !self.lock().queue.memory_freed {
+            if !self.lock().line.queue.memory_freed {
                 break;
             }
         }
-        let lacking = self.look(|state| state.queue.lacking.take());
+        let lacking = self.look(|state| state.line.queue.lacking.take());
         self.queue_in_ledger(lacking);
         served |= self.tell_listeners();
         // If only a synchronization shows whether fences are complete, it is made here and not in a
@@ -78,29 +78,29 @@ impl Core {
             // The next attempt reports the error to all requests.
             Err(_) => (self.lock(), true),
         };
-        state.queue.nap(served || settled)
+        state.line.queue.nap(served || settled)
     }
 
     /// Gives each request its turn; returns `true` if one was answered. With `may_end`, returns
     /// early if memory became free meanwhile.
     fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
         let mut state = self.lock();
-        state.queue.memory_freed = false;
-        if !state.queue.swept {
+        state.line.queue.memory_freed = false;
+        if !state.line.queue.swept {
             // Blocks freed while requests wait are announced instead of going to a stream cache.
             state.sweep_each();
-            state.queue.swept = true;
+            state.line.queue.swept = true;
         }
-        let mut heads = state.queue.heads();
+        let mut heads = state.line.queue.heads();
         drop(state);
         let mut served = false;
         let mut short: Vec<(Group, BlockError)> = Vec::new();
         while let Some((number, group)) = heads.pop_first() {
             let mut state = self.lock();
-            if stop.load(Ordering::Acquire) || (may_end && state.queue.memory_freed) {
+            if stop.load(Ordering::Acquire) || (may_end && state.line.queue.memory_freed) {
                 break;
             }
-            let (freed_count, turn) = (state.freed_count, state.queue.turn(number));
+            let (freed_count, turn) = (state.line.freed_count(), state.line.queue.turn(number));
             drop(state);
             let Some(turn) = turn else {
                 continue;
@@ -112,7 +112,8 @@ impl Core {
             };
             let mut state = self.lock();
             // Memory that a hook gave up is for the first request that it is enough for.
-            state.queue.memory_freed |= turn.appeals && state.freed_count != freed_count;
+            state.line.queue.memory_freed |=
+                turn.appeals && state.line.freed_count() != freed_count;
             match came {
                 Served::Granted | Served::Ended => {
                     served = true;
@@ -121,7 +122,7 @@ impl Core {
                     let last = matches!(came, Served::Granted)
                         && state.has_nothing_for(group)
                         && !heads.values().any(|other| other.is_short_like(&group));
-                    let next = state.queue.head_of(group).filter(|_| !last);
+                    let next = state.line.queue.head_of(group).filter(|_| !last);
                     heads.extend(next.map(|next| (next, group)));
                 }
                 Served::Short(error) => short.push((group, error)),
@@ -151,13 +152,13 @@ impl Core {
     fn requeue_or_refuse(&self, turn: &Turn, error: BlockError) -> Served {
         let tenant = turn.group.tenant();
         let mut state = self.lock();
-        if !state.queue.has(turn.number) {
+        if !state.line.queue.has(turn.number) {
             return Served::Ended;
         }
         turn.want.with_demand(|demand| {
             if error.is_shortage() && state.can_ever(tenant, demand, &error) {
                 if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
-                    state.queue.note_lacking(turn.number, lacking);
+                    state.line.queue.note_lacking(turn.number, lacking);
                 }
                 let of_memory = matches!(
                     error,
@@ -181,7 +182,7 @@ impl Core {
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
-            let grown = state.queue.has(turn.number) && state.grow_within(&place, size);
+            let grown = state.line.queue.has(turn.number) && state.grow_within(&place, size);
             if grown {
                 state.answer(turn.number, Ok(None));
                 Self::unlock(state);
@@ -241,7 +242,7 @@ impl Core {
     /// any.
     fn tell_listeners(&self) -> bool {
         let mut state = self.lock();
-        let listeners = state.queue.listeners();
+        let listeners = state.line.queue.listeners();
         if listeners.is_empty() {
             return false;
         }
@@ -251,12 +252,12 @@ impl Core {
             }
             return true;
         }
-        let (freed_count, pending) = (state.freed_count, state.poll_pending_free());
+        let (freed_count, pending) = (state.line.freed_count(), state.poll_pending_free());
         let mut told = false;
         for (number, heard, waited_for) in listeners {
             if heard != freed_count || pending < waited_for {
                 told |= state.answer(number, Ok(None));
-            } else if let Some(request) = state.queue.get_mut(number) {
+            } else if let Some(request) = state.line.queue.get_mut(number) {
                 // Memory that an attempt has made pending meanwhile is waited for too.
                 request.want = Want::Notification(heard, pending);
             }

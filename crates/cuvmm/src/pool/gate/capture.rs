@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::core::Core;
 use crate::deferred::{Section, Unlocked};
+use crate::pool::core::Core;
 
 /// A guard that keeps the pool from breaking graph captures. While it lives, no thread of the pool
 /// queries, synchronizes or records on the context, since each of these can break a capture. Nor
@@ -12,7 +12,7 @@ use crate::deferred::{Section, Unlocked};
 ///
 /// Cached memory of the home stream and new memory can still be allocated. An allocation that would
 /// need a fence or a scrub is refused with the figures of memory pending free,
-/// [`Block::free`](super::Block::free) on a capturing home stream hands the block back, and copies
+/// [`Block::free`](crate::Block::free) on a capturing home stream hands the block back, and copies
 /// that wait are refused.
 ///
 /// Without a guard the pool leaves the captures of other libraries alone, as long as no block without a
@@ -23,20 +23,18 @@ use crate::deferred::{Section, Unlocked};
 /// [`Device::leaked`](crate::Device::leaked), as far as it would have waited for all work of the
 /// device.
 ///
-/// A graph that uses a block after its capture needs a [`Lease`](super::Lease) on the block.
+/// A graph that uses a block after its capture needs a [`Lease`](crate::Lease) on the block.
 #[derive(Debug)]
 pub struct CaptureGuard {
     core: Arc<Core>,
 }
 
 impl CaptureGuard {
-    pub(super) fn new(core: Arc<Core>) -> Self {
+    pub(in crate::pool) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
-        state.polls.guards += 1;
-        // Operations in flight may still query the driver. Operations that begin from here on see
-        // the guard.
-        let flights = state.flights.live();
-        while state.flights.has_any(&flights) || state.polls.synchronising > 0 {
+        // They may still query the driver.
+        let flights = state.gate.begin_guard();
+        while state.gate.holds_up_guard(&flights) {
             state = state.wait(&core.settled, None);
         }
         drop(state);
@@ -50,7 +48,7 @@ impl Drop for CaptureGuard {
         if !self.core.device.is_forked() {
             self.core.device.end_guard();
             let mut state = self.core.lock();
-            state.polls.guards = state.polls.guards.saturating_sub(1);
+            state.gate.end_guard();
             drop(state);
             self.core.announce();
         }
@@ -72,10 +70,9 @@ impl Core {
         let section = Section::enter();
         let unlocked = section.unlocked();
         let mut state = self.lock();
-        if state.is_capturing() {
+        if !state.gate.begin_synchronising() {
             return None;
         }
-        state.polls.synchronising += 1;
         drop(state);
         Some(Polling {
             core: self,
@@ -88,7 +85,7 @@ impl Core {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         let mut state = self.core.lock();
-        state.polls.synchronising -= 1;
+        state.gate.end_synchronising();
         drop(state);
         // A capture guard waits for the count.
         self.core.settled.notify_all();

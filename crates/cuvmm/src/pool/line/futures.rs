@@ -14,10 +14,10 @@
 //! memory on its stream that other requests may not use yet; and a block that need not read as
 //! zero, if the earlier one must. `allocate` and `grow_to`, with and without a timeout, do not
 //! queue: they take memory that is free when they are called. While a future waits, freed blocks
-//! skip the [stream caches](super::BlockBuilder::home_stream), so that waiting requests can have
+//! skip the [stream caches](crate::pool::BlockBuilder::home_stream), so that waiting requests can have
 //! them.
 //!
-//! **Hooks.** [Pressure hooks](super::TenantBuilder::on_pressure) are called for a future as for a
+//! **Hooks.** [Pressure hooks](crate::pool::TenantBuilder::on_pressure) are called for a future as for a
 //! thread that waits: each once, at the first attempt, without a deadline, on the mapper's thread.
 //! Memory that they free goes to the first request that it is enough for. Wakers are called on that
 //! thread too, and should only schedule their task. A slow hook or waker delays all pools of the
@@ -64,18 +64,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::Pool;
-use super::block::Block;
-use super::budget::TenantId;
-use super::builder::BlockBuilder;
-use super::core::Core;
-use super::ids::BlockPlace;
 use super::queue::{Answer, Want};
-use super::stream_cache::Owner;
-use super::tenant::Tenant;
 use super::wanted::OwnedOptions;
 use crate::deferred::is_in_hook;
 use crate::error::BlockError;
+use crate::pool::Pool;
+use crate::pool::accounts::TenantId;
+use crate::pool::block::Block;
+use crate::pool::builder::BlockBuilder;
+use crate::pool::core::Core;
+use crate::pool::ids::BlockPlace;
+use crate::pool::stream_cache::Owner;
+use crate::pool::tenant::Tenant;
 
 #[derive(Clone, Copy, Debug)]
 enum Request {

@@ -8,23 +8,23 @@
 
 use std::task::{Poll, Waker};
 
-use super::budget::TenantId;
-use super::core::{Core, Locked};
-use super::ids::BYTES;
 use super::queue::{Answer, Want};
-use super::state::State;
 use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Urgency;
+use crate::pool::accounts::TenantId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::ids::BYTES;
+use crate::pool::state::State;
 use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
-    pub(super) fn answer(&mut self, number: u64, answer: Answer) -> bool {
-        let Some(request) = self.queue.take(number) else {
+    pub(in crate::pool) fn answer(&mut self, number: u64, answer: Answer) -> bool {
+        let Some(request) = self.line.queue.take(number) else {
             return false;
         };
         self.core().waiting.fetch_sub(1, Ordering::SeqCst);
-        self.queue.answers.insert(number, answer);
+        self.line.queue.answers.insert(number, answer);
         if let Some(waker) = request.waker {
             defer(move || call_hook(|| wake(waker)));
         }
@@ -59,7 +59,10 @@ impl Core {
             state.device.usable()?;
             // Blocks freed from here on are announced instead of going to a stream cache.
             state.sweep_each();
-            Ok(Want::Notification(state.freed_count, state.pending_free()))
+            Ok(Want::Notification(
+                state.line.freed_count(),
+                state.pending_free(),
+            ))
         })
     }
 
@@ -83,7 +86,7 @@ impl Core {
             let joined = want(state);
             let place = || self.ledger.get().map(|joined| joined.member.line_up());
             let joined = joined.map(|want| {
-                let queue = &mut state.queue;
+                let queue = &mut state.line.queue;
                 queue.push(tenant, want, waker.take(), place(), granule)
             });
             if joined.is_err() {
@@ -103,39 +106,39 @@ impl Core {
         // A waker that is not kept is dropped without the lock.
         let mut waker = Some(waker.clone());
         self.look(|state| {
-            if let Some(answer) = state.queue.answers.remove(&number) {
+            if let Some(answer) = state.line.queue.answers.remove(&number) {
                 return Poll::Ready(answer);
             }
-            if let Some(request) = state.queue.get_mut(number) {
+            if let Some(request) = state.line.queue.get_mut(number) {
                 std::mem::swap(&mut request.waker, &mut waker);
             }
             Poll::Pending
         })
     }
 
-    pub(super) fn withdraw_request(&self, number: u64) -> Option<Answer> {
+    pub(in crate::pool) fn withdraw_request(&self, number: u64) -> Option<Answer> {
         if self.device.is_forked() {
             return None;
         }
         self.look(|state| {
-            if let Some(request) = state.queue.take(number) {
+            if let Some(request) = state.line.queue.take(number) {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
                 defer(move || drop(request));
             }
-            state.queue.answers.remove(&number)
+            state.line.queue.answers.remove(&number)
         })
     }
 
-    pub(super) fn call_mapper(&self) {
+    pub(in crate::pool) fn call_mapper(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake(Urgency::Now);
         }
     }
 
     /// Answers all requests with an error because the mapper has ended.
-    pub(super) fn fail_queue(&self) {
+    pub(in crate::pool) fn fail_queue(&self) {
         let mut state = self.lock();
-        while let Some(number) = state.queue.first() {
+        while let Some(number) = state.line.queue.first() {
             state.answer(number, Err(BlockError::NoMapper));
         }
         drop(state);

@@ -5,14 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::budget::TenantId;
-use super::core::{Core, Locked};
-use super::relief::{Demand, HookCall};
-use super::state::State;
+use super::relief::Demand;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{Lacking, Waiting};
+use crate::pool::accounts::TenantId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::state::State;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a waiting request sleeps before it polls the fences again: the first pause, and the
@@ -43,14 +43,14 @@ pub(crate) fn after(wait: Duration) -> Instant {
 }
 
 /// The result of an attempt, and its lock.
-pub(super) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
+pub(in crate::pool) type Attempt<'a, T, E = BlockError> = (Locked<'a>, Result<T, E>);
 
 impl Wait {
     pub(crate) fn of(timeout: Option<Duration>) -> Self {
         timeout.map_or(Self::Hooks, |timeout| Self::Until(after(timeout)))
     }
 
-    pub(super) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
+    pub(in crate::pool) fn of_any(timeouts: impl Iterator<Item = Option<Duration>>) -> Self {
         Self::of(timeouts.flatten().max())
     }
 
@@ -62,7 +62,7 @@ impl Wait {
         !matches!(self, Self::Never | Self::Turn { appeals: false })
     }
 
-    pub(super) const fn waits(self) -> bool {
+    pub(in crate::pool) const fn waits(self) -> bool {
         matches!(self, Self::Until(_) | Self::Turn { .. })
     }
 
@@ -78,7 +78,7 @@ impl Core {
     /// Attempts a tenant's request. If it finds too little memory and another attempt may help,
     /// tries again: when another operation has ended, after a pressure hook, and when memory may
     /// have become free.
-    pub(super) fn request<'a, 'd, T>(
+    pub(in crate::pool) fn request<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
         demand: impl Into<Demand<'d>>,
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Attempts a [request](Self::request) that waits only while `wanted` returns `true`.
-    pub(super) fn request_while<'a, 'd, T>(
+    pub(in crate::pool) fn request_while<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
         demand: impl Into<Demand<'d>>,
@@ -133,7 +133,7 @@ impl Core {
 
     /// Repeats an attempt until the deadline, while `again` returns `true` for the error. Does not
     /// wait in a hook.
-    pub(super) fn until<'a, T, E: From<CallError>>(
+    pub(in crate::pool) fn until<'a, T, E: From<CallError>>(
         &'a self,
         deadline: Option<Instant>,
         attempt: impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
@@ -157,16 +157,16 @@ impl Core {
         state: Locked<'a>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
-        let mut ended = state.flights.ended();
+        let mut ended = state.gate.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
             // An operation that ended meanwhile may have given back the missing memory.
-            let missed = state.flights.ended() > ended;
+            let missed = state.gate.ended() > ended;
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
             }
             state = state.wait_for_end(ended);
-            ended = state.flights.ended();
+            ended = state.gate.ended();
             (state, outcome) = attempt(state);
         }
         (state, outcome)
@@ -189,13 +189,12 @@ impl Core {
             }
             let terms = (wait.waits(), wait.deadline());
             let hook_call = state.next_hook_call(tenant, demand, error, terms, &asked);
-            let Some(HookCall { to, hook, pressure }) = hook_call else {
+            let Some(hook_call) = hook_call else {
                 break;
             };
-            asked.push(to);
+            asked.push(hook_call.to());
             Self::unlock(state);
-            // The thread may be the hook's last owner by now.
-            deferred::call_hook(move || hook(&pressure));
+            hook_call.call();
             (state, outcome) = self.beside_others(self.lock(), attempt);
         }
         (state, outcome)
@@ -217,7 +216,7 @@ impl Core {
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
         let mut nap = POLL_PAUSE.0;
-        let mut told = state.told;
+        let mut told = state.line.told();
         let mut in_ledger = None;
         (state, outcome) = attempt(state);
         while let Err(error) = &outcome
@@ -250,10 +249,10 @@ impl Core {
         if settled {
             return Ok((state, told));
         }
-        if state.told == told {
+        if state.line.told() == told {
             state = state.wait(&self.freed, Some(left));
         }
-        let told = state.told;
+        let told = state.line.told();
         Ok((state, told))
     }
 
@@ -262,7 +261,7 @@ impl Core {
         &'a self,
         mut state: Locked<'a>,
     ) -> Result<(Locked<'a>, bool), CallError> {
-        if !state.polls.needs_synchronise || state.is_capturing() {
+        if !state.gate.is_to_synchronise() {
             return Ok((state, false));
         }
         drop(state);
@@ -274,7 +273,7 @@ impl Core {
         state = self.lock();
         match waited {
             Ok(()) => {
-                state.polls.needs_synchronise = false;
+                state.gate.note_synchronised();
                 Ok((state, true))
             }
             Err(error) if self.device.usable().is_err() => Err(error),

@@ -8,16 +8,17 @@
 
 use std::time::Instant;
 
-use super::budget::{Budget, TenantId};
-use super::core::Locked;
-use super::ids::BlockPlace;
 use super::pressure::{Pressure, PressureHook};
-use super::reclaim::Plan;
-use super::state::State;
+use crate::deferred;
 use crate::error::{BlockError, Shortage};
+use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::core::Locked;
+use crate::pool::ids::BlockPlace;
+use crate::pool::reclaim::Plan;
+use crate::pool::state::State;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Demand<'a> {
+pub(in crate::pool) enum Demand<'a> {
     Bytes(u64),
     /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
@@ -41,10 +42,23 @@ struct Asked {
     least: u64,
 }
 
-pub(super) struct HookCall {
-    pub(super) to: TenantId,
-    pub(super) hook: PressureHook,
-    pub(super) pressure: Pressure,
+pub(in crate::pool) struct HookCall {
+    to: TenantId,
+    hook: PressureHook,
+    pressure: Pressure,
+}
+
+impl HookCall {
+    /// Returns the tenant whose hook is called.
+    pub(in crate::pool) const fn to(&self) -> TenantId {
+        self.to
+    }
+
+    /// Calls the hook without a lock. The thread may be the hook's last owner by now.
+    pub(in crate::pool) fn call(self) {
+        let Self { hook, pressure, .. } = self;
+        deferred::call_hook(move || hook(&pressure));
+    }
 }
 
 #[derive(Default)]
@@ -103,7 +117,7 @@ impl Locked<'_> {
     }
 
     /// Returns the bytes that a refused request needs, and the bytes available to it now.
-    pub(super) fn wanted_and_available(
+    pub(in crate::pool) fn wanted_and_available(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
@@ -123,7 +137,7 @@ impl Locked<'_> {
         let mut available = self.budget.if_granted(left, after);
         if matches!(error, BlockError::DriverOutOfMemory { .. }) {
             // Nothing can be created: all memory has to come from the pool's own.
-            let there = self.free_list.bytes().saturating_add(own);
+            let there = self.supply.free().saturating_add(own);
             available = available.min(there.saturating_add(others.gained()));
         }
         Reach {
@@ -147,10 +161,8 @@ impl Locked<'_> {
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|it| !asked.contains(&it.tenant));
-        let own = self
-            .tenants
-            .get(&id)
-            .and_then(|it| it.shortage_hook.clone());
+        let own = self.terms.get(id);
+        let own = own.and_then(|it| it.shortage_hook().cloned());
         let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
         if own.is_none() {
             relief.own = 0;
@@ -163,7 +175,7 @@ impl Locked<'_> {
             None => lowest_priority(relief.givers)?,
         };
         let pressure = Pressure {
-            wanted_by: self.name_of(id),
+            wanted_by: self.terms.name_of(id),
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
@@ -175,7 +187,7 @@ impl Locked<'_> {
 
     /// Returns the next hook for another process's request that lacks `bytes`: of the tenant with
     /// the lowest priority that holds memory above its guarantee, each once.
-    pub(super) fn next_hook_for_process(
+    pub(in crate::pool) fn next_hook_for_process(
         &mut self,
         bytes: u64,
         wanted_by: &str,
@@ -286,12 +298,12 @@ impl State {
     }
 
     fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
-        let others = self.tenants.iter().filter(|&(&other, _)| other != id);
-        let givers = others.filter_map(|(&tenant, tenancy)| {
+        let others = self.terms.iter().filter(|&(other, _)| other != id);
+        let givers = others.filter_map(|(tenant, terms)| {
             Some(HookGiver {
                 tenant,
-                priority: tenancy.priority,
-                hook: tenancy.hook.clone()?,
+                priority: terms.priority(),
+                hook: terms.hook()?.clone(),
                 gives: gives(self, tenant),
             })
         });
@@ -339,8 +351,8 @@ impl State {
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
-            if let Some(tenancy) = self.tenants.get_mut(&id) {
-                tenancy.refusals += 1;
+            if let Some(terms) = self.terms.get_mut(id) {
+                terms.count_refusal();
             }
         }
     }

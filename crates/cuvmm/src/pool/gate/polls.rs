@@ -1,38 +1,14 @@
-//! When fences may be polled: not while a [capture guard](super::CaptureGuard) lives, since a query
-//! can break a capture.
-//!
-//! Keeps I-23.
+//! Polls of slots' fences.
 
-use super::slot::Slot;
+use super::Gate;
 use crate::error::CallError;
-use crate::extents::{Fence, Poll, Round};
+use crate::extents::Poll;
 use crate::own::Stream;
+use crate::pool::slot::Slot;
 
-#[derive(Debug, Default)]
-pub(crate) struct Polls {
-    pub(super) guards: u64,
-    /// Threads that wait for the device and began before any guard lived.
-    pub(super) synchronising: u64,
-    /// Set when a poll found that only a synchronization can show whether a fence is complete.
-    pub(super) needs_synchronise: bool,
-}
-
-impl Polls {
-    pub(super) const fn is_capturing(&self) -> bool {
-        self.guards > 0
-    }
-
-    /// Returns `true` if a fence is complete, polling if that is allowed now.
-    pub(super) fn poll(&mut self, fence: &mut Fence) -> Result<bool, CallError> {
-        if fence.is_complete() || self.is_capturing() {
-            return Ok(fence.is_complete());
-        }
-        let polled = fence.poll()?;
-        Ok(self.note(polled))
-    }
-
+impl Gate {
     /// Extends a slot's fence to the work queued on its block by now, and polls it.
-    pub(super) fn poll_work(&self, slot: &mut Slot) -> Result<Poll, CallError> {
+    pub(in crate::pool) fn poll_work(&self, slot: &mut Slot) -> Result<Poll, CallError> {
         slot.fence_work();
         match self.is_capturing() {
             true => Ok(Poll::Pending),
@@ -40,24 +16,9 @@ impl Polls {
         }
     }
 
-    /// Returns `true` if a fence is complete, using the driver's answers of this round. A fence for
-    /// which the driver fails counts as pending, so that it holds up no other.
-    pub(super) fn poll_in(&mut self, fence: &mut Fence, round: &Round) -> bool {
-        if fence.is_complete() || self.is_capturing() {
-            return fence.is_complete();
-        }
-        match fence.poll_in(round) {
-            Ok(polled) => self.note(polled),
-            Err(error) => {
-                log!(debug, %error, "a fence could not be polled: it counts as pending");
-                false
-            }
-        }
-    }
-
     /// Returns `true` if the work that a slot's fence covers comes before any work queued on `home`
     /// from now on, or can be ordered before it now.
-    pub(super) fn comes_before(
+    pub(in crate::pool) fn comes_before(
         &mut self,
         slot: &mut Slot,
         home: Option<&Stream>,
@@ -70,11 +31,6 @@ impl Polls {
         }
         let ordered = home.map_or(Ok(false), |home| slot.fence.order_before(home))?;
         Ok(ordered || self.poll(&mut slot.fence)?)
-    }
-
-    fn note(&mut self, polled: Poll) -> bool {
-        self.needs_synchronise |= polled == Poll::NeedsSynchronise;
-        polled == Poll::Complete
     }
 }
 
@@ -89,14 +45,15 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::extents::rig::{G, Rig, rig};
-    use crate::pool::budget::TenantId;
+    use crate::extents::{Fence, Round};
+    use crate::pool::accounts::TenantId;
     use crate::pool::ids::SlotId;
     use crate::pool::slot::Class;
 
-    fn capturing() -> Polls {
-        Polls {
+    fn capturing() -> Gate {
+        Gate {
             guards: 1,
-            ..Polls::default()
+            ..Gate::default()
         }
     }
 
@@ -132,7 +89,7 @@ mod tests {
         assert!(capturing().poll_in(&mut Fence::complete(), &round));
         assert_eq!(rig.calls(), before);
         // The work was complete all the time.
-        assert!(Polls::default().poll(&mut slot.fence).unwrap());
+        assert!(Gate::default().poll(&mut slot.fence).unwrap());
         assert!(rig.calls() > before);
     }
 
@@ -141,32 +98,32 @@ mod tests {
         let rig = rig();
         let stream = rig.busy_stream();
         let other = Stream::new(&rig.device).unwrap();
-        let (mut slot, mut polls) = (slot(&rig, &stream), Polls::default());
-        assert!(!polls.poll(&mut slot.fence).unwrap());
-        assert!(!polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
-        assert!(!polls.comes_before(&mut slot, None).unwrap());
-        assert!(polls.comes_before(&mut slot, Some(&other)).unwrap());
+        let (mut slot, mut gate) = (slot(&rig, &stream), Gate::default());
+        assert!(!gate.poll(&mut slot.fence).unwrap());
+        assert!(!gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!gate.comes_before(&mut slot, None).unwrap());
+        assert!(gate.comes_before(&mut slot, Some(&other)).unwrap());
         assert!(rig.count(Call::StreamWaitEvent) > 0);
         rig.finish(&stream);
-        assert!(polls.comes_before(&mut slot, None).unwrap());
+        assert!(gate.comes_before(&mut slot, None).unwrap());
         slot.fence = Fence::stream(stream);
-        assert!(polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
-        assert!(!polls.needs_synchronise);
+        assert!(gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!gate.needs_synchronise);
     }
 
     #[test]
     fn a_driver_that_fails_is_an_error_alone_and_pending_in_a_round() {
         let rig = rig();
         let stream = rig.busy_stream();
-        let (mut slot, mut polls) = (slot(&rig, &stream), Polls::default());
+        let (mut slot, mut gate) = (slot(&rig, &stream), Gate::default());
         rig.finish(&stream);
         rig.fail_from(Call::EventQuery, 1);
         rig.fail_from(Call::StreamQuery, 1);
-        let failed = polls.poll(&mut slot.fence);
+        let failed = gate.poll(&mut slot.fence);
         assert!(failed.is_err(), "{failed:?}");
-        assert!(!polls.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
         rig.heal();
-        assert!(polls.poll(&mut slot.fence).unwrap());
+        assert!(gate.poll(&mut slot.fence).unwrap());
     }
 
     #[test]
@@ -174,7 +131,7 @@ mod tests {
         let options = ModelOptions::new().version(CudaVersion::new(12, 4));
         let driver: Arc<dyn Driver> = Arc::new(ModelDriver::new(options));
         let device = Device::open(driver, 0).unwrap();
-        let (mut alone, mut in_round) = (Polls::default(), Polls::default());
+        let (mut alone, mut in_round) = (Gate::default(), Gate::default());
         let mut fence = Fence::device(device.clone());
         assert!(!alone.poll(&mut fence).unwrap());
         assert!(alone.needs_synchronise);

@@ -2,13 +2,13 @@
 
 use std::sync::PoisonError;
 
-use super::budget::TenantId;
-use super::core::{Core, Locked};
-use super::room::Room;
-use super::state::{Policy, Scrub};
+use super::Room;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::Unmapped;
 use crate::own::Physical;
+use crate::pool::accounts::TenantId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::state::{Policy, Scrub};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 
@@ -49,7 +49,7 @@ impl Locked<'_> {
 
     /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been
     /// charged, or smaller physicals that make them up. Fails as [`gather`](Self::gather) does.
-    pub(super) fn gather_sizes(
+    pub(in crate::pool) fn gather_sizes(
         &mut self,
         id: TenantId,
         sizes: &[u64],
@@ -69,7 +69,7 @@ impl Locked<'_> {
 
     fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
         let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
-        if let Some(unmapped) = self.free_list.take(size, Some(id.0), foreign) {
+        if let Some(unmapped) = self.supply.free_list.take(size, Some(id.0), foreign) {
             return Ok(vec![unmapped]);
         }
         if self.budget.creatable() < size {
@@ -96,7 +96,7 @@ impl Locked<'_> {
         // During a capture only memory that needs no scrub is taken.
         let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
         loop {
-            if let Some(unmapped) = self.free_list.take(want, Some(id.0), foreign) {
+            if let Some(unmapped) = self.supply.free_list.take(want, Some(id.0), foreign) {
                 return Ok(unmapped);
             }
             let mut refused = None;
@@ -112,11 +112,11 @@ impl Locked<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if let Some(unmapped) = self.free_list.take_within(want, Some(id.0), foreign) {
+            if let Some(unmapped) = self.supply.free_list.take_within(want, Some(id.0), foreign) {
                 return Ok(unmapped);
             }
             // The memory left in the free list is too large or needs a scrub.
-            if let Some(unmapped) = self.free_list.take_largest() {
+            if let Some(unmapped) = self.supply.free_list.take_largest() {
                 self.release(unmapped);
                 continue;
             }
@@ -135,18 +135,18 @@ impl Locked<'_> {
     /// if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
         let missing = want - self.budget.creatable();
-        if self.free_list.unmapped_for(want) <= WORTH_MAPPING {
+        if self.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
             return;
         }
-        if let Some(unmapped) = self.free_list.take_smallest_above(want) {
+        if let Some(unmapped) = self.supply.free_list.take_smallest_above(want) {
             self.release(unmapped);
             return;
         }
-        if self.free_list.bytes() < missing {
+        if self.supply.free_list.bytes() < missing {
             return;
         }
         while self.budget.creatable() < want {
-            let Some(unmapped) = self.free_list.take_smallest() else {
+            let Some(unmapped) = self.supply.free_list.take_smallest() else {
                 return;
             };
             self.release(unmapped);
@@ -169,13 +169,13 @@ impl Locked<'_> {
 }
 
 impl Core {
-    pub(super) const fn room(&self, ahead: u64) -> Room<'_> {
+    pub(in crate::pool) const fn room(&self, ahead: u64) -> Room<'_> {
         Room::for_bytes(&self.claimed, ahead)
     }
 
     /// Checks that the limit's free bytes are free, as [`free_beyond`](Self::free_beyond) counts.
     /// Called without the pool's lock.
-    pub(super) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
+    pub(in crate::pool) fn check_left(&self, policy: &Policy) -> Result<(), CallError> {
         let _one_by_one = self.creating();
         self.free_beyond(policy.leave_free, 0).map(drop)
     }
@@ -219,7 +219,7 @@ impl Core {
     }
 
     /// Creates memory with the pool's properties, unless the limit requires it to stay free.
-    pub(super) fn create(
+    pub(in crate::pool) fn create(
         &self,
         policy: &Policy,
         size: u64,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::extents::Unmapped;
 
 #[derive(Debug, Default)]
-pub(crate) struct FreeList {
+pub(super) struct FreeList {
     by_size: BTreeMap<u64, Physicals>,
     bytes: u64,
 }
@@ -42,24 +42,17 @@ impl Physicals {
 }
 
 impl FreeList {
-    pub(crate) const fn new() -> Self {
-        Self {
-            by_size: BTreeMap::new(),
-            bytes: 0,
-        }
-    }
-
-    pub(crate) const fn bytes(&self) -> u64 {
+    pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    pub(crate) fn largest(&self) -> u64 {
+    pub(super) fn largest(&self) -> u64 {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Adds a physical. Only [`State::keep`](super::state::State::keep) calls this, which checks
+    /// Adds a physical. Only [`State::keep`](crate::pool::state::State::keep) calls this, which checks
     /// that it may be kept.
-    pub(crate) fn add(&mut self, mut unmapped: Unmapped) {
+    pub(super) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;
         self.bytes += unmapped.size();
         self.by_size
@@ -70,7 +63,7 @@ impl FreeList {
 
     /// Takes a physical of exactly `size`: one that `own` wrote to last, else an unwritten one.
     /// Only with `scrub`, for a scrub, takes another tenant's.
-    pub(crate) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
+    pub(super) fn take(&mut self, size: u64, own: Option<u64>, scrub: bool) -> Option<Unmapped> {
         let physicals = self.by_size.get_mut(&size)?;
         let unmapped = physicals.take(own, scrub)?;
         if physicals.count == 0 {
@@ -81,7 +74,7 @@ impl FreeList {
     }
 
     /// Takes the largest physical of at most `size`, as [`Self::take`] does.
-    pub(crate) fn take_within(
+    pub(super) fn take_within(
         &mut self,
         size: u64,
         own: Option<u64>,
@@ -99,7 +92,7 @@ impl FreeList {
 
     /// Returns how many physicals make up `bytes`, the largest that fit first, or `u64::MAX` if
     /// they do not suffice.
-    pub(crate) fn unmapped_for(&self, bytes: u64) -> u64 {
+    pub(super) fn unmapped_for(&self, bytes: u64) -> u64 {
         let mut left = bytes;
         let mut count = 0;
         for (&size, physicals) in self.by_size.range(..=bytes).rev() {
@@ -111,22 +104,22 @@ impl FreeList {
     }
 
     /// Takes the largest physical of any writer, to be released.
-    pub(crate) fn take_largest(&mut self) -> Option<Unmapped> {
+    pub(super) fn take_largest(&mut self) -> Option<Unmapped> {
         let size = self.largest();
         self.take(size, None, true)
     }
 
-    pub(crate) fn take_smallest(&mut self) -> Option<Unmapped> {
+    pub(super) fn take_smallest(&mut self) -> Option<Unmapped> {
         let (&size, _) = self.by_size.first_key_value()?;
         self.take(size, None, true)
     }
 
-    pub(crate) fn take_below(&mut self, size: u64) -> Option<Unmapped> {
+    pub(super) fn take_below(&mut self, size: u64) -> Option<Unmapped> {
         let (&smallest, _) = self.by_size.first_key_value()?;
         (smallest < size).then(|| self.take(smallest, None, true))?
     }
 
-    pub(crate) fn take_smallest_above(&mut self, size: u64) -> Option<Unmapped> {
+    pub(super) fn take_smallest_above(&mut self, size: u64) -> Option<Unmapped> {
         let (&size, _) = self.by_size.range(size.checked_add(1)?..).next()?;
         self.take(size, None, true)
     }
@@ -143,7 +136,7 @@ mod tests {
     const B: Option<u64> = Some(2);
 
     fn list(rig: &Rig, of: &[(u64, Option<u64>)]) -> FreeList {
-        let mut list = FreeList::new();
+        let mut list = FreeList::default();
         for &(granules, by) in of {
             let mut unmapped = rig.memory(granules);
             unmapped.last_writer = by.map(|by| LastWriter { by, blank: false });
@@ -160,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_empty_list_gives_nothing() {
-        let mut list = FreeList::new();
+        let mut list = FreeList::default();
         assert_eq!((list.bytes(), list.largest()), (0, 0));
         assert!(list.take(G, A, true).is_none());
         assert!(list.take_within(u64::MAX, A, true).is_none());

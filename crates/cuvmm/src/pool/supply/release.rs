@@ -2,18 +2,18 @@
 //!
 //! Keeps I-32, I-33, I-37 and I-60.
 
-use super::core::Locked;
-use super::state::State;
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
+use crate::pool::core::Locked;
+use crate::pool::state::State;
 
 impl Locked<'_> {
     /// Frees the addresses of a space that its tenant has disowned. A space with stuck mappings is
     /// quarantined.
-    pub(super) fn give_space_back(&mut self, space: Space) {
+    pub(in crate::pool) fn give_space_back(&mut self, space: Space) {
         if space.stuck_count() > 0 {
-            self.quarantine.spaces.push(space);
+            self.supply.stuck.push(space);
             return;
         }
         let freed = self.unlocked(|| space.give_back());
@@ -33,8 +33,8 @@ impl Locked<'_> {
     }
 
     /// Releases memory that other processes or mappings may still have.
-    pub(super) fn release_marked(&mut self) {
-        while let Some(unmapped) = self.to_release.pop() {
+    pub(in crate::pool) fn release_marked(&mut self) {
+        while let Some(unmapped) = self.supply.marked.pop() {
             self.release(unmapped);
         }
     }
@@ -53,7 +53,7 @@ impl Locked<'_> {
                 log!(error, %reason, size, "a physical could not be released: quarantined");
                 self.budget.quarantine(size, 0);
                 self.refused += size;
-                self.quarantine.physicals.push_back(failed.owner);
+                self.supply.quarantined.push_back(failed.owner);
                 0
             }
         }
@@ -74,8 +74,8 @@ impl Locked<'_> {
     /// The next call begins with the physicals that this call did not reach.
     pub(crate) fn retry_releases(&mut self, refusals: usize) -> (u64, Option<CallError>) {
         let (mut released, mut refused, mut refusal) = (0, 0, None);
-        for _ in 0..self.quarantine.physicals.len() {
-            let Some(physical) = self.quarantine.physicals.pop_front() else {
+        for _ in 0..self.supply.quarantined.len() {
+            let Some(physical) = self.supply.quarantined.pop_front() else {
                 break;
             };
             let size = physical.size();
@@ -84,7 +84,7 @@ impl Locked<'_> {
                 released += size;
                 continue;
             };
-            self.quarantine.physicals.push_back(failed.owner);
+            self.supply.quarantined.push_back(failed.owner);
             if let CloseRefusal::Call(error) = failed.reason {
                 refusal = Some(error);
                 refused += 1;
@@ -99,8 +99,8 @@ impl Locked<'_> {
     /// Releases memory of the free list until at most `keep` bytes are left. Returns the bytes.
     pub(crate) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
-        while self.free_list.bytes() > keep {
-            let Some(unmapped) = self.free_list.take_largest() else {
+        while self.supply.free_list.bytes() > keep {
+            let Some(unmapped) = self.supply.free_list.take_largest() else {
                 break;
             };
             released += self.release(unmapped);
@@ -111,19 +111,50 @@ impl Locked<'_> {
     /// Releases the bytes by which the free list has grown since it had `before`: its earlier
     /// memory stays.
     pub(crate) fn release_growth(&mut self, before: u64) {
-        let mut left = self.free_list.bytes().saturating_sub(before);
-        while let Some(unmapped) = self.free_list.take_within(left, None, true) {
+        let mut left = self.supply.free_list.bytes().saturating_sub(before);
+        while let Some(unmapped) = self.supply.free_list.take_within(left, None, true) {
             left -= unmapped.size();
             self.release(unmapped);
         }
     }
+
+    /// Releases free physicals that are smaller than the largest extent; returns their bytes.
+    pub(in crate::pool) fn release_small_free(&mut self) -> u64 {
+        let mut released = 0;
+        let largest = self.policy.largest_extent;
+        while let Some(unmapped) = self.supply.free_list.take_below(largest) {
+            released += self.release(unmapped);
+        }
+        released
+    }
+
+    /// Tries once more to free quarantined spaces. Work may still use them, so they are unmapped
+    /// behind all work of the device.
+    pub(in crate::pool) fn empty_quarantined_spaces(&mut self) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        for mut space in std::mem::take(&mut self.supply.stuck) {
+            let failed = self.unlocked(|| {
+                let drained = space.drained();
+                let error = drained.and_then(|mut space| space.retry_all()).err()?;
+                // The addresses of an empty space are freed too.
+                Some((space, error))
+            });
+            if let Some((space, error)) = failed {
+                self.supply.stuck.push(space);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    /// Releases the free list's largest physical; returns `false` if the list is empty.
+    pub(in crate::pool) fn release_largest_free(&mut self) -> bool {
+        let largest = self.supply.free_list.take_largest();
+        largest.map(|unmapped| self.release(unmapped)).is_some()
+    }
 }
 
 impl State {
-    fn marked(&self) -> u64 {
-        self.to_release.iter().map(Unmapped::size).sum()
-    }
-
     /// Keeps a physical that no slot uses any more for reuse. Released instead, at the latest when
     /// the operation ends, are: memory that another process may have; memory still mapped elsewhere
     /// because a roll-back could not unmap it, since that mapping would expose the next tenant's
@@ -131,15 +162,15 @@ impl State {
     /// extents that no block can have.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
         let excess = self.budget.excess();
-        let exceeds = excess > 0 && excess > self.marked();
+        let exceeds = excess > 0 && excess > self.supply.marked();
         // Blocks have only extents of such sizes; heaps have extents of any size.
         let fits_blocks = unmapped.size().is_power_of_two();
         let shared = unmapped.physical.is_exported() || unmapped.physical.is_shared();
         if shared || exceeds || !fits_blocks {
-            self.to_release.push(unmapped);
+            self.supply.marked.push(unmapped);
             self.has_deferred = true;
         } else {
-            self.free_list.add(unmapped);
+            self.supply.free_list.add(unmapped);
         }
     }
 }

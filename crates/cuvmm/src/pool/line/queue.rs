@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use cuvmm_driver::StreamHandle;
 
-use super::budget::TenantId;
-use super::ids::BlockPlace;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::ledger::{InLine, Lacking};
 use crate::own::Stream;
+use crate::pool::accounts::TenantId;
+use crate::pool::ids::BlockPlace;
 use crate::size::Granularity;
 
 /// How soon the mapper polls again a fence that requests wait for: the first pause, and the
@@ -25,7 +25,7 @@ pub(super) enum Want {
     /// The growth of a block to the first size in bytes, from the second.
     Growth(BlockPlace, u64, u64),
     /// A notification when memory has become free since the
-    /// [count](super::state::State::freed_count) had the first value and the bytes pending free the
+    /// [count](super::Line::freed_count) had the first value and the bytes pending free the
     /// second.
     Notification(u64, u64),
 }
@@ -165,8 +165,6 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Returns `true` if a request still waits. Its growing block then exists, since the block
-    /// withdraws the request before it is freed.
     pub(super) fn has(&self, number: u64) -> bool {
         self.requests.contains_key(&number)
     }

@@ -4,16 +4,14 @@
 use std::sync::{Arc, PoisonError};
 
 use super::budget::TenantId;
-use super::core::{Core, Locked};
 use super::joined::Joined;
-use super::relief::{Demand, HookCall};
-use super::stats::TenantStats;
-use super::tenancy::Tenancy;
-use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::ledger::{
     Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
 };
+use crate::pool::core::{Core, Locked};
+use crate::pool::line::Demand;
+use crate::pool::stats::TenantStats;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -24,7 +22,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Core {
     /// Makes a ledger grant the pool's memory. Called once, before the pool is used; its budget
     /// [needs grants](super::budget::Budget::needs_grants).
-    pub(super) fn join(core: &Arc<Self>, member: &Arc<Member>) {
+    pub(in crate::pool) fn join(core: &Arc<Self>, member: &Arc<Member>) {
         core.ledger.get_or_init(|| Joined {
             member: Arc::clone(member),
             attached: Mutex::new(None),
@@ -34,7 +32,7 @@ impl Core {
     }
 
     /// Makes the ledger's thread call the pool when other processes need memory.
-    pub(super) fn attach_to_ledger(core: &Arc<Self>) {
+    pub(in crate::pool) fn attach_to_ledger(core: &Arc<Self>) {
         if let Some(joined) = core.ledger.get()
             && !core.device.is_forked()
         {
@@ -44,7 +42,7 @@ impl Core {
     }
 
     /// Ends these calls, and waits until the ledger's thread has returned from the last.
-    pub(super) fn detach_from_ledger(&self) {
+    pub(in crate::pool) fn detach_from_ledger(&self) {
         if let Some(joined) = self.ledger.get()
             && !self.device.is_forked()
         {
@@ -56,7 +54,11 @@ impl Core {
 
     /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
     /// ends its wait.
-    pub(super) fn wait_in_ledger(&self, waiting: &mut Option<Waiting>, lacking: Option<Lacking>) {
+    pub(in crate::pool) fn wait_in_ledger(
+        &self,
+        waiting: &mut Option<Waiting>,
+        lacking: Option<Lacking>,
+    ) {
         let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
             *waiting = None;
             return;
@@ -68,7 +70,7 @@ impl Core {
 
     /// Shows other processes the memory that the queue of futures lacks, at the place of its oldest
     /// request.
-    pub(super) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
+    pub(in crate::pool) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
         let Some(joined) = self.ledger.get() else {
             return;
         };
@@ -94,7 +96,7 @@ impl Joined {
 
 impl Locked<'_> {
     /// Returns the memory that the ledger refused a request, if other processes can help.
-    pub(super) fn lacking_in_ledger(
+    pub(in crate::pool) fn lacking_in_ledger(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
@@ -115,8 +117,12 @@ impl Locked<'_> {
     }
 
     /// Refuses a new block while idle memory is owed to an older request of another process.
-    pub(super) fn leave_to_others(&mut self, id: TenantId, bytes: u64) -> Result<(), BlockError> {
-        if !self.others_lack {
+    pub(in crate::pool) fn leave_to_others(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+    ) -> Result<(), BlockError> {
+        if !self.line.others_lack() {
             return Ok(());
         }
         let Some(joined) = self.core().ledger.get() else {
@@ -124,7 +130,7 @@ impl Locked<'_> {
         };
         let (granted, place) = (self.budget.granted(), self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || self.tenants.values().map(Tenancy::kept).sum();
+        let in_use = || self.tenants.keys().map(|&id| self.kept_by(id)).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),
@@ -135,7 +141,7 @@ impl Locked<'_> {
     fn idle_bytes(&mut self) -> u64 {
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = self.reach(TenantId::NONE);
-        let (gained, free) = (others.gained(), self.free_list.bytes());
+        let (gained, free) = (others.gained(), self.supply.free());
         self.budget.unneeded_after(gained, gained + free)
     }
 
@@ -188,9 +194,8 @@ impl Giver for Core {
         let mut state = self.lock();
         let hook_call = state.next_hook_for_process(bytes, wanted_by, &asked);
         Self::unlock(state);
-        let HookCall { to, hook, pressure } = hook_call?;
-        let call: Hook = Box::new(move || deferred::call_hook(move || hook(&pressure)));
-        Some((to.0, call))
+        let hook_call = hook_call?;
+        Some((hook_call.to().0, Box::new(move || hook_call.call())))
     }
 
     fn read_driver_memory(&self) {
@@ -217,7 +222,7 @@ impl Giver for Core {
     fn leave_idle_to_others(&self, yes: bool) {
         // Counted as a waiting request: freed blocks are announced instead of going to a stream
         // cache.
-        let changed = self.look(|state| std::mem::replace(&mut state.others_lack, yes) != yes);
+        let changed = self.look(|state| state.line.set_others_lack(yes));
         match changed {
             true if yes => self.waiting.fetch_add(1, Ordering::SeqCst),
             true => self.waiting.fetch_sub(1, Ordering::SeqCst),
@@ -239,9 +244,9 @@ impl Giver for Core {
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
         let id = self.look(|state| {
-            let mut tenants = state.tenants.iter();
-            let found = tenants.find(|(_, it)| it.registered && it.name == tenant);
-            found.map(|(&id, _)| id)
+            let mut tenants = state.terms.registered();
+            let found = tenants.find(|(_, it)| it.name() == tenant);
+            found.map(|(id, _)| id)
         })?;
         let changed = match change {
             Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),

@@ -22,13 +22,13 @@ pub(crate) struct Room<'a> {
 
 impl<'a> Room<'a> {
     #[inline]
-    pub(super) const fn new(claimed: &'a AtomicU64) -> Self {
+    pub(in crate::pool) const fn new(claimed: &'a AtomicU64) -> Self {
         Self::for_bytes(claimed, 0)
     }
 
     /// Makes an empty room for an operation that is to create up to `ahead` bytes.
     #[inline]
-    pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
+    pub(in crate::pool) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
             claimed,
             bytes: 0,
@@ -37,24 +37,24 @@ impl<'a> Room<'a> {
     }
 
     /// Notes that the operation is to create up to `bytes`, if no more is known.
-    pub(super) fn foresee(&mut self, bytes: u64) {
+    pub(in crate::pool) fn foresee(&mut self, bytes: u64) {
         self.ahead = self.ahead.max(bytes);
     }
 
     /// Moves the bytes here from another room of the same pool.
-    pub(super) fn take_from(&mut self, other: &mut Room<'_>) {
+    pub(in crate::pool) fn take_from(&mut self, other: &mut Room<'_>) {
         debug_assert!(std::ptr::eq(self.claimed, other.claimed), "another pool's");
         self.bytes += std::mem::take(&mut other.bytes);
         self.ahead += std::mem::take(&mut other.ahead);
     }
 
-    pub(super) const fn has(&self, size: u64) -> bool {
+    pub(in crate::pool) const fn has(&self, size: u64) -> bool {
         self.bytes >= size
     }
 
     /// Takes from the `found` free bytes all that the operation is to create, or, if they do not
     /// fit, `size`.
-    pub(super) fn take(&mut self, found: u64, size: u64) {
+    pub(in crate::pool) fn take(&mut self, found: u64, size: u64) {
         self.give_up();
         self.bytes = match self.ahead.max(size) {
             all if all <= found => all,
@@ -63,14 +63,14 @@ impl<'a> Room<'a> {
         self.claimed.fetch_add(self.bytes, Ordering::SeqCst);
     }
 
-    pub(super) fn use_up(&mut self, size: u64) {
+    pub(in crate::pool) fn use_up(&mut self, size: u64) {
         self.ahead = self.ahead.saturating_sub(size);
         let used = self.bytes.min(size);
         self.bytes -= used;
         self.claimed.fetch_sub(used, Ordering::SeqCst);
     }
 
-    pub(super) fn give_up(&mut self) {
+    pub(in crate::pool) fn give_up(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.claimed.fetch_sub(bytes, Ordering::SeqCst);
     }

@@ -1,0 +1,14 @@
+//! The accounts of a pool: the charges of tenants against limits and guarantees, the tenants' terms,
+//! and the part of the limit that a ledger grants.
+
+mod budget;
+mod grants;
+mod joined;
+mod ledger;
+mod limits;
+mod terms;
+
+pub(crate) use budget::{Amount, Budget, Charge, Limits, TenantId};
+pub(crate) use joined::Joined;
+pub use limits::{Limit, LimitChange};
+pub(crate) use terms::{Tenants, Terms};

@@ -26,7 +26,6 @@ use cuvmm_driver::CUresult;
 /// Areas left for the rest of the process: its allocator aborts the process if it gets none.
 const RESERVED_AREAS: usize = 2_048;
 
-/// A part of a file, mapped at an address.
 #[derive(Clone, Debug)]
 struct Piece {
     size: u64,
@@ -64,7 +63,7 @@ fn empty() -> MapFlags {
 }
 
 impl Addresses {
-    /// Creates an address space with gaps of `gap` bytes between reservations.
+    /// The gap between reservations is in bytes.
     pub(super) fn new(gap: u64) -> Self {
         Self {
             arenas: Arenas::new(gap),

@@ -61,7 +61,6 @@ impl Arenas {
         with_gaps.is_some_and(|all| all <= SMALL)
     }
 
-    /// Takes a free range of a shared arena.
     pub(super) fn take_anywhere(&mut self, size: u64, alignment: u64) -> Option<u64> {
         let gap = self.gap;
         let mut shared = self.by_start.values_mut().filter(|arena| arena.shared);
@@ -89,7 +88,6 @@ impl Arenas {
         Some(taken)
     }
 
-    /// Adds a reserved range of the system as a shared arena.
     pub(super) fn add_shared(&mut self, span: Span) {
         let end = span.start + span.size;
         let arena = Arena {
@@ -101,7 +99,6 @@ impl Arenas {
         self.by_start.insert(span.start, arena);
     }
 
-    /// Adds a reserved range of the system as the arena of one reservation.
     pub(super) fn add_single(&mut self, span: Span, reservation: u64) {
         let arena = Arena {
             end: span.start + span.size,

@@ -10,13 +10,10 @@ use super::pool_table::PoolKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Plain,
-    /// Device memory of a memory pool.
     Pool,
-    /// Host memory of a memory pool.
     HostPool,
     Pinned,
     Managed,
-    /// Plain memory of another process.
     Opened,
 }
 
@@ -34,13 +31,10 @@ pub(crate) struct Allocation {
     pub(crate) advised: Advised,
     pub(crate) owner: Option<Owner>,
     pub(crate) taken: u64,
-    /// The shared granule of a small allocation.
     pub(crate) slab: Option<u64>,
-    /// The memory pool that is charged.
     pub(crate) pool: Option<PoolKey>,
     /// The range in the memory of a shareable pool, by the offset of its first byte.
     pub(crate) memory: Option<(MemoryKey, u64)>,
-    /// The name for other processes.
     pub(crate) name: Option<PlainName>,
     /// `free_async` was called, and the work that ends the allocation is queued.
     pub(crate) ending: bool,

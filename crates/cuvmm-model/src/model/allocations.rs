@@ -83,7 +83,6 @@ impl<B: Backing> State<B> {
         })
     }
 
-    /// Frees the memory of an allocation.
     fn give_back(&mut self, address: u64, gone: &Allocation) {
         if let Some(name) = &gone.name {
             self.backing.end_name(name);

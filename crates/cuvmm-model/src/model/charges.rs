@@ -7,7 +7,7 @@ use super::state::State;
 use cuvmm_driver::{Call, Ordinal};
 
 impl<B: Backing> State<B> {
-    /// Charges bytes to an owner, if enough are free.
+    /// Fails if too few bytes are free.
     pub(crate) fn charge(&mut self, owner: Owner, bytes: u64) -> Answer {
         let capacity = match owner {
             Owner::Device(index) => {

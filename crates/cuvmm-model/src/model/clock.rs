@@ -16,7 +16,7 @@ impl Clock {
         self.advance(micros(microseconds));
     }
 
-    /// Advances the clock to a moment that is not past.
+    /// The moment is not past.
     pub(crate) fn reach(&mut self, moment: Duration) {
         self.now = self.now.max(moment);
     }

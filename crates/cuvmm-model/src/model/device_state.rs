@@ -4,15 +4,14 @@ use cuvmm_driver::{CUresult, Call, Ordinal};
 
 #[derive(Debug, Default)]
 pub(crate) struct Device {
-    /// Bytes taken by physicals and allocations.
+    /// By physicals and allocations, in bytes.
     pub(crate) used: u64,
-    /// Bytes that other programs hold.
+    /// By other programs, in bytes.
     pub(crate) elsewhere: u64,
     /// Mappings that this device has access to.
     pub(crate) opened: u64,
     /// The code that every use of the lost context returns.
     pub(crate) lost: Option<CUresult>,
-    /// New streams are held back from the start.
     pub(crate) hold_new: bool,
 }
 

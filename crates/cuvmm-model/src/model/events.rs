@@ -99,7 +99,6 @@ impl<B: Backing> State<B> {
         Ok(covers)
     }
 
-    /// Advances the virtual clock until the event's work is done.
     pub(crate) fn wait_for_event(&mut self, event: EventHandle) -> Answer {
         if let Some(event) = self.events.get(&event.0) {
             self.clock.reach(event.ready);

@@ -38,7 +38,6 @@ pub(crate) struct Identity {
     pub(crate) inode: u64,
 }
 
-/// A descriptor received for import.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) identity: Identity,
@@ -66,7 +65,6 @@ pub(crate) fn new_file(size: u64, location: Location) -> Answer<OwnedFd> {
     named_file(PHYSICAL, size, location)
 }
 
-/// Creates the file of a shareable memory pool.
 pub(crate) fn new_pool_file(location: Location) -> Answer<OwnedFd> {
     named_file(POOL, POOL_FILE, location)
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A function of the program as a piece of work. A graph runs it at each launch.
+/// A graph runs the function at each launch.
 #[derive(Clone)]
 pub(crate) struct HostCall(Arc<dyn Fn() + Send + Sync>);
 

@@ -70,7 +70,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns a location that can access pages.
     fn user_at(&self, location: Location) -> Answer<Location> {
         match location.kind {
             LocationKind::DEVICE => {

@@ -32,7 +32,6 @@ pub(crate) struct Memory {
     pub(crate) location: Location,
     /// The owner that is charged; `None` if another process created the memory.
     pub(crate) owner: Option<Owner>,
-    /// The number of handle values for the memory.
     pub(crate) handles: u64,
     pub(crate) file: Option<Arc<OwnedFd>>,
     pub(crate) identity: Option<Identity>,

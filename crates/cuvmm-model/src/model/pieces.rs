@@ -34,8 +34,7 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns the whole granules of an allocation, and their beginning in the memory of a
-    /// shareable pool.
+    /// With their beginning in the memory of a shareable pool.
     pub(crate) fn granules_of(&self, address: u64, allocation: &Allocation) -> Part {
         let granule = self.rules.granularity;
         let start = match (allocation.slab, allocation.memory) {

@@ -16,11 +16,9 @@ use super::state::State;
 use super::stream_table::{Mark, StreamKey};
 use cuvmm_driver::{AllocationType, LocationKind};
 
-/// The bytes of a new allocation.
 struct Taken {
     /// Bytes that the pool must obtain.
     new: u64,
-    /// Work that the allocation must wait for.
     after: Vec<Mark>,
 }
 
@@ -310,7 +308,6 @@ impl<B: Backing> State<B> {
         keys.into_iter().for_each(|key| self.settle_pool(key));
     }
 
-    /// Releases all unused memory of a device's pools.
     pub(crate) fn empty_pools(&mut self, device: usize) {
         for key in self.pools_of(device) {
             self.settle_pool(key);

@@ -79,7 +79,6 @@ impl<B: Backing> State<B> {
             space: None,
             exported: false,
         };
-        // Another process may have more devices.
         let here = match location.kind {
             LocationKind::DEVICE if self.device(Ordinal(location.id)).is_err() => {
                 Location::device(Ordinal(0))

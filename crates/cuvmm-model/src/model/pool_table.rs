@@ -38,9 +38,7 @@ pub(crate) struct Pool {
     pub(crate) kept: u64,
     /// Bytes freed in stream order since the last synchronization that showed them free.
     pub(crate) freed: Vec<Freed>,
-    /// Allocations that have not ended.
     pub(crate) allocations: u64,
-    /// The memory of a shareable pool.
     pub(crate) shared: Option<SharedMemory>,
 }
 
@@ -61,7 +59,6 @@ impl Watermark {
     }
 }
 
-/// The freed memory that an allocation on another stream may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reuse {
     pub(crate) follow_events: bool,

@@ -64,8 +64,7 @@ impl<B: Backing> State<B> {
         Ok(MemPoolHandle(handle))
     }
 
-    /// Returns the owner that a pool is charged to. Managed pages are charged to no device, because
-    /// they are where they were last accessed.
+    /// Managed pages are charged to no device, because they are where they were last accessed.
     fn pool_owner(&self, props: &MemPoolProps) -> Answer<Owner> {
         let location = props.location;
         let managed = props.allocation_type == AllocationType::MANAGED;

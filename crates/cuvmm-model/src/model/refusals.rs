@@ -40,7 +40,6 @@ fn says_more(call: Call, code: CUresult) -> bool {
 }
 
 impl<B: Backing> State<B> {
-    /// Returns the code that reports a refusal.
     pub(crate) fn refusal(&mut self, call: Call, code: CUresult) -> CUresult {
         let of_a_loss = || self.devices.iter().any(|device| device.lost == Some(code));
         if self.rules.manner != Manner::Hostile || says_more(call, code) || of_a_loss() {

@@ -3,7 +3,6 @@
 use super::backing::Reach;
 use cuvmm_driver::{AccessFlags, Location, Ordinal};
 
-/// A holder of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Who {
     Device(i32),

@@ -40,14 +40,12 @@ pub(crate) struct Piece {
     pub(crate) memory: Option<(MemoryKey, u64)>,
 }
 
-/// Shared granules by address.
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     by_start: BTreeMap<u64, Slab>,
 }
 
 impl Slabs {
-    /// Takes a piece of a granule with enough space.
     pub(crate) fn take(&mut self, sharers: Sharers, size: u64) -> Option<Piece> {
         for (&slab, shared) in &mut self.by_start {
             if shared.sharers != sharers {

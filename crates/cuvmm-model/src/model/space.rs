@@ -35,7 +35,7 @@ impl Space {
         self.claim(place - lead, size + lead).then_some(place)
     }
 
-    /// Takes exactly this part, if all of it is free.
+    /// Returns `false` if a part of it is not free.
     pub(crate) fn claim(&mut self, start: u64, size: u64) -> bool {
         let Some(end) = start.checked_add(size) else {
             return false;

@@ -29,7 +29,6 @@ use cuvmm_driver::{AccessFlags, Call, CaptureMode, MemPoolProps, Ordinal, Stream
 pub(crate) struct State<B> {
     pub(crate) rules: Rules,
     pub(crate) clock: Clock,
-    /// Virtual time spent, by call.
     pub(crate) spent: Vec<Duration>,
     pub(crate) devices: Vec<Device>,
     pub(crate) reservations: Reservations,
@@ -55,13 +54,11 @@ pub(crate) struct State<B> {
     pub(crate) arrivals: Vec<ScheduledUse>,
     pub(crate) chance: Chance,
     pub(crate) spiting: Option<Spiting>,
-    /// Calls that failed at random.
     pub(crate) with_random_failures: u64,
     /// Work was done or discarded since waiting threads were last woken.
     pub(crate) progress: bool,
     /// Functions of the program that streams have reached and no thread has taken.
     pub(crate) due: VecDeque<Due>,
-    /// Counts reached functions of the program.
     pub(crate) host_calls: u64,
     /// Streams that the next waiting thread releases.
     pub(crate) until_awaited: Vec<(Ordinal, StreamHandle)>,
@@ -115,7 +112,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Runs `act` and adds its virtual time to a call.
     pub(crate) fn spending<T>(&mut self, call: Call, act: impl FnOnce(&mut Self) -> T) -> T {
         let begun = self.clock.now();
         let outcome = act(self);
@@ -126,7 +122,6 @@ impl<B: Backing> State<B> {
         outcome
     }
 
-    /// Returns `true` if everything that the header forbids is refused.
     pub(crate) fn strict(&self) -> bool {
         self.rules.manner != Manner::AsMeasured
     }
@@ -135,13 +130,11 @@ impl<B: Backing> State<B> {
         value.is_multiple_of(self.rules.granularity)
     }
 
-    /// Returns the index of an existing device.
     pub(crate) fn device(&self, ordinal: Ordinal) -> Answer<usize> {
         require((0..self.rules.devices).contains(&ordinal.0), INVALID_DEVICE)?;
         usize::try_from(ordinal.0).map_err(|_| INVALID_DEVICE)
     }
 
-    /// Returns the index of a device whose context is not lost.
     pub(crate) fn context(&self, ordinal: Ordinal) -> Answer<usize> {
         let index = self.device(ordinal)?;
         match self.devices[index].lost {

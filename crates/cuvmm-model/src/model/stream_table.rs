@@ -43,7 +43,6 @@ pub(crate) struct Item {
 pub(crate) struct Stream {
     pub(crate) handle: u64,
     pub(crate) non_blocking: bool,
-    /// The numbers of the last submitted and the last completed work.
     pub(crate) submitted: u64,
     pub(crate) done: u64,
     pub(crate) queue: VecDeque<Item>,
@@ -53,14 +52,12 @@ pub(crate) struct Stream {
     /// Destroyed, and kept until its work is done.
     pub(crate) ending: bool,
     pub(crate) capture: Option<u64>,
-    /// The virtual time at which the executed work is done.
     pub(crate) ready: Duration,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     pub(crate) by_key: BTreeMap<StreamKey, Stream>,
-    /// Streams that were not destroyed, by handle.
     pub(crate) named: BTreeMap<u64, StreamKey>,
     /// Streams created so far; the number of the last one.
     pub(crate) made: u64,
@@ -108,7 +105,7 @@ impl Streams {
         self.by_key.get_mut(&key)
     }
 
-    /// Returns the streams of a device, including destroyed ones with unfinished work.
+    /// Includes destroyed streams with unfinished work.
     fn of_device(&self, device: i32) -> impl Iterator<Item = (StreamKey, &Stream)> {
         let last = StreamKey {
             device,
@@ -177,7 +174,6 @@ impl Streams {
         }
     }
 
-    /// Returns the marks that queued work of a stream waits for.
     pub(crate) fn awaited_by(&self, key: StreamKey) -> Vec<Mark> {
         let queue = self.by_key.get(&key).map(|stream| &stream.queue);
         let items = queue.into_iter().flatten();
@@ -305,7 +301,6 @@ impl Streams {
         }
     }
 
-    /// Returns the captures that streams of a device record for.
     pub(crate) fn capturing(&self, device: i32, blocking_only: bool) -> Vec<u64> {
         self.of_device(device)
             .filter(|(_, stream)| !(blocking_only && stream.non_blocking))
@@ -352,7 +347,6 @@ impl Streams {
             .any(|(_, stream)| stream.busy.is_some())
     }
 
-    /// Queues the rest of a piece of work in front of a stream's other work.
     pub(crate) fn put_back(&mut self, key: StreamKey, number: u64, work: Work) {
         if let Some(stream) = self.by_key.get_mut(&key) {
             stream.queue.push_front(Item {
@@ -395,7 +389,6 @@ pub(crate) struct Event {
     pub(crate) recorded: bool,
     /// The work queued when the event was last recorded; empty before the first record.
     pub(crate) covers: Vec<Mark>,
-    /// The capture that the event was recorded in, if any.
     pub(crate) capture: Option<u64>,
     /// The nodes of that capture that a stream depends on once it waits for the event.
     pub(crate) nodes: BTreeSet<u64>,

@@ -117,7 +117,6 @@ impl<B: Backing> State<B> {
         Ok(())
     }
 
-    /// Advances the virtual clock until all work of a device is done.
     pub(crate) fn wait_for_all(&mut self, device: Ordinal) -> Answer {
         let ready = self.streams.all_ready(device.0);
         self.clock.reach(ready);
@@ -225,7 +224,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Returns `true` if work waits for a call that needs it.
     fn is_late(&self) -> bool {
         self.rules.late && !self.hurried
     }

@@ -41,7 +41,6 @@ impl<B: Backing> State<B> {
         }
     }
 
-    /// Notes a read of a range, and records the bytes that were never written.
     pub(crate) fn note_read(
         &mut self,
         device: i32,

@@ -59,13 +59,11 @@ impl Use {
     }
 }
 
-/// A range that a piece of work will use when it runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub(crate) start: u64,
     pub(crate) size: u64,
     pub(crate) how: Use,
-    /// The range is the host side of a copy.
     pub(crate) of_host: bool,
 }
 

@@ -55,7 +55,6 @@ struct Growth {
 
 pub(super) type Owner<'a> = (&'a Tenant, HolderId);
 
-/// The next step for a request that no usable free run fits.
 enum Step {
     /// The request was served. Other streams have to wait for the work.
     Done(u64, Tag),
@@ -480,7 +479,6 @@ impl State {
         Some(at)
     }
 
-    /// Returns the request for the chunk that a small request needs.
     fn chunk<'a>(&self, request: Request<'a>) -> Request<'a> {
         let least = least_chunk(request);
         Request {

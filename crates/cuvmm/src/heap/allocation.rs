@@ -45,7 +45,6 @@ impl Drop for Shared {
 #[repr(align(128))]
 pub(super) struct Lane {
     shared: Arc<Shared>,
-    /// The index of the stream's cache.
     index: usize,
 }
 
@@ -138,7 +137,6 @@ impl Allocation {
         Ok(())
     }
 
-    /// Frees the memory under the heap's lock, and reports it to the pool.
     #[cold]
     fn free(&self) {
         let Shared { core, tenant, .. } = &*self.lane.shared;

@@ -22,7 +22,6 @@ use crate::sync::{Mutex, MutexGuard};
 /// The most small, and the most large, allocations in a stream cache.
 const ROOM: usize = 32;
 
-/// The place of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// The offset in the heap's addresses.
@@ -31,7 +30,6 @@ pub(super) struct Place {
     pub(super) rounded: u64,
     pub(super) home: StreamId,
     pub(super) stream: u64,
-    /// `true` if the allocation lies in a chunk.
     pub(super) small: bool,
 }
 
@@ -123,7 +121,6 @@ impl StreamCache {
         Err(place)
     }
 
-    /// Takes out all places of small or large allocations.
     pub(super) fn drain(&self, small: bool, mut take: impl FnMut(Place)) {
         if self.bytes() == 0 {
             return;

@@ -33,7 +33,6 @@ impl Chunks {
         self.free.bytes()
     }
 
-    /// Returns the free bytes whose work is complete.
     pub(super) fn ready(&self) -> u64 {
         self.free.bytes_of(Class::Ready)
     }
@@ -101,7 +100,6 @@ impl Chunks {
         is_free.then_some(first)
     }
 
-    /// Panics if chunks and free ranges do not agree.
     #[cfg(debug_assertions)]
     pub(super) fn check(&self) {
         let mut last: Option<(u64, &Tag)> = None;

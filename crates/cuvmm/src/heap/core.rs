@@ -54,9 +54,7 @@ const CHUNK_PART: u64 = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) policy: Policy,
-    /// `true` if a stream may be made to wait for another stream's work.
     pub(super) waits: bool,
-    /// `true` if the heap keeps all memory until it ends.
     pub(super) for_graphs: bool,
 }
 
@@ -67,7 +65,7 @@ pub(super) struct Core {
     pub(super) waits: bool,
     /// The tenant's number as a last writer.
     pub(super) writer: u64,
-    /// The most bytes of addresses to reserve.
+    /// The most bytes to reserve.
     pub(super) addresses: u64,
     /// Held while addresses are reserved: a request that finds too few waits for the reservation
     /// that another thread is making, and is not refused because that reservation counts already.
@@ -294,7 +292,6 @@ impl State {
         self.small.get(at).is_some_and(|(_, is_free)| is_free)
     }
 
-    /// Turns the kept empty chunk into large free bytes.
     fn give_kept_chunk(&mut self) {
         if let Some(at) = self.kept_chunk.take()
             && self.is_empty_chunk(at)

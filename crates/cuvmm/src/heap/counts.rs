@@ -3,10 +3,9 @@
 /// Allocations of at most this size do not affect the sizes of extents.
 const LARGE: u64 = 1 << 20;
 
-/// The counts of a heap, in bytes.
+/// In bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
-    /// The sizes of allocations being made.
     pub(super) making: u64,
     /// The sizes of all live allocations, as requested, including those in stream caches.
     pub(super) live: u64,
@@ -61,7 +60,6 @@ impl Counts {
         }
     }
 
-    /// Returns the mean size of live allocations of more than [`LARGE`] bytes.
     pub(super) fn mean_large(&self) -> u64 {
         self.large_bytes / self.large.max(1)
     }

@@ -14,7 +14,6 @@ pub(super) struct Gaps {
 }
 
 impl Gaps {
-    /// Returns the bytes of all parts that are not free.
     pub(super) fn used(&self) -> u64 {
         let parts = self.parts.iter().map(|(start, end)| end - start);
         parts.sum::<u64>() - self.bytes
@@ -25,7 +24,7 @@ impl Gaps {
         self.insert(start, size);
     }
 
-    /// Removes wholly free parts. Returns the first address of each.
+    /// Returns the first address of each removed part.
     pub(super) fn take_free_parts(&mut self) -> Vec<u64> {
         let parts = self.parts.iter();
         let free = parts.filter(|&(start, end)| self.by_start.get(start) == Some(&(end - start)));

@@ -252,7 +252,6 @@ mod tests {
     const A: StreamId = StreamId(0);
     const B: StreamId = StreamId(1);
 
-    /// Returns the longest free parts of a line.
     fn parts(line: &[Option<Class>]) -> Vec<(Range<u64>, Class)> {
         let mut parts: Vec<(Range<u64>, Class)> = Vec::new();
         for (at, class) in (0..).zip(line) {

@@ -59,7 +59,6 @@ impl Spaces {
         }
     }
 
-    /// Takes a mapping out, to be unmapped without the lock.
     pub(super) fn remove(&mut self, at: u64) -> Option<Placed> {
         let (offset, space) = self.at_mut(at)?;
         space.remove(offset)

@@ -75,7 +75,7 @@ pub(super) struct Levels {
     pub(super) held: u64,
     /// The peak of live bytes, with the request.
     pub(super) peak: u64,
-    /// The mean size of live allocations, without small allocations.
+    /// Of live allocations, without small ones.
     pub(super) mean: u64,
     pub(super) limit: u64,
     /// The bytes of new memory that the pool has refused for the request, if any.
@@ -179,7 +179,6 @@ impl Planner<'_> {
         growth.filter(|growth| self.levels.held.saturating_add(growth.grown()) <= self.bound())
     }
 
-    /// Returns a plan with free memory only.
     pub(super) fn stitch(&self) -> Option<Plan> {
         self.stitched(false)
     }
@@ -191,7 +190,6 @@ impl Planner<'_> {
         plan.filter(|plan| plan.grown() < refused)
     }
 
-    /// Returns the bytes that may be held before memory is stitched.
     fn bound(&self) -> u64 {
         if self.levels.spares_mappings {
             return u64::MAX;

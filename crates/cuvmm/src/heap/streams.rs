@@ -52,7 +52,6 @@ impl Streams {
         }
     }
 
-    /// Returns a tag over all work queued on a stream now.
     pub(super) fn now(&self, id: StreamId) -> Tag {
         match self.entry(id) {
             Some(entry) => Tag::on(id, entry.stream.device().tick()),
@@ -60,7 +59,6 @@ impl Streams {
         }
     }
 
-    /// Returns the fence over the work that a tag names.
     pub(super) fn fence(&self, tag: &Tag) -> Fence {
         let points = tag.points().iter();
         Fence::before(points.filter_map(|point| {

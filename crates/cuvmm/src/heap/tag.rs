@@ -28,17 +28,14 @@ pub(super) enum Tag {
 }
 
 pub(super) trait Tagged {
-    /// Removes complete points from all tags.
     fn prune(&mut self, done: &dyn Fn(Point) -> bool);
 
-    /// Calls `see` with every point of every tag.
     fn for_each_point(&self, see: &mut dyn FnMut(Point));
 }
 
 /// The streams that a tag names, without points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// Usable on every stream.
     Ready,
     /// Usable on this stream without waiting.
     On(StreamId),

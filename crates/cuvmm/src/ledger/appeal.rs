@@ -43,7 +43,6 @@ pub(super) fn turn(mut offers: Vec<Offer>, me: usize, rounds: u64) -> Option<Ste
 }
 
 impl Appeals {
-    /// Returns appeals that begin no step.
     #[cfg(test)]
     pub(super) fn at_work() -> Self {
         let appeals = Self::default();
@@ -171,7 +170,7 @@ impl Appeal {
     }
 }
 
-/// Returns the names of the tenants that could sleep, in this order.
+/// Names tenants in the order of their sleep.
 fn sleepers(pools: &[PoolReport]) -> Vec<&str> {
     let tenants = pools.iter().flat_map(|pool| &pool.tenants);
     let mut tenants: Vec<_> = tenants

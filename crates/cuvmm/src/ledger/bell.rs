@@ -1,4 +1,4 @@
-//! A word in the ledger's file that threads of several processes can wait for.
+//! A word that threads of several processes can wait for.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

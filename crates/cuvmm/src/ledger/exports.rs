@@ -127,7 +127,7 @@ impl Export {
     }
 }
 
-/// Takes an entry for a block of `granules` of slot `owner`; `None` if all are taken.
+/// Returns `None` if all entries are taken.
 pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<ExportId> {
     layout
         .exports
@@ -231,15 +231,12 @@ pub(super) fn lent(layout: &Layout, owner: usize, may: impl Fn() -> bool) -> u64
     lent
 }
 
-/// Counts the names, also of free entries.
 #[cfg(test)]
 pub(super) fn named(layout: &Layout) -> u32 {
     let holders = layout.exports.iter().flat_map(|export| &export.holders);
     holders.map(|word| (word.load() as u32).count_ones()).sum()
 }
 
-/// An exported block: its owner, its granules, whether the owner has released it, and the slots of
-/// the processes that have it.
 pub(super) struct Shown {
     pub(super) owner: usize,
     pub(super) granules: u64,

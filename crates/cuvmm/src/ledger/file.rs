@@ -325,8 +325,7 @@ fn make(path: &Path, terms: Terms) -> Result<(), LedgerError> {
     Ok(())
 }
 
-/// Allocates memory, or disk blocks, for all pages of the file: an access to a page that cannot get
-/// any ends the process with `SIGBUS`. Returns `false` if the file system cannot allocate without
+/// Allocates all pages of the file. Returns `false` if the file system cannot allocate without
 /// writing.
 fn allocate(file: &File, path: &Path) -> Result<bool, LedgerError> {
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, SIZE)) {

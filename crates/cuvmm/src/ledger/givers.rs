@@ -7,9 +7,7 @@ use super::control::{Change, PoolReport};
 use crate::sync::thread::{self, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// A pool, as the ledger's threads use it.
 pub(crate) trait Giver: Send + Sync {
-    /// Returns the bytes that the pool could release now, without waiting.
     fn idle(&self) -> u64;
 
     /// Returns about `bytes` to the ledger, without waiting: bytes that the pool does not need,
@@ -60,7 +58,7 @@ impl Givers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a giver; returns its number for [`detach`](Self::detach).
+    /// Returns the giver's number for [`detach`](Self::detach).
     pub(crate) fn attach(&self, giver: Weak<dyn Giver>) -> u64 {
         let mut state = self.lock();
         let id = state.next;
@@ -130,7 +128,7 @@ impl Givers {
         Some(result)
     }
 
-    /// Returns the numbers of the givers, in the order of their attachment.
+    /// In the order of attachment.
     pub(super) fn ids(&self) -> Vec<u64> {
         self.lock().attached.iter().map(|&(id, _)| id).collect()
     }

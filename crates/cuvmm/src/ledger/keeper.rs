@@ -24,7 +24,6 @@ use super::word::Word;
 use crate::error::LedgerError;
 use crate::sync::atomic::Ordering;
 
-/// The pause between passes of the thread, unless it is woken.
 const PASS: Duration = Duration::from_secs(1);
 
 /// The longest pause while a slot is dying, or a request of this process waits: a dead process may
@@ -47,7 +46,6 @@ pub(super) struct Keeper {
     appeals: Appeals,
     /// When the last pass refunded idle memory, and the count of grants then.
     idle_since: (Instant, Option<u64>),
-    /// The pause between passes while a process waits for memory.
     nap: Duration,
     /// The newest request of another process at the last pass.
     newest: u64,
@@ -112,7 +110,7 @@ impl Keeper {
         }
     }
 
-    /// Does all pending work; returns the pause until the next pass.
+    /// Returns the pause until the next pass.
     pub(super) fn pass(&mut self, member: &Arc<Member>) -> Duration {
         member.slot().beat.add(1);
         let dying = dead::collect(&self.file, Some(member.index()), &mut member.seen());
@@ -232,7 +230,6 @@ fn average([own, all]: &mut [Averages; 2], passed: Duration, member: &Member) {
     slot.averaged.add(1);
 }
 
-/// Shows other processes what this process could release.
 fn publish_idle(member: &Member) {
     let granules = member.granules(member.idle_bytes());
     member.slot().idle.publish(granules);

@@ -9,7 +9,6 @@ use super::bell::Bell;
 use super::charge::{COUNT_BITS, Count, MOST};
 use super::word::Word;
 
-/// The most processes in one ledger.
 pub(super) const SLOTS: usize = 128;
 
 /// The first word of every ledger: "cuvmmlgr" in ASCII.
@@ -18,7 +17,6 @@ pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 /// The version of the layout. A ledger of another version is refused.
 pub(super) const VERSION: u64 = 6;
 
-/// The most blocks that the processes of a ledger can export.
 pub(super) const EXPORTS: usize = 256;
 
 /// In bytes.
@@ -118,7 +116,7 @@ pub(super) struct Slot {
     pub(super) unused: [Word; 21],
 }
 
-/// An exported block; see [`exports`](super::exports).
+/// See [`exports`](super::exports).
 #[repr(C)]
 pub(super) struct Export {
     /// The kind of the entry, its owner's slot, and how often the entry was taken.

@@ -47,7 +47,7 @@ impl Lock {
         }
     }
 
-    /// Releases the lock, also for forked children that share the open file.
+    /// Forked children that share the open file lose the lock too.
     pub(super) fn release(self, file: &File) -> Result<(), Errno> {
         if !reached() {
             return Ok(());

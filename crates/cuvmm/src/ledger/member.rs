@@ -49,7 +49,6 @@ const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 /// How long another process's tentative granules may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
 
-/// The use of granted memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A new block, memory kept ready, or a guarantee. It comes after older requests of other
@@ -113,7 +112,6 @@ impl Account {
         self.waiting.iter().map(|&(place, _)| place).min()
     }
 
-    /// Returns the bytes that are granted or lent.
     pub(super) fn needed(&self) -> u64 {
         self.used.saturating_add(self.lent.bytes())
     }
@@ -172,7 +170,6 @@ impl Member {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps other threads of this process from releasing idle memory.
     pub(super) fn giving(&self) -> MutexGuard<'_, ()> {
         self.giving.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -306,7 +303,6 @@ impl Member {
         self.surplus(&self.account())
     }
 
-    /// Returns the bytes that the process could release now, without waiting.
     pub(super) fn idle_bytes(&self) -> u64 {
         let mut idle = self.unneeded().saturating_mul(self.granule.bytes());
         self.givers
@@ -325,7 +321,7 @@ impl Member {
         self.count().charged().saturating_sub(needed)
     }
 
-    /// Refunds the surplus except `keep` granules. Returns the refunded granules.
+    /// Both `keep` and the refund are in granules.
     fn refund(&self, account: &Account, keep: u64) -> u64 {
         let surplus = self.surplus(account).saturating_sub(keep);
         let layout = self.file.layout();

@@ -17,13 +17,10 @@ pub(super) trait Probe {
     /// Runs before a lock is taken, released or looked at. Returns `false` if the process has died.
     fn locks(&self) -> bool;
 
-    /// Gets each value that the thread has read, and each outcome.
     fn found(&self, value: u64);
 
-    /// Runs after a word was written.
     fn wrote(&self, address: usize, value: u64);
 
-    /// Runs after a file was mapped.
     fn mapped(&self, address: usize);
 
     fn now(&self) -> Instant;
@@ -55,7 +52,7 @@ thread_local! {
     static HERE: RefCell<Option<Rc<dyn Probe>>> = const { RefCell::new(None) };
 }
 
-/// Sets the probe of this thread, and returns the old one.
+/// Returns the old probe.
 pub(super) fn set(probe: Option<Rc<dyn Probe>>) -> Option<Rc<dyn Probe>> {
     HERE.with(|here| here.replace(probe))
 }

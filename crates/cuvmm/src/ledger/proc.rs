@@ -26,7 +26,6 @@ pub(super) enum Life {
 #[derive(Debug)]
 pub(super) enum Process {
     Pidfd(OwnedFd),
-    /// A process simulated by a test's probe.
     #[cfg(test)]
     Probed(u32),
 }
@@ -38,7 +37,7 @@ pub(super) enum Look {
     NotHeld(Life),
 }
 
-/// Looks up a process by its number, its namespace and its start time (0 if unknown).
+/// `started` is 0 if unknown.
 pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
     let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let Some(id) = id.filter(|_| namespace != 0 && namespace == own_namespace()) else {
@@ -180,7 +179,6 @@ struct Stat {
 }
 
 impl Stat {
-    /// Reads the facts of a process of this namespace.
     fn of(pid: Pid) -> io::Result<Self> {
         if !is_own_proc(&fs::read_to_string("/proc/self/status")?) {
             return Err(io::ErrorKind::NotFound.into());

@@ -14,18 +14,14 @@ pub(super) const TICKET_AGE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum What {
-    /// A charge with tentative granules.
     Charge,
-    /// The progress of a waiting request.
     Ticket,
     /// A slot whose owner has lost its lock and is not known otherwise.
     Unknown,
     Ended,
-    /// The sign of life of a process.
     Beat,
 }
 
-/// The last values by kind and slot, and the known processes.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     values: BTreeMap<(What, usize), (u64, Instant)>,

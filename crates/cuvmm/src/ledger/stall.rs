@@ -16,7 +16,6 @@ use super::seen::{Seen, TICKET_AGE};
 pub(super) enum Stall {
     #[default]
     No,
-    /// At least one request waits.
     Some,
     /// Every tenant that has memory in use waits.
     Full,
@@ -32,11 +31,9 @@ impl Stall {
     }
 }
 
-/// The memory that a pool's requests lack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lacking {
     pub(crate) bytes: u64,
-    /// The tenants of these requests.
     pub(crate) tenants: Vec<u64>,
     /// The tenants of the pool that have memory in use.
     pub(crate) users: Vec<u64>,
@@ -115,7 +112,6 @@ impl Stalls {
         self.requests.retain(|it| it.ticket != ticket);
     }
 
-    /// Finds the state of a process with these pools.
     pub(super) fn find(&mut self, pools: &[u64]) -> Stall {
         self.state = match self.requests.is_empty() {
             true => Stall::No,
@@ -156,12 +152,11 @@ impl Stalls {
         }
     }
 
-    /// Returns the nanoseconds of some and of full.
     fn totals(&self) -> [u64; 2] {
         [self.some, self.full].map(nanoseconds)
     }
 
-    /// Returns for how many nanoseconds the oldest request has waited.
+    /// In nanoseconds.
     pub(super) fn waited(&self, now: Instant) -> u64 {
         let since = self.requests.iter().map(|it| it.since).min();
         since.map_or(0, |since| nanoseconds(now.saturating_duration_since(since)))
@@ -224,7 +219,6 @@ impl Averages {
     }
 }
 
-/// Converts a share in the file to percent.
 pub(super) fn percent(word: u64) -> f64 {
     (word as f64 / PARTS).min(1.0) * 100.0
 }

@@ -40,7 +40,6 @@ const SILENT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct LedgerView {
     file: LedgerFile,
-    /// Signs of life of the processes.
     seen: Mutex<Seen>,
 }
 
@@ -286,7 +285,7 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     }
 }
 
-/// Returns the state of the process of a slot, or `None` if the slot is free.
+/// Returns `None` if the slot is free.
 fn state_of(
     file: &LedgerFile,
     index: usize,

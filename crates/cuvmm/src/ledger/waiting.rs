@@ -37,7 +37,6 @@ impl Waiting {
         self.place
     }
 
-    /// Shows that the request still waits, for `bytes`.
     pub(crate) fn renew(&mut self, bytes: u64) {
         let member = &self.member;
         if member.own_process().is_err() {
@@ -61,7 +60,6 @@ impl Waiting {
         }
     }
 
-    /// Notes the pool and the tenants that the request is for.
     pub(crate) fn note(&self, pool: u64, lacking: Lacking) {
         let member = &self.member;
         if member.own_process().is_ok() {
@@ -159,7 +157,6 @@ impl Member {
         }
     }
 
-    /// Shows other processes what this process's requests wait for.
     fn publish(&self, account: &mut Account, now: Instant) {
         let slot = self.slot();
         self.find_stall(account);

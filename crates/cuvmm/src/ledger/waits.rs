@@ -8,8 +8,7 @@ use super::givers::Offer;
 use super::layout::{Layout, Slot};
 use super::seen::Seen;
 
-/// The reason why a process waits: older requests, and the processes that have the memory. Sizes in
-/// bytes.
+/// The reason why a process waits. Sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct WaitStats {

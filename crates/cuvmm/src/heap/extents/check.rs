@@ -6,7 +6,6 @@ use super::super::tag::{Class, Tag};
 use super::{Extent, ExtentId, Extents};
 
 impl Extents {
-    /// Panics if extents, mappings, lists and runs do not agree.
     pub(crate) fn check(&self) {
         let (mut held, mut free, mut ready, mut idle, mut mappings) = (0, 0, 0, 0, 0);
         let mut wholes = 0;

@@ -10,7 +10,6 @@ pub(crate) struct Mapping {
     pub(crate) at: u64,
     /// Set if free bytes are searched through the mapping.
     pub(crate) searched: bool,
-    /// The live allocations in the mapping.
     pub(crate) live: u32,
     /// The work of allocations that were freed through the mapping.
     pub(crate) tag: Tag,
@@ -40,7 +39,6 @@ pub(crate) struct Extent {
     /// The lengths by which the extent is listed: its size if it is wholly free, and otherwise the
     /// free bytes at its start and its end.
     pub(super) listed: Ends,
-    /// The extent's part of the sums of all extents.
     pub(super) counted: Counted,
     /// `true` if `listed` may be out of date.
     pub(super) is_stale: bool,
@@ -61,9 +59,7 @@ pub(super) struct Ends {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
-    /// `true` for a wholly free extent.
     pub(super) whole: bool,
-    /// The bytes that the pool may take.
     pub(super) idle: u64,
 }
 
@@ -157,7 +153,6 @@ impl Extent {
         ready.map(|(start, free)| free.end - start).sum()
     }
 
-    /// Returns the work that the free bytes wait for.
     pub(super) fn tag(&self) -> Tag {
         let mut all = Tag::Ready;
         self.free.all().for_each(|(_, free)| all.merge(&free.tag));

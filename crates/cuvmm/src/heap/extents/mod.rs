@@ -38,7 +38,6 @@ const EVERYWHERE: Range<u64> = 0..u64::MAX;
 /// The bytes of an extent that an operation took, and the work that each piece waits for.
 pub(super) type Taken = (ExtentId, Vec<(Range<u64>, Tag)>);
 
-/// A range of an extent's bytes.
 pub(super) type Part = (ExtentId, Range<u64>);
 
 #[derive(Debug, Default)]
@@ -46,7 +45,6 @@ pub(super) struct Extents {
     extents: Vec<Option<Extent>>,
     /// The numbers of removed extents; `true` if the number is in `stale`.
     vacant: Vec<(ExtentId, bool)>,
-    /// Every mapping, by its address.
     line: BTreeMap<u64, ExtentId>,
     pub(super) runs: Runs,
     whole: BTreeSet<(u64, ExtentId)>,
@@ -123,7 +121,6 @@ impl Extents {
         all.filter_map(|(id, extent)| Some((id, extent.as_ref()?)))
     }
 
-    /// Adds an extent without mappings and without free bytes.
     pub(super) fn add_extent(&mut self, size: u64) -> ExtentId {
         let vacant = self.vacant.pop();
         let extent = Extent {
@@ -192,7 +189,6 @@ impl Extents {
         }
     }
 
-    /// Stops searching for free bytes through a mapping.
     pub(super) fn stop_searching(&mut self, id: ExtentId, at: u64) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;
@@ -296,7 +292,6 @@ impl Extents {
         self.note_ends(id);
     }
 
-    /// Takes the shown addresses out of the free runs.
     fn cut_shown(&mut self) {
         let mut shown = std::mem::take(&mut self.shown);
         for_each_joined(&mut shown, |range| {
@@ -311,7 +306,6 @@ impl Extents {
         self.join_shown(class);
     }
 
-    /// Adds the shown addresses to the free runs.
     fn join_shown(&mut self, class: Class) {
         let mut shown = std::mem::take(&mut self.shown);
         for_each_joined(&mut shown, |range| {
@@ -480,7 +474,6 @@ impl Extents {
         classes.fold(Class::Ready, Class::with)
     }
 
-    /// Notes that the free bytes of an extent have changed.
     fn note_ends(&mut self, id: ExtentId) {
         let Some(extent) = self.extents.get_mut(id).and_then(Option::as_mut) else {
             return;

@@ -43,7 +43,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The most descriptors received with one answer; more than one is refused.
 const MOST: usize = 4;
 
-/// The known processes of the slots.
 #[derive(Debug, Default)]
 pub(in crate::ledger) struct Pidfds(BTreeMap<usize, Entry>);
 
@@ -63,7 +62,6 @@ enum State {
     Refused(Instant),
 }
 
-/// The ways to meet a process.
 pub(in crate::ledger) struct Whom<L, S> {
     pub(in crate::ledger) uid: u64,
     pub(in crate::ledger) look: L,
@@ -71,7 +69,7 @@ pub(in crate::ledger) struct Whom<L, S> {
 }
 
 impl Pidfds {
-    /// Polls all held processes, with one system call.
+    /// Makes one system call.
     pub(in crate::ledger) fn poll(&mut self) {
         let states = self.0.values().map(|entry| &entry.state);
         let processes: Vec<&Process> = states.filter_map(State::process).collect();
@@ -173,7 +171,6 @@ fn connect_to(path: &Path, uid: u64) -> io::Result<UnixStream> {
     }
 }
 
-/// Asks the process at the other end for a pidfd of its own.
 fn ask(stream: UnixStream) -> State {
     let line = serde_json::to_vec(&Request::Pidfd).map_err(io::Error::from);
     let sent = line.and_then(|mut line| {
@@ -204,7 +201,6 @@ fn send(stream: &UnixStream, line: &[u8], descriptor: Option<&OwnedFd>) -> io::R
     }
 }
 
-/// Answers with a pidfd of this process.
 pub(super) fn give_own(stream: &UnixStream) -> io::Result<()> {
     let own = pidfd_open(getpid(), PidfdFlags::empty())?;
     send(stream, b"{\"done\":0}\n", Some(&own))

@@ -26,7 +26,6 @@ pub(in crate::ledger) struct Served {
 }
 
 impl Served {
-    /// Ends the thread and removes the socket.
     pub(in crate::ledger) fn close(&self) {
         if let Err(error) = fs::remove_file(&self.path) {
             log!(debug, %error, "a ledger's socket could not be removed");

@@ -28,7 +28,6 @@ const LONGEST_CLIENT: Duration = Duration::from_secs(1);
 /// The most connections that wait for the thread.
 const BACKLOG: i32 = 128;
 
-/// Puts a tenant, or all tenants, to sleep or wakes it.
 pub(in crate::ledger) type Hook = Arc<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
 
 #[derive(Clone, Default)]
@@ -36,9 +35,7 @@ pub(in crate::ledger) struct Commands {
     pub(in crate::ledger) remote: Remote,
     pub(in crate::ledger) sleep: Option<Hook>,
     pub(in crate::ledger) wake: Option<Hook>,
-    /// `true` if users of the file's group are answered.
     pub(in crate::ledger) group: bool,
-    /// `true` if tenants also sleep because other processes wait for memory.
     pub(in crate::ledger) sleeps_for_others: bool,
     /// Held during a call of a function of the program.
     calling: Arc<Mutex<()>>,
@@ -53,7 +50,6 @@ impl Commands {
         self.call(self.wake.as_ref(), "wakes it", tenant)
     }
 
-    /// Calls a function of the program; one call at a time.
     fn call(&self, hook: Option<&Hook>, what: &str, tenant: Option<&str>) -> Result<(), String> {
         let hook = hook.ok_or_else(|| format!("the process has set no function that {what}"))?;
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,7 +168,6 @@ impl Serving {
         }
     }
 
-    /// Reads the request of a permitted client.
     fn request(&self, client: &UnixStream) -> Result<Request, String> {
         if self.commands.group {
             let uid = peer_of(client).map_err(|errno| errno.to_string())?.uid;

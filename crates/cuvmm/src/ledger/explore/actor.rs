@@ -37,7 +37,6 @@ pub(super) enum Op {
     MustTake(u64),
     /// Charges without the protocol.
     TakeUnchecked(u64),
-    /// Frees memory to the driver.
     Give(u64),
     /// Frees memory, which stays cached until another process needs it.
     Cache(u64),
@@ -54,7 +53,6 @@ pub(super) enum Op {
     Lend,
     /// Imports the oldest export of another process.
     Import,
-    /// Releases the oldest import.
     Release,
     /// Makes one pass of the ledger's thread.
     Pass,
@@ -80,7 +78,6 @@ pub(super) const TERMS: Terms = Terms {
     group: false,
 };
 
-/// Cached memory of a pool.
 struct Cache {
     member: Weak<Member>,
     granules: Mutex<u64>,
@@ -444,7 +441,6 @@ impl Actor {
         joined.keeper.pass(&joined.member);
     }
 
-    /// Gives everything back and leaves.
     pub(super) fn leave(&mut self) {
         while self.joined.as_ref().is_some_and(|it| !it.named.is_empty()) {
             self.release();

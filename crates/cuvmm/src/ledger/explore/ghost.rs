@@ -18,7 +18,6 @@ pub(super) struct Ghost {
 
 #[derive(Clone, Debug, Default, Hash)]
 pub(super) struct Member {
-    /// The slot of a member.
     pub(super) slot: Option<usize>,
     /// Memory created and not exported.
     pub(super) has: u64,

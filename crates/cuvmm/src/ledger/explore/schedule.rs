@@ -84,7 +84,6 @@ impl Schedule {
         matches!(self, Self::All(all) if all.at >= all.path.len())
     }
 
-    /// Returns `true` if the state was not reached before.
     pub(super) fn is_new(&mut self, key: u64) -> bool {
         match self {
             Self::All(all) => all.reached.insert(key),

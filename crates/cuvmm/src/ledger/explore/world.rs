@@ -499,7 +499,6 @@ impl Inner {
         }
     }
 
-    /// Returns the fault, with the last steps.
     pub(super) fn report(&self) -> Option<String> {
         let failure = self.failure.as_ref()?;
         let from = self.trace.len().saturating_sub(120);

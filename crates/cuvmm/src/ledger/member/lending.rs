@@ -22,7 +22,7 @@ impl Lent {
     }
 }
 
-/// Blocks that this process has imported, and how often each.
+/// With the number of imports of each.
 pub(super) type Named = Vec<(ExportId, usize)>;
 
 impl Member {
@@ -88,7 +88,6 @@ impl Member {
         Some(NamedExport { member, id })
     }
 
-    /// Returns the number that tells this ledger's file from others.
     pub(crate) fn ledger_number(&self) -> u64 {
         self.file.number()
     }

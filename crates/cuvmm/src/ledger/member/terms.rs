@@ -10,7 +10,6 @@ impl Member {
         self.set_guarantee_at(bytes, None)
     }
 
-    /// Changes the guarantee, for a request at a place in the line.
     pub(in crate::ledger) fn set_guarantee_at(
         &self,
         bytes: u64,

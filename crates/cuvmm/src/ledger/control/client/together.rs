@@ -15,13 +15,12 @@ use crate::error::ControlError;
 use crate::ledger::control::timed::{Until, connect_now};
 use crate::ledger::control::{LONGEST_REPLY, ProcessReport, Request};
 
-/// The most bytes of one read.
+/// Bytes of one read.
 const PART: usize = 16 << 10;
 
 type Answer = Result<ProcessReport, ControlError>;
 
 enum Course {
-    /// The part of the answer that has come.
     Reading(UnixStream, Vec<u8>),
     Done(Answer),
 }

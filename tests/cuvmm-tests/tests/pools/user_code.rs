@@ -358,6 +358,9 @@ fn a_subscriber_of_events_may_ask_the_pool() {
             pool: Arc::new(Mutex::new(Some(pool.clone()))),
             told: Arc::default(),
         };
+        // With one dispatcher alone, `tracing` asks only the thread that reaches a place in the
+        // code first whether its events are wanted, and that may be another test's.
+        let _second = tracing::Dispatch::new(asks.clone());
         let _default = tracing::subscriber::set_default(asks.clone());
         let fail = |calls: &[Call]| {
             let fault = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);

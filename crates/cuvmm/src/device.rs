@@ -524,8 +524,9 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Returns `true` for calls that ask, queue or record, and return soon. While a pool is locked only
-/// these are made: the others change page tables, allocate, destroy, or wait for the GPU.
+/// Returns `true` for calls that ask, queue or record, events included, and return soon. While a
+/// pool is locked only these are made: the others change page tables, create or release memory,
+/// addresses and contexts, or wait for the GPU.
 const fn is_short(call: Call) -> bool {
     matches!(
         call,

@@ -53,6 +53,8 @@ impl Gate {
     /// Puts the placing of memory by the mapper in flight: the memory can be given up once it is
     /// placed, so operations may wait for that.
     pub(super) fn begin_placing(&mut self) {
+        // A placing that a panic ended must hold up no guard.
+        self.end_placing();
         self.placing = Some(self.begin());
     }
 
@@ -175,6 +177,16 @@ mod tests {
         assert!(gate.is_capturing());
         gate.end_guard();
         assert!(!gate.is_capturing() && gate.begin_synchronising());
+    }
+
+    #[test]
+    fn a_placing_that_never_ended_holds_up_no_guard_after_the_next() {
+        let mut gate = Gate::default();
+        gate.begin_placing();
+        gate.begin_placing();
+        let flights = gate.begin_guard();
+        gate.end_placing();
+        assert!(!gate.holds_up_guard(&flights) && gate.is_idle());
     }
 
     #[test]

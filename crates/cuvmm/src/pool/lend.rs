@@ -278,7 +278,7 @@ impl Locked<'_> {
         })
     }
 
-    fn lend_extents(
+    pub(super) fn lend_extents(
         &mut self,
         tenant: TenantId,
         lending: Lending<'_>,

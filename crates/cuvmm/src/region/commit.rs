@@ -1,12 +1,13 @@
 //! Commits: the extents are planned first, then all created, and only then mapped.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::Region;
-use super::layout::{Layout, reachable};
+use super::layout::Layout;
 use crate::error::MemoryError;
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
-use crate::own::{Place, Stream};
+use crate::own::{Place, Stream, reachable};
 
 struct Planned {
     offset: u64,
@@ -41,6 +42,7 @@ impl Region {
     /// # Errors
     /// Those of [`Self::commit`], and when the region's device cannot reach the place.
     pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), MemoryError> {
+        self.supply.check_no_tenant("committing at a given place")?;
         for user in self.space.users() {
             reachable(user, place)?;
         }
@@ -76,21 +78,42 @@ impl Region {
                 bytes: stuck,
             });
         }
-        self.clear_for(&range)?;
-        let planned = self.plan(&range, place);
-        if !planned.is_empty() {
-            let backed = self.zeros.meeting(&range);
+        let done = self.revive(&range);
+        let done = done.and_then(|()| self.commit_holes(&range, place, fence));
+        if done.is_ok() {
+            self.committed.insert(range.clone());
+        }
+        // After a failure, what was revived is withdrawn again.
+        self.note_pending(&range);
+        done
+    }
+
+    fn commit_holes(
+        &mut self,
+        range: &Range<u64>,
+        place: Option<&Place>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
+        self.clear_for(range)?;
+        let planned = self.plan(range, place);
+        if let Some(family) = self.supply.family().filter(|_| !planned.is_empty()) {
+            let family = Arc::clone(family);
+            self.check_mapping_limit(planned.len() as u64, 0)?;
+            let planned = planned.iter().map(|planned| (planned.offset, planned.size));
+            self.commit_lent(&family, &planned.collect::<Vec<_>>())?;
+        } else if !planned.is_empty() {
+            let backed = self.zeros.meeting(range);
             let granule = self.device().granule();
-            let beside = beside(&backed, &range);
+            let beside = beside(&backed, range);
             let kept: u64 = beside
                 .iter()
                 .map(|hole| self.zeros.needed(granule, hole))
                 .sum();
             self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
             // Polled before anything is created, so that a refusal costs nothing.
-            let proof = self.zeros_are_unread(&range, fence)?;
+            let proof = self.zeros_are_unread(range, fence)?;
             let physicals = self.create(planned)?;
-            let taken = self.zeros.take(&mut self.space, &range, proof)?;
+            let taken = self.zeros.take(&mut self.space, range, proof)?;
             let placed = self.place(physicals);
             let settled = placed.and_then(|placed| {
                 self.zeros
@@ -102,8 +125,6 @@ impl Region {
                 return Err(error);
             }
         }
-        self.committed.insert(range.clone());
-        self.note_pending(&range);
         Ok(())
     }
 

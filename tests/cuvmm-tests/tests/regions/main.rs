@@ -24,5 +24,7 @@ mod places;
 mod register;
 mod share_wire;
 mod sparse;
+mod tenant;
+mod tenant_faults;
 mod unified;
 mod vec;

@@ -1,0 +1,332 @@
+//! Regions in a tenant that are forks of one another, as one holder of the tenant's pool: memory
+//! that several of them map is charged once.
+//!
+//! Memory is lent by the pool and goes back to it. It is charged from the call that lends it until
+//! the pool has it back, and so are mappings and addresses.
+//!
+//! Keeps I-77.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use cuvmm_driver::{PhysicalHandle, PhysicalProps};
+
+use super::holder::{ANYWHERE, Shared};
+use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
+use crate::own::Stream;
+use crate::pool::{Given, Holder, HolderId, Lending, Tenant};
+
+/// The regions of a tenant that are forks of one another. They keep their tenant registered and
+/// its pool alive.
+pub(super) struct Family {
+    shared: Arc<Shared>,
+    tenant: Tenant,
+    holder: HolderId,
+    /// The stream on which used memory is cleared: the region's home stream, or else one that is
+    /// created when it is needed first.
+    home: OnceLock<Stream>,
+    timeout: Option<Duration>,
+}
+
+/// Where a region's memory comes from.
+#[derive(Debug)]
+pub(super) enum Supply {
+    Device,
+    Tenant {
+        /// Set when the region is being dropped. Fields are dropped in this order.
+        ending: Option<Arc<Ending>>,
+        family: Arc<Family>,
+    },
+}
+
+impl Supply {
+    pub(super) const fn lent_to(family: Arc<Family>) -> Self {
+        let ending = None;
+        Self::Tenant { ending, family }
+    }
+
+    /// The holder of the tenant's pool that the region belongs to, unless it is in no tenant.
+    pub(super) const fn family(&self) -> Option<&Arc<Family>> {
+        match self {
+            Self::Device => None,
+            Self::Tenant { family, .. } => Some(family),
+        }
+    }
+
+    /// Refuses an operation that is not possible in a tenant.
+    pub(super) const fn check_no_tenant(&self, what: &'static str) -> Result<(), MemoryError> {
+        match self {
+            Self::Device => Ok(()),
+            Self::Tenant { .. } => Err(MemoryError::InTenant(what)),
+        }
+    }
+}
+
+/// The space of a region that is being dropped. The pool gets it when its last user is gone: the
+/// region, or a registration of its memory.
+pub(super) struct Ending {
+    family: Arc<Family>,
+    space: Option<Space>,
+}
+
+impl Ending {
+    pub(super) fn new(family: &Arc<Family>, space: Space) -> Arc<Self> {
+        Arc::new(Self {
+            family: Arc::clone(family),
+            space: Some(space),
+        })
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(space) = self.space.take() {
+            self.family.shared.end_space(space);
+        }
+    }
+}
+
+impl Family {
+    pub(super) fn new(
+        tenant: &Tenant,
+        home: Option<&Stream>,
+        timeout: Option<Duration>,
+    ) -> Result<Arc<Self>, BlockError> {
+        let shared = Arc::new(Shared::new(tenant.device().clone(), tenant.writer()));
+        let holder = tenant.attach(Arc::clone(&shared) as Arc<dyn Holder>)?;
+        Ok(Arc::new(Self {
+            shared,
+            tenant: tenant.clone(),
+            holder,
+            home: home.cloned().map_or_else(OnceLock::new, OnceLock::from),
+            timeout,
+        }))
+    }
+
+    pub(super) fn props(&self) -> PhysicalProps {
+        self.tenant.props()
+    }
+
+    pub(super) fn reserve(&self, size: u64) -> Result<Space, BlockError> {
+        self.tenant.reserve_exactly(self.holder, size)
+    }
+
+    /// Refuses growth once the tenant is unregistered, and in a forked child.
+    pub(super) fn may_grow(&self) -> Result<(), BlockError> {
+        self.tenant.device().own_process()?;
+        match self.shared.is_closed() {
+            true => self.tenant.check_usable(),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns `true` if the tenant can be charged `bytes` more and no memory is reclaimed for that.
+    pub(super) fn has_spare(&self, bytes: u64) -> bool {
+        self.tenant.has_spare(bytes)
+    }
+
+    /// Makes an attempt that [lends](Self::lend), and repeats it as the pool's requests are.
+    pub(super) fn request<T>(
+        &self,
+        _bytes: u64,
+        mut attempt: impl FnMut() -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        attempt()
+    }
+
+    /// Gets extents of these sizes, and charges for `mappings` besides one for each extent. The
+    /// extents may be more, and smaller.
+    pub(super) fn lend(&self, sizes: &[u64], mappings: u64) -> Result<Vec<Unmapped>, BlockError> {
+        let lending = Lending {
+            holder: self.holder,
+            sizes,
+            mappings,
+        };
+        let lent = self.tenant.lend_within(lending, self.timeout)?;
+        self.shared.add(&lent);
+        Ok(lent)
+    }
+
+    /// Gets extents of exactly these sizes.
+    pub(super) fn lend_exactly(&self, sizes: &[u64]) -> Result<Vec<Unmapped>, BlockError> {
+        let bytes = sizes.iter().sum();
+        self.request(bytes, || {
+            let lent = self.lend(sizes, 0)?;
+            if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
+                return Ok(lent);
+            }
+            let mappings = lent.len() as u64;
+            self.give_back(lent, mappings);
+            Err(self.tenant.short_of_memory(bytes))
+        })
+    }
+
+    /// Gives up physicals that a region has unmapped or not mapped, and the charge for mappings.
+    pub(super) fn give_back(&self, unmapped: Vec<Unmapped>, mappings: u64) {
+        let given = Given {
+            extents: self.shared.end(unmapped),
+            mappings,
+            ..Given::default()
+        };
+        self.tenant.give_up(self.holder, given);
+    }
+
+    /// Gives up physicals that the tenant has used.
+    pub(super) fn give_back_used(&self, mut used: Vec<Unmapped>, mappings: u64) {
+        let by = self.tenant.writer();
+        for unmapped in &mut used {
+            unmapped.last_writer = Some(LastWriter { by, blank: false });
+        }
+        self.give_back(used, mappings);
+    }
+
+    pub(super) fn add_mapping(&self, handle: PhysicalHandle) {
+        self.shared.add_mapping(handle);
+    }
+
+    pub(super) fn not_placed(&self, error: MemoryError) -> BlockError {
+        self.tenant.not_placed(error)
+    }
+
+    /// Takes over extents without a committed byte, each with the fence of its work.
+    pub(super) fn withdraw(&self, extents: impl ExactSizeIterator<Item = (Placed, Fence)>) {
+        if extents.len() == 0 {
+            return;
+        }
+        self.shared.withdraw(extents);
+        let reports = self.shared.reports();
+        if reports || self.tenant.is_awaited() {
+            self.tenant.note_freed(reports);
+        }
+    }
+
+    /// Takes all withdrawn extents that overlap a range of addresses back.
+    pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
+        self.shared.take_back(range, |_| true)
+    }
+
+    /// Takes the withdrawn extents that overlap a range of addresses back, to commit them again.
+    /// Unmaps those that another region or alias shows too, or that may only be read. Returns the
+    /// bytes of these if their fences are not complete.
+    pub(super) fn revive(
+        &self,
+        range: &Range<u64>,
+    ) -> Result<Result<Vec<(Placed, Fence)>, u64>, CallError> {
+        let foreign = |placed: &Placed| !placed.is_own();
+        let left = || self.shared.withdrawn_in(range, foreign);
+        if !left().is_empty() {
+            self.purge(range, foreign)?;
+        }
+        let left: u64 = left().into_iter().map(|(_, size)| size).sum();
+        Ok(match left {
+            0 => Ok(self.shared.take_back(range, Placed::is_own)),
+            bytes => Err(bytes),
+        })
+    }
+
+    pub(super) fn withdrawn_in(&self, range: &Range<u64>) -> Vec<(PhysicalHandle, u64)> {
+        self.shared.withdrawn_in(range, |_| true)
+    }
+
+    /// Gives the pool the withdrawn extents that overlap a range and whose fences are complete, and
+    /// the addresses of dropped regions. Returns the bytes. Does nothing while a capture guard
+    /// lives.
+    pub(super) fn purge(
+        &self,
+        range: &Range<u64>,
+        which: impl Fn(&Placed) -> bool,
+    ) -> Result<u64, CallError> {
+        self.tenant.device().own_process()?;
+        // Not under the lock of the regions: the pool's lock is never taken under it.
+        let Some(polling) = self.tenant.polling() else {
+            return Ok(0);
+        };
+        let polled = self.shared.poll();
+        let given = self.shared.give_in(range, u64::MAX, which);
+        drop(polling);
+        let (bytes, error) = (given.bytes(), given.error);
+        self.tenant.give_up(self.holder, given);
+        self.tenant.return_addresses(self.holder);
+        error.map_or(polled, Err).map(|()| bytes)
+    }
+
+    pub(super) fn purge_all(&self) -> Result<u64, CallError> {
+        self.purge(&ANYWHERE, |_| true)
+    }
+
+    /// Zeroes ranges of a space on the home stream (`cuMemsetD8Async`), and waits. An error comes
+    /// with a fence over the work that may still run.
+    pub(super) fn clear(
+        &self,
+        space: &Space,
+        used: &[Range<u64>],
+    ) -> Result<(), (BlockError, Fence)> {
+        if used.is_empty() {
+            return Ok(());
+        }
+        let refused = |error: BlockError| (error, Fence::complete());
+        let home = self.home().map_err(|error| refused(error.into()))?;
+        let captures = home.is_capturing();
+        let captures = captures.map_err(|error| refused(error.into()))?;
+        let polling = self.tenant.polling().filter(|_| !captures);
+        let Some(_polling) = polling else {
+            let bytes = used.iter().map(|it| it.end - it.start).sum();
+            return Err(refused(self.tenant.capturing(bytes)));
+        };
+        let mut queued = false;
+        let mut cleared = Ok(());
+        for range in used {
+            cleared = space.fill(home, range.start, 0, range.end - range.start);
+            if cleared.is_err() {
+                break;
+            }
+            queued = true;
+        }
+        if cleared.is_ok() {
+            cleared = home.settle().map_err(MemoryError::from);
+        }
+        cleared.map_err(|error| {
+            let mut running = match queued {
+                true => Fence::stream(home.clone()),
+                false => Fence::complete(),
+            };
+            if let Err(error) = running.poll() {
+                log!(debug, %error, "a fill could not be polled: it counts as running");
+            }
+            (error.into(), running)
+        })
+    }
+
+    fn home(&self) -> Result<&Stream, MemoryError> {
+        if let Some(home) = self.home.get() {
+            return Ok(home);
+        }
+        let created = Stream::new(self.tenant.device())?;
+        Ok(self.home.get_or_init(|| created))
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        if !self.tenant.device().is_forked() {
+            self.tenant.detach(self.holder);
+        }
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Family")
+            .field("tenant", &self.tenant)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ending").finish_non_exhaustive()
+    }
+}

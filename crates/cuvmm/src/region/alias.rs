@@ -80,7 +80,7 @@ impl Region {
         if let Some(family) = family {
             let handles = extents.iter();
             let handles = handles.filter_map(|extent| self.space.handle_at(extent.offset));
-            handles.for_each(|handle| family.add_mapping(handle));
+            handles.for_each(|handle| family.shared.add_mapping(handle));
         }
         self.committed.insert(second);
         self.aliased = true;

@@ -186,7 +186,9 @@ impl<'a> RegionBuilder<'a> {
                 Some(family) => family.reserve(size)?,
                 None => Space::reserve(self.device, size)?,
             },
-            props: family.as_ref().map_or(self.props, |family| family.props()),
+            props: family
+                .as_ref()
+                .map_or(self.props, |family| family.tenant.props()),
             layout: self.layout,
             largest: self.largest,
             mapping_limit: self.mapping_limit,

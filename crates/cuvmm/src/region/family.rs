@@ -6,12 +6,12 @@
 //!
 //! Keeps I-77.
 
-use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use cuvmm_driver::{PhysicalHandle, PhysicalProps};
+use cuvmm_driver::PhysicalHandle;
 
 use super::holder::{ANYWHERE, Shared};
 use crate::error::{BlockError, CallError, MemoryError};
@@ -22,8 +22,8 @@ use crate::pool::{Given, Holder, HolderId, Lending, Tenant};
 /// The regions of a tenant that are forks of one another. They keep their tenant registered and
 /// its pool alive.
 pub(super) struct Family {
-    shared: Arc<Shared>,
-    tenant: Tenant,
+    pub(super) shared: Arc<Shared>,
+    pub(super) tenant: Tenant,
     holder: HolderId,
     /// The stream on which used memory is cleared: the region's home stream, or else one that is
     /// created when it is needed first.
@@ -32,7 +32,6 @@ pub(super) struct Family {
 }
 
 /// Where a region's memory comes from.
-#[derive(Debug)]
 pub(super) enum Supply {
     Device,
     Tenant {
@@ -106,10 +105,6 @@ impl Family {
         }))
     }
 
-    pub(super) fn props(&self) -> PhysicalProps {
-        self.tenant.props()
-    }
-
     pub(super) fn reserve(&self, size: u64) -> Result<Space, BlockError> {
         self.tenant.reserve_exactly(self.holder, size)
     }
@@ -117,24 +112,10 @@ impl Family {
     /// Refuses growth once the tenant is unregistered, and in a forked child.
     pub(super) fn may_grow(&self) -> Result<(), BlockError> {
         self.tenant.device().own_process()?;
-        match self.shared.is_closed() {
+        match self.shared.closed.load(Ordering::Relaxed) {
             true => self.tenant.check_usable(),
             false => Ok(()),
         }
-    }
-
-    /// Returns `true` if the tenant can be charged `bytes` more and no memory is reclaimed for that.
-    pub(super) fn has_spare(&self, bytes: u64) -> bool {
-        self.tenant.has_spare(bytes)
-    }
-
-    /// Makes an attempt that [lends](Self::lend), and repeats it as the pool's requests are.
-    pub(super) fn request<T>(
-        &self,
-        _bytes: u64,
-        mut attempt: impl FnMut() -> Result<T, BlockError>,
-    ) -> Result<T, BlockError> {
-        attempt()
     }
 
     /// Gets extents of these sizes, and charges for `mappings` besides one for each extent. The
@@ -152,16 +133,13 @@ impl Family {
 
     /// Gets extents of exactly these sizes.
     pub(super) fn lend_exactly(&self, sizes: &[u64]) -> Result<Vec<Unmapped>, BlockError> {
-        let bytes = sizes.iter().sum();
-        self.request(bytes, || {
-            let lent = self.lend(sizes, 0)?;
-            if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
-                return Ok(lent);
-            }
-            let mappings = lent.len() as u64;
-            self.give_back(lent, mappings);
-            Err(self.tenant.short_of_memory(bytes))
-        })
+        let lent = self.lend(sizes, 0)?;
+        if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
+            return Ok(lent);
+        }
+        let mappings = lent.len() as u64;
+        self.give_back(lent, mappings);
+        Err(self.tenant.short_of_memory(sizes.iter().sum()))
     }
 
     /// Gives up physicals that a region has unmapped or not mapped, and the charge for mappings.
@@ -183,21 +161,13 @@ impl Family {
         self.give_back(used, mappings);
     }
 
-    pub(super) fn add_mapping(&self, handle: PhysicalHandle) {
-        self.shared.add_mapping(handle);
-    }
-
-    pub(super) fn not_placed(&self, error: MemoryError) -> BlockError {
-        self.tenant.not_placed(error)
-    }
-
     /// Takes over extents without a committed byte, each with the fence of its work.
     pub(super) fn withdraw(&self, extents: impl ExactSizeIterator<Item = (Placed, Fence)>) {
         if extents.len() == 0 {
             return;
         }
         self.shared.withdraw(extents);
-        let reports = self.shared.reports();
+        let reports = self.shared.reports.load(Ordering::Relaxed);
         if reports || self.tenant.is_awaited() {
             self.tenant.note_freed(reports);
         }
@@ -314,19 +284,5 @@ impl Drop for Family {
         if !self.tenant.device().is_forked() {
             self.tenant.detach(self.holder);
         }
-    }
-}
-
-impl fmt::Debug for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family")
-            .field("tenant", &self.tenant)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Ending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ending").finish_non_exhaustive()
     }
 }

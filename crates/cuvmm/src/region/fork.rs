@@ -80,7 +80,7 @@ impl Region {
             // If the fork fails, no work was queued on it.
             fork.withdrawn.insert(extent.offset, Fence::complete());
             if let Some(family) = self.supply.family() {
-                family.add_mapping(handle);
+                family.shared.add_mapping(handle);
             }
         }
         let holes = self.zeros.meeting(&(0..self.size()));

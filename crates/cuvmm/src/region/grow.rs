@@ -20,7 +20,7 @@ impl Region {
             let mut wish = steps.end(held, held, size, self.size());
             let family = self.supply.family();
             // No tenant's memory is reclaimed for growth beyond the need.
-            if family.is_some_and(|family| !family.has_spare(wish - held)) {
+            if family.is_some_and(|family| !family.tenant.has_spare(wish - held)) {
                 wish = size;
             }
             if wish == size || self.commit(held..wish).is_err() {

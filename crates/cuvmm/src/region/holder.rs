@@ -12,7 +12,7 @@
 //! Keeps I-76.
 
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,7 +23,7 @@ use crate::device::Device;
 use crate::error::CallError;
 use crate::extents::{Fence, Placed, Round, Space, Unmapped};
 use crate::pool::{Given, Holder, HolderFigures};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex};
 
 /// All addresses.
 pub(super) const ANYWHERE: Range<u64> = 0..u64::MAX;
@@ -37,22 +37,20 @@ pub(super) struct Shared {
     /// Notified when an extent that was leaving has left, or stays.
     settled: Condvar,
     /// Set when the tenant is unregistered.
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// Set while withdrawn memory must be reported to the pool.
-    reports: AtomicBool,
+    pub(super) reports: AtomicBool,
 }
 
 /// An extent without a committed byte.
 struct Withdrawn {
-    placed: Placed,
+    /// `None` while it is leaving.
+    placed: Option<Placed>,
+    handle: PhysicalHandle,
+    size: u64,
     fence: Fence,
     /// Its place in the order of withdrawals.
     number: u64,
-}
-
-struct Leaving {
-    addresses: Range<u64>,
-    handle: PhysicalHandle,
 }
 
 #[derive(Default)]
@@ -61,7 +59,6 @@ struct State {
     held: u64,
     /// By address.
     withdrawn: BTreeMap<u64, Withdrawn>,
-    leaving: Vec<Leaving>,
     /// The physicals that aliases or forks map several times, each with its number of mappings
     /// beside one.
     further: BTreeMap<PhysicalHandle, u64>,
@@ -70,50 +67,27 @@ struct State {
     withdrawals: u64,
 }
 
-/// The lock. User code dropped under it runs after its end.
-struct Locked<'a> {
-    state: MutexGuard<'a, State>,
-    _section: Section,
-}
-
-impl Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
-    }
-}
-
 /// The free memory of withdrawn extents.
+#[derive(Default)]
 struct Free {
-    /// The sizes of physicals whose work is known to be complete, the first withdrawn first.
-    ready: Vec<u64>,
-    /// The bytes of the other physicals.
+    /// The sizes of physicals whose work is known to be complete, by the order of withdrawals.
+    ready: BTreeMap<u64, u64>,
+    /// The bytes of physicals whose work is not known to be complete.
     pending: u64,
+    leaving: u64,
 }
 
 impl State {
-    /// Returns the addresses of the withdrawn extents that overlap a range.
-    fn meeting(&self, range: &Range<u64>) -> Vec<u64> {
-        let before = self.withdrawn.range(..range.start).next_back();
-        let before = before.filter(|(at, one)| **at + one.placed.size() > range.start);
+    fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Withdrawn)> {
+        let start = range.start;
+        let before = self.withdrawn.range(..start).next_back();
+        let before = before.filter(|(at, one)| **at + one.size > start);
         let within = self.withdrawn.range(range.clone());
-        before
-            .into_iter()
-            .chain(within)
-            .map(|(&at, _)| at)
-            .collect()
+        before.into_iter().chain(within).map(|(&at, one)| (at, one))
     }
 
     fn is_leaving(&self, range: &Range<u64>) -> bool {
-        let meets = |it: &Range<u64>| it.start < range.end && range.start < it.end;
-        self.leaving.iter().any(|leaving| meets(&leaving.addresses))
+        self.meeting(range).any(|(_, one)| one.placed.is_none())
     }
 
     /// Polls the fences of all withdrawn extents. Returns the first error.
@@ -121,89 +95,50 @@ impl State {
         let round = Round::begin(device);
         let mut outcome = Ok(());
         for one in self.withdrawn.values_mut() {
-            if !one.fence.is_complete() {
-                outcome = outcome.and(one.fence.poll_in(&round).map(drop));
-            }
+            outcome = outcome.and(one.fence.poll_in(&round).map(drop));
         }
         outcome
     }
 
-    /// A physical with several mappings is free when all of them are withdrawn.
     fn free(&self) -> Free {
-        let mut ready = Vec::new();
-        let mut pending = 0;
-        let mut several: BTreeMap<PhysicalHandle, Vec<&Withdrawn>> = BTreeMap::new();
-        let mut add = |size: u64, number: u64, is_ready: bool| match is_ready {
-            true => ready.push((number, size)),
-            false => pending += size,
-        };
+        let mut free = Free::default();
         for one in self.withdrawn.values() {
-            let handle = one.placed.handle();
-            match self.further.contains_key(&handle) {
-                true => several.entry(handle).or_default().push(one),
-                false => add(one.placed.size(), one.number, one.fence.is_complete()),
-            }
-        }
-        for (handle, all) in several {
-            let further = self.further.get(&handle).copied().unwrap_or(0);
-            if let [.., last] = *all
-                && all.len() as u64 > further
-            {
-                let is_ready = all.iter().all(|one| one.fence.is_complete());
-                add(last.placed.size(), last.number, is_ready);
-            }
-        }
-        ready.sort_unstable();
-        let ready = ready.into_iter().map(|(_, size)| size).collect();
-        Free { ready, pending }
-    }
-
-    /// Takes out withdrawn extents of a range whose fences are known to be complete, the first
-    /// withdrawn first, until they have `wanted` bytes. They are leaving from here on.
-    fn choose(
-        &mut self,
-        range: &Range<u64>,
-        wanted: u64,
-        which: impl Fn(&Placed) -> bool,
-    ) -> Vec<Withdrawn> {
-        let here = self.meeting(range).into_iter();
-        let ready = here.filter_map(|at| {
-            let one = self.withdrawn.get(&at)?;
-            (one.fence.is_complete() && which(&one.placed)).then_some((one.number, at))
-        });
-        let mut ready: Vec<(u64, u64)> = ready.collect();
-        ready.sort_unstable();
-        let (mut chosen, mut bytes) = (Vec::new(), 0);
-        for (_, at) in ready {
-            if bytes >= wanted {
-                break;
-            }
-            let Some(one) = self.withdrawn.remove(&at) else {
-                continue;
+            // A physical with several mappings is free when all of them are withdrawn, and counts
+            // with the last.
+            let all = match self.further.get(&one.handle) {
+                None => vec![one],
+                Some(&further) => {
+                    let all = self.withdrawn.values().filter(|it| it.handle == one.handle);
+                    let all: Vec<&Withdrawn> = all.collect();
+                    let is_last = all.iter().all(|it| it.number <= one.number);
+                    if !is_last || all.len() as u64 <= further {
+                        continue;
+                    }
+                    all
+                }
             };
-            let (handle, size) = (one.placed.handle(), one.placed.size());
-            if !self.further.contains_key(&handle) {
-                bytes += size;
+            if all.iter().any(|it| it.placed.is_none()) {
+                free.leaving += one.size;
+            } else if all.iter().all(|it| it.fence.is_complete()) {
+                free.ready.insert(one.number, one.size);
+            } else {
+                free.pending += one.size;
             }
-            let addresses = at..at + size;
-            self.leaving.push(Leaving { addresses, handle });
-            chosen.push(one);
         }
-        chosen
+        free
     }
 
-    /// Ends the count of a physical that was unmapped, or whose mapping is stuck. Returns it if no
-    /// other mapping of a region shows it.
+    /// Ends the count of a mapping. Returns its physical if no other mapping shows it.
     fn end(&mut self, unmapped: Unmapped) -> Option<Unmapped> {
         let handle = unmapped.physical.as_raw();
-        if let Some(further) = self.further.get_mut(&handle) {
-            *further -= 1;
-            if *further == 0 {
-                self.further.remove(&handle);
+        match self.further.remove(&handle) {
+            Some(1) => return None,
+            Some(further) => {
+                self.further.insert(handle, further - 1);
+                return None;
             }
-            return None;
+            None => self.held -= unmapped.size(),
         }
-        self.held -= unmapped.size();
         Some(unmapped)
     }
 }
@@ -220,64 +155,56 @@ impl Shared {
         }
     }
 
-    /// Locks the state. A forked child must not: another thread may have held the lock.
-    fn lock(&self) -> Locked<'_> {
+    /// Works on the state under the lock. A forked child must not: another thread may have held the
+    /// lock. User code that is dropped meanwhile runs afterwards.
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let _section = Section::enter();
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { state, _section }
+        work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Locks the state once no extent that overlaps a range is leaving.
-    fn lock_settled(&self, range: &Range<u64>) -> Locked<'_> {
-        let mut locked = self.lock();
-        while locked.is_leaving(range) {
-            let waited = self.settled.wait(locked.state);
-            locked.state = waited.unwrap_or_else(PoisonError::into_inner);
+    /// Works on the state once no extent that overlaps a range is leaving.
+    fn with_settled<T>(&self, range: &Range<u64>, work: impl FnOnce(&mut State) -> T) -> T {
+        let _section = Section::enter();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.is_leaving(range) {
+            let waited = self.settled.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
         }
-        locked
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn reports(&self) -> bool {
-        self.reports.load(Ordering::Relaxed)
+        work(&mut state)
     }
 
     /// Counts memory that the pool has lent.
     pub(super) fn add(&self, lent: &[Unmapped]) {
-        self.lock().held += lent.iter().map(Unmapped::size).sum::<u64>();
+        self.with(|state| state.held += lent.iter().map(Unmapped::size).sum::<u64>());
     }
 
     /// Notes another mapping of a physical.
     pub(super) fn add_mapping(&self, handle: PhysicalHandle) {
-        *self.lock().further.entry(handle).or_default() += 1;
+        self.with(|state| *state.further.entry(handle).or_default() += 1);
     }
 
-    /// Ends the count of unmapped physicals. Returns those that no other mapping shows.
+    /// Ends the count of mappings. Returns the physicals that no other mapping shows.
     pub(super) fn end(&self, unmapped: Vec<Unmapped>) -> Vec<Unmapped> {
-        let mut state = self.lock();
-        unmapped
-            .into_iter()
-            .filter_map(|it| state.end(it))
-            .collect()
+        let unmapped = unmapped.into_iter();
+        self.with(|state| unmapped.filter_map(|it| state.end(it)).collect())
     }
 
     pub(super) fn withdraw(&self, extents: impl Iterator<Item = (Placed, Fence)>) {
-        let mut state = self.lock();
-        for (mut placed, fence) in extents {
-            placed.used_by(self.writer);
-            state.withdrawals += 1;
-            let number = state.withdrawals;
-            let at = placed.address().0;
-            let one = Withdrawn {
-                placed,
-                fence,
-                number,
-            };
-            state.withdrawn.insert(at, one);
-        }
+        self.with(|state| {
+            for (mut placed, fence) in extents {
+                placed.used_by(self.writer);
+                state.withdrawals += 1;
+                let one = Withdrawn {
+                    handle: placed.handle(),
+                    size: placed.size(),
+                    fence,
+                    number: state.withdrawals,
+                    placed: Some(placed),
+                };
+                let at = one.placed.as_ref().map_or(0, |placed| placed.address().0);
+                state.withdrawn.insert(at, one);
+            }
+        });
     }
 
     /// Takes those withdrawn extents that overlap a range, and that `which` names, back from the
@@ -287,24 +214,19 @@ impl Shared {
         range: &Range<u64>,
         which: impl Fn(&Placed) -> bool,
     ) -> Vec<(Placed, Fence)> {
-        let mut state = self.lock_settled(range);
-        let here = state.meeting(range).into_iter();
-        let mut taken = Vec::new();
-        for at in here {
-            if state
-                .withdrawn
-                .get(&at)
-                .is_some_and(|one| which(&one.placed))
-            {
-                let one = state.withdrawn.remove(&at);
-                taken.extend(one.map(|one| (one.placed, one.fence)));
-            }
-        }
-        taken
+        self.with_settled(range, |state| {
+            let here = state.meeting(range);
+            let here = here.filter(|(_, one)| one.placed.as_ref().is_some_and(&which));
+            let here: Vec<u64> = here.map(|(at, _)| at).collect();
+            let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
+            taken
+                .filter_map(|one| Some((one.placed?, one.fence)))
+                .collect()
+        })
     }
 
-    /// Returns the physicals of withdrawn extents that overlap a range, each with its bytes. Waits
-    /// for the end of a removal. Nothing in a forked child.
+    /// Returns the physicals of withdrawn extents that overlap a range, and that `which` names, each
+    /// with its bytes. Waits for the end of a removal. Nothing in a forked child.
     pub(super) fn withdrawn_in(
         &self,
         range: &Range<u64>,
@@ -313,59 +235,66 @@ impl Shared {
         if self.device.is_forked() {
             return Vec::new();
         }
-        let state = self.lock_settled(range);
-        let here = state.meeting(range).into_iter();
-        let here = here.filter_map(|at| state.withdrawn.get(&at));
-        here.filter(|one| which(&one.placed))
-            .map(|one| (one.placed.handle(), one.placed.size()))
-            .collect()
+        self.with_settled(range, |state| {
+            let here = state.meeting(range).map(|(_, one)| one);
+            let here = here.filter(|one| one.placed.as_ref().is_some_and(&which));
+            here.map(|one| (one.handle, one.size)).collect()
+        })
     }
 
     pub(super) fn poll(&self) -> Result<(), CallError> {
-        self.lock().poll(&self.device)
+        self.with(|state| state.poll(&self.device))
     }
 
     /// Unmaps withdrawn extents that overlap a range and whose fences are known to be complete
-    /// (`cuMemUnmap`), until they have `wanted` bytes.
+    /// (`cuMemUnmap`), the first withdrawn first, until they have `wanted` bytes.
     pub(super) fn give_in(
         &self,
         range: &Range<u64>,
         wanted: u64,
         which: impl Fn(&Placed) -> bool,
     ) -> Given {
-        let chosen = self.lock().choose(range, wanted, which);
-        let mut given = Given::default();
-        for one in chosen {
-            let Withdrawn {
-                placed,
-                fence,
-                number,
-            } = one;
-            let at = placed.address().0;
-            let unmapped = match given.error {
-                Some(_) => Err(placed),
-                None => placed.unmap_after(&fence).map_err(|(placed, error)| {
-                    given.error = Some(error);
-                    placed
-                }),
-            };
-            let mut state = self.lock();
-            state.leaving.retain(|it| it.addresses.start != at);
-            match unmapped {
-                Ok(unmapped) => {
-                    given.mappings += 1;
-                    given.extents.extend(state.end(unmapped));
-                }
-                Err(placed) => {
-                    let one = Withdrawn {
-                        placed,
-                        fence,
-                        number,
-                    };
-                    state.withdrawn.insert(at, one);
-                }
+        let ready = self.with(|state| {
+            let here = state.meeting(range);
+            let ready = here.filter(|(_, one)| {
+                one.fence.is_complete() && one.placed.as_ref().is_some_and(&which)
+            });
+            ready
+                .map(|(at, one)| (one.number, at))
+                .collect::<BTreeMap<_, _>>()
+        });
+        let (mut given, mut bytes) = (Given::default(), 0);
+        for (number, at) in ready {
+            if bytes >= wanted || given.error.is_some() {
+                break;
             }
-            drop(state);
+            // Its owner may have taken it back, or another thread may be unmapping it.
+            let leaves = |state: &mut State| {
+                let one = state
+                    .withdrawn
+                    .get_mut(&at)
+                    .filter(|one| one.number == number)?;
+                Some((one.placed.take()?, one.fence.clone()))
+            };
+            let Some((placed, fence)) = self.with(leaves) else {
+                continue;
+            };
+            let unmapped = placed.unmap_after(&fence);
+            self.with(|state| match unmapped {
+                Ok(unmapped) => {
+                    state.withdrawn.remove(&at);
+                    given.mappings += 1;
+                    let physical = state.end(unmapped);
+                    bytes += physical.as_ref().map_or(0, Unmapped::size);
+                    given.extents.extend(physical);
+                }
+                Err((placed, error)) => {
+                    given.error = Some(error);
+                    if let Some(one) = state.withdrawn.get_mut(&at) {
+                        one.placed = Some(placed);
+                    }
+                }
+            });
             self.settled.notify_all();
         }
         given
@@ -375,37 +304,32 @@ impl Shared {
     /// there.
     pub(super) fn end_space(&self, space: Space) {
         if !self.device.is_forked() {
-            self.lock().ended.push(space);
+            self.with(|state| state.ended.push(space));
         }
     }
 }
 
 impl Holder for Shared {
     fn figures(&self) -> HolderFigures {
-        let state = self.lock();
-        let leaving = state.leaving.iter();
-        let leaving = leaving.filter(|it| !state.further.contains_key(&it.handle));
-        let leaving: u64 = leaving
-            .map(|it| it.addresses.end - it.addresses.start)
-            .sum();
-        let Free { ready, pending } = state.free();
-        let idle = ready.iter().sum::<u64>() + pending;
-        let held = state.held - leaving;
-        HolderFigures {
-            held,
-            in_use: held - idle,
-            pending_free: pending,
-            idle,
-            ..HolderFigures::default()
-        }
+        self.with(|state| {
+            let free = state.free();
+            let idle = free.ready.values().sum::<u64>() + free.pending;
+            let held = state.held - free.leaving;
+            HolderFigures {
+                held,
+                in_use: held - idle,
+                pending_free: free.pending,
+                idle,
+                ..HolderFigures::default()
+            }
+        })
     }
 
     fn reclaimable(&self, polls: bool) -> Vec<u64> {
-        let mut state = self.lock();
-        if polls && let Err(error) = state.poll(&self.device) {
+        if polls && let Err(error) = self.poll() {
             log!(debug, %error, "a fence could not be polled: it counts as pending");
         }
-        state.free().ready
+        self.with(|state| state.free().ready.into_values().collect())
     }
 
     fn give(&self, wanted: u64) -> Given {
@@ -418,9 +342,10 @@ impl Holder for Shared {
 
     fn settle(&self) -> Result<(), CallError> {
         let mut all = Fence::complete();
-        for one in self.lock().withdrawn.values() {
-            all.merge(one.fence.clone());
-        }
+        self.with(|state| {
+            let fences = state.withdrawn.values().map(|one| one.fence.clone());
+            fences.for_each(|fence| all.merge(fence));
+        });
         all.wait()?;
         self.poll()
     }
@@ -434,21 +359,21 @@ impl Holder for Shared {
     }
 
     fn take_free_spaces(&self) -> Vec<Space> {
-        let mut state = self.lock();
-        let ended = std::mem::take(&mut state.ended);
-        let is_free = |space: &Space| {
-            let start = space.address().0;
-            let range = start..start + space.size();
-            let is_empty = state.meeting(&range).is_empty() && !state.is_leaving(&range);
-            is_empty && space.stuck_count() == 0
-        };
-        let (free, kept) = ended.into_iter().partition(is_free);
-        state.ended = kept;
-        free
+        self.with(|state| {
+            let ended = std::mem::take(&mut state.ended);
+            let is_free = |space: &Space| {
+                let start = space.address().0;
+                let range = start..start + space.size();
+                state.meeting(&range).next().is_none() && space.stuck_count() == 0
+            };
+            let (free, kept) = ended.into_iter().partition(is_free);
+            state.ended = kept;
+            free
+        })
     }
 
     fn take_spaces(&self) -> Vec<Space> {
-        std::mem::take(&mut self.lock().ended)
+        self.with(|state| std::mem::take(&mut state.ended))
     }
 }
 
@@ -467,7 +392,7 @@ mod tests {
         let mut space = rig.space(streams.len() as u64);
         for (at, stream) in (0..).step_by(G as usize).zip(streams) {
             let placed = space.remove(at).unwrap();
-            shared.lock().held += placed.size();
+            shared.with(|state| state.held += placed.size());
             let fence = stream.map_or_else(Fence::complete, |it| Fence::stream(it.clone()));
             shared.withdraw(std::iter::once((placed, fence)));
         }
@@ -486,11 +411,11 @@ mod tests {
         let busy = rig.busy_stream();
         let shared = withdrawn(&rig, &[None, Some(&busy), None, None]);
         assert_eq!(figures(&shared), [4, 0, 1, 4]);
-        let first = shared.lock().withdrawn.keys().next().copied().unwrap();
+        let first = shared.with(|state| *state.withdrawn.keys().next().unwrap());
         let given = shared.give(G);
         assert_eq!((given.bytes(), given.mappings), (G, 1));
         assert_eq!(given.extents[0].last_writer.unwrap().by, 7);
-        assert!(!shared.lock().withdrawn.contains_key(&first));
+        assert!(shared.with(|state| !state.withdrawn.contains_key(&first)));
         // Taken back and withdrawn again, it is the last.
         let again = shared.take_back(&(first + 2 * G..first + 3 * G), |_| true);
         assert_eq!(again.len(), 1);

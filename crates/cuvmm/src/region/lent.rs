@@ -65,21 +65,18 @@ impl Region {
         &mut self,
         family: &Family,
         planned: &[(u64, u64)],
-    ) -> Result<(), MemoryError> {
+    ) -> Result<(), BlockError> {
         let sizes: Vec<u64> = planned.iter().map(|&(_, size)| size).collect();
-        let bytes = sizes.iter().sum();
-        Ok(family.request(bytes, || {
-            let lent = family.lend(&sizes, 0)?;
-            let (mappings, stuck) = (lent.len() as u64, self.space.stuck_count());
-            let offsets = offsets(planned, &lent);
-            let Err(failed) = self.place_lent(family, &offsets, lent) else {
-                return Ok(());
-            };
-            let (back, pending) = self.undo_lent(family, &offsets, &failed.running, failed.back);
-            let kept = pending + self.space.stuck_count() - stuck;
-            family.give_back(back, mappings - kept);
-            Err(failed.error)
-        })?)
+        let lent = family.lend(&sizes, 0)?;
+        let (mappings, stuck) = (lent.len() as u64, self.space.stuck_count());
+        let offsets = offsets(planned, &lent);
+        let Err(failed) = self.place_lent(family, &offsets, lent) else {
+            return Ok(());
+        };
+        let (back, pending) = self.undo_lent(family, &offsets, &failed.running, failed.back);
+        let kept = pending + self.space.stuck_count() - stuck;
+        family.give_back(back, mappings - kept);
+        Err(failed.error)
     }
 
     fn place_lent(
@@ -115,7 +112,7 @@ impl Region {
             // The pool quarantines a physical that is stuck in a mapping.
             back.extend((stuck > 0).then(|| Unmapped::fresh(physical)));
             back.extend(physicals);
-            refused = Some(family.not_placed(error));
+            refused = Some(family.tenant.not_placed(error));
         }
         back.extend(lent.map(|(_, unmapped)| unmapped));
         let (error, running) = match refused {

@@ -24,7 +24,6 @@ use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The registrations of a region, which they may outlive.
-#[derive(Debug)]
 pub(super) struct Register {
     device: Device,
     books: Mutex<Books>,
@@ -35,7 +34,7 @@ pub(super) struct Register {
     family: Option<Arc<Family>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Books {
     /// Registrations made so far, which numbers them.
     numbered: u64,

@@ -26,5 +26,6 @@ mod share_wire;
 mod sparse;
 mod tenant;
 mod tenant_faults;
+mod tenant_random;
 mod unified;
 mod vec;

@@ -59,8 +59,8 @@ impl Region {
         done
     }
 
-    /// Commits planned extents, each with its offset and size, with memory that the tenant's pool lends. All or nothing; memory
-    /// whose zeroing failed and may still run is pending free.
+    /// Commits planned extents, each with its offset and size, with memory that the tenant's pool
+    /// lends. All or nothing; memory whose zeroing failed and may still run is pending free.
     pub(super) fn commit_lent(
         &mut self,
         family: &Family,

@@ -7,10 +7,14 @@
     clippy::unit_arg
 )]
 
+use crate::common::books::{balanced, books as exact};
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
-use crate::common::{G, Rig, limited};
+use crate::common::{G, Rig, limited, model};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::MemoryError;
 use cuvmm::{Block, CowBuffer, Pool, Region, RingBuffer, Stream, Tenant};
 
 struct World {
@@ -183,4 +187,41 @@ fn snapshots() {
         text(buffers[0].write(0, &[1]))
     };
     sweep(buffers, write, |_| (), false);
+}
+
+#[test]
+fn what_a_commit_cannot_undo_is_quarantined_until_the_region_is_closed() {
+    let rig = model();
+    let mut world = world(&rig);
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    // The second extent is mapped and cannot be opened, and neither can be unmapped.
+    rig.faults.arm(Fault::nth(2, code).of(Call::MemSetAccess));
+    rig.faults.arm(Fault::from(1, code).of(Call::MemUnmap));
+    world.region().commit(2 * G..4 * G).unwrap_err();
+    rig.faults.disarm();
+    let region = world.region();
+    assert_eq!((region.committed(), region.quarantined()), (2 * G, 2 * G));
+    let again = region.commit(2 * G..3 * G).unwrap_err();
+    assert!(matches!(again, MemoryError::Quarantined { .. }), "{again}");
+    region.commit(4 * G..5 * G).unwrap();
+    let stats = balanced(&rig, &world.pool);
+    assert_eq!((stats.quarantined, stats.tenants[0].in_use), (2 * G, 3 * G));
+    world.region.take().unwrap().close().unwrap();
+    world.pool.trim(0).unwrap();
+    assert_eq!(exact(&rig, &world.pool).quarantined, 0);
+    // A dropped region leaves what is stuck to the pool.
+    let mut region = world.a.region(4 * G).largest_extent(G).reserve().unwrap();
+    rig.faults.arm(Fault::nth(1, code).of(Call::MemSetAccess));
+    rig.faults.arm(Fault::from(1, code).of(Call::MemUnmap));
+    region.commit(0..2 * G).unwrap_err();
+    rig.faults.disarm();
+    drop(region);
+    let stats = balanced(&rig, &world.pool);
+    assert_eq!((stats.quarantined, stats.tenants[0].committed), (G, 0));
+    let World {
+        a, b, pool, home, ..
+    } = world;
+    drop((a, b, home));
+    pool.close().unwrap();
+    crate::common::nothing_left(rig);
 }

@@ -95,15 +95,9 @@ fn from_heap(
         Ok(allocation) => return Ok(allocation),
         Err(error) => error,
     };
-    again(of, Some(stream), error, |wait| {
-        if let Some(wait) = wait {
-            // A heap does not wait for other processes, but a block does. Its memory stays with the
-            // pool, which can hand it on when the stream's work is complete.
-            let block = of.tenant().block(size).home_stream(stream);
-            drop(block.timeout(wait).allocate()?);
-            stream.synchronize()?;
-        }
-        heap.allocate(size, 1, stream)
+    again(of, Some(stream), error, |wait| match wait {
+        Some(wait) => heap.allocate_timeout(size, 1, stream, wait),
+        None => heap.allocate(size, 1, stream),
     })
 }
 

@@ -13,8 +13,9 @@ use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::deferred::Section;
 use crate::error::{BlockError, CallError};
+use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::{HolderId, Polling, Tenant};
+use crate::pool::{HolderId, Polling, Tenant, Wait};
 
 /// The largest size and the largest alignment of a small allocation, in bytes.
 const SMALL: (u64, u64) = (1 << 20, 4096);
@@ -33,6 +34,8 @@ pub(super) struct Request<'a> {
     pub(super) stream: &'a Stream,
     pub(super) id: StreamId,
     pub(super) captures: bool,
+    /// The place of a waiting request in the line of a ledger.
+    pub(super) place: Option<InLine>,
 }
 
 impl Request<'_> {
@@ -76,14 +79,29 @@ fn least_chunk(request: Request<'_>) -> Request<'_> {
 
 impl Core {
     /// Serves a request for `size` bytes, rounded in `request`, that no usable free run fits.
-    /// Returns the first address.
+    /// Returns the first address. If memory is short, calls hooks and waits as `wait` says, and
+    /// tries again.
     pub(super) fn serve(
         &self,
         owner: Owner<'_>,
         request: Request<'_>,
         size: u64,
+        wait: Wait,
     ) -> Result<u64, BlockError> {
-        let served = self.serve_slowly(owner, request);
+        let captures = || request.stream.is_capturing().unwrap_or(true);
+        let served = match self.serve_slowly(owner, request) {
+            // The capture ends only after this call; and to wait for work, or to poll it, may break
+            // the capture.
+            Err(error @ BlockError::Capturing(_)) if captures() => Err(error),
+            Err(error) if error.is_shortage() => {
+                owner
+                    .0
+                    .wait_for(request.size, wait, &|| !captures(), |place| {
+                        self.serve_slowly(owner, Request { place, ..request })
+                    })
+            }
+            served => served,
+        };
         if served.is_ok() {
             self.lock().counts.made(size, || self.caches.bytes());
         }
@@ -237,7 +255,7 @@ impl Core {
                 }
             };
             let grown = build.grown();
-            match self.build(owner, build, (request.stream, request.id)) {
+            match self.build(owner, build, request) {
                 Ok(built) => {
                     self.tidy_some(owner);
                     return Ok(built);

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use super::allocate::Request;
 use super::core::{Core, PINNED, State, unmap};
 use super::extents::{ExtentId, Taken, work_of};
 use super::stitch::{Head, Plan};
@@ -223,7 +224,7 @@ impl Core {
         &self,
         (tenant, holder): (&Tenant, HolderId),
         build: Build,
-        (stream, id): (&Stream, StreamId),
+        request: Request<'_>,
     ) -> Result<(u64, Tag), BlockError> {
         let old = build.before.len() as u64 + u64::from(build.after.is_some());
         let sizes = build.new.clone();
@@ -231,13 +232,17 @@ impl Core {
             holder,
             sizes: &sizes,
             mappings: old,
+            place: request.place,
         };
         let begun = Begun { core: self, build };
         let lent = tenant.lend(lending)?;
         let build = begun.into_build();
         let pieces = self.pieces(&build, lent);
         match self.map(build.from, &pieces) {
-            Ok(placed) => self.finish((tenant, holder), build, pieces, placed, (stream, id)),
+            Ok(placed) => {
+                let of = (request.stream, request.id);
+                self.finish((tenant, holder), build, pieces, placed, of)
+            }
             Err((error, stuck)) => {
                 let ranges: Vec<Range<u64>> =
                     stuck.iter().map(|(at, size)| *at..at + size).collect();

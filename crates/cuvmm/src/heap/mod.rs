@@ -114,6 +114,7 @@ mod tag;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use self::allocate::{Request, is_small};
 use self::allocation::{Lanes, Shared};
@@ -124,7 +125,7 @@ use self::tag::StreamId;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
 use crate::own::{Access, AccessGrant, Stream, check_guests};
-use crate::pool::{Holder, HolderId, Tenant};
+use crate::pool::{Holder, HolderId, Tenant, Wait};
 use crate::size::aligned;
 
 pub use allocation::Allocation;
@@ -416,11 +417,40 @@ impl Heap {
     /// # Errors
     /// [`BlockError`]. Live allocations and charges are as before. Memory that nothing used may
     /// have been reclaimed.
+    #[inline]
     pub fn allocate(
         &self,
         size: u64,
         alignment: u64,
         stream: &Stream,
+    ) -> Result<Allocation, BlockError> {
+        self.allocate_in(size, alignment, stream, || Wait::Hooks)
+    }
+
+    /// Allocates as [`allocate`](Self::allocate) does, and if memory is short waits until `timeout`
+    /// for memory: of this heap, of the pool, or of another process that shares its
+    /// [ledger](crate::ledger). Waits only if it could be enough, and not in a pressure hook or
+    /// while the stream captures.
+    ///
+    /// # Errors
+    /// Those of [`allocate`](Self::allocate), once the timeout has passed or no waiting can help.
+    pub fn allocate_timeout(
+        &self,
+        size: u64,
+        alignment: u64,
+        stream: &Stream,
+        timeout: Duration,
+    ) -> Result<Allocation, BlockError> {
+        self.allocate_in(size, alignment, stream, || Wait::of(Some(timeout)))
+    }
+
+    #[inline]
+    fn allocate_in(
+        &self,
+        size: u64,
+        alignment: u64,
+        stream: &Stream,
+        wait: impl FnOnce() -> Wait,
     ) -> Result<Allocation, BlockError> {
         let shared = &self.lanes.shared;
         let core = &shared.core;
@@ -460,6 +490,7 @@ impl Heap {
             stream,
             id,
             captures: false,
+            place: None,
         };
         state.counts.begin(size);
         let found = state.fit_any(request, cache);
@@ -471,7 +502,8 @@ impl Heap {
             Some(at) => at,
             None => {
                 let making = Making { core, id, size };
-                let at = core.serve((&shared.tenant, shared.holder), request, size)?;
+                let owner = (&shared.tenant, shared.holder);
+                let at = core.serve(owner, request, size, wait())?;
                 std::mem::forget(making);
                 at
             }

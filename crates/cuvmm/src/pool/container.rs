@@ -1,33 +1,14 @@
 //! Lending to containers, beside what the pool [lends](super::lend) to all holders.
 
-use std::time::Duration;
-
 use cuvmm_driver::PhysicalProps;
 
 use super::holder::HolderId;
-use super::lend::Lending;
-use super::line::Wait;
 use super::state::gone;
 use super::tenant::Tenant;
 use crate::error::BlockError;
-use crate::extents::{Space, Unmapped};
+use crate::extents::Space;
 
 impl Tenant {
-    /// [Lends](Self::lend), and waits as a block's request with this timeout does.
-    pub(crate) fn lend_within(
-        &self,
-        lending: Lending<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Unmapped>, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
-        core.device.own_process()?;
-        let bytes: u64 = lending.sizes.iter().sum();
-        core.request(tenant, bytes.max(1), Wait::of(timeout), |mut state| {
-            let lent = state.lend_extents(tenant, lending);
-            (state, lent)
-        })
-    }
-
     /// Returns the properties of the pool's memory.
     pub(crate) fn props(&self) -> PhysicalProps {
         self.core().look(|state| state.policy.props)

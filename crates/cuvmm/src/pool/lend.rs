@@ -6,13 +6,12 @@ use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
-use super::line::Wait;
 use super::state::{Scrub, gone};
 use super::tenant::Tenant;
 use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};
-use crate::ledger::Purpose;
+use crate::ledger::{InLine, Purpose};
 
 /// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
 /// has them.
@@ -30,6 +29,8 @@ pub(crate) struct Lending<'a> {
     pub(crate) sizes: &'a [u64],
     /// Mappings that the holder is about to make, besides one for each extent.
     pub(crate) mappings: u64,
+    /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
+    pub(crate) place: Option<InLine>,
 }
 
 impl Tenant {
@@ -66,17 +67,19 @@ impl Tenant {
             })
     }
 
-    /// Gets extents and charges for mappings, reclaiming memory and calling pressure hooks if
-    /// memory is short. The extents may be more, and smaller, than requested. On failure nothing
-    /// has changed, except that unused memory may have been reclaimed.
+    /// Gets extents and charges for mappings, and reclaims memory if memory is short. One attempt:
+    /// waits for no memory and calls no hook, so the holder may have memory out. The extents may be
+    /// more, and smaller, than requested. On failure nothing has changed, except that unused memory
+    /// may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
-        let bytes: u64 = lending.sizes.iter().sum();
-        core.request(tenant, bytes.max(1), Wait::Hooks, |mut state| {
-            let lent = state.lend_extents(tenant, lending);
-            (state, lent)
-        })
+        let mut state = core.lock();
+        state.place = lending.place;
+        let lent = state.lend_extents(tenant, lending);
+        state.run_deferred();
+        Core::unlock(state);
+        lent
     }
 
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {
@@ -278,7 +281,7 @@ impl Locked<'_> {
         })
     }
 
-    pub(super) fn lend_extents(
+    fn lend_extents(
         &mut self,
         tenant: TenantId,
         lending: Lending<'_>,

@@ -66,7 +66,7 @@ impl Region {
             .collect();
         let family = self.supply.family().cloned();
         if let Some(family) = &family {
-            family.lend(&[], physicals.len() as u64)?;
+            family.lend_mappings(physicals.len() as u64)?;
         }
         if let Err(failed) = self.space.place(second.start, physicals) {
             let PlaceError {

@@ -1,12 +1,15 @@
 //! Commits: the extents are planned first, then all created, and only then mapped.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Region;
+use super::family::Family;
 use super::layout::Layout;
-use crate::error::MemoryError;
+use crate::error::{BlockError, MemoryError};
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
+use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
 
 struct Planned {
@@ -78,42 +81,25 @@ impl Region {
                 bytes: stuck,
             });
         }
-        let done = self.revive(&range);
-        let done = done.and_then(|()| self.commit_holes(&range, place, fence));
-        if done.is_ok() {
-            self.committed.insert(range.clone());
-        }
-        // After a failure, what was revived is withdrawn again.
-        self.note_pending(&range);
-        done
-    }
-
-    fn commit_holes(
-        &mut self,
-        range: &Range<u64>,
-        place: Option<&Place>,
-        fence: Fence,
-    ) -> Result<(), MemoryError> {
-        self.clear_for(range)?;
-        let planned = self.plan(range, place);
-        if let Some(family) = self.supply.family().filter(|_| !planned.is_empty()) {
+        if let Some(family) = self.supply.family() {
             let family = Arc::clone(family);
-            self.check_mapping_limit(planned.len() as u64, 0)?;
-            let planned = planned.iter().map(|planned| (planned.offset, planned.size));
-            self.commit_lent(&family, &planned.collect::<Vec<_>>())?;
-        } else if !planned.is_empty() {
-            let backed = self.zeros.meeting(range);
+            return self.commit_in(&family, &range);
+        }
+        self.clear_for(&range)?;
+        let planned = self.plan(&range, place);
+        if !planned.is_empty() {
+            let backed = self.zeros.meeting(&range);
             let granule = self.device().granule();
-            let beside = beside(&backed, range);
+            let beside = beside(&backed, &range);
             let kept: u64 = beside
                 .iter()
                 .map(|hole| self.zeros.needed(granule, hole))
                 .sum();
             self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
             // Polled before anything is created, so that a refusal costs nothing.
-            let proof = self.zeros_are_unread(range, fence)?;
+            let proof = self.zeros_are_unread(&range, fence)?;
             let physicals = self.create(planned)?;
-            let taken = self.zeros.take(&mut self.space, range, proof)?;
+            let taken = self.zeros.take(&mut self.space, &range, proof)?;
             let placed = self.place(physicals);
             let settled = placed.and_then(|placed| {
                 self.zeros
@@ -125,7 +111,44 @@ impl Region {
                 return Err(error);
             }
         }
+        self.committed.insert(range.clone());
+        self.note_pending(&range);
         Ok(())
+    }
+
+    /// Commits memory of the region's tenant to a range. The whole attempt is repeated while memory
+    /// is short: what it revived is withdrawn again in between.
+    fn commit_in(&mut self, family: &Family, range: &Range<u64>) -> Result<(), MemoryError> {
+        let needed = self.holes(range).into_iter();
+        let bytes = needed.map(|hole| hole.end - hole.start).sum();
+        let region = RefCell::new(self);
+        let attempt = |place| {
+            let mut region = region.borrow_mut();
+            let done = region.attempt(family, range, place);
+            if done.is_ok() {
+                region.committed.insert(range.clone());
+            }
+            region.note_pending(range);
+            done
+        };
+        Ok(family.request(bytes, attempt)?)
+    }
+
+    fn attempt(
+        &mut self,
+        family: &Family,
+        range: &Range<u64>,
+        place: Option<InLine>,
+    ) -> Result<(), BlockError> {
+        self.revive(family, range)?;
+        self.clear_for(range)?;
+        let planned = self.plan(range, None).into_iter();
+        let planned: Vec<(u64, u64)> = planned.map(|it| (it.offset, it.size)).collect();
+        if planned.is_empty() {
+            return Ok(());
+        }
+        self.check_mapping_limit(planned.len() as u64, 0)?;
+        self.commit_lent(family, &planned, place)
     }
 
     /// Ensures that a commit of a range revives only the region's own memory: purges withdrawn

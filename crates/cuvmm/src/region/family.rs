@@ -16,8 +16,9 @@ use cuvmm_driver::PhysicalHandle;
 use super::holder::{ANYWHERE, Shared};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
+use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::{Given, Holder, HolderId, Lending, Tenant};
+use crate::pool::{Given, Holder, HolderId, Lending, Tenant, Wait};
 
 /// The regions of a tenant that are forks of one another. They keep their tenant registered and
 /// its pool alive.
@@ -118,28 +119,63 @@ impl Family {
         }
     }
 
+    /// Makes an attempt that needs `bytes`. If memory is short, calls hooks, waits and repeats it as
+    /// the pool's requests do, with nothing of the region out. The attempt is given its place in the
+    /// line of a ledger.
+    pub(super) fn request<T>(
+        &self,
+        bytes: u64,
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        let captures = |home: &Stream| home.is_capturing().unwrap_or(true);
+        let captures = || self.home.get().is_some_and(captures);
+        match attempt(None) {
+            // The capture ends only after this call.
+            Err(error @ BlockError::Capturing(_)) if captures() => Err(error),
+            Err(error) if error.is_shortage() => {
+                let wait = Wait::of(self.timeout);
+                let wanted = || !captures();
+                self.tenant.wait_for(bytes.max(1), wait, &wanted, attempt)
+            }
+            done => done,
+        }
+    }
+
     /// Gets extents of these sizes, and charges for `mappings` besides one for each extent. The
     /// extents may be more, and smaller.
-    pub(super) fn lend(&self, sizes: &[u64], mappings: u64) -> Result<Vec<Unmapped>, BlockError> {
-        let lending = Lending {
+    pub(super) fn lend(
+        &self,
+        sizes: &[u64],
+        mappings: u64,
+        place: Option<InLine>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        let lent = self.tenant.lend(Lending {
             holder: self.holder,
             sizes,
             mappings,
-        };
-        let lent = self.tenant.lend_within(lending, self.timeout)?;
+            place,
+        })?;
         self.shared.add(&lent);
         Ok(lent)
     }
 
+    /// Charges for mappings of memory that is lent already.
+    pub(super) fn lend_mappings(&self, count: u64) -> Result<(), BlockError> {
+        self.request(0, |place| self.lend(&[], count, place).map(drop))
+    }
+
     /// Gets extents of exactly these sizes.
     pub(super) fn lend_exactly(&self, sizes: &[u64]) -> Result<Vec<Unmapped>, BlockError> {
-        let lent = self.lend(sizes, 0)?;
-        if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
-            return Ok(lent);
-        }
-        let mappings = lent.len() as u64;
-        self.give_back(lent, mappings);
-        Err(self.tenant.short_of_memory(sizes.iter().sum()))
+        let bytes = sizes.iter().sum();
+        self.request(bytes, |place| {
+            let lent = self.lend(sizes, 0, place)?;
+            if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
+                return Ok(lent);
+            }
+            let mappings = lent.len() as u64;
+            self.give_back(lent, mappings);
+            Err(self.tenant.short_of_memory(bytes))
+        })
     }
 
     /// Gives up physicals that a region has unmapped or not mapped, and the charge for mappings.

@@ -49,7 +49,7 @@ impl Region {
         let family = self.supply.family().cloned();
         let (charged, mut mapped) = (extents.len() as u64, 0);
         if let Some(family) = &family {
-            family.lend(&[], charged)?;
+            family.lend_mappings(charged)?;
         }
         let forked = self.empty_like().and_then(|mut fork| {
             let shown = self.show_in(&mut fork, &extents);

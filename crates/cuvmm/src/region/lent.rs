@@ -10,6 +10,7 @@ use super::Region;
 use super::family::Family;
 use crate::error::{BlockError, MemoryError};
 use crate::extents::{Fence, PlaceError, Placed, Unmapped};
+use crate::ledger::InLine;
 
 /// A commit that failed: the memory to give back, and the work that may use what is mapped.
 struct Failed {
@@ -21,10 +22,11 @@ struct Failed {
 impl Region {
     /// Takes the withdrawn extents of a range back from the pool of the region's tenant, to commit
     /// them again.
-    pub(super) fn revive(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
-        let Some(family) = self.supply.family() else {
-            return Ok(());
-        };
+    pub(super) fn revive(
+        &mut self,
+        family: &Family,
+        range: &Range<u64>,
+    ) -> Result<(), MemoryError> {
         family.may_grow()?;
         let addresses = self.addresses(range);
         let revived = family.revive(&addresses)?;
@@ -65,9 +67,10 @@ impl Region {
         &mut self,
         family: &Family,
         planned: &[(u64, u64)],
+        place: Option<InLine>,
     ) -> Result<(), BlockError> {
         let sizes: Vec<u64> = planned.iter().map(|&(_, size)| size).collect();
-        let lent = family.lend(&sizes, 0)?;
+        let lent = family.lend(&sizes, 0, place)?;
         let (mappings, stuck) = (lent.len() as u64, self.space.stuck_count());
         let offsets = offsets(planned, &lent);
         let Err(failed) = self.place_lent(family, &offsets, lent) else {

@@ -69,7 +69,7 @@ impl Drop for TakesGuard {
 }
 
 /// Captures a stream into a graph.
-fn capture<B: Backing + 'static>(
+pub(super) fn capture<B: Backing + 'static>(
     rig: &Rig<B>,
     stream: &Stream,
     act: impl FnOnce(),
@@ -93,8 +93,11 @@ where
 }
 
 /// Launches a graph three times.
-fn launch_and_destroy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, graph: GraphExecHandle)
-where
+pub(super) fn launch_and_destroy<B: Backing + 'static>(
+    rig: &Rig<B>,
+    stream: &Stream,
+    graph: GraphExecHandle,
+) where
     Machine<B>: Driver,
 {
     // SAFETY: the stream is alive, and the graph was not destroyed before.

@@ -15,3 +15,4 @@ mod refused;
 mod reports;
 mod tenants;
 mod threads;
+mod waits;

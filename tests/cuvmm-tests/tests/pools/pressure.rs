@@ -9,9 +9,9 @@ use crate::common::{D0, G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::error::{BlockError, Shortage};
+use cuvmm::error::{BlockError, MemoryError, Shortage};
 use cuvmm::pool::Pressure;
-use cuvmm::{Block, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Limit, Pool, Stream, Tenant};
 
 /// A tenant whose hook gives up blocks, the last first, until it has given enough, and the calls of
 /// that hook.
@@ -345,6 +345,33 @@ on_both! {
         assert_eq!(*calls.lock().unwrap(), ["a", "b", "a", "b"]);
         tenants.lock().unwrap().clear();
         drop((used, others));
+    }
+
+    // I-86
+    fn a_hook_that_puts_blocks_to_sleep_waits_for_no_slot_of_the_request(rig) {
+        let pool = pool(rig, 8);
+        let tenants = Arc::new(Mutex::new(None::<Tenant>));
+        let of_hook = Arc::clone(&tenants);
+        let tenant = pool.tenant("a").on_shortage(move |_| {
+            let tenant = of_hook.lock().unwrap().clone().unwrap();
+            tenant.blocks().sleep(Contents::Discard).unwrap();
+        });
+        let tenant = tenant.register().unwrap();
+        *tenants.lock().unwrap() = Some(tenant.clone());
+        let long = Duration::from_secs(600);
+        let block = |granules| tenant.block(granules * G).capacity(8 * G).timeout(long);
+        let (mut grows, other) = (block(4).allocate().unwrap(), block(2).allocate().unwrap());
+        // The hook takes the block itself.
+        let refused = grows.grow_to(8 * G).unwrap_err();
+        assert!(matches!(refused, BlockError::Memory(MemoryError::Asleep(_))), "{refused}");
+        assert!(grows.is_asleep() && other.is_asleep());
+        tenant.blocks().wake().unwrap();
+        assert!(grows.fork(4 * G, 8 * G).is_err());
+        tenant.blocks().wake().unwrap();
+        let served = block(8).allocate().unwrap();
+        assert!(grows.is_asleep() && other.is_asleep());
+        drop((served, grows, other));
+        tenants.lock().unwrap().take();
     }
 
     fn what_is_stranded_is_not_shown_as_pending(rig) {

@@ -6,6 +6,7 @@ mod common;
 
 mod futures;
 mod heap;
+mod holders;
 mod kv;
 mod mem_pools;
 mod pools;

@@ -532,6 +532,31 @@ fn a_commit_waits_for_memory_of_others() {
 }
 
 #[test]
+fn a_commit_that_waits_has_nothing_out_that_another_waits_for() {
+    let rig = model();
+    let pool = pool(&rig, 8);
+    let tenants = ["a", "b"].map(|name| tenant(&pool, name));
+    let regions = tenants.each_ref().map(|tenant| {
+        let region = tenant.region(8 * G).largest_extent(G);
+        let mut region = region.timeout(Duration::from_secs(60)).reserve().unwrap();
+        region.commit(0..4 * G).unwrap();
+        region.decommit_after(0..4 * G, &[]).unwrap();
+        region
+    });
+    thread::scope(|scope| {
+        for mut region in regions {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    region.commit(0..8 * G).unwrap();
+                    region.decommit_after(0..8 * G, &[]).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(pool.stats().committed, 0);
+}
+
+#[test]
 fn a_commit_waits_for_the_end_of_a_removal() {
     let rig = model();
     let pool = pool(&rig, 8);

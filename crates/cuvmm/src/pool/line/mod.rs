@@ -10,6 +10,8 @@ mod serve;
 mod wait;
 mod wanted;
 
+use std::time::Duration;
+
 use self::queue::Queue;
 
 pub use pressure::{Pressure, PressureHook};
@@ -17,6 +19,21 @@ pub(in crate::pool) use relief::Demand;
 pub(in crate::pool) use wait::Attempt;
 pub(crate) use wait::{Wait, after};
 pub(in crate::pool) use wanted::{ExtentOptions, Wanted};
+
+/// The pause before requests that wait poll fences again, from 100 us on to 1.6 ms: it doubles each
+/// time. Memory that other threads free ends it at once; polling more often for memory that only
+/// the GPU can complete is not worth the pool's time.
+#[derive(Debug, Default)]
+struct Pause(Duration);
+
+impl Pause {
+    const BOUNDS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
+
+    fn next(&mut self) -> Duration {
+        self.0 = (2 * self.0).clamp(Self::BOUNDS.0, Self::BOUNDS.1);
+        self.0
+    }
+}
 
 /// The queue of futures, and the announcements to all requests that wait.
 #[derive(Debug, Default)]

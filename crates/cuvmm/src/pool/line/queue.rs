@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cuvmm_driver::StreamHandle;
 
+use super::Pause;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::ledger::{InLine, Lacking};
@@ -14,10 +15,6 @@ use crate::own::Stream;
 use crate::pool::accounts::TenantId;
 use crate::pool::ids::BlockPlace;
 use crate::size::Granularity;
-
-/// How soon the mapper polls again a fence that requests wait for: the first pause, and the
-/// longest. The pause doubles each time.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 #[derive(Clone, Debug)]
 pub(super) enum Want {
@@ -156,8 +153,8 @@ pub(super) struct Queue {
     /// `true` if the stream caches were emptied since a request joined the empty queue. No block
     /// goes there while requests wait.
     pub(super) swept: bool,
-    /// The current pause before the queue is searched again.
-    nap: Duration,
+    /// The pause before the queue is searched again.
+    pause: Pause,
 }
 
 impl Queue {
@@ -203,9 +200,11 @@ impl Queue {
 
     /// Returns the pause before the next search of the queue: shorter after a request was served.
     pub(super) fn nap(&mut self, served: bool) -> Option<Duration> {
-        let longer = (2 * self.nap).clamp(LOOK_AGAIN.0, LOOK_AGAIN.1);
-        self.nap = if served { LOOK_AGAIN.0 } else { longer };
-        (!self.is_empty()).then_some(self.nap)
+        if served {
+            self.pause = Pause::default();
+        }
+        let pause = self.pause.next();
+        (!self.is_empty()).then_some(pause)
     }
 
     /// Appends a request; returns its number.
@@ -221,7 +220,7 @@ impl Queue {
         // A pass over the empty queue may have emptied the caches while no request waited.
         self.swept &= !self.requests.is_empty();
         self.next += 1;
-        self.nap = Duration::ZERO;
+        self.pause = Pause::default();
         if let Want::Notification(..) = want {
             self.listeners.insert(number);
         } else {

@@ -1,24 +1,21 @@
 //! How a request waits for memory: not at all, for pressure hooks, or until a deadline. No module
 //! below this waits for memory.
 //!
-//! Keeps I-46 and I-47.
+//! Keeps I-46, I-47 and I-86.
 
 use std::time::{Duration, Instant};
 
+use super::Pause;
 use super::relief::Demand;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{Lacking, Waiting};
+use crate::ledger::{InLine, Lacking, Waiting};
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
+use crate::pool::tenant::Tenant;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-
-/// How long a waiting request sleeps before it polls the fences again: the first pause, and the
-/// longest. The pause doubles each time. Memory that other threads free ends it at once; polling
-/// more often for memory that only the GPU can complete is not worth the pool's time.
-const POLL_PAUSE: (Duration, Duration) = (Duration::from_micros(100), Duration::from_micros(1600));
 
 /// How often an operation that finds too little memory waits for other operations in flight.
 const ATTEMPTS: usize = 32;
@@ -71,6 +68,28 @@ impl Wait {
             Self::Until(deadline) => Some(deadline),
             Self::Never | Self::Hooks | Self::Turn { .. } => None,
         }
+    }
+}
+
+impl Tenant {
+    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
+    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
+    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
+    /// returns `true`. The attempt is given the request's place in the line of a ledger.
+    pub(crate) fn wait_for<T>(
+        &self,
+        bytes: u64,
+        wait: Wait,
+        wanted: &dyn Fn() -> bool,
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        let core = self.core();
+        core.request_while(self.id(), bytes, wait, wanted, |state| {
+            let place = state.place;
+            Core::unlock(state);
+            let outcome = attempt(place);
+            (core.lock(), outcome)
+        })
     }
 }
 
@@ -215,7 +234,7 @@ impl Core {
         }
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
-        let mut nap = POLL_PAUSE.0;
+        let mut pause = Pause::default();
         let mut told = state.line.told();
         let mut in_ledger = None;
         (state, outcome) = attempt(state);
@@ -227,10 +246,9 @@ impl Core {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };
-            (state, told) = self.pause(state, told, left.min(nap))?;
+            (state, told) = self.pause(state, told, left.min(pause.next()))?;
             // The pause may have released the lock.
             state.place = in_ledger.as_ref().map(Waiting::place);
-            nap = (2 * nap).min(POLL_PAUSE.1);
             (state, outcome) = attempt(state);
         }
         Ok((state, outcome))

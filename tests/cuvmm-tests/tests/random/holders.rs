@@ -1,0 +1,521 @@
+//! Random programs of all holders of one pool's memory: blocks, heaps, heaps for graphs and memory
+//! pools of the driver, of two tenants, beside held streams, captures under a guard, limits, sleep
+//! and failures of the driver.
+//!
+//! The reference knows what lives, and the byte that each holds. Memory that two of them had in
+//! common would change its bytes; memory that was unmapped too soon loses the context. The device
+//! never holds more than is charged.
+#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use crate::common;
+use crate::common::books::figures;
+use crate::common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, CaptureMode, DeviceAddress, Driver};
+use cuvmm::pool::CaptureGuard;
+use cuvmm::{
+    Allocation, Block, Contents, Heap, HostStore, Limit, Pool, PoolAllocation, Stream, Tenant,
+    TenantMemPool,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+const LIMIT: u64 = 64;
+
+/// Streams for work, and one for captures.
+const STREAMS: usize = 2;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Block {
+        tenant: usize,
+        granules: u64,
+        home: Option<usize>,
+    },
+    Grow {
+        index: usize,
+        by: u64,
+    },
+    Shrink {
+        index: usize,
+    },
+    Fork {
+        index: usize,
+    },
+    Heap {
+        tenant: usize,
+        size: u64,
+        stream: usize,
+    },
+    MemPool {
+        granules: u64,
+        stream: usize,
+    },
+    Drop {
+        index: usize,
+    },
+    Sleep {
+        tenant: usize,
+        keep: bool,
+    },
+    Wake {
+        tenant: usize,
+    },
+    Hold {
+        stream: usize,
+    },
+    Release {
+        stream: usize,
+    },
+    /// Begins a capture under a guard; ends the one that runs.
+    Capture,
+    /// Allocates and frees in the capture that runs.
+    Captured {
+        size: u64,
+    },
+    Guard,
+    Limit {
+        granules: u64,
+    },
+    TenantLimit {
+        tenant: usize,
+        granules: u64,
+    },
+    Trim {
+        granules: u64,
+    },
+    Fail {
+        nth: u64,
+    },
+    Heal,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (tenant, stream) = (|| 0..2_usize, || 0..STREAMS);
+    let index = any::<usize>;
+    prop_oneof![
+        8 => (tenant(), 1..20_u64, proptest::option::of(stream()))
+            .prop_map(|(tenant, granules, home)| Step::Block { tenant, granules, home }),
+        3 => (index(), 1..8_u64).prop_map(|(index, by)| Step::Grow { index, by }),
+        2 => index().prop_map(|index| Step::Shrink { index }),
+        3 => index().prop_map(|index| Step::Fork { index }),
+        8 => (tenant(), 1..16 * G, stream())
+            .prop_map(|(tenant, size, stream)| Step::Heap { tenant, size, stream }),
+        3 => (1..20_u64, stream()).prop_map(|(granules, stream)| Step::MemPool { granules, stream }),
+        14 => index().prop_map(|index| Step::Drop { index }),
+        1 => (tenant(), any::<bool>()).prop_map(|(tenant, keep)| Step::Sleep { tenant, keep }),
+        2 => tenant().prop_map(|tenant| Step::Wake { tenant }),
+        3 => stream().prop_map(|stream| Step::Hold { stream }),
+        4 => stream().prop_map(|stream| Step::Release { stream }),
+        3 => Just(Step::Capture),
+        4 => (1..8 * G).prop_map(|size| Step::Captured { size }),
+        1 => Just(Step::Guard),
+        1 => (16..=LIMIT).prop_map(|granules| Step::Limit { granules }),
+        1 => (tenant(), 8..=LIMIT)
+            .prop_map(|(tenant, granules)| Step::TenantLimit { tenant, granules }),
+        2 => (0..LIMIT).prop_map(|granules| Step::Trim { granules }),
+        1 => (1..20_u64).prop_map(|nth| Step::Fail { nth }),
+        2 => Just(Step::Heal),
+    ]
+}
+
+enum Memory {
+    Block(Block),
+    Allocation(Allocation),
+    OfDriver(PoolAllocation),
+}
+
+struct Live {
+    memory: Memory,
+    /// The byte at both ends, if known.
+    byte: Option<u8>,
+}
+
+impl Live {
+    fn range(&self) -> (u64, u64) {
+        match &self.memory {
+            Memory::Block(block) => (block.address().0, block.size()),
+            Memory::Allocation(memory) => (memory.address().0, memory.size()),
+            Memory::OfDriver(memory) => (memory.address().0, memory.size()),
+        }
+    }
+
+    fn block(&mut self) -> Option<&mut Block> {
+        match &mut self.memory {
+            Memory::Block(block) => Some(block),
+            Memory::Allocation(_) | Memory::OfDriver(_) => None,
+        }
+    }
+}
+
+struct Run<'a, B: Backing + 'static>
+where
+    Machine<B>: Driver,
+{
+    rig: &'a Rig<B>,
+    // Fields in drop order.
+    live: Vec<Live>,
+    capture: Option<CaptureGuard>,
+    guard: Option<CaptureGuard>,
+    heaps: Vec<Heap>,
+    graphs: Heap,
+    of_driver: TenantMemPool,
+    store: HostStore,
+    tenants: [Tenant; 2],
+    streams: Vec<Stream>,
+    held: [bool; STREAMS],
+    pool: Pool,
+    next: u8,
+    failing: bool,
+}
+
+impl<B: Backing + 'static> Drop for Run<'_, B>
+where
+    Machine<B>: Driver,
+{
+    /// Disarms faults and lets streams go, also after a failure.
+    fn drop(&mut self) {
+        self.rig.faults.disarm();
+        self.rig.machine.release_all_streams(D0);
+    }
+}
+
+impl<'a, B: Backing + 'static> Run<'a, B>
+where
+    Machine<B>: Driver,
+{
+    fn new(rig: &'a Rig<B>) -> Self {
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(LIMIT * G));
+        let pool = pool.build().unwrap();
+        let tenants = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let heap = |tenant| Heap::builder(tenant).addresses(1 << 30);
+        let heaps = tenants.iter().map(|tenant| heap(tenant).build().unwrap());
+        Self {
+            rig,
+            live: vec![],
+            capture: None,
+            guard: None,
+            heaps: heaps.collect(),
+            graphs: heap(&tenants[0]).for_graphs(true).build().unwrap(),
+            of_driver: tenants[1].memory_pool(32 * G).build().unwrap(),
+            store: HostStore::builder(&rig.device)
+                .ordinary(LIMIT * G)
+                .build()
+                .unwrap(),
+            streams: (0..=STREAMS)
+                .map(|_| Stream::new(&rig.device).unwrap())
+                .collect(),
+            tenants,
+            held: [false; STREAMS],
+            pool,
+            next: 0,
+            failing: false,
+        }
+    }
+
+    /// Notes new memory, and has a kernel write to both of its ends.
+    fn made<E: std::fmt::Display>(
+        &mut self,
+        made: Result<Memory, E>,
+        stream: usize,
+        is_short: impl Fn(&E) -> bool,
+    ) {
+        match made {
+            Ok(memory) => {
+                let mut live = Live { memory, byte: None };
+                self.stamp(&mut live, stream);
+                self.live.push(live);
+            }
+            Err(error) => assert!(self.failing || is_short(&error), "{error}"),
+        }
+    }
+
+    fn stamp(&mut self, live: &mut Live, stream: usize) {
+        self.next = self.next % 250 + 1;
+        let ((at, size), byte) = (live.range(), self.next);
+        let ends = [at, at + size - 1].map(|at| (DeviceAddress(at), 1, byte));
+        let stream = self.streams[stream].as_raw();
+        let queued = self
+            .rig
+            .machine
+            .queue_kernel(D0, stream, vec![], ends.to_vec());
+        queued.unwrap();
+        live.byte = Some(byte);
+    }
+
+    fn pick(&mut self, index: usize) -> Option<&mut Live> {
+        let count = self.live.len();
+        (count > 0).then(|| &mut self.live[index % count])
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Block {
+                tenant,
+                granules,
+                home,
+            } => {
+                let block = self.tenants[tenant].block(granules * G).capacity(LIMIT * G);
+                let block = match home {
+                    Some(home) => block.home_stream(&self.streams[home]).allocate(),
+                    None => block.allocate(),
+                };
+                let made = block.map(Memory::Block);
+                self.made(made, home.unwrap_or(0), |error| error.is_shortage());
+            }
+            Step::Grow { index, by } => {
+                let failing = self.failing;
+                let Some(block) = self.pick(index).and_then(Live::block) else {
+                    return;
+                };
+                let (before, to) = (block.size(), block.size() + by * G);
+                match block.grow_to(to.min(LIMIT * G)) {
+                    Ok(()) => self.pick(index).unwrap().byte = None,
+                    Err(error) => {
+                        let asleep = block.is_asleep();
+                        assert!(failing || asleep || error.is_shortage(), "{error}");
+                        assert_eq!(block.size(), before);
+                    }
+                }
+            }
+            Step::Shrink { index } => {
+                let failing = self.failing;
+                let Some(live) = self.pick(index) else { return };
+                let Some(block) = live.block() else { return };
+                let shrunk = block.shrink_to(block.size().div_ceil(2));
+                assert!(failing || block.is_asleep() || shrunk.is_ok(), "{shrunk:?}");
+                live.byte = live.byte.filter(|_| shrunk.is_err());
+            }
+            Step::Fork { index } => {
+                let Some(live) = self.pick(index) else { return };
+                let Some(block) = live.block() else { return };
+                let (size, asleep) = (block.size(), block.is_asleep());
+                let (forked, byte) = (block.fork(size, size), live.byte);
+                match forked {
+                    Ok(fork) => self.live.push(Live {
+                        memory: Memory::Block(fork),
+                        byte,
+                    }),
+                    Err(error) => assert!(self.failing || asleep || error.is_shortage(), "{error}"),
+                }
+            }
+            Step::Heap {
+                tenant,
+                size,
+                stream,
+            } => {
+                let made = self.heaps[tenant].allocate(size, 1, &self.streams[stream]);
+                let made = made.map(Memory::Allocation);
+                self.made(made, stream, |error| error.is_out_of_memory());
+            }
+            // The program's own call would break its capture.
+            Step::MemPool { granules, stream } if self.capture.is_none() => {
+                let made = self
+                    .of_driver
+                    .allocate_on(&self.streams[stream], granules * G);
+                let made = made.map(Memory::OfDriver);
+                self.made(made, stream, |error| error.is_out_of_memory());
+            }
+            Step::Drop { index } => {
+                let Some(live) = self.pick(index) else { return };
+                let is_drivers = matches!(live.memory, Memory::OfDriver(_));
+                if !is_drivers || (self.capture.is_none() && !self.failing) {
+                    let index = index % self.live.len();
+                    drop(self.live.swap_remove(index));
+                }
+            }
+            Step::Sleep { tenant, keep } if !self.held.contains(&true) => {
+                let contents = match keep {
+                    true => Contents::Keep(&self.store),
+                    false => Contents::Discard,
+                };
+                let slept = self.tenants[tenant].blocks().sleep(contents);
+                let guarded = self.capture.is_some() || self.guard.is_some();
+                assert!(self.failing || guarded || slept.is_ok(), "{slept:?}");
+                if !keep || slept.is_err() {
+                    self.forget_bytes();
+                }
+            }
+            Step::Wake { tenant } => {
+                let woken = self.tenants[tenant].blocks().wake();
+                if let Err(error) = woken {
+                    let guarded = self.capture.is_some() || self.guard.is_some();
+                    assert!(
+                        self.failing || guarded || error.shortage().is_some(),
+                        "{error}"
+                    );
+                }
+            }
+            Step::Hold { stream } => {
+                self.rig.machine.hold(D0, self.streams[stream].as_raw());
+                self.held[stream] = true;
+            }
+            Step::Release { stream } => {
+                let stream_of = self.streams[stream].as_raw();
+                self.rig.machine.release_stream(D0, stream_of);
+                self.held[stream] = false;
+            }
+            Step::Capture => match self.capture.take() {
+                Some(guard) => self.end_capture(guard),
+                None => self.begin_capture(),
+            },
+            Step::Captured { size } if self.capture.is_some() => {
+                let made = self.graphs.allocate(size, 1, &self.streams[STREAMS]);
+                if let Err(error) = made {
+                    assert!(self.failing || error.is_out_of_memory(), "{error}");
+                }
+            }
+            Step::Guard => {
+                self.guard = match self.guard.take() {
+                    Some(_) => None,
+                    None => Some(self.pool.capture_guard()),
+                }
+            }
+            Step::Limit { granules } => drop(self.pool.set_limit(Limit::Bytes(granules * G))),
+            Step::TenantLimit { tenant, granules } => {
+                drop(self.tenants[tenant].set_limit(granules * G));
+            }
+            Step::Trim { granules } => drop(self.pool.trim(granules * G)),
+            Step::Fail { nth } => {
+                self.rig.faults.disarm();
+                self.rig
+                    .faults
+                    .arm(Fault::nth(nth, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+                self.failing = true;
+            }
+            Step::Heal => self.heal(),
+            Step::MemPool { .. } | Step::Sleep { .. } | Step::Captured { .. } => {}
+        }
+    }
+
+    fn heal(&mut self) {
+        self.rig.faults.disarm();
+        self.failing = false;
+    }
+
+    fn forget_bytes(&mut self) {
+        for live in &mut self.live {
+            if live.block().is_some() {
+                live.byte = None;
+            }
+        }
+    }
+
+    fn begin_capture(&mut self) {
+        self.heal();
+        let guard = self.pool.capture_guard();
+        let stream = self.streams[STREAMS].as_raw();
+        // SAFETY: the stream is alive.
+        let begun = unsafe {
+            self.rig
+                .machine
+                .capture_begin(D0, stream, CaptureMode::GLOBAL)
+        };
+        begun.unwrap();
+        self.capture = Some(guard);
+    }
+
+    /// Ends a capture that no operation of any holder may have broken.
+    fn end_capture(&mut self, guard: CaptureGuard) {
+        self.heal();
+        let stream = self.streams[STREAMS].as_raw();
+        // SAFETY: the stream is alive, and the graph is destroyed once.
+        unsafe {
+            let graph = self.rig.machine.capture_end(D0, stream).unwrap();
+            self.rig.machine.graph_destroy(D0, graph).unwrap();
+        }
+        drop(guard);
+    }
+
+    fn check(&self) {
+        assert!(self.rig.device.lost().is_none());
+        let stats = figures(&self.pool);
+        let info = self.rig.machine.memory_info(D0).unwrap();
+        let used = info.total - info.free;
+        let counted = stats.committed + stats.free + stats.quarantined;
+        assert!(used <= counted, "{used} of {counted}: {stats:#?}");
+        assert!(counted <= LIMIT * G, "{stats:#?}");
+        if self.capture.is_some() || !self.rig.keeps_bytes() || self.held.contains(&true) {
+            return;
+        }
+        for live in &self.live {
+            let asleep = matches!(&live.memory, Memory::Block(block) if block.is_asleep());
+            let Some(byte) = live.byte.filter(|_| !asleep) else {
+                continue;
+            };
+            let (at, size) = live.range();
+            for end in [at, at + size - 1] {
+                let seen = common::copy(self.rig, end & !3).map(|bytes| bytes[(end % 4) as usize]);
+                assert_eq!(seen, Some(byte), "{end:#x} in {size} bytes at {at:#x}");
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(guard) = self.capture.take() {
+            self.end_capture(guard);
+        }
+        self.heal();
+        self.guard = None;
+        self.rig.machine.release_all_streams(D0);
+        self.held = [false; STREAMS];
+        self.check();
+        self.live.clear();
+    }
+}
+
+fn run<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], faults: bool)
+where
+    Machine<B>: Driver,
+{
+    let mut program = Run::new(&rig);
+    for step in steps {
+        if faults || !matches!(step, Step::Fail { .. }) {
+            program.step(step);
+            program.check();
+        }
+    }
+    program.end();
+    let pool = program.pool.clone();
+    drop(program);
+    let failures = rig.device.drop_failures();
+    let closed = pool.close();
+    assert!(closed.is_ok() || failures > 0, "{:?}", closed.err());
+    if failures == 0 {
+        common::nothing_left(rig);
+    }
+}
+
+fn programs(usual: u32, faults: bool, host: bool) {
+    let config = Config {
+        cases: common::cases(usual),
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let steps = prop::collection::vec(step(), 1..80);
+    let outcome = TestRunner::new(config).run(&steps, |steps| {
+        match host {
+            true => run::<HostMemory>(common::host(), &steps, faults),
+            false => run(common::model(), &steps, faults),
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn programs_of_all_holders() {
+    programs(30, false, false);
+}
+
+#[test]
+fn programs_of_all_holders_with_faults() {
+    programs(30, true, false);
+}
+
+#[test]
+fn programs_of_all_holders_over_real_memory() {
+    programs(10, true, true);
+}

@@ -1125,6 +1125,13 @@ fn a_region_commits_again_what_it_withdrew_while_another_tenant_takes_it() {
                         region.decommit_after(range, &[]).unwrap();
                     }
                 }
+                if region.commit(0..G).is_ok()
+                    && let Ok(fork) = region.fork(&[])
+                {
+                    drop(region);
+                    yield_now();
+                    assert!(fork.is_committed(0..G));
+                }
             });
             scope.spawn(|| {
                 let wanted = b.block(3 * G).timeout(FOREVER).allocate();

@@ -199,7 +199,8 @@ impl<'a> RegionBuilder<'a> {
             pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
             register: Register::new(self.device, family.clone()),
-            supply: family.map_or(Supply::Device, Supply::lent_to),
+            supply: Supply::of(family),
+            ending: None,
         };
         for guest in &self.guests {
             if let Some(device) = guest.named() {
@@ -265,7 +266,8 @@ impl Region {
             pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
             register: Register::new(self.device(), family.clone()),
-            supply: family.map_or(Supply::Device, Supply::lent_to),
+            supply: Supply::of(family),
+            ending: None,
         })
     }
 

@@ -140,7 +140,8 @@ impl Region {
         range: &Range<u64>,
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
-        self.revive(family, range)?;
+        family.may_grow()?;
+        self.take_back(family, range);
         self.clear_for(range)?;
         let planned = self.plan(range, None).into_iter();
         let planned: Vec<(u64, u64)> = planned.map(|it| (it.offset, it.size)).collect();
@@ -166,9 +167,11 @@ impl Region {
         {
             return Err(MemoryError::ReadOnly(cut.offset..cut.end()));
         }
-        foreign
-            .iter()
-            .try_for_each(|extent| self.purge_in(&(extent.offset..extent.end())))
+        foreign.iter().try_for_each(|extent| {
+            let range = extent.offset..extent.end();
+            self.note_pending(&range);
+            self.purge_in(&range)
+        })
     }
 
     fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {

@@ -131,7 +131,9 @@ impl Region {
     /// its bytes.
     pub(super) fn withdrawn_physicals(&self) -> Vec<(PhysicalHandle, u64)> {
         match self.supply.family() {
-            Some(family) => family.withdrawn_in(&self.addresses(&(0..self.space.size()))),
+            Some(family) => family
+                .shared
+                .withdrawn_in(&self.addresses(&(0..self.space.size()))),
             None => Vec::new(),
         }
     }
@@ -139,7 +141,8 @@ impl Region {
     /// The bytes of withdrawn extents that overlap a range and that the pool may take.
     pub(super) fn withdrawn_bytes(&self, range: &Range<u64>) -> u64 {
         let family = self.supply.family().into_iter();
-        let withdrawn = family.flat_map(|family| family.withdrawn_in(&self.addresses(range)));
+        let withdrawn =
+            family.flat_map(|family| family.shared.withdrawn_in(&self.addresses(range)));
         withdrawn.map(|(_, size)| size).sum()
     }
 

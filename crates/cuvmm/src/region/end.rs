@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::Region;
-use super::family::{Ending, Family, Supply};
+use super::family::{Ending, Family};
 use crate::error::CallError;
 use crate::extents::{Extent, Fence, Unused};
 use crate::own::{CloseError, CloseRefusal};
@@ -90,7 +90,7 @@ impl Region {
         let retried = self.space.proved(proof).retry_stuck();
         family.give_back(Vec::new(), stuck - self.space.stuck_count());
         let all = self.addresses(&(0..self.size()));
-        let left = match family.withdrawn_in(&all).is_empty() {
+        let left = match family.shared.withdrawn_in(&all).is_empty() {
             true => Ok(()),
             false => Err(CallError::InUse),
         };
@@ -108,10 +108,7 @@ impl Region {
         self.withdraw_all(&fence);
         let ending = Ending::new(family, self.space.hand_on());
         self.register.leave_space(&ending);
-        // Dropped behind the region's own space.
-        if let Supply::Tenant { ending: last, .. } = &mut self.supply {
-            *last = Some(ending);
-        }
+        self.ending = Some(ending);
     }
 }
 

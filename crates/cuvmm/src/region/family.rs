@@ -11,8 +11,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use cuvmm_driver::PhysicalHandle;
-
 use super::holder::{ANYWHERE, Shared};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
@@ -35,24 +33,19 @@ pub(super) struct Family {
 /// Where a region's memory comes from.
 pub(super) enum Supply {
     Device,
-    Tenant {
-        /// Set when the region is being dropped. Fields are dropped in this order.
-        ending: Option<Arc<Ending>>,
-        family: Arc<Family>,
-    },
+    Tenant(Arc<Family>),
 }
 
 impl Supply {
-    pub(super) const fn lent_to(family: Arc<Family>) -> Self {
-        let ending = None;
-        Self::Tenant { ending, family }
+    pub(super) fn of(family: Option<Arc<Family>>) -> Self {
+        family.map_or(Self::Device, Self::Tenant)
     }
 
     /// The holder of the tenant's pool that the region belongs to, unless it is in no tenant.
     pub(super) const fn family(&self) -> Option<&Arc<Family>> {
         match self {
             Self::Device => None,
-            Self::Tenant { family, .. } => Some(family),
+            Self::Tenant(family) => Some(family),
         }
     }
 
@@ -60,7 +53,7 @@ impl Supply {
     pub(super) const fn check_no_tenant(&self, what: &'static str) -> Result<(), MemoryError> {
         match self {
             Self::Device => Ok(()),
-            Self::Tenant { .. } => Err(MemoryError::InTenant(what)),
+            Self::Tenant(_) => Err(MemoryError::InTenant(what)),
         }
     }
 }
@@ -209,49 +202,17 @@ impl Family {
         }
     }
 
-    /// Takes all withdrawn extents that overlap a range of addresses back.
-    pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
-        self.shared.take_back(range, |_| true)
-    }
-
-    /// Takes the withdrawn extents that overlap a range of addresses back, to commit them again.
-    /// Unmaps those that another region or alias shows too, or that may only be read. Returns the
-    /// bytes of these if their fences are not complete.
-    pub(super) fn revive(
-        &self,
-        range: &Range<u64>,
-    ) -> Result<Result<Vec<(Placed, Fence)>, u64>, CallError> {
-        let foreign = |placed: &Placed| !placed.is_own();
-        let left = || self.shared.withdrawn_in(range, foreign);
-        if !left().is_empty() {
-            self.purge(range, foreign)?;
-        }
-        let left: u64 = left().into_iter().map(|(_, size)| size).sum();
-        Ok(match left {
-            0 => Ok(self.shared.take_back(range, Placed::is_own)),
-            bytes => Err(bytes),
-        })
-    }
-
-    pub(super) fn withdrawn_in(&self, range: &Range<u64>) -> Vec<(PhysicalHandle, u64)> {
-        self.shared.withdrawn_in(range, |_| true)
-    }
-
     /// Gives the pool the withdrawn extents that overlap a range and whose fences are complete, and
     /// the addresses of dropped regions. Returns the bytes. Does nothing while a capture guard
     /// lives.
-    pub(super) fn purge(
-        &self,
-        range: &Range<u64>,
-        which: impl Fn(&Placed) -> bool,
-    ) -> Result<u64, CallError> {
+    pub(super) fn purge(&self, range: &Range<u64>) -> Result<u64, CallError> {
         self.tenant.device().own_process()?;
         // Not under the lock of the regions: the pool's lock is never taken under it.
         let Some(polling) = self.tenant.polling() else {
             return Ok(0);
         };
         let polled = self.shared.poll();
-        let given = self.shared.give_in(range, u64::MAX, which);
+        let given = self.shared.give_in(range, u64::MAX);
         drop(polling);
         let (bytes, error) = (given.bytes(), given.error);
         self.tenant.give_up(self.holder, given);
@@ -260,7 +221,7 @@ impl Family {
     }
 
     pub(super) fn purge_all(&self) -> Result<u64, CallError> {
-        self.purge(&ANYWHERE, |_| true)
+        self.purge(&ANYWHERE)
     }
 
     /// Zeroes ranges of a space on the home stream (`cuMemsetD8Async`), and waits. An error comes

@@ -207,17 +207,11 @@ impl Shared {
         });
     }
 
-    /// Takes those withdrawn extents that overlap a range, and that `which` names, back from the
-    /// pool. Waits for the end of a removal.
-    pub(super) fn take_back(
-        &self,
-        range: &Range<u64>,
-        which: impl Fn(&Placed) -> bool,
-    ) -> Vec<(Placed, Fence)> {
+    /// Takes the withdrawn extents that overlap a range back from the pool. Waits for the end of a
+    /// removal.
+    pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
         self.with_settled(range, |state| {
-            let here = state.meeting(range);
-            let here = here.filter(|(_, one)| one.placed.as_ref().is_some_and(&which));
-            let here: Vec<u64> = here.map(|(at, _)| at).collect();
+            let here: Vec<u64> = state.meeting(range).map(|(at, _)| at).collect();
             let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
             taken
                 .filter_map(|one| Some((one.placed?, one.fence)))
@@ -225,20 +219,15 @@ impl Shared {
         })
     }
 
-    /// Returns the physicals of withdrawn extents that overlap a range, and that `which` names, each
-    /// with its bytes. Waits for the end of a removal. Nothing in a forked child.
-    pub(super) fn withdrawn_in(
-        &self,
-        range: &Range<u64>,
-        which: impl Fn(&Placed) -> bool,
-    ) -> Vec<(PhysicalHandle, u64)> {
+    /// Returns the physicals of withdrawn extents that overlap a range, each with its bytes. Waits
+    /// for the end of a removal. Nothing in a forked child.
+    pub(super) fn withdrawn_in(&self, range: &Range<u64>) -> Vec<(PhysicalHandle, u64)> {
         if self.device.is_forked() {
             return Vec::new();
         }
         self.with_settled(range, |state| {
-            let here = state.meeting(range).map(|(_, one)| one);
-            let here = here.filter(|one| one.placed.as_ref().is_some_and(&which));
-            here.map(|one| (one.handle, one.size)).collect()
+            let here = state.meeting(range).map(|(_, one)| (one.handle, one.size));
+            here.collect()
         })
     }
 
@@ -248,20 +237,11 @@ impl Shared {
 
     /// Unmaps withdrawn extents that overlap a range and whose fences are known to be complete
     /// (`cuMemUnmap`), the first withdrawn first, until they have `wanted` bytes.
-    pub(super) fn give_in(
-        &self,
-        range: &Range<u64>,
-        wanted: u64,
-        which: impl Fn(&Placed) -> bool,
-    ) -> Given {
-        let ready = self.with(|state| {
+    pub(super) fn give_in(&self, range: &Range<u64>, wanted: u64) -> Given {
+        let ready: BTreeMap<u64, u64> = self.with(|state| {
             let here = state.meeting(range);
-            let ready = here.filter(|(_, one)| {
-                one.fence.is_complete() && one.placed.as_ref().is_some_and(&which)
-            });
-            ready
-                .map(|(at, one)| (one.number, at))
-                .collect::<BTreeMap<_, _>>()
+            let ready = here.filter(|(_, one)| one.fence.is_complete());
+            ready.map(|(at, one)| (one.number, at)).collect()
         });
         let (mut given, mut bytes) = (Given::default(), 0);
         for (number, at) in ready {
@@ -333,7 +313,7 @@ impl Holder for Shared {
     }
 
     fn give(&self, wanted: u64) -> Given {
-        self.give_in(&ANYWHERE, wanted, |_| true)
+        self.give_in(&ANYWHERE, wanted)
     }
 
     fn tidy(&self) -> Given {
@@ -417,15 +397,13 @@ mod tests {
         assert_eq!(given.extents[0].last_writer.unwrap().by, 7);
         assert!(shared.with(|state| !state.withdrawn.contains_key(&first)));
         // Taken back and withdrawn again, it is the last.
-        let again = shared.take_back(&(first + 2 * G..first + 3 * G), |_| true);
+        let again = shared.take_back(&(first + 2 * G..first + 3 * G));
         assert_eq!(again.len(), 1);
         assert_eq!(figures(&shared), [3, 1, 1, 2]);
         shared.withdraw(again.into_iter());
         assert_eq!(shared.give(G).bytes(), G);
         assert_eq!(
-            shared
-                .withdrawn_in(&(first + 2 * G..first + 3 * G), |_| true)
-                .len(),
+            shared.withdrawn_in(&(first + 2 * G..first + 3 * G)).len(),
             1
         );
         rig.finish(&busy);

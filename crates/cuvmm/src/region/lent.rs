@@ -8,40 +8,16 @@ use std::ops::Range;
 
 use super::Region;
 use super::family::Family;
-use crate::error::{BlockError, MemoryError};
-use crate::extents::{Fence, PlaceError, Placed, Unmapped};
+use crate::error::BlockError;
+use crate::extents::{Fence, Unmapped};
 use crate::ledger::InLine;
 
-/// A commit that failed: the memory to give back, and the work that may use what is mapped.
-struct Failed {
-    error: BlockError,
-    back: Vec<Unmapped>,
-    running: Fence,
-}
-
 impl Region {
-    /// Takes the withdrawn extents of a range back from the pool of the region's tenant, to commit
-    /// them again.
-    pub(super) fn revive(
-        &mut self,
-        family: &Family,
-        range: &Range<u64>,
-    ) -> Result<(), MemoryError> {
-        family.may_grow()?;
-        let addresses = self.addresses(range);
-        let revived = family.revive(&addresses)?;
-        let revived = revived.map_err(|bytes| MemoryError::PendingFree {
-            range: range.clone(),
-            bytes,
-        })?;
-        self.adopt_all(revived);
-        Ok(())
-    }
-
-    fn adopt_all(&mut self, extents: Vec<(Placed, Fence)>) {
-        let base = self.address().0;
-        for (placed, fence) in extents {
-            self.withdrawn.insert(placed.address().0 - base, fence);
+    /// Takes the withdrawn extents of a range back from the pool of the region's tenant.
+    pub(super) fn take_back(&mut self, family: &Family, range: &Range<u64>) {
+        for (placed, fence) in family.shared.take_back(&self.addresses(range)) {
+            let offset = placed.address().0 - self.address().0;
+            self.withdrawn.insert(offset, fence);
             self.space.adopt(placed);
         }
     }
@@ -53,8 +29,7 @@ impl Region {
         };
         let all = 0..self.size();
         if !self.device().is_forked() {
-            let extents = family.take_back(&self.addresses(&all));
-            self.adopt_all(extents);
+            self.take_back(&family, &all);
         }
         let done = change(self);
         self.note_pending(&all);
@@ -62,7 +37,8 @@ impl Region {
     }
 
     /// Commits planned extents, each with its offset and size, with memory that the tenant's pool
-    /// lends. All or nothing; memory whose zeroing failed and may still run is pending free.
+    /// lends. All or nothing, except that memory whose zeroing failed and may still run is left
+    /// withdrawn behind it.
     pub(super) fn commit_lent(
         &mut self,
         family: &Family,
@@ -71,81 +47,18 @@ impl Region {
     ) -> Result<(), BlockError> {
         let sizes: Vec<u64> = planned.iter().map(|&(_, size)| size).collect();
         let lent = family.lend(&sizes, 0, place)?;
-        let (mappings, stuck) = (lent.len() as u64, self.space.stuck_count());
+        let charged = self.space.count() + self.space.stuck_count() + lent.len() as u64;
         let offsets = offsets(planned, &lent);
-        let Err(failed) = self.place_lent(family, &offsets, lent) else {
+        let mut back = Vec::new();
+        let placed = self.place_lent(family, &offsets, lent, &mut back);
+        let placed = placed.map_err(|error| (error, Fence::complete()));
+        let cleared = placed.and_then(|used| family.clear(&self.space, &used));
+        let Err((error, running)) = cleared else {
             return Ok(());
         };
-        let (back, pending) = self.undo_lent(family, &offsets, &failed.running, failed.back);
-        let kept = pending + self.space.stuck_count() - stuck;
-        family.give_back(back, mappings - kept);
-        Err(failed.error)
-    }
-
-    fn place_lent(
-        &mut self,
-        family: &Family,
-        offsets: &[u64],
-        lent: Vec<Unmapped>,
-    ) -> Result<(), Box<Failed>> {
-        let mut used: Vec<Range<u64>> = Vec::new();
-        let checked = self.check_mapping_limit(lent.len() as u64, 0);
-        let mut refused = checked.err().map(BlockError::from);
-        let mut lent = offsets.iter().zip(lent);
-        let mut back = Vec::new();
-        while refused.is_none()
-            && let Some((&offset, unmapped)) = lent.next()
-        {
-            let end = offset + unmapped.size();
-            if unmapped.last_writer.is_some() {
-                match used.last_mut() {
-                    Some(last) if last.end == offset => last.end = end,
-                    _ => used.push(offset..end),
-                }
-            }
-            let physical = unmapped.physical.clone();
-            let Err(failed) = self.space.place(offset, vec![unmapped]) else {
-                continue;
-            };
-            let PlaceError {
-                error,
-                physicals,
-                stuck,
-            } = failed;
-            // The pool quarantines a physical that is stuck in a mapping.
-            back.extend((stuck > 0).then(|| Unmapped::fresh(physical)));
-            back.extend(physicals);
-            refused = Some(family.tenant.not_placed(error));
-        }
-        back.extend(lent.map(|(_, unmapped)| unmapped));
-        let (error, running) = match refused {
-            Some(error) => (error, Fence::complete()),
-            None => match family.clear(&self.space, &used) {
-                Ok(()) => return Ok(()),
-                Err(failed) => failed,
-            },
-        };
-        Err(Box::new(Failed {
-            error,
-            back,
-            running,
-        }))
-    }
-
-    /// Takes out the extents that a failed commit has placed. Returns the physicals to give back,
-    /// and the number of extents that stay mapped behind running work.
-    fn undo_lent(
-        &mut self,
-        family: &Family,
-        offsets: &[u64],
-        running: &Fence,
-        mut back: Vec<Unmapped>,
-    ) -> (Vec<Unmapped>, u64) {
-        let mut kept = Vec::new();
         for &offset in offsets.iter().rev() {
             let Some(mut completed) = running.completed(&mut self.space) else {
-                let placed = self.space.remove(offset);
-                kept.extend(placed.map(|placed| (placed, running.clone())));
+                self.withdrawn.insert(offset, running.clone());
                 continue;
             };
             match completed.withdraw_back(offset) {
@@ -157,9 +70,44 @@ impl Region {
                 }
             }
         }
-        let count = kept.len() as u64;
-        family.withdraw(kept.into_iter());
-        (back, count)
+        let left = self.space.count() + self.space.stuck_count();
+        family.give_back(back, charged - left);
+        Err(error)
+    }
+
+    /// Maps lent extents. Returns the ranges that were used before. On failure, `back` has the
+    /// physicals that are not placed.
+    fn place_lent(
+        &mut self,
+        family: &Family,
+        offsets: &[u64],
+        lent: Vec<Unmapped>,
+        back: &mut Vec<Unmapped>,
+    ) -> Result<Vec<Range<u64>>, BlockError> {
+        let mut used: Vec<Range<u64>> = Vec::new();
+        let checked = self.check_mapping_limit(lent.len() as u64, 0);
+        let mut refused = checked.err().map(BlockError::from);
+        for (&offset, unmapped) in offsets.iter().zip(lent) {
+            if refused.is_some() {
+                back.push(unmapped);
+                continue;
+            }
+            let end = offset + unmapped.size();
+            if unmapped.last_writer.is_some() {
+                match used.last_mut() {
+                    Some(last) if last.end == offset => last.end = end,
+                    _ => used.push(offset..end),
+                }
+            }
+            let physical = unmapped.physical.clone();
+            if let Err(failed) = self.space.place(offset, vec![unmapped]) {
+                // The pool quarantines a physical that is stuck in a mapping.
+                back.extend((failed.stuck > 0).then(|| Unmapped::fresh(physical)));
+                back.extend(failed.physicals);
+                refused = Some(family.tenant.not_placed(failed.error));
+            }
+        }
+        refused.map_or(Ok(used), Err)
     }
 }
 

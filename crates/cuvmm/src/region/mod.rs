@@ -95,7 +95,7 @@ use crate::pool::Tenant;
 use crate::size::range_within;
 pub(crate) use committed::Committed;
 use committed::PendingExtents;
-use family::Supply;
+use family::{Ending, Supply};
 use register::Register;
 
 pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};
@@ -147,8 +147,9 @@ pub struct Region {
     /// once none of it is committed.
     withdrawn: BTreeMap<u64, Fence>,
     register: Arc<Register>,
-    /// Dropped behind the space.
     supply: Supply,
+    /// Set while a region in a tenant is being dropped. Dropped behind the space.
+    ending: Option<Arc<Ending>>,
 }
 
 impl Region {

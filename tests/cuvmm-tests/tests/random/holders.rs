@@ -144,7 +144,7 @@ enum Memory {
     Allocation(Allocation),
     OfDriver(PoolAllocation),
     /// Its first bytes are committed.
-    Region(Region),
+    Region(Box<Region>),
 }
 
 struct Live {
@@ -357,7 +357,7 @@ where
                     .reserve()
                     .and_then(|mut region| {
                         region.commit(0..granules * G)?;
-                        Ok(Memory::Region(region))
+                        Ok(Memory::Region(Box::new(region)))
                     });
                 self.made(made, stream, |error| error.is_out_of_memory());
             }

@@ -42,8 +42,11 @@ impl Release {
             &std::fs::read_to_string(root.join("CHANGELOG.md"))?,
             &version,
         )?;
-        // It resolves crates of the workspace that no registry has yet.
-        done(self.packaging(&["publish", "--workspace", "--dry-run"]))?;
+        // It resolves crates of the workspace that no registry has yet. Cargo keeps what it unpacked by
+        // the folder and the version, and in one folder builds the packages of the first run again.
+        let folder = tempfile::tempdir_in(root.join("target"))?;
+        let mut publish = self.packaging(&["publish", "--workspace", "--dry-run"]);
+        done(publish.arg("--target-dir").arg(folder.path()))?;
         // Its package cannot be resolved before `cuvmm` is in the registry, so only its files are listed.
         let list = ["package", "--list", "--manifest-path", CANDLE];
         done(cargo::command().args(list).args(self.dirty()))?;

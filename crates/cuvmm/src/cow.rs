@@ -75,10 +75,28 @@ impl<T: Pod> CowBuffer<T> {
         extent: u64,
     ) -> Result<Self, ContainerError> {
         let bytes = Elements::<T>::check(device, home, len)?;
-        let mut region = Region::builder(device, bytes)
-            .largest_extent(extent)
-            .reserve()?;
-        region.commit(0..region.size())?;
+        let builder = Region::builder(device, bytes).largest_extent(extent);
+        Self::from_region(builder.reserve()?, home, len)
+    }
+
+    /// Creates an array of `len` zeros in an empty region, for memory [of a
+    /// tenant](crate::region#regions-in-a-tenant), that is
+    /// [shareable](crate::region::RegionBuilder::shareable), or made for RDMA.
+    ///
+    /// # Errors
+    /// Those of [`Self::zeroed`], and when the region is too small or has memory already.
+    pub fn from_region(
+        mut region: Region,
+        home: &Stream,
+        len: usize,
+    ) -> Result<Self, ContainerError> {
+        let bytes = Elements::<T>::check(region.device(), home, len)?;
+        Elements::<T>::check_empty(&region)?;
+        let whole = region
+            .device()
+            .granule()
+            .whole("bytes of the elements", bytes)?;
+        region.commit(0..whole)?;
         Ok(Self {
             elements: Elements::new(region, home, len),
         })

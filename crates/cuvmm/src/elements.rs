@@ -38,6 +38,16 @@ impl<T: Pod> Elements<T> {
         bytes.ok_or(Self::wrong_size(elements))
     }
 
+    /// Refuses a region that has memory already.
+    pub(crate) fn check_empty(region: &Region) -> Result<(), ContainerError> {
+        match region.mappings() {
+            0 => Ok(()),
+            _ => Err(ContainerError::RegionInUse {
+                held: region.held(),
+            }),
+        }
+    }
+
     /// Wraps `len` elements of a region that [`check`](Self::check) has accepted.
     pub(crate) fn new(region: Region, home: &Stream, len: usize) -> Self {
         Self {

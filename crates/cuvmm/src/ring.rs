@@ -61,7 +61,33 @@ impl<T: Pod> RingBuffer<T> {
         let Some((bytes, twice)) = sizes else {
             return Err(Elements::<T>::wrong_size(capacity).into());
         };
-        let mut region = Region::reserve(device, twice)?;
+        Self::in_half(Region::reserve(device, twice)?, home, bytes)
+    }
+
+    /// Creates a ring buffer in an empty region, for memory [of a
+    /// tenant](crate::region#regions-in-a-tenant), that is
+    /// [shareable](crate::region::RegionBuilder::shareable), or made for RDMA. Its capacity is what
+    /// fits in half of the region in whole granules.
+    ///
+    /// # Errors
+    /// [`ContainerError`] when the elements have size zero, half of the region has no room for
+    /// whole elements in whole granules, the region has memory already, the stream belongs to
+    /// another device, or memory is refused.
+    pub fn from_region(region: Region, home: &Stream) -> Result<Self, ContainerError> {
+        let half = region.size() / 2;
+        let capacity = Elements::<T>::count(half);
+        Elements::<T>::check(region.device(), home, capacity)?;
+        Elements::<T>::check_empty(&region)?;
+        let granule = region.device().granule();
+        let unit = granule.round_up_for(1, size_of::<T>() as u64);
+        let bytes = unit.and_then(|unit| Some(half - half.checked_rem(unit)?));
+        match bytes.filter(|&bytes| bytes > 0) {
+            Some(bytes) => Self::in_half(region, home, bytes),
+            None => Err(Elements::<T>::wrong_size(capacity).into()),
+        }
+    }
+
+    fn in_half(mut region: Region, home: &Stream, bytes: u64) -> Result<Self, ContainerError> {
         region.commit(0..bytes)?;
         region.alias(0..bytes, bytes)?;
         Ok(Self {

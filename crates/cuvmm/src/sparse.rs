@@ -12,6 +12,7 @@ mod tiles;
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::time::Duration;
 
 use bytemuck::Pod;
 
@@ -19,6 +20,7 @@ use crate::device::Device;
 use crate::elements::{Elements, is_container, run};
 use crate::error::{ContainerError, MemoryError};
 use crate::own::{Place, Stream};
+use crate::pool::Tenant;
 use crate::region::{DEFAULT_MAPPING_LIMIT, Layout, Region};
 use crate::size::Tiling;
 use crate::view::{View, ViewMut};
@@ -110,10 +112,12 @@ pub struct SparseBuilder<'a, T, S = usize> {
     places: Vec<Place>,
     mapping_limit: u64,
     zero_extent: Option<u64>,
+    tenant: Option<&'a Tenant>,
+    timeout: Option<Duration>,
     elements: PhantomData<T>,
 }
 
-impl<T: Pod, S> SparseBuilder<'_, T, S> {
+impl<'a, T: Pod, S> SparseBuilder<'a, T, S> {
     /// Sets the bytes of a tile, rounded up to whole granules and whole elements; by default 32 MiB
     /// in an array, and the bytes of a brick in a grid.
     #[must_use]
@@ -144,6 +148,24 @@ impl<T: Pod, S> SparseBuilder<'_, T, S> {
         self
     }
 
+    /// Gets the memory from a tenant of a pool: see [Regions in a
+    /// tenant](crate::region#regions-in-a-tenant). Holes cannot be
+    /// [backed with zeros](SparseArray::back_with_zeros) then.
+    #[must_use]
+    pub const fn in_tenant(mut self, tenant: &'a Tenant) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// Sets how long a commit in a tenant waits for memory in use to become free. By default it
+    /// does not wait.
+    #[doc(alias = "wait")]
+    #[must_use]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
+        self.timeout = Some(wait);
+        self
+    }
+
     /// Reserves an array of `len` elements with these options.
     fn array(self, len: usize) -> Result<SparseArray<T>, ContainerError> {
         let bytes = Elements::<T>::check(self.device, self.home, len)?;
@@ -167,6 +189,12 @@ impl<T: Pod, S> SparseBuilder<'_, T, S> {
             .mapping_limit(self.mapping_limit);
         if let Some(bytes) = self.zero_extent {
             builder = builder.zero_extent(bytes);
+        }
+        if let Some(tenant) = self.tenant {
+            builder = builder.in_tenant(tenant).home_stream(self.home);
+        }
+        if let Some(wait) = self.timeout {
+            builder = builder.timeout(wait);
         }
         Ok(SparseArray {
             elements: Elements::new(builder.reserve()?, self.home, len),
@@ -208,6 +236,8 @@ impl<T: Pod> SparseArray<T> {
             places: vec![device.into()],
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             zero_extent: None,
+            tenant: None,
+            timeout: None,
             elements: PhantomData,
         }
     }

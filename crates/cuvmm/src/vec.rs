@@ -2,8 +2,9 @@
 //! copied.
 //!
 //! It reserves addresses for the most elements that it may ever have and commits memory as it
-//! grows: doubled up to 32 MiB, then in steps of 16 MiB or an eighth of its size. It has one owner
-//! and no budget; for shared memory, see [`pool`](crate::pool).
+//! grows: doubled up to 32 MiB, then in steps of 16 MiB or an eighth of its size. It has one owner;
+//! over a [region in a tenant](crate::region#regions-in-a-tenant) it shares a pool's memory with
+//! others.
 
 use std::ops::Range;
 
@@ -67,7 +68,8 @@ impl<T: Pod> DeviceVec<T> {
         Ok(Self::build(Region::reserve(device, bytes)?, home, most))
     }
 
-    /// Creates an empty vector in an empty region, for memory that is
+    /// Creates an empty vector in an empty region, for memory [of a
+    /// tenant](crate::region#regions-in-a-tenant), that is
     /// [shareable](crate::region::RegionBuilder::shareable), made for RDMA, or in extents of
     /// another size. It may grow to the size of the region.
     ///
@@ -78,11 +80,7 @@ impl<T: Pod> DeviceVec<T> {
     pub fn from_region(region: Region, home: &Stream) -> Result<Self, ContainerError> {
         let most = Elements::<T>::count(region.size());
         Elements::<T>::check(region.device(), home, most)?;
-        if region.mappings() > 0 {
-            return Err(ContainerError::RegionInUse {
-                held: region.held(),
-            });
-        }
+        Elements::<T>::check_empty(&region)?;
         Ok(Self::build(region, home, most))
     }
 

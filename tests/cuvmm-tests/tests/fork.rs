@@ -29,6 +29,9 @@ fn a_forked_child_owns_nothing() {
     let tenant = pool.tenant("a").register().unwrap();
     let block = tenant.try_allocate(G).unwrap();
     let lease = block.lease();
+    let mut lent = tenant.region(4 * G).largest_extent(G).reserve().unwrap();
+    lent.commit(0..3 * G).unwrap();
+    lent.decommit(0..G).unwrap();
     let registered = (region.register(0..G).unwrap(), block.register().unwrap());
     let mut gone = Region::reserve(&rig.device, G).unwrap();
     gone.commit(0..G).unwrap();
@@ -51,6 +54,9 @@ fn a_forked_child_owns_nothing() {
             BlockError::Memory(MemoryError::Call(cause) | MemoryError::Range { cause, .. }) => forked(cause),
             _ => false,
         });
+        right &= matches!(lent.commit(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
+        right &= matches!(lent.purge(), Err(cause) if forked(&cause));
+        right &= lent.decommit(G..2 * G).is_ok() && lent.held() == 2 * G;
         // There is no work to wait for, but the pages are not the child's.
         right &= matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(cause))) if forked(&cause));
         right &= matches!(region.register(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
@@ -62,7 +68,7 @@ fn a_forked_child_owns_nothing() {
         drop(access);
         drop((buffer, stream));
         drop((
-            left, registered, lease, block, tenant, pool, region, physical,
+            left, registered, lent, lease, block, tenant, pool, region, physical,
         ));
         right &= rig.faults.total() == 0 && rig.device.drop_failures() == 0;
         // SAFETY: ends the child without running any code of the parent's exit.
@@ -76,7 +82,7 @@ fn a_forked_child_owns_nothing() {
     drop(access);
     drop((buffer, stream));
     drop((
-        left, registered, lease, block, tenant, pool, region, physical,
+        left, registered, lent, lease, block, tenant, pool, region, physical,
     ));
     common::nothing_left(rig);
 }

@@ -1110,6 +1110,40 @@ fn one_who_waits_is_woken_by_what_a_heap_frees() {
 }
 
 #[test]
+fn a_region_commits_again_what_it_withdrew_while_another_tenant_takes_it() {
+    explore(500, || {
+        let scene = scene(3);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let region = a.region(3 * G).largest_extent(G);
+                let mut region = region.reserve().unwrap();
+                for range in [0..2 * G, 0..G, G..3 * G] {
+                    if region.commit(range.clone()).is_ok() {
+                        yield_now();
+                        assert!(region.is_committed(range.clone()));
+                        region.decommit_after(range, &[]).unwrap();
+                    }
+                }
+                if region.commit(0..G).is_ok()
+                    && let Ok(fork) = region.fork(&[])
+                {
+                    drop(region);
+                    yield_now();
+                    assert!(fork.is_committed(0..G));
+                }
+            });
+            scope.spawn(|| {
+                let wanted = b.block(3 * G).timeout(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+        });
+        drop((a, b));
+        scene.end();
+    });
+}
+
+#[test]
 fn threads_share_a_stream_of_a_heap_that_is_trimmed_and_dropped() {
     explore(500, || {
         let scene = scene(4);

@@ -9,7 +9,6 @@
 //! (`is_out_of_memory`), and gives the pool's figures if a pool refused (`shortage`).
 
 mod argument;
-mod block;
 mod call;
 mod container;
 #[cfg(feature = "cudarc")]
@@ -28,7 +27,6 @@ mod shortage;
 mod sleep;
 
 pub use argument::ArgumentError;
-pub use block::BlockError;
 pub use call::CallError;
 pub use container::ContainerError;
 #[cfg(feature = "cudarc")]
@@ -39,7 +37,7 @@ pub use dlpack::TensorError;
 pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
 pub use ledger::{ControlError, LedgerError, LedgerRefusal, LedgerShortage};
-pub use memory::MemoryError;
+pub use memory::{BlockError, MemoryError};
 pub use pool::PoolError;
 pub use share::{ChannelError, DescriptionError, FolderError, ShareError};
 pub use shortage::Shortage;

@@ -59,6 +59,7 @@ out_of_memory! {
         | Self::Range { cause, .. } | Self::ImportPool(cause) | Self::ImportPointer(cause)
         | Self::Call(cause) => cause,
         Self::Lost { cause, .. } => cause,
+        Self::Pool(cause) => cause,
     }
     DeviceError => { Self::Call(cause) => cause }
     BlockError if Self::OutOfMemory(_)

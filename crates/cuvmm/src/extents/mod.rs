@@ -37,7 +37,7 @@ pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unm
 pub use registration::Registration;
 pub(crate) use registration::RegistrationOwner;
 pub(crate) use replace::{New, NotReplaced};
-pub use space::Extent;
+pub use space::{DEFAULT_LARGEST_EXTENT, Extent};
 pub(crate) use space::{Space, SpaceCounts};
 pub(crate) use taken::{NotPutBack, Stuck, TakenOut, unmap_drained};
 pub(crate) use zeros::{DEFAULT_ZERO_EXTENT, Zeros, beside};

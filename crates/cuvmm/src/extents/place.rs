@@ -4,7 +4,7 @@ use super::fence::Unused;
 use super::mapped::Mapped;
 use crate::error::{CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Physical, Place, Reservation};
-use cuvmm_driver::{DeviceAddress, LocationKind};
+use cuvmm_driver::{DeviceAddress, LocationKind, PhysicalHandle};
 
 /// The last writer of a physical since the driver zeroed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +63,22 @@ impl Placed {
 
     pub(crate) fn address(&self) -> DeviceAddress {
         self.mapping.address()
+    }
+
+    pub(crate) fn handle(&self) -> PhysicalHandle {
+        self.mapping.physical().as_raw()
+    }
+
+    /// Returns `true` if the extent may be written and its physical has no other holder in this
+    /// process.
+    pub(crate) fn is_own(&self) -> bool {
+        self.most == Access::ReadWrite && !self.mapping.physical().is_shared()
+    }
+
+    /// Notes that a tenant has used the extent.
+    pub(crate) const fn used_by(&mut self, by: u64) {
+        self.last_writer = Some(LastWriter { by, blank: false });
+        self.fresh = false;
     }
 
     pub(super) fn host_grant(&self) -> Option<AccessGrant> {

@@ -11,6 +11,9 @@ use crate::device::Device;
 use crate::error::MemoryError;
 use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 
+/// The default size of the largest extent: 1 GiB.
+pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
+
 /// One extent: a physical mapped at one offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -96,10 +99,20 @@ impl Space {
         self
     }
 
-    pub(crate) fn empty_like(&self) -> Result<Self, MemoryError> {
-        let mut twin = Self::reserve(self.device(), self.size())?;
-        twin.access = self.access.clone();
-        Ok(twin)
+    /// Gives the devices that have access to another space the same access to this one, which is
+    /// empty.
+    pub(crate) fn open_like(mut self, other: &Self) -> Self {
+        self.access.clone_from(&other.access);
+        self
+    }
+
+    /// Takes all stuck mappings over into another space at the same addresses, at the end of this
+    /// one. The addresses are freed when both spaces are dropped.
+    pub(crate) fn hand_on(&mut self) -> Self {
+        let mut heir = Self::over(self.reservation.another()).open_like(self);
+        heir.stuck = std::mem::take(&mut self.stuck);
+        heir.beside = std::mem::take(&mut self.beside);
+        heir
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -383,10 +396,7 @@ impl Space {
     /// Returns `true` if the extent at `offset` may be written and its physical has no other holder
     /// in this process.
     pub(crate) fn is_own(&self, offset: u64) -> bool {
-        self.extents.get(&offset).is_some_and(|placed| {
-            let physical = placed.mapping.physical();
-            placed.most == Access::ReadWrite && !physical.is_shared()
-        })
+        self.extents.get(&offset).is_some_and(Placed::is_own)
     }
 
     /// Notes that the operation that placed extents from `offset` on has succeeded.

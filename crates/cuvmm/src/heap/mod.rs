@@ -124,9 +124,8 @@ use self::stitch::Policy;
 use self::tag::StreamId;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
-use crate::own::{Access, AccessGrant, Stream};
+use crate::own::{Access, AccessGrant, Stream, check_guests};
 use crate::pool::{Holder, HolderId, Tenant, Wait};
-use crate::region::check_guests;
 use crate::size::aligned;
 
 pub use allocation::Allocation;

@@ -71,9 +71,8 @@ use self::core::{Core, Locked};
 use self::generations::{Generations, Need, step_of};
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError};
-use crate::own::{Access, AccessGrant, PoolAllocation, Stream};
+use crate::own::{Access, AccessGrant, PoolAllocation, Stream, check_guests};
 use crate::pool::{Holder, HolderId, Tenant, Wait};
-use crate::region::check_guests;
 
 pub use current::CurrentTenantMemPool;
 

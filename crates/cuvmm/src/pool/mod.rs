@@ -88,6 +88,7 @@ mod builder;
 mod change;
 mod commit;
 mod compact;
+mod container;
 mod core;
 mod driver_figures;
 mod driver_memory;
@@ -145,10 +146,11 @@ use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError};
-use crate::extents::Mapper;
+use crate::extents::{DEFAULT_LARGEST_EXTENT, Mapper};
 use crate::ledger::Ledger;
-use crate::own::{Access, AccessGrant, CloseError, CloseRefusal, creatable_as, nccl_wishes};
-use crate::region::{DEFAULT_LARGEST_EXTENT, check_guests};
+use crate::own::{
+    Access, AccessGrant, CloseError, CloseRefusal, check_guests, creatable_as, nccl_wishes,
+};
 
 pub use crate::growth::Growth;
 pub use accounts::{Limit, LimitChange};

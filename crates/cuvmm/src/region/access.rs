@@ -2,11 +2,10 @@
 //! [`Space::grant_to`](crate::extents::Space::grant_to).
 
 use super::Region;
-use super::layout::reachable;
 use crate::device::Device;
 use crate::error::{MemoryError, ShareError};
 use crate::extents::{Fence, Poll};
-use crate::own::{Access, AccessGrant, Stream};
+use crate::own::{Access, AccessGrant, Stream, reachable};
 
 impl Region {
     /// Gives another device access to all memory that is committed now or later (`cuMemSetAccess`
@@ -31,10 +30,8 @@ impl Region {
         }
         let guest = AccessGrant::new(device, access);
         self.zeros.grant_to(&guest)?;
-        self.space.grant_to(guest).inspect_err(|_| {
-            self.zeros.revoke_from(device);
-        })?;
-        Ok(())
+        self.with_withdrawn(|region| region.space.grant_to(guest))
+            .inspect_err(|_| self.zeros.revoke_from(device))
     }
 
     /// The devices that have access, the region's own first.
@@ -60,7 +57,7 @@ impl Region {
     pub(crate) fn seal(&mut self) -> Result<(), ShareError> {
         self.may_be_sealed()?;
         Device::settle_all(self.users())?;
-        Ok(self.space.cap_all(Access::Read)?)
+        Ok(self.with_withdrawn(|region| region.space.cap_all(Access::Read))?)
     }
 
     /// Revokes another device's access if all its work is complete (`cuMemSetAccess` for each
@@ -102,7 +99,7 @@ impl Region {
     }
 
     fn revoke_from(&mut self, device: &Device) -> Result<(), MemoryError> {
-        self.space.revoke_from(device)?;
+        self.with_withdrawn(|region| region.space.revoke_from(device))?;
         self.zeros.revoke_from(device);
         Ok(())
     }

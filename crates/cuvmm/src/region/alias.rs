@@ -40,7 +40,11 @@ impl Region {
         self.check_whole(&range)?;
         // A writable alias would change the bytes that a fork shows.
         self.check_writable(&range)?;
-        let taken = self.space.extents_in(second.start, second.end).next();
+        // What was withdrawn there counts as in use.
+        let taken = self.with_withdrawn(|region| {
+            let mut extents = region.space.extents_in(second.start, second.end);
+            extents.next()
+        });
         let zeros = self.zeros.meeting(&second).first().map(|zeros| zeros.start);
         let stuck = self.space.stuck_in(second.start, second.end) > 0;
         if let Some(taken) = taken
@@ -60,9 +64,24 @@ impl Region {
             .filter_map(|extent| self.space.physical_at(extent.offset))
             .map(Unmapped::fresh)
             .collect();
-        self.space
-            .place(second.start, physicals)
-            .map_err(|PlaceError { error, .. }| error)?;
+        let family = self.supply.family().cloned();
+        if let Some(family) = &family {
+            family.lend_mappings(physicals.len() as u64)?;
+        }
+        if let Err(failed) = self.space.place(second.start, physicals) {
+            let PlaceError {
+                error, physicals, ..
+            } = failed;
+            if let Some(family) = family {
+                family.give_back(Vec::new(), physicals.len() as u64);
+            }
+            return Err(error);
+        }
+        if let Some(family) = family {
+            let handles = extents.iter();
+            let handles = handles.filter_map(|extent| self.space.handle_at(extent.offset));
+            handles.for_each(|handle| family.shared.add_mapping(handle));
+        }
         self.committed.insert(second);
         self.aliased = true;
         Ok(())
@@ -70,6 +89,6 @@ impl Region {
 
     /// Returns `true` if some memory is mapped twice now.
     pub(super) fn is_aliased(&self) -> bool {
-        self.memory() < self.space.bytes()
+        self.memory() < self.mapped()
     }
 }

@@ -1,10 +1,13 @@
 //! Options of a region.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::committed::{Committed, PendingExtents};
+use super::family::{Family, Supply};
 use super::host_extents::HostExtents;
 use super::layout::Layout;
 use super::register::Register;
@@ -12,7 +15,8 @@ use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 use crate::extents::{DEFAULT_ZERO_EXTENT, Space, Zeros};
-use crate::own::{Access, AccessGrant, nccl_wishes};
+use crate::own::{Access, AccessGrant, Stream, nccl_wishes};
+use crate::pool::Tenant;
 
 /// Options of a region.
 #[derive(Debug)]
@@ -26,6 +30,9 @@ pub struct RegionBuilder<'a> {
     mapping_limit: u64,
     zero_extent: u64,
     prepared: Option<HostExtents>,
+    tenant: Option<&'a Tenant>,
+    home: Option<&'a Stream>,
+    timeout: Option<Duration>,
 }
 
 impl<'a> RegionBuilder<'a> {
@@ -40,7 +47,36 @@ impl<'a> RegionBuilder<'a> {
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             zero_extent: DEFAULT_ZERO_EXTENT,
             prepared: None,
+            tenant: None,
+            home: None,
+            timeout: None,
         }
+    }
+
+    /// Gets the region's memory from a tenant of a pool: see [Regions in a
+    /// tenant](super#regions-in-a-tenant). The pool's memory must be on the region's device, and
+    /// so must all of the [layout](Self::layout). Its properties are those of the pool.
+    #[must_use]
+    pub const fn in_tenant(mut self, tenant: &'a Tenant) -> Self {
+        self.tenant = Some(tenant);
+        self
+    }
+
+    /// Sets the stream on which a region in a tenant zeroes memory that was used before; by
+    /// default a stream that it creates when it needs one.
+    #[must_use]
+    pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
+        self.home = Some(stream);
+        self
+    }
+
+    /// Sets how long a commit in a tenant waits for memory in use to become free. By default it
+    /// does not wait. Pressure hooks are called in any case.
+    #[doc(alias = "wait")]
+    #[must_use]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
+        self.timeout = Some(wait);
+        self
     }
 
     /// Sets the size of the largest extent in bytes, a power of two granules; 1 GiB by default.
@@ -125,7 +161,9 @@ impl<'a> RegionBuilder<'a> {
     ///
     /// # Errors
     /// [`MemoryError`] when the size or the largest extent is invalid, the host extents belong to
-    /// another driver, or the driver has no such range.
+    /// another driver, or the driver has no such range. In a tenant also when the tenant is
+    /// unregistered, its pool is hardened or on another device, has no such addresses, or its
+    /// memory has not the properties that were set.
     pub fn reserve(self) -> Result<Region, MemoryError> {
         let granule = self.device.granule();
         for size in [self.largest, self.zero_extent] {
@@ -139,9 +177,18 @@ impl<'a> RegionBuilder<'a> {
         if let Some(prepared) = &self.prepared {
             prepared.check(self.device)?;
         }
+        let family = match self.tenant {
+            Some(tenant) => Some(self.family(tenant)?),
+            None => None,
+        };
         let mut region = Region {
-            space: Space::reserve(self.device, size)?,
-            props: self.props,
+            space: match &family {
+                Some(family) => family.reserve(size)?,
+                None => Space::reserve(self.device, size)?,
+            },
+            props: family
+                .as_ref()
+                .map_or(self.props, |family| family.tenant.props()),
             layout: self.layout,
             largest: self.largest,
             mapping_limit: self.mapping_limit,
@@ -151,7 +198,9 @@ impl<'a> RegionBuilder<'a> {
             committed: Committed::default(),
             pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
-            register: Register::new(self.device),
+            register: Register::new(self.device, family.clone()),
+            supply: Supply::of(family),
+            ending: None,
         };
         for guest in &self.guests {
             if let Some(device) = guest.named() {
@@ -160,12 +209,52 @@ impl<'a> RegionBuilder<'a> {
         }
         Ok(region)
     }
+
+    /// Checks the options of a region in a tenant, and makes it a holder of the tenant's pool.
+    fn family(&self, tenant: &Tenant) -> Result<Arc<Family>, MemoryError> {
+        if !tenant.device().is_same(self.device) {
+            return Err(ArgumentError::WrongDevice("the tenant").into());
+        }
+        if tenant.is_hardened() {
+            return Err(ArgumentError::HardenedPool.into());
+        }
+        let here = self.device.location();
+        if self.layout.places().any(|place| place.location() != here) || self.prepared.is_some() {
+            return Err(MemoryError::InTenant(
+                "memory of another device or of the host",
+            ));
+        }
+        let (own, props) = (&self.props, tenant.props());
+        let rdma = own.rdma_capable && !props.rdma_capable;
+        if rdma || !props.handle_types.contains(own.handle_types) {
+            return Err(MemoryError::InTenant(
+                "memory with other properties than the pool's",
+            ));
+        }
+        self.home
+            .map_or(Ok(()), |home| home.check_on(self.device))?;
+        Ok(Family::new(tenant, self.home, self.timeout)?)
+    }
+}
+
+impl Tenant {
+    /// Returns a builder for a [region](Region) of at least `size` bytes that gets its memory from
+    /// this tenant: see [Regions in a tenant](crate::region#regions-in-a-tenant).
+    #[must_use]
+    pub fn region(&self, size: u64) -> RegionBuilder<'_> {
+        RegionBuilder::new(self.device(), size).in_tenant(self)
+    }
 }
 
 impl Region {
     pub(super) fn empty_like(&self) -> Result<Self, MemoryError> {
+        let family = self.supply.family().cloned();
+        let space = match &family {
+            Some(family) => family.reserve(self.size())?,
+            None => Space::reserve(self.device(), self.size())?,
+        };
         Ok(Self {
-            space: self.space.empty_like()?,
+            space: space.open_like(&self.space),
             props: self.props,
             layout: self.layout.clone(),
             largest: self.largest,
@@ -176,7 +265,9 @@ impl Region {
             committed: Committed::default(),
             pending: PendingExtents::default(),
             withdrawn: BTreeMap::new(),
-            register: Register::new(self.device()),
+            register: Register::new(self.device(), family.clone()),
+            supply: Supply::of(family),
+            ending: None,
         })
     }
 

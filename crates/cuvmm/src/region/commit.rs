@@ -1,12 +1,16 @@
 //! Commits: the extents are planned first, then all created, and only then mapped.
 
+use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::Region;
-use super::layout::{Layout, reachable};
-use crate::error::MemoryError;
+use super::family::Family;
+use super::layout::Layout;
+use crate::error::{BlockError, MemoryError};
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
-use crate::own::{Place, Stream};
+use crate::ledger::InLine;
+use crate::own::{Place, Stream, reachable};
 
 struct Planned {
     offset: u64,
@@ -41,6 +45,7 @@ impl Region {
     /// # Errors
     /// Those of [`Self::commit`], and when the region's device cannot reach the place.
     pub fn commit_at(&mut self, range: Range<u64>, place: &Place) -> Result<(), MemoryError> {
+        self.supply.check_no_tenant("committing at a given place")?;
         for user in self.space.users() {
             reachable(user, place)?;
         }
@@ -76,6 +81,10 @@ impl Region {
                 bytes: stuck,
             });
         }
+        if let Some(family) = self.supply.family() {
+            let family = Arc::clone(family);
+            return self.commit_in(&family, &range);
+        }
         self.clear_for(&range)?;
         let planned = self.plan(&range, place);
         if !planned.is_empty() {
@@ -107,6 +116,42 @@ impl Region {
         Ok(())
     }
 
+    /// Commits memory of the region's tenant to a range. The whole attempt is repeated while memory
+    /// is short: what it revived is withdrawn again in between.
+    fn commit_in(&mut self, family: &Family, range: &Range<u64>) -> Result<(), MemoryError> {
+        let needed = self.holes(range).into_iter();
+        let bytes = needed.map(|hole| hole.end - hole.start).sum();
+        let region = RefCell::new(self);
+        let attempt = |place| {
+            let mut region = region.borrow_mut();
+            let done = region.attempt(family, range, place);
+            if done.is_ok() {
+                region.committed.insert(range.clone());
+            }
+            region.note_pending(range);
+            done
+        };
+        Ok(family.request(bytes, attempt)?)
+    }
+
+    fn attempt(
+        &mut self,
+        family: &Family,
+        range: &Range<u64>,
+        place: Option<InLine>,
+    ) -> Result<(), BlockError> {
+        family.may_grow()?;
+        self.take_back(family, range);
+        self.clear_for(range)?;
+        let planned = self.plan(range, None).into_iter();
+        let planned: Vec<(u64, u64)> = planned.map(|it| (it.offset, it.size)).collect();
+        if planned.is_empty() {
+            return Ok(());
+        }
+        self.check_mapping_limit(planned.len() as u64, 0)?;
+        self.commit_lent(family, &planned, place)
+    }
+
     /// Ensures that a commit of a range revives only the region's own memory: purges withdrawn
     /// extents that others share, and refuses if part of such an extent is still committed.
     fn clear_for(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
@@ -122,9 +167,11 @@ impl Region {
         {
             return Err(MemoryError::ReadOnly(cut.offset..cut.end()));
         }
-        foreign
-            .iter()
-            .try_for_each(|extent| self.purge_in(&(extent.offset..extent.end())))
+        foreign.iter().try_for_each(|extent| {
+            let range = extent.offset..extent.end();
+            self.note_pending(&range);
+            self.purge_in(&range)
+        })
     }
 
     fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {

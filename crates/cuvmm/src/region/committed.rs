@@ -3,10 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
+use cuvmm_driver::PhysicalHandle;
 use rangemap::RangeSet;
 
 use super::Region;
+use super::family::Family;
+use crate::extents::Fence;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Committed {
@@ -94,18 +98,69 @@ impl Region {
     #[must_use]
     pub fn pending_free(&self) -> u64 {
         debug_assert!(self.pending_is_true());
-        self.pending.bytes()
+        self.pending.bytes() + self.withdrawn_bytes(&(0..self.space.size()))
     }
 
     /// Updates which extents that overlap a range are pending, after its committed bytes have
-    /// changed.
+    /// changed. In a tenant they are handed to its pool.
     pub(super) fn note_pending(&mut self, range: &Range<u64>) {
+        // Another thread may have held the lock at the fork: a child never gets it.
+        if let Some(family) = self
+            .supply
+            .family()
+            .filter(|_| !self.space.device().is_forked())
+        {
+            let family = Arc::clone(family);
+            return self.hand_over(&family, range);
+        }
         for extent in self.space.extents_in(range.start, range.end) {
             match self.committed.overlaps(&(extent.offset..extent.end())) {
                 true => self.pending.remove(extent.offset),
                 false => self.pending.insert(extent.offset, extent.size),
             }
         }
+    }
+
+    /// The addresses of a range.
+    pub(super) fn addresses(&self, range: &Range<u64>) -> Range<u64> {
+        let base = self.space.address().0;
+        base + range.start..base + range.end
+    }
+
+    /// The physicals of withdrawn extents that the pool of the region's tenant may take, each with
+    /// its bytes.
+    pub(super) fn withdrawn_physicals(&self) -> Vec<(PhysicalHandle, u64)> {
+        match self.supply.family() {
+            Some(family) => family
+                .shared
+                .withdrawn_in(&self.addresses(&(0..self.space.size()))),
+            None => Vec::new(),
+        }
+    }
+
+    /// The bytes of withdrawn extents that overlap a range and that the pool may take.
+    pub(super) fn withdrawn_bytes(&self, range: &Range<u64>) -> u64 {
+        let family = self.supply.family().into_iter();
+        let withdrawn =
+            family.flat_map(|family| family.shared.withdrawn_in(&self.addresses(range)));
+        withdrawn.map(|(_, size)| size).sum()
+    }
+
+    /// Hands the extents of a range without a committed byte to the pool of the region's tenant,
+    /// behind their fences.
+    fn hand_over(&mut self, family: &Family, range: &Range<u64>) {
+        let extents = self.space.extents_in(range.start, range.end);
+        let unused = extents
+            .filter(|extent| !self.committed.overlaps(&(extent.offset..extent.end())))
+            .map(|extent| extent.offset);
+        let unused: Vec<u64> = unused.collect();
+        let mut withdrawn = Vec::with_capacity(unused.len());
+        for offset in unused {
+            let fence = self.withdrawn.remove(&offset);
+            let placed = self.space.remove(offset);
+            withdrawn.extend(placed.map(|it| (it, fence.unwrap_or_else(Fence::complete))));
+        }
+        family.withdraw(withdrawn.into_iter());
     }
 
     /// Returns `true` if the pending extents are exactly those without a committed byte.

@@ -46,21 +46,47 @@ impl Region {
             let device = self.device().location();
             return Err(MemoryError::InUse(device));
         }
-        let mut fork = self.empty_like()?;
-        for extent in &extents {
+        let family = self.supply.family().cloned();
+        let (charged, mut mapped) = (extents.len() as u64, 0);
+        if let Some(family) = &family {
+            family.lend_mappings(charged)?;
+        }
+        let forked = self.empty_like().and_then(|mut fork| {
+            let shown = self.show_in(&mut fork, &extents);
+            mapped = fork.mappings();
+            shown.map(|()| fork)
+        });
+        if let (Err(_), Some(family)) = (&forked, family) {
+            family.give_back(Vec::new(), charged - mapped);
+            if let Err(error) = family.purge_all() {
+                log!(warn, %error, "memory of a failed fork stays mapped for now");
+            }
+        }
+        let mut fork = forked?;
+        fork.committed = self.committed.clone();
+        Ok(fork)
+    }
+
+    /// Maps extents in a fork, which is empty, and makes them read-only here.
+    fn show_in(&mut self, fork: &mut Self, extents: &[Extent]) -> Result<(), MemoryError> {
+        for extent in extents {
             let Some(physical) = self.space.physical_at(extent.offset) else {
                 continue;
             };
+            let handle = physical.as_raw();
             fork.space
                 .place_for(extent.offset, vec![Unmapped::fresh(physical)], Access::Read)
                 .map_err(|failed| failed.error)?;
             // If the fork fails, no work was queued on it.
             fork.withdrawn.insert(extent.offset, Fence::complete());
+            if let Some(family) = self.supply.family() {
+                family.shared.add_mapping(handle);
+            }
         }
         let holes = self.zeros.meeting(&(0..self.size()));
         fork.zeros.put(&mut fork.space, &holes)?;
         let mut capped = vec![];
-        for extent in &extents {
+        for extent in extents {
             let before = self.space.most_at(extent.offset);
             if let Err(error) = self.space.cap(extent.offset, Access::Read) {
                 for (offset, most) in capped {
@@ -72,19 +98,17 @@ impl Region {
             }
             capped.push((extent.offset, before));
         }
-        fork.committed = self.committed.clone();
-        Ok(fork)
+        Ok(())
     }
 
     /// Waits for the work that may use extents: the readers of the committed parts, and the fences
     /// of the withdrawn parts.
-    fn wait_for(
-        &mut self,
-        extents: &[(u64, Unmapped)],
-        mut readers: Fence,
-    ) -> Result<Unused, CallError> {
-        for (offset, _) in extents {
-            if let Some(withdrawn) = self.withdrawn.get_mut(offset) {
+    fn wait_for(&mut self, extents: &[Extent], mut readers: Fence) -> Result<Unused, CallError> {
+        if extents.is_empty() {
+            return Ok(Unused::never_used());
+        }
+        for extent in extents {
+            if let Some(withdrawn) = self.withdrawn.get_mut(&extent.offset) {
                 withdrawn.wait()?;
             }
         }
@@ -123,27 +147,29 @@ impl Region {
         // Until the last registration has ended, another thread may record a stream through it.
         let readers = self.fence_after(streams)?;
         let mut alone = vec![];
-        let mut new = vec![];
+        let mut copied = vec![];
         for extent in self.space.extents_in(start, end) {
             if self.space.most_at(extent.offset) == Access::ReadWrite {
                 continue;
             }
-            if self.space.is_shared(extent.offset) {
-                let place = self.space.place_of(extent.offset);
-                let place = place.unwrap_or_else(|| self.device().into());
-                let physical = self.physical(extent.size, &place)?;
-                new.push((extent.offset, Unmapped::fresh(physical)));
-            } else {
-                alone.push(extent.offset);
+            match self.space.is_shared(extent.offset) {
+                true => copied.push(extent),
+                false => alone.push(extent.offset),
             }
         }
-        for offset in alone {
-            self.space.cap(offset, Access::ReadWrite)?;
-        }
-        let bytes = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
-        if bytes > 0 {
-            let proof = self.wait_for(&new, readers)?;
-            self.replace(new, stream, proof)?;
+        let new = self.memory_for_copies(&copied)?;
+        let ready = alone
+            .into_iter()
+            .try_for_each(|offset| self.space.cap(offset, Access::ReadWrite));
+        let bytes = copied.iter().map(|extent| extent.size).sum();
+        let proof = ready.and_then(|()| Ok(self.wait_for(&copied, readers)?));
+        match proof {
+            Ok(_) if bytes == 0 => {}
+            Ok(proof) => self.replace(new, stream, proof)?,
+            Err(error) => {
+                self.give_copies_back(new);
+                return Err(error);
+            }
         }
         Ok(bytes)
     }

@@ -17,7 +17,12 @@ impl Region {
         let held = self.committed.prefix();
         if size > held {
             let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
-            let wish = steps.end(held, held, size, self.size());
+            let mut wish = steps.end(held, held, size, self.size());
+            let family = self.supply.family();
+            // No tenant's memory is reclaimed for growth beyond the need.
+            if family.is_some_and(|family| !family.tenant.has_spare(wish - held)) {
+                wish = size;
+            }
             if wish == size || self.commit(held..wish).is_err() {
                 self.commit(held..size)?;
             }

@@ -13,8 +13,46 @@
 //! [`back_with_zeros`](Region::back_with_zeros) maps read-only zeros into holes. A [`Registration`]
 //! keeps memory in place while it is registered with another library.
 //!
-//! A region has one owner and no budget. For memory shared by several users, see
-//! [`pool`](crate::pool).
+//! A region has one owner. Its memory comes from the driver, without a budget, unless it is in a
+//! tenant of a [`pool`](crate::pool).
+//!
+//! # Regions in a tenant
+//! A region that is built with [`Tenant::region`] or [`RegionBuilder::in_tenant`] gets its memory
+//! from the tenant's pool, and so do containers that are built from it.
+//!
+//! - **Charged** to the tenant are all extents, committed and withdrawn, all mappings, and the
+//!   addresses. Memory that forks and aliases show is charged once.
+//! - **The pool takes** extents without a committed byte, once all work on them is complete, when
+//!   another request needs memory. Until then they count as cached or pending free. It takes no
+//!   committed byte, such as a vector's spare capacity.
+//! - **A commit** calls pressure hooks if memory is short, and waits as
+//!   [`RegionBuilder::timeout`] says. A refusal is a [`MemoryError::Pool`]. Memory that was used
+//!   before is zeroed on the [home stream](RegionBuilder::home_stream), and the commit waits for
+//!   that. Withdrawn memory that is committed again has its contents, or zeros if the pool took it
+//!   meanwhile. [`grow_to`](Region::grow_to) commits beyond the need only where no memory must be
+//!   reclaimed for that.
+//! - **A drop** waits for nothing: the pool gets memory and addresses behind the work. The region
+//!   keeps the pool alive. After the tenant is unregistered, commits are refused.
+//! - **Not possible** ([`MemoryError::InTenant`]) are memory elsewhere than on the pool's device,
+//!   with other properties than the pool's, [`commit_at`](Region::commit_at),
+//!   [`relocate`](Region::relocate) and [`back_with_zeros`](Region::back_with_zeros).
+//! - [Sleep](crate::sleep) is for blocks: containers stay awake.
+//!
+//! ```rust
+//! # use cuvmm::driver::auto;
+//! # use cuvmm::{Device, DeviceVec, Limit, Pool, Stream};
+//! # let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+//! # let stream = Stream::new(&device)?;
+//! const MIB: u64 = 1 << 20;
+//! let pool = Pool::builder(&device).limit(Limit::Bytes(64 * MIB)).build()?;
+//! let tenant = pool.tenant("index").register()?;
+//! let region = tenant.region(1 << 40).home_stream(&stream).reserve()?; // addresses only
+//! let mut vector = DeviceVec::<u32>::from_region(region, &stream)?;
+//! vector.resize(1 << 20, 7)?;
+//! assert_eq!(tenant.stats().in_use, vector.held());
+//! assert!(vector.resize(1 << 30, 7).unwrap_err().is_out_of_memory()); // beyond the limit
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod access;
 mod alias;
@@ -23,12 +61,16 @@ mod check;
 mod commit;
 mod committed;
 mod dma_buf;
+mod end;
 mod export;
+mod family;
 mod fork;
 mod grow;
+mod holder;
 mod host_access;
 mod host_extents;
 mod layout;
+mod lent;
 mod noted;
 mod register;
 mod relocate;
@@ -48,20 +90,19 @@ use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
 use crate::extents::{Fence, Space, Zeros};
 use crate::own::{Access, Stream};
+#[cfg(doc)]
+use crate::pool::Tenant;
 use crate::size::range_within;
 pub(crate) use committed::Committed;
 use committed::PendingExtents;
+use family::{Ending, Supply};
 use register::Register;
 
-pub use crate::extents::{Extent, Mapper, Registration};
+pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};
 pub use builder::RegionBuilder;
 pub use dma_buf::DmaBuf;
 pub use host_extents::HostExtents;
 pub use layout::Layout;
-pub(crate) use layout::check_guests;
-
-/// The default size of the largest extent: 1 GiB.
-pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
 
 /// The default limit on the mappings of a region: an eighth of what a device can have.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
@@ -69,10 +110,12 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// A reservation with commit and decommit, for one owner.
 ///
 /// Ranges are in bytes and consist of whole granules ([`Device::granularity`]). Fresh memory reads
-/// as zero. Memory revived from pending frees keeps its contents.
+/// as zero. Memory revived from pending frees keeps its contents, except [in a
+/// tenant](self#regions-in-a-tenant).
 ///
-/// Dropping a region waits for the device if anything in it was committed or is pending free.
-/// [Registered](Self::register) memory stays mapped until its last registration ends.
+/// Dropping a region waits for the device if anything in it was committed or is pending free,
+/// unless the region is in a tenant. [Registered](Self::register) memory stays mapped until its last
+/// registration ends.
 ///
 /// ```rust
 /// # use cuvmm::driver::auto;
@@ -104,6 +147,9 @@ pub struct Region {
     /// once none of it is committed.
     withdrawn: BTreeMap<u64, Fence>,
     register: Arc<Register>,
+    supply: Supply,
+    /// Set while a region in a tenant is being dropped. Dropped behind the space.
+    ending: Option<Arc<Ending>>,
 }
 
 impl Region {
@@ -142,7 +188,8 @@ impl Region {
     /// A device can have about 524,000.
     #[must_use]
     pub fn mappings(&self) -> u64 {
-        self.space.count() + self.space.stuck_count() + self.zeros.count()
+        let withdrawn = self.withdrawn_physicals().len() as u64;
+        self.space.count() + withdrawn + self.space.stuck_count() + self.zeros.count()
     }
 
     /// Returns the bytes that a failed roll-back left mapped. Closing the region tries to unmap
@@ -311,14 +358,20 @@ impl Region {
     /// Bytes of extents; memory that is mapped twice counts once.
     pub(super) fn memory(&self) -> u64 {
         if !self.aliased {
-            return self.space.bytes();
+            return self.mapped();
         }
         let mut seen = BTreeSet::new();
-        let physicals = self.space.physicals();
+        let physicals = self.space.physicals().map(|it| (it.as_raw(), it.size()));
         physicals
-            .filter(|physical| seen.insert(physical.as_raw()))
-            .map(crate::own::Physical::size)
+            .chain(self.withdrawn_physicals())
+            .filter(|&(handle, _)| seen.insert(handle))
+            .map(|(_, size)| size)
             .sum()
+    }
+
+    /// Bytes of extents; memory that is mapped twice counts twice.
+    pub(super) fn mapped(&self) -> u64 {
+        self.space.bytes() + self.withdrawn_bytes(&(0..self.size()))
     }
 
     fn check_copy(&self, offset: u64, size: u64) -> Result<(), MemoryError> {

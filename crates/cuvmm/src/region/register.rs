@@ -14,25 +14,27 @@ use std::sync::{Arc, PoisonError};
 use rangemap::RangeMap;
 
 use super::Region;
+use super::family::{Ending, Family};
 use super::noted::Noted;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Placed, Registration, RegistrationOwner, unmap_drained};
+use crate::extents::{Fence, Placed, Registration, RegistrationOwner, unmap_drained};
 use crate::own::Access::ReadWrite;
 use crate::own::Stream;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The registrations of a region, which they may outlive.
-#[derive(Debug)]
 pub(super) struct Register {
     device: Device,
     books: Mutex<Books>,
     /// The records of a forked child, since another thread of the parent may have held the lock.
     after_fork: Mutex<Books>,
     noted: Noted,
+    /// The pool's holder that the memory is charged to, if the region is in a tenant.
+    family: Option<Arc<Family>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Books {
     /// Registrations made so far, which numbers them.
     numbered: u64,
@@ -45,15 +47,18 @@ struct Books {
     left: BTreeMap<u64, Placed>,
     /// The devices that may be using `left`.
     users: Vec<Device>,
+    /// The space of a dropped region in a tenant, which the pool gets after `left`.
+    space: Option<Arc<Ending>>,
 }
 
 impl Register {
-    pub(super) fn new(device: &Device) -> Arc<Self> {
+    pub(super) fn new(device: &Device, family: Option<Arc<Family>>) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
             books: Mutex::default(),
             after_fork: Mutex::default(),
             noted: Noted::none(),
+            family,
         })
     }
 
@@ -123,6 +128,30 @@ impl Register {
         }
         books.users = users;
     }
+
+    /// Leaves the space of a dropped region to its last registration.
+    pub(super) fn leave_space(&self, space: &Arc<Ending>) {
+        let mut books = self.books();
+        if !books.left.is_empty() {
+            books.space = Some(Arc::clone(space));
+        }
+    }
+
+    /// Unmaps extents of a dropped region that nothing registers any more. In a tenant they go to
+    /// its pool instead, and nothing is waited for.
+    fn let_go(
+        &self,
+        users: Vec<Device>,
+        going: &mut BTreeMap<u64, Placed>,
+    ) -> Result<(), CallError> {
+        let Some(family) = &self.family else {
+            return unmap_drained(&users, going);
+        };
+        let going: Vec<Placed> = std::mem::take(going).into_values().collect();
+        let fence = Fence::devices(users);
+        family.withdraw(going.into_iter().map(|placed| (placed, fence.clone())));
+        Ok(())
+    }
 }
 
 impl Books {
@@ -184,8 +213,13 @@ impl Kept {
             }
         }
         let users = books.users.clone();
+        let space = match books.left.is_empty() {
+            true => books.space.take(),
+            false => None,
+        };
         drop(books);
-        let ended = unmap_drained(&users, &mut going);
+        let ended = self.register.let_go(users, &mut going);
+        drop(space);
         if ended.is_err() {
             let mut books = self.register.books();
             books.left.append(&mut going);

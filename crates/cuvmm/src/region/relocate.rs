@@ -4,10 +4,9 @@
 use std::ops::Range;
 
 use super::Region;
-use super::layout::reachable;
 use crate::error::MemoryError;
 use crate::extents::{Extent, Unused};
-use crate::own::{Place, Stream};
+use crate::own::{Place, Stream, reachable};
 
 impl Region {
     /// Moves a committed range to another place, keeping addresses and bytes. Extents that are
@@ -38,6 +37,7 @@ impl Region {
         place: &Place,
         stream: &Stream,
     ) -> Result<u64, MemoryError> {
+        self.supply.check_no_tenant("relocating memory")?;
         stream.check_on(self.device())?;
         self.check_committed(&range)?;
         self.unregistered(&range)?;

@@ -2,7 +2,7 @@
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{Fence, New, Unused};
+use crate::extents::{Fence, New, Unmapped, Unused};
 use crate::own::{Access, Stream};
 
 impl Region {
@@ -15,11 +15,13 @@ impl Region {
         proof: Unused,
     ) -> Result<(), MemoryError> {
         let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
+        // In a tenant, the mappings of the new memory are charged already.
+        let charged = self.space.count() + self.space.stuck_count() + new.len() as u64;
         let mut space = self.space.proved(proof);
         let failed = match space.replace(new, Access::ReadWrite, stream) {
             Ok(old) => {
                 let old = old.into_parts().map(|(_, unmapped)| unmapped);
-                old.for_each(|unmapped| self.release_unmapped(unmapped));
+                self.release_replaced(old.collect(), charged);
                 return Ok(());
             }
             Err(failed) => failed,
@@ -31,13 +33,15 @@ impl Region {
                 fence.merge(Fence::stream(stream.clone()));
             }
         }
-        let unused = failed.physicals.into_iter();
-        unused.for_each(|unmapped| self.release_unmapped(unmapped));
+        self.release_replaced(failed.physicals, charged);
         let Some(lost) = failed.lost else {
             return Err(failed.error);
         };
         log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
         let ranges = lost.ranges();
+        let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
+        let charged = self.space.count() + self.space.stuck_count();
+        self.release_replaced(rest.collect(), charged);
         for range in &ranges {
             self.committed.remove(range.clone());
         }
@@ -45,6 +49,30 @@ impl Region {
             ranges,
             cause: Box::new(failed.error),
         })
+    }
+}
+
+impl Region {
+    /// Releases physicals that a replacement has unmapped or not mapped. In a tenant, ends the
+    /// charge for those of the `charged` mappings that are gone.
+    fn release_replaced(&self, unmapped: Vec<Unmapped>, charged: u64) {
+        match self.supply.family() {
+            None => unmapped
+                .into_iter()
+                .for_each(|unmapped| self.release_unmapped(unmapped)),
+            Some(family) => {
+                let left = self.space.count() + self.space.stuck_count();
+                family.give_back_used(unmapped, charged - left);
+            }
+        }
+    }
+
+    /// Releases memory that was obtained for copies and is not needed.
+    pub(super) fn give_copies_back(&self, new: New) {
+        let mapped = self.space.count() + self.space.stuck_count();
+        let charged = mapped + new.len() as u64;
+        let new = new.into_iter().map(|(_, unmapped)| unmapped);
+        self.release_replaced(new.collect(), charged);
     }
 }
 
@@ -58,7 +86,6 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::extents::Unmapped;
     use crate::extents::rig::{G, Rig, rig};
     use crate::own::Physical;
 

@@ -4,7 +4,7 @@ use cuvmm_driver::PhysicalProps;
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{Extent, Unmapped};
+use crate::extents::{Extent, New, Unmapped};
 use crate::own::{Physical, Place};
 
 impl Region {
@@ -18,6 +18,22 @@ impl Region {
         let mut props = self.props;
         props.location = place.location();
         props
+    }
+
+    /// Obtains memory for copies of extents, which will be overwritten.
+    pub(super) fn memory_for_copies(&self, extents: &[Extent]) -> Result<New, MemoryError> {
+        let offsets = extents.iter().map(|extent| extent.offset);
+        if let Some(family) = self.supply.family() {
+            let sizes: Vec<u64> = extents.iter().map(|extent| extent.size).collect();
+            return Ok(offsets.zip(family.lend_exactly(&sizes)?).collect());
+        }
+        let one = |extent: &Extent| {
+            let place = self.space.place_of(extent.offset);
+            let place = place.unwrap_or_else(|| self.device().into());
+            let physical = self.physical(extent.size, &place)?;
+            Ok((extent.offset, Unmapped::fresh(physical)))
+        };
+        extents.iter().map(one).collect()
     }
 
     /// Obtains memory at a place for the bytes of extents, which will be overwritten.

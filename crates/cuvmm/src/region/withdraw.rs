@@ -5,25 +5,10 @@ use std::ops::Range;
 
 use super::Region;
 use crate::error::{ArgumentError, CallError, MemoryError};
-use crate::extents::{Extent, Fence, Round, Unused};
-use crate::own::{CloseError, CloseRefusal, Stream};
+use crate::extents::{Fence, Round, Unused};
+use crate::own::Stream;
 
 impl Region {
-    /// Waits for the device and releases extents, memory and addresses. On failure the region is
-    /// returned with all that could not be released.
-    ///
-    /// # Errors
-    /// [`CloseError`] with the region in it while part of it is [registered](Self::register), or
-    /// when the driver refuses.
-    #[expect(clippy::result_large_err, reason = "the region itself is handed back")]
-    pub fn close(mut self) -> Result<(), CloseError<Self>> {
-        let closed = match self.all_unregistered() {
-            Ok(()) => self.empty().map_err(CloseRefusal::Call),
-            Err(_) => Err(CloseRefusal::InUse),
-        };
-        CloseError::of(self, closed)
-    }
-
     /// Withdraws a range after all work of the devices with access: extents with no committed byte
     /// left become pending free. Makes no driver call and never waits.
     ///
@@ -64,6 +49,9 @@ impl Region {
     /// released.
     #[doc(alias = "reclaim")]
     pub fn purge(&mut self) -> Result<u64, CallError> {
+        if let Some(family) = self.supply.family() {
+            return family.purge_all();
+        }
         let all = 0..self.size();
         self.purge_from(&all)
     }
@@ -71,10 +59,14 @@ impl Region {
     /// Purges pending frees in a range. Fails if some have incomplete fences.
     pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let (start, end) = (range.start, range.end);
-        self.purge_from(range)
-            .map_err(|cause| MemoryError::range(start, end - start, cause))?;
+        let purged = match self.supply.family() {
+            Some(family) => family.purge(&self.addresses(range)),
+            None => self.purge_from(range),
+        };
+        purged.map_err(|cause| MemoryError::range(start, end - start, cause))?;
         let left = self.pending.meeting(range);
-        let bytes: u64 = left.map(|extent| extent.end - extent.start).sum();
+        let left: u64 = left.map(|extent| extent.end - extent.start).sum();
+        let bytes = left + self.withdrawn_bytes(range);
         if bytes > 0 {
             let range = range.clone();
             return Err(MemoryError::PendingFree { range, bytes });
@@ -120,7 +112,8 @@ impl Region {
     /// Those of [`Region::purge`].
     #[doc(alias = "reclaim_blocking")]
     pub fn purge_blocking(&mut self) -> Result<u64, CallError> {
-        if self.withdrawn.values().any(|fence| !fence.is_complete()) {
+        let lent = !self.withdrawn_physicals().is_empty();
+        if lent || self.withdrawn.values().any(|fence| !fence.is_complete()) {
             Unused::after_drain(self.space.users())?;
         }
         self.purge()
@@ -162,6 +155,11 @@ impl Region {
         let Ok(fence) = self.fence_after(streams) else {
             return;
         };
+        self.withdraw_all(&fence);
+    }
+
+    /// Withdraws all committed memory behind a fence.
+    pub(super) fn withdraw_all(&mut self, fence: &Fence) {
         let all = 0..self.size();
         for extent in self.space.extents() {
             if self.committed.overlaps(&(extent.offset..extent.end())) {
@@ -173,67 +171,5 @@ impl Region {
         }
         self.committed.remove(all.clone());
         self.note_pending(&all);
-    }
-
-    /// Unmaps everything: withdrawn memory behind its own fence, the rest behind all work of the
-    /// devices with access. Memory without proof of completion stays, and the first reason is the
-    /// error.
-    pub(super) fn empty(&mut self) -> Result<(), CallError> {
-        self.device().own_process()?;
-        let mut outcome = Ok(());
-        let mut all = None;
-        let extents: Vec<Extent> = self.space.extents().collect();
-        for extent in extents {
-            let proof = self.proof_for(&extent, &mut all);
-            let space = &mut self.space;
-            match proof.and_then(|proof| space.proved(proof).withdraw_back(extent.offset)) {
-                Ok(freed) => {
-                    freed
-                        .into_iter()
-                        .for_each(|unmapped| self.release_unmapped(unmapped));
-                    self.withdrawn.remove(&extent.offset);
-                    self.pending.remove(extent.offset);
-                    self.committed.remove(extent.offset..extent.end());
-                }
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
-        }
-        if self.space.stuck_count() + self.zeros.count() > 0 {
-            let drained = self.drained(&mut all);
-            let cleared = drained.and_then(|proof| {
-                let freed = self.space.proved(proof).retry_stuck();
-                freed.and(self.zeros.clear(proof))
-            });
-            outcome = outcome.and(cleared);
-        }
-        outcome
-    }
-
-    fn proof_for(
-        &mut self,
-        extent: &Extent,
-        all: &mut Option<Result<Unused, CallError>>,
-    ) -> Result<Unused, CallError> {
-        if !self.committed.overlaps(&(extent.offset..extent.end()))
-            && let Some(fence) = self.withdrawn.get_mut(&extent.offset)
-        {
-            return fence.wait();
-        }
-        self.drained(all)
-    }
-
-    /// Waits once for all work of the devices with access.
-    fn drained(&self, all: &mut Option<Result<Unused, CallError>>) -> Result<Unused, CallError> {
-        *all.get_or_insert_with(|| Unused::after_drain(self.space.users()))
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        self.leave_registered();
-        let held = self.held();
-        if let Err(error) = self.empty() {
-            self.device().report_drop("region", held, error);
-        }
     }
 }

@@ -42,6 +42,7 @@ impl Region {
     /// [`MemoryError`] when part of the range is pending free and its fence is incomplete, the
     /// mappings would exceed the region's limit, or the driver refuses. Nothing has changed.
     pub fn back_with_zeros(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
+        self.supply.check_no_tenant("backing holes with zeros")?;
         self.check(&range)?;
         self.purge_in(&range)?;
         let holes = self.holes(&range);

@@ -101,6 +101,8 @@ pub struct Slept {
     pub quarantined: u64,
     /// The bytes of contents that were kept.
     pub kept: u64,
+    /// The bytes that heaps, memory pools and containers of the tenant use, which do not sleep.
+    pub awake: u64,
 }
 
 /// The outcome of waking blocks.

@@ -57,6 +57,7 @@ impl PreparedSleep {
         if self.release || slept.quarantined > 0 {
             slept.quarantined = slept.quarantined.min(self.tenant.retry_releases(&before));
         }
+        slept.awake = self.tenant.used_by_holders();
         slept
     }
 

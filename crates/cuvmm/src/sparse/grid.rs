@@ -107,6 +107,8 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
             places: vec![device.into()],
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             zero_extent: None,
+            tenant: None,
+            timeout: None,
             elements: PhantomData,
         }
     }

@@ -77,6 +77,30 @@ fn refused(outcome: Result<cuvmm::Block, BlockError>) -> (LedgerRefusal, u64) {
 }
 
 on_both! {
+    fn a_region_in_a_tenant_is_bound_by_the_ledger(rig) {
+        let dir = directory();
+        let (one, other) = (
+            process(&rig.device, &dir, 100, "one"),
+            process(&rig.device, &dir, 100, "other"),
+        );
+        let (a, b) = (
+            one.pool.tenant("a").register().unwrap(),
+            other.pool.tenant("b").register().unwrap(),
+        );
+        let mut region = a.region(100 * G).largest_extent(G).reserve().unwrap();
+        region.commit(0..60 * G).unwrap();
+        assert_eq!((one.charged(), one.obtained()), (60, 60));
+        let (reason, available) = refused(b.try_allocate(41 * G));
+        assert_eq!((reason, available), (LedgerRefusal::Full, 40));
+        let rest = b.try_allocate(40 * G).unwrap();
+        let error = region.commit(0..61 * G).unwrap_err();
+        assert_eq!(error.shortage().unwrap().ledger.unwrap().reason, LedgerRefusal::Full);
+        region.decommit_after(0..60 * G, &[]).unwrap();
+        one.pool.trim(0).unwrap();
+        until("withdrawn memory goes back to the ledger", || one.charged() == 0);
+        drop((rest, region));
+    }
+
     // I-73
     fn pools_of_two_processes_have_one_budget(rig) {
         let dir = directory();

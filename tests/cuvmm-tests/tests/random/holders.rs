@@ -1,5 +1,5 @@
-//! Random programs of all holders of one pool's memory: blocks, heaps, heaps for graphs and memory
-//! pools of the driver, of two tenants, beside held streams, captures under a guard, limits, sleep
+//! Random programs of all holders of one pool's memory: blocks, heaps, heaps for graphs, regions and
+//! memory pools of the driver, of two tenants, beside held streams, captures under a guard, limits, sleep
 //! and failures of the driver.
 //!
 //! The reference knows what lives, and the byte that each holds. Memory that two of them had in
@@ -16,8 +16,8 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, CaptureMode, DeviceAddress, Driver};
 use cuvmm::pool::CaptureGuard;
 use cuvmm::{
-    Allocation, Block, Contents, Heap, HostStore, Limit, Pool, PoolAllocation, Stream, Tenant,
-    TenantMemPool,
+    Allocation, Block, Contents, Heap, HostStore, Limit, Pool, PoolAllocation, Region, Stream,
+    Tenant, TenantMemPool,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -52,6 +52,20 @@ enum Step {
     MemPool {
         granules: u64,
         stream: usize,
+    },
+    Region {
+        tenant: usize,
+        granules: u64,
+        stream: usize,
+    },
+    /// Commits memory of a region behind its committed bytes.
+    Commit {
+        index: usize,
+        by: u64,
+    },
+    /// Withdraws the end of a region.
+    Withdraw {
+        index: usize,
     },
     Drop {
         index: usize,
@@ -104,7 +118,11 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (tenant(), 1..16 * G, stream())
             .prop_map(|(tenant, size, stream)| Step::Heap { tenant, size, stream }),
         3 => (1..20_u64, stream()).prop_map(|(granules, stream)| Step::MemPool { granules, stream }),
-        14 => index().prop_map(|index| Step::Drop { index }),
+        5 => (tenant(), 1..20_u64, stream())
+            .prop_map(|(tenant, granules, stream)| Step::Region { tenant, granules, stream }),
+        3 => (index(), 1..8_u64).prop_map(|(index, by)| Step::Commit { index, by }),
+        4 => index().prop_map(|index| Step::Withdraw { index }),
+        16 => index().prop_map(|index| Step::Drop { index }),
         1 => (tenant(), any::<bool>()).prop_map(|(tenant, keep)| Step::Sleep { tenant, keep }),
         2 => tenant().prop_map(|tenant| Step::Wake { tenant }),
         3 => stream().prop_map(|stream| Step::Hold { stream }),
@@ -125,6 +143,8 @@ enum Memory {
     Block(Block),
     Allocation(Allocation),
     OfDriver(PoolAllocation),
+    /// Its first bytes are committed.
+    Region(Box<Region>),
 }
 
 struct Live {
@@ -139,13 +159,21 @@ impl Live {
             Memory::Block(block) => (block.address().0, block.size()),
             Memory::Allocation(memory) => (memory.address().0, memory.size()),
             Memory::OfDriver(memory) => (memory.address().0, memory.size()),
+            Memory::Region(region) => (region.address().0, region.committed()),
+        }
+    }
+
+    fn region(&mut self) -> Option<&mut Region> {
+        match &mut self.memory {
+            Memory::Region(region) => Some(region),
+            _ => None,
         }
     }
 
     fn block(&mut self) -> Option<&mut Block> {
         match &mut self.memory {
             Memory::Block(block) => Some(block),
-            Memory::Allocation(_) | Memory::OfDriver(_) => None,
+            _ => None,
         }
     }
 }
@@ -317,6 +345,45 @@ where
                     .allocate_on(&self.streams[stream], granules * G);
                 let made = made.map(Memory::OfDriver);
                 self.made(made, stream, |error| error.is_out_of_memory());
+            }
+            Step::Region {
+                tenant,
+                granules,
+                stream,
+            } => {
+                let region = self.tenants[tenant].region(LIMIT * G);
+                let made = region
+                    .largest_extent(4 * G)
+                    .reserve()
+                    .and_then(|mut region| {
+                        region.commit(0..granules * G)?;
+                        Ok(Memory::Region(Box::new(region)))
+                    });
+                self.made(made, stream, |error| error.is_out_of_memory());
+            }
+            Step::Commit { index, by } => {
+                let failing = self.failing;
+                let Some(live) = self.pick(index) else { return };
+                let Some(region) = live.region() else { return };
+                let before = region.committed();
+                let end = (before + by * G).min(region.size());
+                let committed = region.commit(0..end);
+                let error = committed.as_ref().err();
+                let allowed = error.is_none_or(|error| failing || error.is_out_of_memory());
+                assert!(allowed, "{committed:?}");
+                let grown = region.committed() > before;
+                assert_eq!(grown, committed.is_ok() && end > before);
+                live.byte = live.byte.filter(|_| !grown);
+            }
+            Step::Withdraw { index } => {
+                let Some(live) = self.pick(index) else { return };
+                let Some(region) = live.region() else { return };
+                let end = region.committed();
+                let kept = (end / 2 / G).max(1) * G;
+                if kept < end {
+                    region.decommit(kept..end).unwrap();
+                    live.byte = None;
+                }
             }
             Step::Drop { index } => {
                 let Some(live) = self.pick(index) else { return };

@@ -204,6 +204,27 @@ fn a_region_is_purged_forked_unshared_and_copied() {
 }
 
 #[test]
+fn a_region_in_a_tenant_commits_used_memory_and_is_purged() {
+    let used = |rig: &Rig<_>, [home, other, _]: &Streams| {
+        let pool = pool(rig, 4);
+        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let region = a.region(4 * G).largest_extent(G).home_stream(home);
+        let mut region = region.reserve().unwrap();
+        region.commit(0..2 * G).unwrap();
+        drop(b.allocate_on(home, 2 * G).unwrap());
+        busy(rig, other, (region.address().0, G), false);
+        (region, pool)
+    };
+    sweep(model, used, |(region, _), [_, other, _]| {
+        text(region.commit(2 * G..4 * G))?;
+        if region.is_committed(0..G) {
+            text(region.decommit_after(0..2 * G, std::slice::from_ref(other)))?;
+        }
+        text(region.purge()).map(drop)
+    });
+}
+
+#[test]
 fn containers_shrink_and_share() {
     let vector = |rig: &Rig<_>, [home, other, _]: &Streams| {
         let region = Region::builder(&rig.device, 4 * G).largest_extent(G);

@@ -24,5 +24,8 @@ mod places;
 mod register;
 mod share_wire;
 mod sparse;
+mod tenant;
+mod tenant_faults;
+mod tenant_random;
 mod unified;
 mod vec;

@@ -52,7 +52,14 @@ fn is_short(error: &MemoryError) -> bool {
 
 #[test]
 fn containers_are_charged_beside_heaps_and_blocks() {
-    let rig = model();
+    charged(host());
+    charged(model());
+}
+
+fn charged<B: Backing + 'static>(rig: Rig<B>)
+where
+    Machine<B>: Driver,
+{
     let pool = pool(&rig, 64);
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
     let home = stream(&rig);

@@ -10,6 +10,7 @@ mod gpu;
 
 mod block_fork;
 mod capture;
+mod containers;
 mod dlpack;
 mod exported;
 mod futures;

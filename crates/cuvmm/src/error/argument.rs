@@ -56,9 +56,9 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
-    /// A heap was to be built over a hardened pool, which guards blocks only.
+    /// A heap, or a region in a tenant, was to be built over a hardened pool, which guards blocks only.
     #[error(
-        "a hardened pool has no heaps: allocate blocks in it, or build the pool without `hardened`"
+        "a hardened pool has blocks only: allocate those, or build the pool without `hardened`"
     )]
     HardenedPool,
     /// This device, which was to be given access to memory, has it already: it is the memory's own

@@ -243,8 +243,8 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
-    /// The operation is not possible for memory in a tenant: this is not supported there.
-    #[error("{0} in a tenant: reserve the region on the device instead")]
+    /// The operation, or the property of memory, is not possible for a region in a tenant.
+    #[error("{0} is not possible in a tenant: reserve the region on the device instead")]
     InTenant(&'static str),
     /// The pool of the region's tenant refused memory, mappings or addresses.
     Pool(Box<BlockError>),

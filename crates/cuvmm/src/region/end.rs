@@ -28,7 +28,7 @@ impl Region {
     /// Unmaps everything: withdrawn memory behind its own fence, the rest behind all work of the
     /// devices with access. Memory without proof of completion stays, and the first reason is the
     /// error.
-    pub(super) fn empty(&mut self) -> Result<(), CallError> {
+    fn empty(&mut self) -> Result<(), CallError> {
         self.device().own_process()?;
         if let Some(family) = self.supply.family().cloned() {
             return self.empty_lent(&family);
@@ -82,7 +82,7 @@ impl Region {
 
     /// Unmaps everything and gives it to the tenant's pool, behind all work of the devices with
     /// access.
-    pub(super) fn empty_lent(&mut self, family: &Family) -> Result<(), CallError> {
+    fn empty_lent(&mut self, family: &Family) -> Result<(), CallError> {
         let proof = Unused::after_drain(self.space.users())?;
         self.withdraw_all(&Fence::complete());
         let purged = family.purge_all().map(drop);
@@ -99,7 +99,7 @@ impl Region {
 
     /// Gives the region's memory and addresses to its tenant's pool, behind all work of the devices
     /// with access. Waits for nothing.
-    pub(super) fn end_lent(&mut self, family: &Arc<Family>) {
+    fn end_lent(&mut self, family: &Arc<Family>) {
         if self.device().is_forked() {
             return;
         }

@@ -78,8 +78,8 @@ impl Region {
         Some(promised.collect())
     }
 
-    /// Returns the exported bytes that the region holds, pending frees included. Memory that is
-    /// mapped twice counts once.
+    /// Returns the exported bytes that the region holds, pending frees included unless it is in a
+    /// tenant. Memory that is mapped twice counts once.
     #[must_use]
     pub fn exported(&self) -> u64 {
         let mut seen = BTreeSet::new();

@@ -137,6 +137,12 @@ impl Region {
         let (start, end) = (range.start, range.end);
         stream.check_on(self.device())?;
         self.check_committed(&range)?;
+        if let Some(family) = self.supply.family()
+            && self.is_read_only(range.clone())
+        {
+            // What a dropped fork showed is copied only while work uses it there.
+            family.purge_all()?;
+        }
         let copied = |extent: &Extent| {
             self.space.most_at(extent.offset) != Access::ReadWrite
                 && self.space.is_shared(extent.offset)

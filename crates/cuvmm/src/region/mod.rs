@@ -205,8 +205,8 @@ impl Region {
         self.committed.covers(&range)
     }
 
-    /// Returns every mapped extent, in order. Registering the memory elsewhere takes one
-    /// registration for each.
+    /// Returns every mapped extent, in order; in a tenant, those with a committed byte. Registering
+    /// the memory elsewhere takes one registration for each.
     #[must_use]
     pub fn extents(&self) -> Vec<Extent> {
         self.space.extents().collect()

@@ -9,16 +9,12 @@ use super::build::Build;
 use super::cache::StreamCache;
 use super::core::{Core, Locked, PINNED, State};
 use super::extents::work_of;
+use super::request::{Request, is_small, least_chunk};
 use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::deferred::Section;
 use crate::error::{BlockError, CallError};
-use crate::ledger::InLine;
-use crate::own::Stream;
-use crate::pool::{HolderId, Polling, Tenant, Wait};
-
-/// The largest size and the largest alignment of a small allocation, in bytes.
-const SMALL: (u64, u64) = (1 << 20, 4096);
+use crate::pool::{HolderId, Tenant, Wait};
 
 /// The most unsearched mappings that an allocation unmaps.
 const TIDIED: usize = 16;
@@ -26,28 +22,6 @@ const TIDIED: usize = 16;
 /// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number
 /// of addresses for each byte.
 const KEPT_ADDRESSES: u64 = 16;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request<'a> {
-    pub(super) size: u64,
-    pub(super) alignment: u64,
-    pub(super) stream: &'a Stream,
-    pub(super) id: StreamId,
-    pub(super) captures: bool,
-    /// The place of a waiting request in the line of a ledger.
-    pub(super) place: Option<InLine>,
-}
-
-impl Request<'_> {
-    /// Returns the permission to poll, unless the request belongs to a capture: its memory must not
-    /// depend on events.
-    fn polling<'a>(&self, tenant: &'a Tenant) -> Option<Polling<'a>> {
-        match self.captures {
-            true => None,
-            false => tenant.polling(),
-        }
-    }
-}
 
 #[derive(Clone, Copy)]
 struct Growth {
@@ -65,16 +39,6 @@ enum Step {
     /// This number of adjacent bytes of addresses is needed.
     Addresses(u64),
     Refused,
-}
-
-pub(super) const fn is_small(size: u64, alignment: u64) -> bool {
-    size <= SMALL.0 && alignment <= SMALL.1
-}
-
-fn least_chunk(request: Request<'_>) -> Request<'_> {
-    let granule = request.stream.device().granule();
-    let size = granule.round_up(request.size).unwrap_or(request.size);
-    Request { size, ..request }
 }
 
 impl Core {

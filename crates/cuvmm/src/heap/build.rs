@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
-use super::allocate::Request;
 use super::core::{Core, PINNED, State, unmap};
 use super::extents::{ExtentId, Taken, work_of};
+use super::request::Request;
 use super::stitch::{Head, Plan};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError, MemoryError};
@@ -232,6 +232,7 @@ impl Core {
             holder,
             sizes: &sizes,
             mappings: old,
+            zeroes: false,
             place: request.place,
         };
         let begun = Begun { core: self, build };

@@ -27,6 +27,7 @@ use std::time::Duration;
 use super::accounts::Budget;
 use super::accounts::Joined;
 use super::ids::SlotId;
+use super::line::Quiet;
 use super::slot::Slot;
 use super::state::State;
 use super::supply::Room;
@@ -78,6 +79,10 @@ pub(crate) struct Locked<'a> {
     pub(super) place: Option<InLine>,
     /// The bytes that the operation may create without asking how much is free.
     pub(super) room: Room<'a>,
+    /// `true` if the operation has to zero memory that was used before, and its own too.
+    pub(super) zeroes: bool,
+    /// The flights of the operation's attempt that have ended.
+    pub(super) own_ended: u64,
     /// The bytes of the operation that the driver refused to take back.
     pub(super) refused: u64,
     section: Section,
@@ -121,6 +126,8 @@ impl Core {
             core: self,
             place: None,
             room: Room::new(&self.claimed),
+            zeroes: false,
+            own_ended: 0,
             refused: 0,
             section: Section::enter(),
         }
@@ -156,7 +163,7 @@ impl Core {
     /// which serves the queue next. `freed_count` is 0 if an operation has ended whose slots were
     /// out and may have idle memory now.
     fn tell(&self, freed_count: u64) {
-        if !self.is_awaited() {
+        if !self.is_awaited() || Quiet::is_here(self) {
             return;
         }
         let here = thread::current().id();
@@ -365,6 +372,8 @@ impl<'a> Locked<'a> {
             core,
             place,
             room: Room::new(&core.claimed),
+            zeroes: false,
+            own_ended: 0,
             refused: 0,
             section,
         }
@@ -399,6 +408,7 @@ impl<'a> Locked<'a> {
             return false;
         };
         self.state.gate.end(flight);
+        Quiet::note_ended(self.core);
         self.state.free_late();
         self.state.request_free_target();
         if std::thread::panicking() {

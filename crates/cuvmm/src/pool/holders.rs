@@ -413,6 +413,7 @@ mod tests {
                 holder,
                 sizes: &[],
                 mappings: 1,
+                zeroes: false,
                 place: None,
             });
             assert!(lent.unwrap().is_empty());

@@ -1,4 +1,6 @@
 //! Lending to [holders](super::holder): extents, mappings and addresses, and how they come back.
+//!
+//! Keeps I-86.
 
 use std::sync::Arc;
 
@@ -6,6 +8,7 @@ use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
+use super::line::{Quiet, Wait};
 use super::state::{Scrub, gone};
 use super::tenant::Tenant;
 use crate::deferred;
@@ -29,6 +32,8 @@ pub(crate) struct Lending<'a> {
     pub(crate) sizes: &'a [u64],
     /// Mappings that the holder is about to make, besides one for each extent.
     pub(crate) mappings: u64,
+    /// `true` if the holder zeroes memory that was used before.
+    pub(crate) zeroes: bool,
     /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
     pub(crate) place: Option<InLine>,
 }
@@ -75,11 +80,39 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         let mut state = core.lock();
-        state.place = lending.place;
+        (state.place, state.zeroes) = (lending.place, lending.zeroes);
         let lent = state.lend_extents(tenant, lending);
         state.run_deferred();
         Core::unlock(state);
         lent
+    }
+
+    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
+    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
+    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
+    /// returns `true`. The attempt is given the request's place in the line of a ledger.
+    pub(crate) fn wait_for<T>(
+        &self,
+        bytes: u64,
+        wait: Wait,
+        wanted: &dyn Fn() -> bool,
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        let core = self.core();
+        let outcome = core.request_while(self.id(), bytes, wait, wanted, |state| {
+            let place = state.place;
+            Core::unlock(state);
+            let quiet = Quiet::begin(core);
+            let outcome = attempt(place);
+            let own_ended = quiet.ended();
+            drop(quiet);
+            let mut state = core.lock();
+            state.own_ended = own_ended;
+            (state, outcome)
+        });
+        // What the attempts gave back.
+        core.announce();
+        outcome
     }
 
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {

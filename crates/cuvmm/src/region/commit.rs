@@ -142,6 +142,10 @@ impl Region {
     ) -> Result<(), BlockError> {
         family.may_grow()?;
         self.take_back(family, range);
+        // Memory that could not be zeroed.
+        if self.withdrawn_bytes(range) > 0 {
+            self.purge_in(range)?;
+        }
         self.clear_for(range)?;
         let planned = self.plan(range, None).into_iter();
         let planned: Vec<(u64, u64)> = planned.map(|it| (it.offset, it.size)).collect();

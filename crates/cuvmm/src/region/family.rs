@@ -146,6 +146,7 @@ impl Family {
             holder: self.holder,
             sizes,
             mappings,
+            zeroes: true,
             place,
         })?;
         self.shared.add(&lent);

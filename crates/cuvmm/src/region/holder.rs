@@ -51,6 +51,9 @@ struct Withdrawn {
     fence: Fence,
     /// Its place in the order of withdrawals.
     number: u64,
+    /// `true` if it may hold bytes of another tenant, which were to be zeroed. It is not committed
+    /// again: the pool gets it as it was lent.
+    is_unclean: bool,
 }
 
 #[derive(Default)]
@@ -190,15 +193,27 @@ impl Shared {
     }
 
     pub(super) fn withdraw(&self, extents: impl Iterator<Item = (Placed, Fence)>) {
+        self.add_withdrawn(extents, false);
+    }
+
+    /// Takes over extents whose memory could not be zeroed.
+    pub(super) fn withdraw_unclean(&self, extents: impl Iterator<Item = (Placed, Fence)>) {
+        self.add_withdrawn(extents, true);
+    }
+
+    fn add_withdrawn(&self, extents: impl Iterator<Item = (Placed, Fence)>, is_unclean: bool) {
         self.with(|state| {
             for (mut placed, fence) in extents {
-                placed.used_by(self.writer);
+                if !is_unclean {
+                    placed.used_by(self.writer);
+                }
                 state.withdrawals += 1;
                 let one = Withdrawn {
                     handle: placed.handle(),
                     size: placed.size(),
                     fence,
                     number: state.withdrawals,
+                    is_unclean,
                     placed: Some(placed),
                 };
                 let at = one.placed.as_ref().map_or(0, |placed| placed.address().0);
@@ -211,7 +226,8 @@ impl Shared {
     /// removal.
     pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
         self.with_settled(range, |state| {
-            let here: Vec<u64> = state.meeting(range).map(|(at, _)| at).collect();
+            let here = state.meeting(range).filter(|(_, one)| !one.is_unclean);
+            let here: Vec<u64> = here.map(|(at, _)| at).collect();
             let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
             taken
                 .filter_map(|one| Some((one.placed?, one.fence)))

@@ -13,7 +13,8 @@ use crate::extents::{Fence, Unmapped};
 use crate::ledger::InLine;
 
 impl Region {
-    /// Takes the withdrawn extents of a range back from the pool of the region's tenant.
+    /// Takes the withdrawn extents of a range back from the pool of the region's tenant, except for
+    /// those that could not be zeroed.
     pub(super) fn take_back(&mut self, family: &Family, range: &Range<u64>) {
         for (placed, fence) in family.shared.take_back(&self.addresses(range)) {
             let offset = placed.address().0 - self.address().0;
@@ -37,8 +38,8 @@ impl Region {
     }
 
     /// Commits planned extents, each with its offset and size, with memory that the tenant's pool
-    /// lends. All or nothing, except that memory whose zeroing failed and may still run is left
-    /// withdrawn behind it.
+    /// lends. All or nothing, except that memory whose zeroing failed and may still run is left to
+    /// the pool behind it.
     pub(super) fn commit_lent(
         &mut self,
         family: &Family,
@@ -56,9 +57,11 @@ impl Region {
         let Err((error, running)) = cleared else {
             return Ok(());
         };
+        let mut unclean = Vec::new();
         for &offset in offsets.iter().rev() {
             let Some(mut completed) = running.completed(&mut self.space) else {
-                self.withdrawn.insert(offset, running.clone());
+                let placed = self.space.remove(offset);
+                unclean.extend(placed.map(|placed| (placed, running.clone())));
                 continue;
             };
             match completed.withdraw_back(offset) {
@@ -70,7 +73,8 @@ impl Region {
                 }
             }
         }
-        let left = self.space.count() + self.space.stuck_count();
+        let left = self.space.count() + self.space.stuck_count() + unclean.len() as u64;
+        family.shared.withdraw_unclean(unclean.into_iter());
         family.give_back(back, charged - left);
         Err(error)
     }

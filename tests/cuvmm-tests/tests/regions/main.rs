@@ -27,5 +27,6 @@ mod sparse;
 mod tenant;
 mod tenant_faults;
 mod tenant_random;
+mod tenant_unclean;
 mod unified;
 mod vec;

@@ -4,6 +4,7 @@
 pub mod futures;
 mod pressure;
 mod queue;
+mod quiet;
 mod relief;
 mod requests;
 mod serve;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use self::queue::Queue;
 
 pub use pressure::{Pressure, PressureHook};
+pub(in crate::pool) use quiet::Quiet;
 pub(in crate::pool) use relief::Demand;
 pub(in crate::pool) use wait::Attempt;
 pub(crate) use wait::{Wait, after};

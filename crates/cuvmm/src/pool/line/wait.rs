@@ -1,7 +1,7 @@
 //! How a request waits for memory: not at all, for pressure hooks, or until a deadline. No module
 //! below this waits for memory.
 //!
-//! Keeps I-46, I-47 and I-86.
+//! Keeps I-46 and I-47.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,10 @@ use super::relief::Demand;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{InLine, Lacking, Waiting};
+use crate::ledger::{Lacking, Waiting};
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
-use crate::pool::tenant::Tenant;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How often an operation that finds too little memory waits for other operations in flight.
@@ -68,28 +67,6 @@ impl Wait {
             Self::Until(deadline) => Some(deadline),
             Self::Never | Self::Hooks | Self::Turn { .. } => None,
         }
-    }
-}
-
-impl Tenant {
-    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
-    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
-    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
-    /// returns `true`. The attempt is given the request's place in the line of a ledger.
-    pub(crate) fn wait_for<T>(
-        &self,
-        bytes: u64,
-        wait: Wait,
-        wanted: &dyn Fn() -> bool,
-        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
-    ) -> Result<T, BlockError> {
-        let core = self.core();
-        core.request_while(self.id(), bytes, wait, wanted, |state| {
-            let place = state.place;
-            Core::unlock(state);
-            let outcome = attempt(place);
-            (core.lock(), outcome)
-        })
     }
 }
 
@@ -179,6 +156,8 @@ impl Core {
         let mut ended = state.gate.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
+            // Not those of the attempt itself.
+            ended += state.own_ended;
             // An operation that ended meanwhile may have given back the missing memory.
             let missed = state.gate.ended() > ended;
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {

@@ -68,8 +68,8 @@ impl Locked<'_> {
     }
 
     fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
-        let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
-        if let Some(unmapped) = self.supply.free_list.take(size, Some(id.0), foreign) {
+        let (own, foreign) = self.usable_of(id);
+        if let Some(unmapped) = self.supply.free_list.take(size, own, foreign) {
             return Ok(vec![unmapped]);
         }
         if self.budget.creatable() < size {
@@ -84,6 +84,15 @@ impl Locked<'_> {
         self.gather(id, size, size, true)
     }
 
+    /// Returns the last writer whose memory the operation can use as it is, and `true` if it can
+    /// use memory of others. While a capture guard lives, nothing can be scrubbed or zeroed.
+    fn usable_of(&self, id: TenantId) -> (Option<u64>, bool) {
+        let captures = self.is_capturing();
+        let own = Some(id.0).filter(|_| !(captures && self.zeroes));
+        let foreign = !captures || (self.policy.scrub == Scrub::Never && !self.zeroes);
+        (own, foreign)
+    }
+
     /// Gets one physical of at most `left` bytes, as large as possible.
     fn one_unmapped(
         &mut self,
@@ -93,10 +102,9 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<Unmapped, BlockError> {
         let want = self.device.granule().extent_within(left, largest);
-        // During a capture only memory that needs no scrub is taken.
-        let foreign = !self.is_capturing() || self.policy.scrub == Scrub::Never;
+        let (own, foreign) = self.usable_of(id);
         loop {
-            if let Some(unmapped) = self.supply.free_list.take(want, Some(id.0), foreign) {
+            if let Some(unmapped) = self.supply.free_list.take(want, own, foreign) {
                 return Ok(unmapped);
             }
             let mut refused = None;
@@ -112,7 +120,7 @@ impl Locked<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if let Some(unmapped) = self.supply.free_list.take_within(want, Some(id.0), foreign) {
+            if let Some(unmapped) = self.supply.free_list.take_within(want, own, foreign) {
                 return Ok(unmapped);
             }
             // The memory left in the free list is too large or needs a scrub.

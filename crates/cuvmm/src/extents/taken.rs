@@ -52,6 +52,11 @@ impl TakenOut {
         self.0.iter().map(|taken| taken.unmapped.size()).sum()
     }
 
+    pub(crate) fn handles(&self) -> impl Iterator<Item = PhysicalHandle> + '_ {
+        let physicals = self.0.iter().map(|taken| &taken.unmapped.physical);
+        physicals.map(|physical| physical.as_raw())
+    }
+
     pub(crate) fn into_parts(self) -> impl Iterator<Item = (u64, Unmapped)> {
         self.0
             .into_iter()

@@ -1,10 +1,8 @@
 //! The end of a region: all its memory is unmapped and released. A region in a tenant hands it to its
 //! pool instead.
 
-use std::sync::Arc;
-
 use super::Region;
-use super::family::{Ending, Family};
+use super::family::Family;
 use crate::error::CallError;
 use crate::extents::{Extent, Fence, Unused};
 use crate::own::{CloseError, CloseRefusal};
@@ -99,23 +97,20 @@ impl Region {
 
     /// Gives the region's memory and addresses to its tenant's pool, behind all work of the devices
     /// with access. Waits for nothing.
-    fn end_lent(&mut self, family: &Arc<Family>) {
+    fn end_lent(&mut self) {
         if self.device().is_forked() {
             return;
         }
         self.leave_registered();
         let fence = self.fence_of_all();
         self.withdraw_all(&fence);
-        let ending = Ending::new(family, self.space.hand_on());
-        self.register.leave_space(&ending);
-        self.ending = Some(ending);
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(family) = self.supply.family().cloned() {
-            return self.end_lent(&family);
+        if self.supply.family().is_some() {
+            return self.end_lent();
         }
         self.leave_registered();
         let held = self.held();

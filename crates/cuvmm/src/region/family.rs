@@ -225,6 +225,29 @@ impl Family {
         self.purge(&ANYWHERE)
     }
 
+    /// Gives the pool what dropped regions have left, as [`purge`](Self::purge) does.
+    pub(super) fn purge_ended(&self) -> Result<(), CallError> {
+        self.tenant.device().own_process()?;
+        let ended = self.shared.ended();
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let Some(polling) = self.tenant.polling() else {
+            return Ok(());
+        };
+        let mut outcome = self.shared.poll();
+        let given = ended.iter();
+        let given = given.map(|range| self.shared.give_in(range, u64::MAX));
+        let given: Vec<Given> = given.collect();
+        drop(polling);
+        for given in given {
+            outcome = given.error.map_or(outcome, Err);
+            self.tenant.give_up(self.holder, given);
+        }
+        self.tenant.return_addresses(self.holder);
+        outcome
+    }
+
     /// Zeroes ranges of a space on the home stream (`cuMemsetD8Async`), and waits. An error comes
     /// with a fence over the work that may still run.
     pub(super) fn clear(

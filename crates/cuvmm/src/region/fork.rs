@@ -49,6 +49,9 @@ impl Region {
         let family = self.supply.family().cloned();
         let (charged, mut mapped) = (extents.len() as u64, 0);
         if let Some(family) = &family {
+            if let Err(error) = family.purge_ended() {
+                log!(warn, %error, "memory of a dropped fork stays mapped for now");
+            }
             family.lend_mappings(charged)?;
         }
         let forked = self.empty_like().and_then(|mut fork| {

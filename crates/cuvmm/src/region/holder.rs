@@ -80,6 +80,37 @@ struct Free {
     leaving: u64,
 }
 
+/// The withdrawn mappings of a physical.
+struct Lying {
+    mappings: u64,
+    /// That of the last.
+    number: u64,
+    size: u64,
+    is_leaving: bool,
+    is_complete: bool,
+}
+
+impl Lying {
+    fn merge(&mut self, others: &Self) {
+        self.mappings += others.mappings;
+        self.number = self.number.max(others.number);
+        self.is_leaving |= others.is_leaving;
+        self.is_complete &= others.is_complete;
+    }
+}
+
+impl Free {
+    fn count(&mut self, lying: &Lying) {
+        if lying.is_leaving {
+            self.leaving += lying.size;
+        } else if lying.is_complete {
+            self.ready.insert(lying.number, lying.size);
+        } else {
+            self.pending += lying.size;
+        }
+    }
+}
+
 impl State {
     fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Withdrawn)> {
         let start = range.start;
@@ -105,27 +136,33 @@ impl State {
 
     fn free(&self) -> Free {
         let mut free = Free::default();
+        // A physical with several mappings is free when all of them are withdrawn, and counts with
+        // the last.
+        let mut shared: BTreeMap<PhysicalHandle, Lying> = BTreeMap::new();
         for one in self.withdrawn.values() {
-            // A physical with several mappings is free when all of them are withdrawn, and counts
-            // with the last.
-            let all = match self.further.get(&one.handle) {
-                None => vec![one],
-                Some(&further) => {
-                    let all = self.withdrawn.values().filter(|it| it.handle == one.handle);
-                    let all: Vec<&Withdrawn> = all.collect();
-                    let is_last = all.iter().all(|it| it.number <= one.number);
-                    if !is_last || all.len() as u64 <= further {
-                        continue;
-                    }
-                    all
-                }
+            let mut lying = Lying {
+                mappings: 1,
+                number: one.number,
+                size: one.size,
+                is_leaving: one.placed.is_none(),
+                is_complete: one.fence.is_complete(),
             };
-            if all.iter().any(|it| it.placed.is_none()) {
-                free.leaving += one.size;
-            } else if all.iter().all(|it| it.fence.is_complete()) {
-                free.ready.insert(one.number, one.size);
+            if self.further.contains_key(&one.handle) {
+                if let Some(others) = shared.get(&one.handle) {
+                    lying.merge(others);
+                }
+                shared.insert(one.handle, lying);
             } else {
-                free.pending += one.size;
+                free.count(&lying);
+            }
+        }
+        for (handle, lying) in shared {
+            if self
+                .further
+                .get(&handle)
+                .is_some_and(|&it| lying.mappings > it)
+            {
+                free.count(&lying);
             }
         }
         free
@@ -294,6 +331,12 @@ impl Shared {
             self.settled.notify_all();
         }
         given
+    }
+
+    /// The addresses of dropped regions.
+    pub(super) fn ended(&self) -> Vec<Range<u64>> {
+        let addresses = |space: &Space| space.address().0..space.address().0 + space.size();
+        self.with(|state| state.ended.iter().map(addresses).collect())
     }
 
     /// Takes the space of a dropped region over. Its addresses are freed once nothing is mapped

@@ -115,10 +115,12 @@ impl Register {
         }
     }
 
-    /// Takes over the registered extents of a region that is being dropped.
+    /// Takes over the registered extents of a region that is being dropped, and its space for as
+    /// long as one of them is left.
     fn take_over(
         &self,
         users: Vec<Device>,
+        space: Option<&Arc<Ending>>,
         mut take: impl FnMut(&Range<u64>) -> Vec<(u64, Placed)>,
     ) {
         let mut books = self.books();
@@ -127,13 +129,8 @@ impl Register {
             books.left.extend(take(&range));
         }
         books.users = users;
-    }
-
-    /// Leaves the space of a dropped region to its last registration.
-    pub(super) fn leave_space(&self, space: &Arc<Ending>) {
-        let mut books = self.books();
         if !books.left.is_empty() {
-            books.space = Some(Arc::clone(space));
+            books.space = space.map(Arc::clone);
         }
     }
 
@@ -215,7 +212,9 @@ impl Kept {
         let users = books.users.clone();
         let space = match books.left.is_empty() {
             true => books.space.take(),
-            false => None,
+            // Another registration may end the books' hold on the space before this one's extents
+            // are withdrawn.
+            false => books.space.clone(),
         };
         drop(books);
         let ended = self.register.let_go(users, &mut going);
@@ -340,10 +339,13 @@ impl Region {
         if self.device().forked().is_some() {
             return;
         }
+        if let (None, Some(family)) = (&self.ending, self.supply.family()) {
+            self.ending = Some(Ending::new(family, self.space.hand_on()));
+        }
         let users = self.space.users().cloned().collect();
-        let space = &mut self.space;
+        let (space, ending) = (&mut self.space, self.ending.as_ref());
         self.register
-            .take_over(users, |range| space.hand_over(range));
+            .take_over(users, ending, |range| space.hand_over(range));
     }
 }
 

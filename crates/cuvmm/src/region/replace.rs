@@ -1,9 +1,14 @@
 //! Replacement of a region's memory, and the region after a failed replacement.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use cuvmm_driver::PhysicalHandle;
+
 use super::Region;
 use crate::error::MemoryError;
 use crate::extents::{Fence, New, Unmapped, Unused};
-use crate::own::{Access, Stream};
+use crate::own::{Access, Physical, Stream};
 
 impl Region {
     /// Replaces the memory of extents by physicals, to be read and written, and releases the old
@@ -14,7 +19,16 @@ impl Region {
         stream: &Stream,
         proof: Unused,
     ) -> Result<(), MemoryError> {
-        let offsets: Vec<u64> = new.iter().map(|&(offset, _)| offset).collect();
+        let ends = |(offset, unmapped): &(u64, Unmapped)| *offset..offset + unmapped.size();
+        let places: Vec<Range<u64>> = new.iter().map(ends).collect();
+        // What the tenant's pool has lent, each physical with its number of mappings.
+        let mut lent: BTreeMap<PhysicalHandle, u64> = BTreeMap::new();
+        if self.supply.family().is_some() {
+            let new = new.iter().map(|(_, unmapped)| unmapped.physical.as_raw());
+            for handle in self.handles_in(&places).into_iter().chain(new) {
+                *lent.entry(handle).or_default() += 1;
+            }
+        }
         // In a tenant, the mappings of the new memory are charged already.
         let charged = self.space.count() + self.space.stuck_count() + new.len() as u64;
         let mut space = self.space.proved(proof);
@@ -27,13 +41,23 @@ impl Region {
             Err(failed) => failed,
         };
         if failed.running {
-            for offset in offsets {
-                let withdrawn = self.withdrawn.entry(offset);
+            for place in &places {
+                let withdrawn = self.withdrawn.entry(place.start);
                 let fence = withdrawn.or_insert_with(Fence::complete);
                 fence.merge(Fence::stream(stream.clone()));
             }
         }
-        self.release_replaced(failed.physicals, charged);
+        let rest = failed.lost.iter().flat_map(|lost| lost.rest.handles());
+        let unmapped = failed.physicals.iter().map(|it| it.physical.as_raw());
+        let unmapped = unmapped.chain(rest);
+        for handle in self.handles_in(&places).into_iter().chain(unmapped) {
+            if let Some(count) = lent.get_mut(&handle) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        let mut back = failed.physicals;
+        back.extend(self.stuck_of(&lent));
+        self.release_replaced(back, charged);
         let Some(lost) = failed.lost else {
             return Err(failed.error);
         };
@@ -53,6 +77,29 @@ impl Region {
 }
 
 impl Region {
+    fn handles_in(&self, places: &[Range<u64>]) -> Vec<PhysicalHandle> {
+        let here = |place: &Range<u64>| self.space.parts_in(place.start, place.end);
+        let here = places.iter().flat_map(here);
+        here.map(|(_, physical)| physical.as_raw()).collect()
+    }
+
+    /// The physicals that are left only in stuck mappings, once for each of `lost` mappings. The
+    /// tenant's pool gets them, and quarantines them until the mappings end.
+    fn stuck_of(&self, lost: &BTreeMap<PhysicalHandle, u64>) -> Vec<Unmapped> {
+        let mut stuck: BTreeMap<PhysicalHandle, &Physical> = BTreeMap::new();
+        if lost.values().any(|&count| count > 0) {
+            let all = self.space.stuck_physicals().into_iter();
+            stuck.extend(all.map(|physical| (physical.as_raw(), physical)));
+        }
+        let mut found = vec![];
+        for (handle, &count) in lost {
+            if let Some(&physical) = stuck.get(handle) {
+                found.extend((0..count).map(|_| Unmapped::fresh(physical.clone())));
+            }
+        }
+        found
+    }
+
     /// Releases physicals that a replacement has unmapped or not mapped. In a tenant, ends the
     /// charge for those of the `charged` mappings that are gone.
     fn release_replaced(&self, unmapped: Vec<Unmapped>, charged: u64) {
@@ -81,13 +128,12 @@ impl Region {
 mod tests {
     use std::sync::Arc;
 
-    use cuvmm_driver::{Call, Driver, PhysicalHandle};
+    use cuvmm_driver::{Call, Driver};
     use cuvmm_model::host::{HostDriver, HostOptions};
 
     use super::*;
     use crate::device::Device;
     use crate::extents::rig::{G, Rig, rig};
-    use crate::own::Physical;
 
     fn handles(region: &Region) -> Vec<PhysicalHandle> {
         region.space.physicals().map(Physical::as_raw).collect()

@@ -636,3 +636,19 @@ fn a_thread_grows_withdraws_and_drops_while_another_presses() {
     });
     assert_eq!(books(&rig, &pool).tenants[0].committed, 0);
 }
+
+#[test]
+fn forks_made_and_dropped_in_turn_hold_no_mappings() {
+    let rig = model();
+    let pool = limited(&rig, 16).mapping_limit(24).build().unwrap();
+    let a = tenant(&pool, "a");
+    let mut region = a.region(8 * G).largest_extent(G).reserve().unwrap();
+    region.commit(0..6 * G).unwrap();
+    // Withdrawn memory of a region that lives stays for it.
+    region.decommit_after(4 * G..6 * G, &[]).unwrap();
+    for _ in 0..9 {
+        drop(region.fork(&[]).unwrap());
+    }
+    assert_eq!(region.held(), 6 * G);
+    assert!(books(&rig, &pool).mappings <= 10);
+}

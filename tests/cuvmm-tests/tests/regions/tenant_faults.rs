@@ -225,3 +225,29 @@ fn what_a_commit_cannot_undo_is_quarantined_until_the_region_is_closed() {
     pool.close().unwrap();
     crate::common::nothing_left(rig);
 }
+
+#[test]
+fn what_unsharing_left_stuck_is_charged_until_it_is_unmapped() {
+    let rig = model();
+    let pool = limited(&rig, 8).build().unwrap();
+    let (a, b) = (
+        pool.tenant("a").register().unwrap(),
+        pool.tenant("b").register().unwrap(),
+    );
+    let home = Stream::new(&rig.device).unwrap();
+    let mut region = a.region(4 * G).largest_extent(G).reserve().unwrap();
+    region.commit(0..2 * G).unwrap();
+    let fork = region.fork(&[]).unwrap();
+    rig.faults
+        .arm(Fault::from(1, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+    region.unshare(0..2 * G, &home, &[]).unwrap_err();
+    rig.faults.disarm();
+    balanced(&rig, &pool);
+    drop(fork);
+    region.close().unwrap();
+    pool.trim(0).unwrap();
+    assert_eq!(exact(&rig, &pool).committed, 0);
+    drop(b.try_allocate(8 * G).unwrap());
+    drop((a, b, home));
+    pool.close().unwrap();
+}

@@ -55,6 +55,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_gpu_that_answered_has_a_link_here() {
+        let answers = concat!(env!("CARGO_MANIFEST_DIR"), "/../conformance/answers");
+        let files = std::fs::read_dir(answers).unwrap();
+        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let edges = files.filter(|name| name.starts_with("edges-") && name.ends_with(".tsv"));
+        assert_eq!(edges.count(), FILES.len());
+    }
+
+    #[test]
     fn every_recording_has_a_name_memory_and_attributes() {
         for name in names() {
             let gpu = find(name).unwrap();

@@ -10,6 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
 use std::task::Waker;
 
 use crate::sync::thread_local;
@@ -23,6 +24,8 @@ struct Here {
     unlocked: Cell<u32>,
     /// Set while the thread is in a hook.
     in_hook: Cell<bool>,
+    /// The pool of the attempt that the thread makes, by address, and the flights that it has ended.
+    attempt: Cell<(usize, u64)>,
     /// The deferred calls, without a destructor, so that it is usable by destructors of other
     /// thread-locals at the end of a thread. It is empty outside of sections.
     calls: RefCell<ManuallyDrop<Vec<Call>>>,
@@ -34,9 +37,50 @@ thread_local! {
             depth: Cell::new(0),
             unlocked: Cell::new(0),
             in_hook: Cell::new(false),
+            attempt: Cell::new((0, 0)),
             calls: RefCell::new(ManuallyDrop::new(Vec::new())),
         }
     };
+}
+
+/// An attempt of a request that waits for a pool's memory, on this thread. It announces nothing: it
+/// gives back what it took, and would wake its own request, and others that wait, at once. They
+/// look again by themselves.
+pub(crate) struct Quiet {
+    before: (usize, u64),
+}
+
+impl Quiet {
+    pub(crate) fn begin<T>(pool: &T) -> Self {
+        let attempt = (ptr::from_ref(pool).addr(), 0);
+        HERE.with(|here| Self {
+            before: here.attempt.replace(attempt),
+        })
+    }
+
+    /// Returns the number of flights that the attempt has ended.
+    pub(crate) fn ended(&self) -> u64 {
+        HERE.with(|here| here.attempt.get().1)
+    }
+
+    /// Returns `true` if the thread makes an attempt of a request for a pool's memory.
+    pub(crate) fn is_here<T>(pool: &T) -> bool {
+        HERE.with(|here| here.attempt.get().0) == ptr::from_ref(pool).addr()
+    }
+
+    /// Counts a flight that has ended, if the thread makes an attempt.
+    pub(crate) fn note_ended<T>(pool: &T) {
+        if Self::is_here(pool) {
+            let count = |(of, ended)| (of, ended + 1);
+            HERE.with(|here| here.attempt.set(count(here.attempt.get())));
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        HERE.with(|here| here.attempt.set(self.before));
+    }
 }
 
 /// The presence of a thread in a locked section. It is dropped on that thread, after the lock was

@@ -27,13 +27,12 @@ use std::time::Duration;
 use super::accounts::Budget;
 use super::accounts::Joined;
 use super::ids::SlotId;
-use super::line::Quiet;
 use super::slot::Slot;
 use super::state::State;
 use super::supply::Room;
 #[cfg(debug_assertions)]
 use super::tenancy::Tenancy;
-use crate::deferred::{self, Section};
+use crate::deferred::{self, Quiet, Section};
 use crate::device::Device;
 use crate::extents::{Urgency, Waker};
 use crate::ledger::InLine;
@@ -163,7 +162,7 @@ impl Core {
     /// which serves the queue next. `freed_count` is 0 if an operation has ended whose slots were
     /// out and may have idle memory now.
     fn tell(&self, freed_count: u64) {
-        if !self.is_awaited() || Quiet::is_here(self) {
+        if !self.is_awaited() || Quiet::is_here::<Self>(self) {
             return;
         }
         let here = thread::current().id();
@@ -408,7 +407,7 @@ impl<'a> Locked<'a> {
             return false;
         };
         self.state.gate.end(flight);
-        Quiet::note_ended(self.core);
+        Quiet::note_ended::<Core>(self.core);
         self.state.free_late();
         self.state.request_free_target();
         if std::thread::panicking() {

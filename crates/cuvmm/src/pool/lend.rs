@@ -8,10 +8,10 @@ use super::accounts::{Amount, TenantId};
 use super::core::{Core, Locked};
 use super::gate::Polling;
 use super::holder::{Given, Holder, HolderId};
-use super::line::{Quiet, Wait};
+use super::line::Wait;
 use super::state::{Scrub, gone};
 use super::tenant::Tenant;
-use crate::deferred;
+use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};
 use crate::ledger::{InLine, Purpose};
@@ -102,7 +102,7 @@ impl Tenant {
         let outcome = core.request_while(self.id(), bytes, wait, wanted, |state| {
             let place = state.place;
             Core::unlock(state);
-            let quiet = Quiet::begin(core);
+            let quiet = Quiet::begin::<Core>(core);
             let outcome = attempt(place);
             let own_ended = quiet.ended();
             drop(quiet);

@@ -4,7 +4,6 @@
 pub mod futures;
 mod pressure;
 mod queue;
-mod quiet;
 mod relief;
 mod requests;
 mod serve;
@@ -16,7 +15,6 @@ use std::time::Duration;
 use self::queue::Queue;
 
 pub use pressure::{Pressure, PressureHook};
-pub(in crate::pool) use quiet::Quiet;
 pub(in crate::pool) use relief::Demand;
 pub(in crate::pool) use wait::Attempt;
 pub(crate) use wait::{Wait, after};

@@ -28,9 +28,9 @@ pub(crate) fn reachable(device: &Device, place: &Place) -> Result<(), MemoryErro
     Ok(())
 }
 
-/// Checks the devices that are to be given access to memory of `home`: each is another device of
-/// the same driver, is named once, also among those that have access, and can access the memory
-/// (`cuDeviceCanAccessPeer`).
+/// Checks the devices that are to be given access to memory of `home`. Each must be another device
+/// of the same driver, must not have access already, must be named once, and must be able to access
+/// the memory (`cuDeviceCanAccessPeer`).
 pub(crate) fn check_guests(
     home: &Device,
     have: &[AccessGrant],

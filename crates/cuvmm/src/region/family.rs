@@ -182,10 +182,15 @@ impl Family {
         self.tenant.give_up(self.holder, given);
     }
 
-    /// Gives up physicals that the tenant has used.
+    /// Gives up physicals that the tenant may have used. Where another tenant wrote last, its bytes
+    /// may still be there too.
     pub(super) fn give_back_used(&self, mut used: Vec<Unmapped>, mappings: u64) {
-        let by = self.tenant.writer();
+        let own = self.tenant.writer();
         for unmapped in &mut used {
+            let by = match unmapped.last_writer {
+                Some(writer) if writer.by != own => LastWriter::SEVERAL,
+                _ => own,
+            };
             unmapped.last_writer = Some(LastWriter { by, blank: false });
         }
         self.give_back(used, mappings);

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::house::plan;
 
-    const ROOT: &str = "pub use cuvmm_driver as driver; mod own; mod region; pub mod pool; \
+    const ROOT: &str = "pub use cuvmm_driver as driver; mod own; mod extents; pub mod pool; \
                         pub use pool::{Block, Pool as Water}; pub use own::Mapping;";
 
     fn complaints(path: &str, text: &str) -> Vec<String> {
@@ -158,13 +158,13 @@ mod tests {
             "use crate::own::Mapping;",
             "use crate::Mapping;",
             "use crate::driver::Driver;",
-            "use crate::region::{space::Space, fence};",
+            "use crate::extents::{space::Space, fence};",
             "use super::space::Space;",
             "use std::fmt;",
             "use cuvmm_driver::Driver;",
             "#[cfg(test)] mod tests { use crate::pool::Pool; use super::*; }",
         ] {
-            assert_eq!(complaints("region::fence", text), [""; 0], "{text}");
+            assert_eq!(complaints("extents::fence", text), [""; 0], "{text}");
         }
     }
 
@@ -181,10 +181,10 @@ mod tests {
             "fn f() { debug!(\"{}\", crate::pool::drain()); }",
             "mod inner { use super::super::super::pool::Pool; }",
         ] {
-            let found = complaints("region::fence", text);
+            let found = complaints("extents::fence", text);
             assert_eq!(found.len(), 1, "{text}: {found:?}");
-            assert!(found[0].contains("region uses pool"), "{found:?}");
-            assert!(found[0].starts_with("region::fence.rs:1: "), "{found:?}");
+            assert!(found[0].contains("extents uses pool"), "{found:?}");
+            assert!(found[0].starts_with("extents::fence.rs:1: "), "{found:?}");
         }
     }
 
@@ -207,9 +207,9 @@ mod tests {
 
     #[test]
     fn the_root_is_not_taken_whole() {
-        let found = complaints("region", "use crate::*;");
+        let found = complaints("extents", "use crate::*;");
         assert_eq!(found.len(), 1, "{found:?}");
-        let found = complaints("region", "use super::*;");
+        let found = complaints("extents", "use super::*;");
         assert_eq!(found.len(), 1, "{found:?}");
     }
 
@@ -218,12 +218,12 @@ mod tests {
         let root = "mod own; mod pool; pub use own::*; pub use pool::*;";
         assert_eq!(complaints_with(root, "heap", "use crate::Block;").len(), 0);
         assert_eq!(
-            complaints_with(root, "region", "use crate::Block;").len(),
+            complaints_with(root, "extents", "use crate::Block;").len(),
             1
         );
         let root = "mod own; mod pool; pub use own::*; pub use std::io::*;";
         assert_eq!(
-            complaints_with(root, "region", "use crate::Mapping;").len(),
+            complaints_with(root, "extents", "use crate::Mapping;").len(),
             0
         );
     }
@@ -231,6 +231,6 @@ mod tests {
     #[test]
     fn what_is_in_no_room() {
         assert_eq!(complaints("shed", "").len(), 1);
-        assert_eq!(complaints("region", "use crate::Loose;").len(), 1);
+        assert_eq!(complaints("extents", "use crate::Loose;").len(), 1);
     }
 }

@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn no_call_goes_up() {
         let up = [
-            ("region::fence", "fn f(x: &X) { x.gather(); }"),
+            ("extents::fence", "fn f(x: &X) { x.gather(); }"),
             ("pool::reclaim", RECLAIM),
         ];
         assert_eq!(arrows_in("cuvmm", &up), [""; 0]);

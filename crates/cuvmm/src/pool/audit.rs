@@ -3,7 +3,7 @@
 //!
 //! Keeps I-1.
 
-use super::slot::Freed;
+use super::blocks::slots::Freed;
 use super::state::State;
 
 /// With more slots than this only the first, the second, the fourth section and so on are checked.

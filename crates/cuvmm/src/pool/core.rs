@@ -8,7 +8,7 @@
 //! driver calls in [`Locked::unlocked`].
 //!
 //! An operation that has made such calls is *in flight* until it ends. It owns what it works on:
-//! slots that it took [out](super::tenancy) of their places, physicals that it took from the free
+//! slots that it took [out](super::blocks::slots::tenancy) of their places, physicals that it took from the free
 //! list, quotas of memory to be created, and its charges. All else that it read of the state may
 //! have changed. Methods of [`State`] never release the lock; methods of `Locked` may.
 //!
@@ -24,14 +24,12 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::accounts::Budget;
-use super::accounts::Joined;
-use super::ids::SlotId;
-use super::slot::Slot;
+use super::accounts::{Budget, Joined};
+#[cfg(debug_assertions)]
+use super::blocks::slots::Tenancy;
+use super::blocks::slots::{Slot, SlotId};
 use super::state::State;
 use super::supply::Room;
-#[cfg(debug_assertions)]
-use super::tenancy::Tenancy;
 use crate::deferred::{self, Quiet, Section};
 use crate::device::Device;
 use crate::extents::{Urgency, Waker};
@@ -154,7 +152,7 @@ impl Core {
     }
 
     /// Makes waiting requests try again because memory became idle.
-    pub(crate) fn announce(&self) {
+    pub(super) fn announce(&self) {
         self.tell(1);
     }
 

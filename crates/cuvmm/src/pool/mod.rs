@@ -78,61 +78,19 @@
 //! [`Block::grow_to`], and at the end of the pool.
 
 mod accounts;
-mod adjacent;
-mod allocate;
 #[cfg(debug_assertions)]
 mod audit;
-mod batch;
-mod block;
-mod builder;
-mod change;
-mod commit;
-mod compact;
-mod container;
+mod blocks;
 mod core;
-mod driver_figures;
-mod driver_memory;
-mod exported;
-mod fills;
-mod fork;
-mod freeing;
 mod gate;
-mod grow;
-mod hardened;
-mod headroom;
-mod holder;
 mod holders;
-mod ids;
-mod lease;
-mod lend;
 mod line;
-mod mapper_calls;
-mod moving;
-mod pace;
-mod precommit;
-mod precommit_all;
-mod prefix;
-mod purge;
 mod reclaim;
-mod resting;
-mod rows;
-mod share_table;
-mod shared;
-mod sleep;
-mod sleep_state;
-mod slot;
 mod state;
 mod stats;
-mod stream_cache;
 mod supply;
-mod take;
 mod teardown;
-mod tenancy;
 mod tenant;
-mod unshare;
-mod uses;
-mod wake;
-mod withdraw;
 
 use std::fmt;
 use std::sync::Arc;
@@ -140,8 +98,8 @@ use std::sync::Arc;
 use cuvmm_driver::HandleTypes;
 
 use self::accounts::{Budget, Limits};
+use self::blocks::slots::Hardening;
 use self::core::Core;
-use self::hardened::Hardening;
 use self::state::{Policy, State};
 use crate::calls::CallCounts;
 use crate::device::Device;
@@ -152,32 +110,25 @@ use crate::own::{
     Access, AccessGrant, CloseError, CloseRefusal, check_guests, creatable_as, nccl_wishes,
 };
 
-pub use crate::growth::Growth;
-pub use accounts::{Limit, LimitChange};
-pub use block::Block;
-pub use builder::BlockBuilder;
-pub use compact::Compaction;
-pub use exported::ExportedBlock;
-pub(crate) use exported::Promised;
-pub(crate) use fork::Prefix;
-pub use gate::CaptureGuard;
-pub(crate) use gate::Polling;
-pub use hardened::Hardened;
-pub use headroom::Headroom;
-pub(crate) use holder::{Given, Holder, HolderFigures, HolderId};
-pub use lease::Lease;
-pub(crate) use lend::Lending;
-pub use line::{Pressure, PressureHook, futures};
-pub(crate) use line::{Wait, after};
-pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};
-pub(crate) use sleep::ToSleep;
-pub use state::Scrub;
-pub use stats::{PoolStats, TenantStats};
-pub(crate) use supply::Room;
-pub use tenant::{Tenant, TenantBuilder};
+pub use self::accounts::{Limit, LimitChange};
+pub(crate) use self::blocks::Promised;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
-pub(crate) use uses::Use;
-pub(crate) use wake::ToWake;
+pub(crate) use self::blocks::Use;
+pub use self::blocks::compaction::Compaction;
+pub(crate) use self::blocks::sharing::Prefix;
+pub(crate) use self::blocks::sleep::{Choice, GivenUp, ToSleep, ToWake, TransitioningBlock};
+pub use self::blocks::slots::Hardened;
+pub use self::blocks::{Block, BlockBuilder, ExportedBlock, Headroom, Lease};
+pub use self::gate::CaptureGuard;
+pub(crate) use self::gate::Polling;
+pub(crate) use self::holders::{Given, Holder, HolderFigures, HolderId, Lending};
+pub use self::line::{Pressure, PressureHook, futures};
+pub(crate) use self::line::{Wait, after};
+pub use self::state::Scrub;
+pub use self::stats::{PoolStats, TenantStats};
+pub(crate) use self::supply::Room;
+pub use self::tenant::{Tenant, TenantBuilder};
+pub use crate::growth::Growth;
 
 /// The default limit of mappings in a pool. The driver's own limit is about 524,000 for each
 /// device.

@@ -4,7 +4,7 @@
 //! own idle memory, then that of other tenants, then precommitted memory, the tenant's own first.
 //! Among other tenants, draining tenants give first, then lower priorities, then the least recently
 //! used memory. Whole extents move, so that many bytes cost few driver calls. Memory of heaps
-//! ([holders](super::holder)) comes after the slots of tenants of the same rank.
+//! ([holders](super::holders::holder)) comes after the slots of tenants of the same rank.
 //!
 //! Keeps I-3, I-4 and I-31.
 
@@ -12,12 +12,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::accounts::{Amount, Charge, TenantId, Terms};
+use super::blocks::slots::{Aged, Give, Slot, SlotId};
 use super::core::Locked;
-use super::holder::HolderId;
-use super::ids::SlotId;
-use super::slot::Slot;
+use super::holders::HolderId;
 use super::state::State;
-use super::tenancy::{Aged, Give};
 use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::extents::Round;
 use crate::ledger::{GRANT, Purpose};
@@ -68,7 +66,7 @@ impl Plan {
 
 impl Locked<'_> {
     /// Makes room in the budget for charging a tenant `bytes` more, before the lock is released.
-    pub(crate) fn reclaim_for(
+    pub(super) fn reclaim_for(
         &mut self,
         id: TenantId,
         bytes: u64,
@@ -121,7 +119,7 @@ impl Locked<'_> {
 
     /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
     /// but they may have been promised to another tenant meanwhile: then other tenants give first.
-    pub(crate) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
+    pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         let beyond = self.terms.get(id).is_some_and(Terms::is_beyond);
         if bytes > 0 && beyond {
@@ -205,14 +203,14 @@ impl Locked<'_> {
     }
 
     /// Reclaims at least one extent from any tenant, and at most about `bytes`. Returns the bytes.
-    pub(crate) fn take_back_any(&mut self, id: TenantId, bytes: u64) -> Result<u64, CallError> {
+    pub(super) fn take_back_any(&mut self, id: TenantId, bytes: u64) -> Result<u64, CallError> {
         self.gather_idle();
         let plan = self.plan(id, 0, bytes);
         self.carry_out(&plan)
     }
 
     /// Reclaims up to `count` extents, for their mappings.
-    pub(crate) fn take_back_mappings(&mut self, id: TenantId, count: u64) -> Result<(), CallError> {
+    pub(super) fn take_back_mappings(&mut self, id: TenantId, count: u64) -> Result<(), CallError> {
         self.gather_idle();
         let mut plan = self.plan(id, 0, u64::MAX);
         plan.takes
@@ -231,7 +229,7 @@ impl Locked<'_> {
 
     /// Reclaims all idle memory of a tenant whose fences are complete. Returns the bytes, also of a
     /// call that fails half-way.
-    pub(crate) fn take_back_all_of(&mut self, id: TenantId) -> (u64, Result<(), CallError>) {
+    pub(super) fn take_back_all_of(&mut self, id: TenantId) -> (u64, Result<(), CallError>) {
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&[id], give, u64::MAX, false, &mut plan);
@@ -342,7 +340,7 @@ impl Locked<'_> {
     }
 
     /// Makes room for `bytes` of addresses, or fails.
-    pub(crate) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
+    pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.budget.addresses_left() < bytes {
             self.purge_all();
             let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
@@ -376,7 +374,7 @@ impl State {
     }
 
     /// Plans to take from all other tenants, rank by rank, until the plan gains `total`.
-    pub(super) fn plan_others(&mut self, id: TenantId, give: Give, total: u64, plan: &mut Plan) {
+    fn plan_others(&mut self, id: TenantId, give: Give, total: u64, plan: &mut Plan) {
         if plan.gained >= total {
             return;
         }

@@ -8,19 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::accounts::{Budget, Charge, TenantId};
-use super::accounts::{Tenants, Terms};
+use super::accounts::{Budget, Charge, TenantId, Tenants, Terms};
+use super::blocks::ahead::Precommit;
+use super::blocks::slots::{BlockPlace, Freed, FreedBlock, Hardening, Slot, SlotId, Tenancy};
 use super::gate::Gate;
-use super::hardened::Hardening;
-use super::holder::HolderId;
-use super::ids::{BlockPlace, SlotId};
+use super::holders::HolderId;
 use super::line::Line;
-use super::pace::Precommit;
-use super::slot::Freed;
-use super::slot::Slot;
 use super::supply::Supply;
-use super::tenancy::FreedBlock;
-use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
@@ -33,7 +27,7 @@ pub(crate) struct Policy {
     pub(crate) scrub: Scrub,
     pub(crate) growth: Growth,
     /// Bytes that must stay free on the device after a creation.
-    pub(crate) leave_free: u64,
+    pub(super) leave_free: u64,
 }
 
 impl Policy {
@@ -66,7 +60,7 @@ pub enum Scrub {
 pub(crate) struct State {
     pub(crate) device: Device,
     pub(crate) policy: Policy,
-    pub(crate) budget: Budget,
+    pub(super) budget: Budget,
     pub(crate) supply: Supply,
     pub(crate) terms: Tenants,
     pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
@@ -96,8 +90,8 @@ pub(crate) struct State {
     #[cfg(debug_assertions)]
     pub(super) most_worked_on: usize,
     pub(crate) precommit: Option<Precommit>,
-    pub(crate) hardening: Option<Box<Hardening>>,
-    pub(crate) purging: VecDeque<SlotId>,
+    pub(super) hardening: Option<Box<Hardening>>,
+    pub(super) purging: VecDeque<SlotId>,
     /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
 }
@@ -158,7 +152,7 @@ impl State {
 
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
-    pub(crate) fn kept_by(&self, id: TenantId) -> u64 {
+    pub(super) fn kept_by(&self, id: TenantId) -> u64 {
         let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
         kept + self.budget.account(id).in_flight
     }
@@ -168,7 +162,7 @@ impl State {
     }
 
     /// Returns a slot for changes that do not alter its place on the lists.
-    pub(crate) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+    pub(super) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
         Some(self.slot_and_gate(id)?.0)
     }
 
@@ -190,7 +184,7 @@ impl State {
 
     /// Takes a slot, works on it, and puts it back: no work done for the slot can take memory from
     /// it. Returns `None` if there is no such slot, or if it is out.
-    pub(crate) fn with_slot<T>(
+    pub(super) fn with_slot<T>(
         &mut self,
         id: SlotId,
         work: impl FnOnce(&mut Self, &mut Slot) -> T,
@@ -219,8 +213,8 @@ impl State {
     }
 
     /// Puts a slot in its place, and lists it for the memory that it can give and, if some must not
-    /// be kept, to be [purged](super::purge).
-    pub(crate) fn put_slot(&mut self, mut slot: Box<Slot>) {
+    /// be kept, to be [purged](super::blocks::purge).
+    pub(super) fn put_slot(&mut self, mut slot: Box<Slot>) {
         let id = slot.id;
         if slot.sleep_state.is_awake() {
             slot.memory_taken();
@@ -236,7 +230,7 @@ impl State {
         }
     }
 
-    /// Lists a slot to be [purged](super::purge), before the slots listed already. A slot of a
+    /// Lists a slot to be [purged](super::blocks::purge), before the slots listed already. A slot of a
     /// draining tenant is purged when the operation ends.
     pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
         if slot.purging && drains {
@@ -263,7 +257,7 @@ impl State {
         }
     }
 
-    pub(crate) fn is_out(&self, id: SlotId) -> bool {
+    pub(super) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
         if self.gate.is_idle() {
             return false;
@@ -328,7 +322,7 @@ impl State {
     }
 
     /// Removes an unregistered tenant without slots.
-    pub(crate) fn forget_if_drained(&mut self, id: TenantId) {
+    pub(super) fn forget_if_drained(&mut self, id: TenantId) {
         let is_empty = self.tenants.get(&id).is_some_and(Tenancy::is_empty);
         if is_empty && self.terms.drains(id) {
             self.tenants.remove(&id);
@@ -344,7 +338,7 @@ impl State {
         }
     }
 
-    pub(super) fn out_of_addresses(&self, wanted: u64) -> BlockError {
+    fn out_of_addresses(&self, wanted: u64) -> BlockError {
         BlockError::OutOfAddresses {
             wanted,
             held: self.budget.addresses(),

@@ -6,11 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::accounts::{TenantId, Terms};
-use super::holder::Held;
-use super::slot::Figures;
-use super::slot::Freed;
+use super::blocks::slots::{Figures, Freed, Tenancy};
+use super::holders::Held;
 use super::state::State;
-use super::tenancy::Tenancy;
 use crate::calls::CallCounts;
 use crate::display::{Bytes, Table};
 
@@ -258,7 +256,7 @@ impl TenantStats {
 }
 
 impl State {
-    pub(crate) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
+    pub(super) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
         self.sweep(id);
         self.tenants
             .get(&id)

@@ -1,9 +1,8 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
 use super::accounts::TenantId;
+use super::blocks::slots::{Slot, SlotId};
 use super::core::{Core, Locked};
-use super::ids::SlotId;
-use super::slot::Slot;
 use super::state::State;
 use crate::error::CallError;
 use crate::extents::TakenOut;
@@ -26,7 +25,7 @@ impl Locked<'_> {
     }
 
     /// Gives all memory and addresses back, when no tenant, block or lease handle exists any more.
-    pub(crate) fn shut(&mut self) -> Result<(), CallError> {
+    pub(super) fn shut(&mut self) -> Result<(), CallError> {
         let outcome = self.give_all_back();
         let (_, refusal) = self.retry_releases(usize::MAX);
         outcome.and(refusal.map_or(Ok(()), Err))

@@ -3,16 +3,12 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::accounts::LimitChange;
-use super::accounts::TenantId;
-use super::accounts::Terms;
-use super::block::Block;
-use super::builder::BlockBuilder;
+use super::accounts::{LimitChange, TenantId, Terms};
+use super::blocks::slots::Tenancy;
+use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
 use super::core::Core;
 use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
-use super::stream_cache::{Owner, StreamCaches};
-use super::tenancy::Tenancy;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::{AccessGrant, Stream};

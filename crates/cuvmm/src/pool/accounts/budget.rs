@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// A tenant's number, never used twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct TenantId(pub(crate) u64);
+pub(in crate::pool) struct TenantId(pub(crate) u64);
 
 impl TenantId {
     /// Names no tenant.
@@ -18,14 +18,14 @@ impl TenantId {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(in crate::pool) struct Limits {
     pub(crate) bytes: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amount {
+pub(in crate::pool) struct Amount {
     pub(crate) bytes: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Account {
     pub(crate) limit: u64,
     pub(crate) held: u64,
     /// The held bytes that are on their way: their charges are neither kept nor refunded yet.
-    pub(crate) in_flight: u64,
+    pub(in crate::pool) in_flight: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
     pub(crate) peak: u64,
@@ -111,7 +111,7 @@ impl Account {
 /// All accounts of a pool, and their totals, so that charges and the usual queries do not iterate
 /// over the accounts.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(in crate::pool) struct Budget {
     limits: Limits,
     /// The bytes of the limit that a ledger has granted. Only these can be charged. Without a
     /// ledger, `u64::MAX`.
@@ -149,12 +149,12 @@ impl Budget {
         }
     }
 
-    pub(crate) const fn limits(&self) -> Limits {
+    pub(in crate::pool) const fn limits(&self) -> Limits {
         self.limits
     }
 
     /// Lets only bytes that a ledger grants be charged; none at first.
-    pub(crate) const fn needs_grants(&mut self) {
+    pub(in crate::pool) const fn needs_grants(&mut self) {
         self.granted = 0;
     }
 
@@ -166,12 +166,12 @@ impl Budget {
         self.granted = self.granted.saturating_add(bytes);
     }
 
-    pub(crate) const fn return_grant(&mut self, bytes: u64) {
+    pub(super) const fn return_grant(&mut self, bytes: u64) {
         self.granted = self.granted.saturating_sub(bytes);
     }
 
     /// Returns the bytes that a ledger can still grant within the limit.
-    pub(crate) const fn ungranted(&self) -> u64 {
+    pub(in crate::pool) const fn ungranted(&self) -> u64 {
         self.limits.bytes.saturating_sub(self.granted)
     }
 
@@ -182,7 +182,7 @@ impl Budget {
 
     /// Returns the bytes that are unneeded after tenants have given up `reclaimed` bytes beyond
     /// their guarantees and the pool has released `released` bytes.
-    pub(crate) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
+    pub(super) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
         let spoken_for = self.spoken_for().saturating_sub(reclaimed);
         let obtained = self.obtained.saturating_sub(released);
         let needed = match spoken_for > obtained {
@@ -192,11 +192,15 @@ impl Budget {
         self.granted.saturating_sub(needed)
     }
 
-    pub(crate) const fn spoken_for(&self) -> u64 {
+    pub(super) const fn spoken_for(&self) -> u64 {
         self.claimed + self.quarantined
     }
 
-    pub(crate) fn if_granted<T>(&mut self, bytes: u64, look: impl FnOnce(&Self) -> T) -> T {
+    pub(in crate::pool) fn if_granted<T>(
+        &mut self,
+        bytes: u64,
+        look: impl FnOnce(&Self) -> T,
+    ) -> T {
         let granted = self.granted;
         self.grant(bytes);
         let seen = look(self);
@@ -214,7 +218,7 @@ impl Budget {
 
     /// Returns the bytes that a ledger has to grant before a tenant can be charged `bytes` more
     /// without a reclaim.
-    pub(crate) fn lacks_grant(&self, tenant: TenantId, bytes: u64) -> u64 {
+    pub(in crate::pool) fn lacks_grant(&self, tenant: TenantId, bytes: u64) -> u64 {
         let unavailable = self.unavailable_to(tenant);
         let all = unavailable.saturating_add(bytes).min(self.limits.bytes);
         all.saturating_sub(self.granted)
@@ -252,7 +256,7 @@ impl Budget {
         self.accounts.get(&tenant).copied().unwrap_or_default()
     }
 
-    pub(crate) fn accounts(&self) -> impl Iterator<Item = (TenantId, Account)> + '_ {
+    pub(in crate::pool) fn accounts(&self) -> impl Iterator<Item = (TenantId, Account)> + '_ {
         self.accounts
             .iter()
             .map(|(&tenant, &account)| (tenant, account))
@@ -261,7 +265,7 @@ impl Budget {
     /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less, for
     /// each other tenant, its guarantee or the bytes that it cannot give back (`kept`), whichever
     /// is more. With `now`, only granted bytes count.
-    pub(crate) fn guaranteeable(
+    pub(in crate::pool) fn guaranteeable(
         &self,
         tenant: Option<TenantId>,
         now: bool,
@@ -308,11 +312,11 @@ impl Budget {
         self.change(tenant, |account| account.guarantee = bytes);
     }
 
-    pub(crate) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
+    pub(in crate::pool) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| account.limit = bytes);
     }
 
-    pub(crate) fn limit_of(&self, tenant: TenantId) -> u64 {
+    pub(in crate::pool) fn limit_of(&self, tenant: TenantId) -> u64 {
         self.account(tenant).limit.min(self.limits.bytes)
     }
 
@@ -347,19 +351,19 @@ impl Budget {
     /// Returns `true` if more is claimed than the pool may hold: a guarantee can be given while
     /// other tenants hold idle memory beyond what it leaves them. That memory is reclaimed when it
     /// is needed.
-    pub(crate) const fn is_overdrawn(&self) -> bool {
+    pub(in crate::pool) const fn is_overdrawn(&self) -> bool {
         self.claimed + self.quarantined > self.usable()
     }
 
     /// Returns the bytes held beyond a tenant's lowered limit.
-    pub(crate) fn excess_of(&self, tenant: TenantId) -> u64 {
+    pub(super) fn excess_of(&self, tenant: TenantId) -> u64 {
         let account = self.account(tenant);
         account.held.saturating_sub(account.limit)
     }
 
     /// Returns the bytes that other tenants must give back before a tenant may use `kept` bytes
     /// that it is charged for already. Returns 0 up to the tenant's guarantee.
-    pub(crate) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
+    pub(in crate::pool) fn overdrawn_by(&self, tenant: TenantId, kept: u64) -> u64 {
         let account = self.account(tenant);
         if kept <= account.guarantee {
             return 0;
@@ -371,13 +375,13 @@ impl Budget {
     }
 
     /// Returns the bytes that a tenant can be charged now without a reclaim.
-    pub(crate) fn available_to(&self, tenant: TenantId) -> u64 {
+    pub(in crate::pool) fn available_to(&self, tenant: TenantId) -> u64 {
         self.available_after(tenant, 0, 0)
     }
 
     /// Returns the bytes that a tenant can be charged after it has given back `own` bytes and other
     /// tenants `theirs`.
-    pub(crate) fn available_after(&self, tenant: TenantId, own: u64, theirs: u64) -> u64 {
+    pub(in crate::pool) fn available_after(&self, tenant: TenantId, own: u64, theirs: u64) -> u64 {
         let account = self.account(tenant);
         let gained = own.saturating_add(theirs);
         let unavailable_to = self.unavailable_to(tenant).saturating_sub(gained);
@@ -407,7 +411,13 @@ impl Budget {
 
     /// Returns the bytes still [missing](Self::missing) after the tenant has given back `own` bytes
     /// and other tenants `theirs`.
-    pub(crate) fn missing_after(&self, tenant: TenantId, bytes: u64, own: u64, theirs: u64) -> u64 {
+    pub(in crate::pool) fn missing_after(
+        &self,
+        tenant: TenantId,
+        bytes: u64,
+        own: u64,
+        theirs: u64,
+    ) -> u64 {
         let (of_own, all) = self.missing(tenant, bytes);
         let all = all.saturating_sub(own.saturating_add(theirs));
         all.max(of_own.saturating_sub(own))
@@ -415,7 +425,7 @@ impl Budget {
 
     /// Returns the most bytes that a tenant could be charged if every other tenant held no more
     /// than its guarantee.
-    pub(crate) fn most_for(&self, tenant: TenantId) -> u64 {
+    pub(in crate::pool) fn most_for(&self, tenant: TenantId) -> u64 {
         let others = self.accounts().filter(|&(other, _)| other != tenant);
         let guarantees: u64 = others.map(|(_, account)| account.guarantee).sum();
         let alone = self.most_alone(tenant);
@@ -425,7 +435,7 @@ impl Budget {
 
     /// Returns the most bytes that a tenant could be charged if the pool had no other tenant, and
     /// so no other guarantee.
-    pub(crate) fn most_alone(&self, tenant: TenantId) -> u64 {
+    pub(in crate::pool) fn most_alone(&self, tenant: TenantId) -> u64 {
         let pool = self.limits.bytes.saturating_sub(self.quarantined);
         pool.min(self.account(tenant).limit)
     }
@@ -436,15 +446,15 @@ impl Budget {
     }
 
     /// Returns the bytes that may still be created.
-    pub(crate) const fn creatable(&self) -> u64 {
+    pub(in crate::pool) const fn creatable(&self) -> u64 {
         self.usable().saturating_sub(self.obtained)
     }
 
-    pub(crate) const fn mappings_left(&self) -> u64 {
+    pub(in crate::pool) const fn mappings_left(&self) -> u64 {
         self.limits.mappings.saturating_sub(self.mappings)
     }
 
-    pub(crate) const fn addresses_left(&self) -> u64 {
+    pub(in crate::pool) const fn addresses_left(&self) -> u64 {
         self.limits.addresses.saturating_sub(self.addresses)
     }
 
@@ -471,7 +481,7 @@ impl Budget {
     }
 
     /// Charges a tenant for bytes that exist already, even beyond the limits.
-    pub(crate) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
+    pub(in crate::pool) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| {
             account.held += bytes;
             account.peak = account.peak.max(account.held);
@@ -517,14 +527,14 @@ impl Budget {
     }
 
     /// Ends a tenant's charge for addresses that stay reserved and become no tenant's.
-    pub(crate) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
+    pub(in crate::pool) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             account.addresses -= bytes;
         }
     }
 
     /// Subtracts disowned addresses that were freed.
-    pub(crate) const fn refund_disowned(&mut self, bytes: u64) {
+    pub(in crate::pool) const fn refund_disowned(&mut self, bytes: u64) {
         self.addresses -= bytes;
     }
 
@@ -539,7 +549,7 @@ impl Budget {
     }
 
     /// Subtracts bytes counted as [created](Self::created) that could not be created.
-    pub(crate) const fn not_created(&mut self, bytes: u64) {
+    pub(in crate::pool) const fn not_created(&mut self, bytes: u64) {
         self.obtained -= bytes;
     }
 
@@ -549,7 +559,7 @@ impl Budget {
         self.mappings += mappings;
     }
 
-    pub(crate) const fn end_quarantine(&mut self, bytes: u64) {
+    pub(in crate::pool) const fn end_quarantine(&mut self, bytes: u64) {
         self.quarantined -= bytes;
     }
 }

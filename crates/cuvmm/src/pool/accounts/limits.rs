@@ -9,10 +9,10 @@ use super::budget::TenantId;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::extents::Urgency;
+use crate::pool::blocks::slots::Give;
 use crate::pool::core::{Core, Locked};
 use crate::pool::reclaim::Plan;
 use crate::pool::state::State;
-use crate::pool::tenancy::Give;
 
 /// The names of a tenant's guarantee and limit in errors.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";

@@ -8,7 +8,7 @@ mod ledger;
 mod limits;
 mod terms;
 
-pub(crate) use budget::{Amount, Budget, Charge, Limits, TenantId};
-pub(crate) use joined::Joined;
+pub(in crate::pool) use budget::{Amount, Budget, Charge, Limits, TenantId};
+pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
-pub(crate) use terms::{Tenants, Terms};
+pub(in crate::pool) use terms::{Tenants, Terms};

@@ -52,7 +52,7 @@ impl Terms {
         self.priority = priority;
     }
 
-    pub(crate) const fn is_beyond(&self) -> bool {
+    pub(in crate::pool) const fn is_beyond(&self) -> bool {
         self.beyond
     }
 
@@ -65,7 +65,7 @@ impl Terms {
         self.refusals
     }
 
-    pub(crate) const fn count_refusal(&mut self) {
+    pub(in crate::pool) const fn count_refusal(&mut self) {
         self.refusals += 1;
     }
 
@@ -73,11 +73,11 @@ impl Terms {
         self.handle.as_ref()
     }
 
-    pub(crate) fn set_handle(&mut self, handle: Handle) {
+    pub(in crate::pool) fn set_handle(&mut self, handle: Handle) {
         self.handle = Some(handle);
     }
 
-    pub(crate) const fn is_registered(&self) -> bool {
+    pub(in crate::pool) const fn is_registered(&self) -> bool {
         self.registered
     }
 
@@ -92,14 +92,14 @@ impl Terms {
     }
 
     /// Returns the hook that the tenant's own requests call.
-    pub(crate) const fn shortage_hook(&self) -> Option<&PressureHook> {
+    pub(in crate::pool) const fn shortage_hook(&self) -> Option<&PressureHook> {
         self.hooks.1.as_ref()
     }
 }
 
 /// The tenants of a pool that are registered or draining.
 #[derive(Default)]
-pub(crate) struct Tenants {
+pub(in crate::pool) struct Tenants {
     terms: BTreeMap<TenantId, Terms>,
     next: u64,
 }
@@ -114,7 +114,7 @@ impl Tenants {
 
     /// Ends a tenant's registration; returns its hooks, which are user code to be dropped without
     /// the lock. Returns `None` if the tenant is not registered.
-    pub(crate) fn unregister(&mut self, id: TenantId) -> Option<Hooks> {
+    pub(in crate::pool) fn unregister(&mut self, id: TenantId) -> Option<Hooks> {
         let terms = self.terms.get_mut(&id).filter(|terms| terms.registered)?;
         terms.registered = false;
         Some(std::mem::take(&mut terms.hooks))
@@ -132,7 +132,7 @@ impl Tenants {
         self.terms.get_mut(&id)
     }
 
-    pub(crate) fn is_registered(&self, id: TenantId) -> bool {
+    pub(in crate::pool) fn is_registered(&self, id: TenantId) -> bool {
         self.get(id).is_some_and(Terms::is_registered)
     }
 

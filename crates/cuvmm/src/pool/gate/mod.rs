@@ -15,12 +15,12 @@ use std::num::NonZeroU64;
 use crate::error::CallError;
 use crate::extents::{Fence, Poll, Round};
 
-pub use capture::CaptureGuard;
-pub(crate) use capture::Polling;
+pub use self::capture::CaptureGuard;
+pub(crate) use self::capture::Polling;
 
 /// The operations in flight, the capture guards, and the threads that wait for the device.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(in crate::pool) struct Gate {
     /// Operations begun so far.
     begun: u64,
     /// Operations ended so far.

@@ -4,7 +4,7 @@ use super::Gate;
 use crate::error::CallError;
 use crate::extents::Poll;
 use crate::own::Stream;
-use crate::pool::slot::Slot;
+use crate::pool::blocks::slots::Slot;
 
 impl Gate {
     /// Extends a slot's fence to the work queued on its block by now, and polls it.
@@ -47,8 +47,7 @@ mod tests {
     use crate::extents::rig::{G, Rig, rig};
     use crate::extents::{Fence, Round};
     use crate::pool::accounts::TenantId;
-    use crate::pool::ids::SlotId;
-    use crate::pool::slot::Class;
+    use crate::pool::blocks::slots::{Class, SlotId};
 
     fn capturing() -> Gate {
         Gate {

@@ -70,11 +70,9 @@ use crate::deferred::is_in_hook;
 use crate::error::BlockError;
 use crate::pool::Pool;
 use crate::pool::accounts::TenantId;
-use crate::pool::block::Block;
-use crate::pool::builder::BlockBuilder;
+use crate::pool::blocks::slots::BlockPlace;
+use crate::pool::blocks::{Block, BlockBuilder, Owner};
 use crate::pool::core::Core;
-use crate::pool::ids::BlockPlace;
-use crate::pool::stream_cache::Owner;
 use crate::pool::tenant::Tenant;
 
 #[derive(Clone, Copy, Debug)]

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use self::queue::Queue;
 
-pub use pressure::{Pressure, PressureHook};
-pub(in crate::pool) use relief::Demand;
-pub(in crate::pool) use wait::Attempt;
-pub(crate) use wait::{Wait, after};
-pub(in crate::pool) use wanted::{ExtentOptions, Wanted};
+pub use self::pressure::{Pressure, PressureHook};
+pub(in crate::pool) use self::relief::Demand;
+pub(in crate::pool) use self::wait::Attempt;
+pub(crate) use self::wait::{Wait, after};
+pub(in crate::pool) use self::wanted::{ExtentOptions, Wanted};
 
 /// The pause before requests that wait poll fences again, from 100 us on to 1.6 ms: it doubles each
 /// time. Memory that other threads free ends it at once; polling more often for memory that only

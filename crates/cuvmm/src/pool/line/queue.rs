@@ -13,7 +13,7 @@ use crate::error::BlockError;
 use crate::ledger::{InLine, Lacking};
 use crate::own::Stream;
 use crate::pool::accounts::TenantId;
-use crate::pool::ids::BlockPlace;
+use crate::pool::blocks::slots::BlockPlace;
 use crate::size::Granularity;
 
 #[derive(Clone, Debug)]

@@ -12,8 +12,8 @@ use super::pressure::{Pressure, PressureHook};
 use crate::deferred;
 use crate::error::{BlockError, Shortage};
 use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::blocks::slots::BlockPlace;
 use crate::pool::core::Locked;
-use crate::pool::ids::BlockPlace;
 use crate::pool::reclaim::Plan;
 use crate::pool::state::State;
 

@@ -13,8 +13,8 @@ use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Urgency;
 use crate::pool::accounts::TenantId;
+use crate::pool::blocks::slots::BYTES;
 use crate::pool::core::{Core, Locked};
-use crate::pool::ids::BYTES;
 use crate::pool::state::State;
 use crate::sync::atomic::Ordering;
 

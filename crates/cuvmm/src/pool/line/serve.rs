@@ -15,11 +15,10 @@ use super::relief::Demand;
 use super::wait::Wait;
 use crate::error::BlockError;
 use crate::pool::accounts::TenantId;
+use crate::pool::blocks::slots::{Freed, Give, Tenancy};
 use crate::pool::core::{Core, Locked};
 use crate::pool::reclaim::Plan;
-use crate::pool::slot::Freed;
 use crate::pool::state::State;
-use crate::pool::tenancy::{Give, Tenancy};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a pass starts again because memory became free.

@@ -14,14 +14,14 @@ pub(crate) struct Wanted<'a> {
     pub(crate) zeroed: bool,
     pub(crate) grain: ExtentOptions,
     /// `true` if idle memory is used only if nothing of an extent is left over behind the block.
-    pub(crate) exact_extents: bool,
+    pub(in crate::pool) exact_extents: bool,
     /// The distance of blocks side by side is a multiple of this number of bytes.
     pub(crate) stride: u64,
 }
 
 /// The growth and largest extent of a block, where they differ from the pool's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ExtentOptions {
+pub(in crate::pool) struct ExtentOptions {
     pub(crate) growth: Option<Growth>,
     /// In bytes.
     pub(crate) largest: Option<u64>,

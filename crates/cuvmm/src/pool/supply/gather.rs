@@ -22,7 +22,7 @@ impl Locked<'_> {
     /// the tenant has been charged. With `claims`, reclaims memory from other tenants if the driver
     /// has no more. On failure nothing has changed, except that memory of the free list may have
     /// been released.
-    pub(crate) fn gather(
+    pub(in crate::pool) fn gather(
         &mut self,
         id: TenantId,
         bytes: u64,

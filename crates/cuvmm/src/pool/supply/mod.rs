@@ -15,7 +15,7 @@ use self::free_list::FreeList;
 use crate::extents::{Space, Unmapped};
 use crate::own::Physical;
 
-pub(crate) use room::Room;
+pub(crate) use self::room::Room;
 
 /// Physicals and spaces that the pool has and no owner uses.
 #[derive(Debug, Default)]

@@ -97,7 +97,7 @@ impl Locked<'_> {
     }
 
     /// Releases memory of the free list until at most `keep` bytes are left. Returns the bytes.
-    pub(crate) fn release_free(&mut self, keep: u64) -> u64 {
+    pub(in crate::pool) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
         while self.supply.free_list.bytes() > keep {
             let Some(unmapped) = self.supply.free_list.take_largest() else {
@@ -110,7 +110,7 @@ impl Locked<'_> {
 
     /// Releases the bytes by which the free list has grown since it had `before`: its earlier
     /// memory stays.
-    pub(crate) fn release_growth(&mut self, before: u64) {
+    pub(in crate::pool) fn release_growth(&mut self, before: u64) {
         let mut left = self.supply.free_list.bytes().saturating_sub(before);
         while let Some(unmapped) = self.supply.free_list.take_within(left, None, true) {
             left -= unmapped.size();

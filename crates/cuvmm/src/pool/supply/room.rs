@@ -28,7 +28,7 @@ impl<'a> Room<'a> {
 
     /// Makes an empty room for an operation that is to create up to `ahead` bytes.
     #[inline]
-    pub(in crate::pool) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
+    pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
             claimed,
             bytes: 0,
@@ -37,7 +37,7 @@ impl<'a> Room<'a> {
     }
 
     /// Notes that the operation is to create up to `bytes`, if no more is known.
-    pub(in crate::pool) fn foresee(&mut self, bytes: u64) {
+    pub(super) fn foresee(&mut self, bytes: u64) {
         self.ahead = self.ahead.max(bytes);
     }
 
@@ -63,7 +63,7 @@ impl<'a> Room<'a> {
         self.claimed.fetch_add(self.bytes, Ordering::SeqCst);
     }
 
-    pub(in crate::pool) fn use_up(&mut self, size: u64) {
+    pub(super) fn use_up(&mut self, size: u64) {
         self.ahead = self.ahead.saturating_sub(size);
         let used = self.bytes.min(size);
         self.bytes -= used;

@@ -1,0 +1,315 @@
+//! The work of the mapper's thread for a pool: it places memory ahead of blocks that grow, and
+//! reclaims memory ahead of requests.
+//!
+//! Memory is placed ahead in three steps. Under the lock it is charged and the slot marked as busy;
+//! without the lock the driver maps it; under the lock again the slot gets the extent. Meanwhile
+//! the block grows into its precommitted memory, and only a block that has used all of it waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pace::Precommit;
+use crate::error::MemoryError;
+use crate::extents::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
+use crate::growth::Steps;
+use crate::ledger::{GRANT, Purpose};
+use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::blocks::slots::SlotId;
+use crate::pool::core::{Core, Locked};
+use crate::pool::state::{Policy, State};
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// How often the mapper checks the memory of unregistered tenants until its fences are complete.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// How often the mapper looks for memory for the free target, or beyond a lowered limit, while none
+/// is available.
+const LOOK_FOR_MORE: Duration = Duration::from_millis(20);
+
+/// An extent to be placed without the lock.
+struct Job {
+    slot: SlotId,
+    offset: u64,
+    size: u64,
+    /// From the free list; if `None`, created.
+    unmapped: Option<Unmapped>,
+    target: Target,
+}
+
+impl State {
+    /// Charges the next extent to be placed ahead, and marks its slot.
+    fn begin_precommit(&mut self) -> Option<Job> {
+        loop {
+            let mut growing = self.precommit.as_ref()?.growing.iter().copied();
+            let id = growing.find(|&id| !self.is_out(id))?;
+            let growing = &mut self.precommit.as_mut()?.growing;
+            growing.retain(|&slot| slot != id);
+            if let Some(job) = self.prepare(id) {
+                // The memory can be given up once it is placed, so other operations may wait for it.
+                self.gate.begin_placing();
+                return Some(job);
+            }
+        }
+    }
+
+    fn prepare(&mut self, id: SlotId) -> Option<Job> {
+        let (granule, tenant) = (self.device.granule(), id.tenant);
+        let registered = self.terms.is_registered(tenant);
+        let slot = self.slot_mut(id)?;
+        let offset = slot.space.bytes();
+        let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
+        let largest = slot.class.largest;
+        let block = slot.block.as_mut()?;
+        block.pace.called = false;
+        if busy || !registered {
+            return None;
+        }
+        let steps = Steps::of_block(granule, block.growth, largest);
+        let step = steps.extent(block.used, offset, block.most)?;
+        block.pace.learn(block.used, step);
+        let precommitted = offset.saturating_sub(block.used);
+        if precommitted >= block.pace.low || slot.stuck_at(offset, step) {
+            return None;
+        }
+        let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
+        if step > self.budget.available_to(tenant) || self.budget.mappings_left() == 0 {
+            if let Some(precommit) = &mut self.precommit {
+                precommit.lacking = Some((id, step));
+            }
+            return None;
+        }
+        let own = (!zeroed).then_some(tenant.0);
+        let unmapped = self.supply.take_unscrubbed(step, own);
+        if unmapped.is_none() {
+            if self.budget.creatable() < step {
+                return None;
+            }
+            self.budget.created(step);
+        }
+        let charge = self.budget.charge(Some(tenant), of_extent(step));
+        // The bytes are the slot's from here on.
+        self.budget.keep(charge);
+        self.with_slot(id, |_, slot| {
+            slot.coming = step;
+            Job {
+                slot: id,
+                offset,
+                size: step,
+                unmapped,
+                target: slot.space.target(),
+            }
+        })
+    }
+
+    /// Returns the time until memory is to be looked for again whose fences may then be complete.
+    fn look_again(&self) -> Option<Duration> {
+        // Nothing is reclaimed on a lost context.
+        if self.device.lost().is_some() {
+            return None;
+        }
+        match self.purging.is_empty() && self.draining.is_empty() {
+            true => {
+                let later = self.lowered || self.lacks_free() > 0 || !self.untidy.is_empty();
+                later.then_some(LOOK_FOR_MORE)
+            }
+            false => Some(LOOK_AGAIN),
+        }
+    }
+}
+
+const fn of_extent(bytes: u64) -> Amount {
+    Amount {
+        bytes,
+        mappings: 1,
+        addresses: 0,
+    }
+}
+
+impl Locked<'_> {
+    /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
+    fn grant_lacking(&mut self) -> bool {
+        let lacking = self.precommit.as_mut().and_then(|it| it.lacking.take());
+        let Some((slot, step)) = lacking else {
+            return false;
+        };
+        let missing = self.budget.lacks_grant(slot.tenant, step) > 0;
+        let granted = missing && self.grant_for(slot.tenant, step, Purpose::New).is_none();
+        if granted && self.core().ledger.get().is_some() {
+            self.request_precommit(slot);
+        }
+        granted
+    }
+
+    /// Adds the placed extent to its slot, or refunds it.
+    fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
+        self.gate.end_placing();
+        let Some(mut slot) = self.take_slot(id) else {
+            // Lost to a panic: memory placed behind its block stays there for good.
+            self.budget.give_up(id.tenant, of_extent(size));
+            match outcome {
+                Err(Failure::Create(_)) => self.budget.not_created(size),
+                _ => self.budget.quarantine(size, 1),
+            }
+            return;
+        };
+        slot.coming = 0;
+        let placed = outcome.is_ok();
+        let mut back = Vec::new();
+        match outcome {
+            Ok(placed) => {
+                slot.space.adopt(placed);
+                slot.space.settle(slot.space.bytes() - size);
+            }
+            Err(failure) => {
+                self.budget.give_up(id.tenant, of_extent(size));
+                match failure {
+                    Failure::Create(error) => {
+                        self.budget.not_created(size);
+                        log!(debug, %error, size, "no memory could be created ahead of growth");
+                    }
+                    Failure::Place(failed) => {
+                        let PlaceFailure {
+                            error,
+                            physicals,
+                            stuck,
+                        } = *failed;
+                        log!(debug, %error, size, "no memory could be placed ahead of growth");
+                        let count = stuck.len() as u64;
+                        let bytes = slot.space.keep_stuck(stuck);
+                        self.set_aside(&mut slot, bytes, count);
+                        back = physicals;
+                    }
+                }
+            }
+        }
+        // The block may be gone by now.
+        self.put_slot(slot);
+        self.put_back(back);
+        // A failed placement is tried again when the block grows, not at once and without end.
+        if placed {
+            self.request_precommit(id);
+        }
+    }
+
+    /// Purges a few slots, and reclaims one extent if the free target lacks memory. Returns `true`
+    /// if there may be more to do.
+    fn unmap_ahead(&mut self) -> bool {
+        let purged = self.purge_some() + self.purge_draining() > 0;
+        self.keep_to_limits();
+        let lacking = self.lacks_free().min(self.policy.largest_extent);
+        if lacking == 0 {
+            return purged;
+        }
+        self.grant(lacking, GRANT, Purpose::New);
+        if self.lacks_free() == 0 {
+            return purged;
+        }
+        // No tenant makes the request, so every tenant's guarantee counts.
+        match self.take_back_any(TenantId::NONE, lacking) {
+            Ok(got) => purged || got > 0,
+            Err(error) => {
+                log!(warn, %error, "idle memory stays mapped for now");
+                false
+            }
+        }
+    }
+}
+
+enum Failure {
+    Create(MemoryError),
+    Place(Box<PlaceFailure>),
+}
+
+impl Job {
+    fn carry_out(self, core: &Core, policy: &Policy) -> ((SlotId, u64), Result<Placed, Failure>) {
+        let unmapped = match self.unmapped {
+            Some(unmapped) => Ok(unmapped),
+            None => {
+                let created = core.create(policy, self.size, &mut core.room(0));
+                created.map(Unmapped::fresh)
+            }
+        };
+        let placed = unmapped.map_err(Failure::Create).and_then(|unmapped| {
+            let placed = self.target.place(self.offset, unmapped);
+            placed.map_err(|failed| Failure::Place(Box::new(failed)))
+        });
+        ((self.slot, self.size), placed)
+    }
+}
+
+impl Core {
+    pub(crate) fn attach(core: &Arc<Self>, waker: Waker, free_target: u64) {
+        core.device.count_apart(waker.thread());
+        // Set already after a refused `close`: a pool has one mapper in its life.
+        core.waker.get_or_init(|| waker.clone());
+        Self::reattach(core, Precommit::new(waker, free_target));
+    }
+
+    pub(in crate::pool) fn reattach(core: &Arc<Self>, mut precommit: Precommit) {
+        let weak = Arc::downgrade(core);
+        precommit.attached = precommit.waker.attach(weak);
+        let mut state = core.lock();
+        state.precommit = Some(precommit);
+        state.request_free_target();
+        let queued = state.line.has_requests();
+        Self::unlock(state);
+        if !core.has_mapper() {
+            core.fail_queue();
+        } else if queued {
+            core.call_mapper();
+        }
+    }
+
+    /// Detaches the mapper, waiting until its thread has left the pool. Returns the state to
+    /// [reattach](Self::reattach) it with.
+    pub(crate) fn detach(&self) -> Option<Precommit> {
+        let precommit = self.lock().precommit.take()?;
+        precommit.waker.detach(precommit.attached);
+        Some(precommit)
+    }
+}
+
+impl MapperWork for Core {
+    fn work(&self, stop: &AtomicBool) -> Option<Duration> {
+        while !stop.load(Ordering::Acquire) {
+            let mut state = self.lock();
+            let Some(job) = state.begin_precommit() else {
+                if state.grant_lacking() {
+                    continue;
+                }
+                break;
+            };
+            let policy = state.policy;
+            drop(state);
+            let slot = job.slot;
+            let (begun, outcome) = job.carry_out(self, &policy);
+            let mut state = self.lock_with(slot);
+            state.finish_precommit(begun, outcome);
+            // Notified before values of users are dropped, which may take time.
+            self.settled.notify_all();
+            drop(state);
+        }
+        while !stop.load(Ordering::Acquire) {
+            let mut state = self.lock();
+            let more = state.unmap_ahead();
+            drop(state);
+            if !more {
+                break;
+            }
+            self.announce();
+        }
+        self.lock().tidy_holders();
+        let serve_again = self.serve(stop);
+        let look_again = self.lock().look_again();
+        [serve_again, look_again].into_iter().flatten().min()
+    }
+
+    fn ended(&self) {
+        // A panic may have ended the thread while it placed memory.
+        let mut state = self.lock();
+        state.gate.end_placing();
+        drop(state);
+        self.settled.notify_all();
+        self.fail_queue();
+    }
+}

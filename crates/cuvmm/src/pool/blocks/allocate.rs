@@ -1,0 +1,338 @@
+//! Allocation: takes the best idle slot or a new slot, and places memory under it; on failure
+//! nothing changes.
+//!
+//! Keeps I-83.
+
+use super::ahead::Pace;
+use super::change::Change;
+use super::commit::{Fit, PlacedMemory};
+use super::slots::{BYTES, BlockPlace, Class, Occupant, Slot, SlotId, too_large};
+use crate::error::{ArgumentError, BlockError};
+use crate::extents::{Space, Uses};
+use crate::growth::Growth;
+use crate::ledger::Purpose;
+use crate::own::Stream;
+use crate::pool::accounts::{Amount, Charge, TenantId};
+use crate::pool::core::{Core, Locked};
+use crate::pool::line::{Attempt, ExtentOptions, Wait, Wanted};
+use crate::pool::state::{State, gone};
+
+/// The most idle slots to compare.
+pub(super) const CANDIDATES: usize = 8;
+
+/// A block that takes over idle memory may strand this part of its size (one eighth), or one
+/// granule if that is more. Memory behind the block's end is stranded if its extent also holds the
+/// block's end.
+const STRANDED_PART: u64 = 8;
+
+/// The requirements of a block on its slot, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::pool) struct Needs {
+    pub(in crate::pool) class: Class,
+    /// In whole granules.
+    pub(in crate::pool) used: u64,
+    most: u64,
+    /// The most bytes that the block may strand.
+    pub(super) strands: u64,
+}
+
+impl Core {
+    pub(crate) fn allocate(
+        &self,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+        wait: Wait,
+    ) -> Result<BlockPlace, BlockError> {
+        self.request(tenant, wanted.size, wait, |state| {
+            Self::attempt_to_allocate(state, tenant, wanted)
+        })
+    }
+
+    pub(in crate::pool) fn attempt_to_allocate<'a>(
+        mut state: Locked<'a>,
+        tenant: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Attempt<'a, BlockPlace> {
+        let allocated = state.allocate_slot(tenant, wanted);
+        let outcome = allocated.map(|(change, mut slot)| {
+            let begun = change.given.map_or(u64::MAX, |given| given.begun);
+            slot.space.settle(begun);
+            state.put_slot(slot);
+            change.place
+        });
+        (state, outcome)
+    }
+}
+
+impl Locked<'_> {
+    /// Makes a place for a block in a slot that stays out: while it is out, the memory that it was
+    /// given can be told from the memory it had.
+    pub(super) fn allocate_slot(
+        &mut self,
+        id: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Result<(Change, Box<Slot>), BlockError> {
+        let needs = self.needs(id, wanted)?;
+        self.leave_to_others(id, needs.used)?;
+        self.purge_some();
+        let found = self.find_slot(id, &needs, wanted.home);
+        let new = found.is_none();
+        let (mut slot, charge) = match found {
+            Some(slot) => (slot, None),
+            None => {
+                // Without memory no addresses are reserved.
+                let charge = self.obtain(id, needs.used, Purpose::New)?;
+                let opened = self.open_slots(id, needs.class, 1);
+                match opened.and_then(|mut slots| slots.next().ok_or_else(gone)) {
+                    Ok(slot) => (slot, Some(charge)),
+                    Err(error) => {
+                        self.budget.refund(charge);
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let mut change = Change::of(&slot, slot.place(wanted.capacity));
+        match self.move_in(&mut slot, wanted, &needs, charge) {
+            Ok(given) => {
+                change.new = new;
+                change.given = Some(given);
+                Ok((change, slot))
+            }
+            Err(error) => {
+                match new {
+                    true => self.drop_slot(slot),
+                    false => self.put_slot(slot),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the reusable slot that serves best. The slot is out if the lock may be released
+    /// for it.
+    fn find_slot(
+        &mut self,
+        id: TenantId,
+        needs: &Needs,
+        home: Option<&Stream>,
+    ) -> Option<Box<Slot>> {
+        let mut picked = self.pick(id, needs, home);
+        let lacks = |state: &State, id| {
+            let slot = state.slot(id);
+            slot.is_none_or(|slot| slot.space.bytes() < needs.used)
+        };
+        // A block that was just freed may have all the memory needed.
+        if picked.is_none_or(|picked| lacks(self, picked)) && self.sweep(id) {
+            picked = self.pick(id, needs, home);
+        }
+        let picked = picked?;
+        // The usual case makes no driver call without the lock.
+        match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
+            true => self.take_slot(picked),
+            false => self.take_out(picked),
+        }
+    }
+
+    /// Puts a block in a slot that is out, and memory under it, which may be charged already. On
+    /// failure the slot is as before.
+    #[inline(always)]
+    pub(super) fn move_in(
+        &mut self,
+        slot: &mut Slot,
+        wanted: &Wanted<'_>,
+        needs: &Needs,
+        charge: Option<Charge>,
+    ) -> Result<PlacedMemory, BlockError> {
+        let &Wanted {
+            size, home, zeroed, ..
+        } = wanted;
+        let used = needs.used;
+        // A new slot, whose memory is charged already, has none to use again.
+        if charge.is_none() {
+            self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
+        }
+        let given = self.place_memory(slot, &Fit::new(used, home, zeroed), charge)?;
+        let noted = slot.space.note_writer(0, used, slot.id.tenant.0);
+        slot.touched = self.tick();
+        slot.block = Some(Occupant {
+            requested: size,
+            ever: size,
+            used,
+            most: needs.most,
+            reach: slot.space.bytes(),
+            noted,
+            growth: self.growth(wanted.grain),
+            pace: Pace::default(),
+            home: home.cloned(),
+            uses: Uses::none(),
+            tag: wanted.tag.clone(),
+            zeroed,
+        });
+        Ok(given)
+    }
+
+    /// Reserves addresses for new slots side by side, which are out.
+    pub(super) fn open_slots(
+        &mut self,
+        id: TenantId,
+        class: Class,
+        count: usize,
+    ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, BlockError> {
+        let guard = self.guard();
+        let each = class.size.saturating_add(guard).saturating_add(guard);
+        let addresses = each.saturating_mul(count as u64);
+        self.make_address_room(addresses)?;
+        // The tenant is no longer empty, and cannot be removed.
+        let flight = self.flight();
+        let mut ids: Vec<SlotId> = Vec::new();
+        for number in 0..count {
+            self.end_section(number);
+            self.note_slot();
+            let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
+            let index = tenancy.vacancy(flight);
+            ids.push(SlotId { tenant: id, index });
+        }
+        // The lock may have been released since the first check.
+        let reserved = self
+            .make_address_room(addresses)
+            .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
+        let (now, single) = (self.now(), self.hardening.is_some());
+        match reserved {
+            Ok(spaces) => {
+                let slots = ids.into_iter().zip(spaces);
+                Ok(
+                    slots
+                        .map(move |(id, space)| Box::new(Slot::new(id, space, class, now, single))),
+                )
+            }
+            Err(error) => {
+                for (number, id) in ids.into_iter().rev().enumerate() {
+                    self.end_section(number);
+                    self.remove_range(id);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Reserves `count` ranges of addresses with guards, and charges them to a tenant.
+    pub(in crate::pool) fn reserve_for(
+        &mut self,
+        id: TenantId,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Space>, BlockError> {
+        let each = size.saturating_add(guard).saturating_add(guard);
+        let addresses = Amount::addresses(each.saturating_mul(count));
+        let charge = self.budget.charge(Some(id), addresses);
+        let reserved = self.reserve(size, guard, count);
+        match &reserved {
+            Ok(_) => self.budget.keep(charge),
+            Err(_) => self.budget.refund(charge),
+        }
+        Ok(reserved?)
+    }
+}
+
+impl State {
+    /// Returns the requirements of a block on its slot, if the block's options are valid.
+    #[inline(always)]
+    pub(in crate::pool) fn needs(
+        &self,
+        id: TenantId,
+        wanted: &Wanted<'_>,
+    ) -> Result<Needs, BlockError> {
+        let &Wanted { size, capacity, .. } = wanted;
+        ArgumentError::not_zero(BYTES, size)?;
+        ArgumentError::at_most(BYTES, size, capacity)?;
+        let granule = self.device.granule();
+        let most = granule.whole(BYTES, capacity)?;
+        let used = granule.whole(BYTES, size)?;
+        let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
+        let home = wanted.home;
+        home.map_or(Ok(()), |home| home.check_on(&self.device))?;
+        let class = Class {
+            size: size_of_slot,
+            largest: self.largest_extent(wanted.grain)?,
+        };
+        self.check_usable(id)?;
+        let strands = match wanted.exact_extents {
+            true => 0,
+            false => granule.bytes().max(used / STRANDED_PART),
+        };
+        Ok(Needs {
+            class,
+            used,
+            most,
+            strands,
+        })
+    }
+
+    fn largest_extent(&self, grain: ExtentOptions) -> Result<u64, BlockError> {
+        let pools = self.policy.largest_extent;
+        let granule = self.device.granule();
+        match grain.largest {
+            Some(bytes) => {
+                ArgumentError::extent(bytes, granule.bytes())?;
+                Ok(bytes.min(pools))
+            }
+
+            None => Ok(pools),
+        }
+    }
+
+    /// In a hardened pool nothing is mapped behind a block's end.
+    fn growth(&self, grain: ExtentOptions) -> Growth {
+        match &self.hardening {
+            Some(_) => Growth::Exact,
+            None => grain.growth.unwrap_or(self.policy.growth),
+        }
+    }
+
+    /// Returns the best idle slot of the class: ordered before the work of `home`, and with no more
+    /// stranded than `needs` permits.
+    fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
+        let used = needs.used;
+        let tenancy = self.tenants.get(&id)?;
+        // Too little memory is worse than an incomplete fence, and an incomplete fence is worse
+        // than too much memory. Among equals rows are kept whole; all other differences are whole
+        // granules.
+        let mut candidates = [(true, true, u64::MAX, usize::MAX); CANDIDATES];
+        let fitting = tenancy
+            .reusable(needs.class)
+            .take(CANDIDATES)
+            .filter(|(_, slot)| slot.stranded_by(used) <= needs.strands);
+        let mut count = 0;
+        for ((index, slot), candidate) in fitting.zip(&mut candidates) {
+            let held = slot.space.bytes();
+            let ready = slot.is_before(home);
+            let differs = held.abs_diff(used) + u64::from(tenancy.rows.has(index));
+            *candidate = (held < used, !ready, differs, index);
+            count += 1;
+        }
+        let candidates = candidates.get_mut(..count).unwrap_or_default();
+        candidates.sort_unstable();
+        for &mut (_, unready, _, index) in candidates {
+            let picked = SlotId { tenant: id, index };
+            if !unready || self.is_ready_for(picked, home) {
+                return Some(picked);
+            }
+        }
+        None
+    }
+
+    /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
+    /// can be ordered before it now. A slot for which the driver fails is passed over.
+    pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
+        let Some((slot, gate)) = self.slot_and_gate(id) else {
+            return false;
+        };
+        let ready = gate.comes_before(slot, home);
+        ready.unwrap_or_else(|error| {
+            log!(debug, %error, "a fence could not be polled: the slot is passed over");
+            false
+        })
+    }
+}

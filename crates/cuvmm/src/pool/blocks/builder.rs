@@ -1,0 +1,329 @@
+//! The options of a block, and the ways to allocate blocks: one, several, or side by side.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::adjacent::Placement;
+use super::block::Block;
+use super::slots::BlockPlace;
+use super::stream_cache::{Held, Owner, Shape};
+use crate::error::{ArgumentError, BlockError};
+use crate::growth::Growth;
+use crate::own::Stream;
+use crate::pool::line::{ExtentOptions, Wait, Wanted};
+
+/// A builder of blocks, made by [`Tenant::block`](crate::pool::Tenant::block).
+#[derive(Clone, Debug)]
+#[must_use = "nothing is allocated before `allocate` or `try_allocate`"]
+pub struct BlockBuilder<'a> {
+    owner: &'a Arc<Owner>,
+    wanted: Wanted<'a>,
+    wait: Option<Duration>,
+}
+
+impl<'a> BlockBuilder<'a> {
+    pub(in crate::pool) const fn new(owner: &'a Arc<Owner>, size: u64) -> Self {
+        let wanted = Wanted {
+            size,
+            capacity: size,
+            home: None,
+            tag: None,
+            zeroed: false,
+            grain: ExtentOptions {
+                growth: None,
+                largest: None,
+            },
+            exact_extents: false,
+            stride: 1,
+        };
+        Self::of(owner, wanted)
+    }
+
+    pub(in crate::pool) const fn of(owner: &'a Arc<Owner>, wanted: Wanted<'a>) -> Self {
+        Self {
+            owner,
+            wanted,
+            wait: None,
+        }
+    }
+
+    /// Sets the size in bytes that the block may grow to: at least its size, which is the default.
+    /// Takes addresses, not memory.
+    pub const fn capacity(mut self, bytes: u64) -> Self {
+        self.wanted.capacity = bytes;
+        self
+    }
+
+    /// Sets the stream that the block is used on. A dropped block is freed on that stream: the next
+    /// allocation on it can use the memory at once, and any other only when the stream's work is
+    /// complete.
+    ///
+    /// Without a home stream the memory waits for all work of the device and of the devices that
+    /// [the pool is open to](crate::pool::PoolBuilder::open_to). Marking that work (`cuCtxRecordEvent`)
+    /// breaks every graph capture on the context, also a capture by another library, unless a
+    /// [capture guard](crate::pool::Pool::capture_guard) lives meanwhile. A [hardened
+    /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does
+    /// any pool if the block was [exported](Block::export); otherwise the pool marks it when the
+    /// memory is requested.
+    ///
+    /// A stream of another device makes the allocation fail.
+    #[doc(alias = "stream-ordered")]
+    pub const fn home_stream(mut self, stream: &'a Stream) -> Self {
+        self.wanted.home = Some(stream);
+        self
+    }
+
+    /// Sets a tag for the block. [`TenantStats::tags`](crate::pool::TenantStats::tags) shows the bytes in
+    /// use by tag.
+    pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
+        self.wanted.tag = Some(tag.into());
+        self
+    }
+
+    /// Makes the block, and the memory that it grows by, read as zero; `false` by default.
+    ///
+    /// To grow again over memory that the block has just given up must then wait for the work that
+    /// may still write there. On the home stream the zeros are written behind that work; without a
+    /// home stream the growth is refused until the work is complete. A block that is not zeroed may
+    /// show bytes that its own tenant wrote before. It never shows another tenant's bytes, unless
+    /// the pool is set to [`Scrub::Never`](crate::pool::Scrub::Never).
+    pub const fn zeroed(mut self, yes: bool) -> Self {
+        self.wanted.zeroed = yes;
+        self
+    }
+
+    /// Sets how much memory the block gets at once when it outgrows its memory, instead of [the
+    /// pool's setting](crate::pool::PoolBuilder::growth). In a [hardened pool](super#hardened-pools)
+    /// growth is always [exact](Growth::Exact).
+    pub const fn growth(mut self, growth: Growth) -> Self {
+        self.wanted.grain.growth = Some(growth);
+        self
+    }
+
+    /// Sets the largest extent under the block, in bytes: a granule times a power of two. The
+    /// default and the maximum is [the pool's](crate::pool::PoolBuilder::largest_extent). Small extents
+    /// cost more driver calls and strand less memory.
+    pub const fn largest_extent(mut self, bytes: u64) -> Self {
+        self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
+    /// Makes the distance between blocks that are allocated [side by side](Self::allocate_adjacent)
+    /// a multiple of `bytes`, so that rows of elements of that size form one tensor. At least 1. By
+    /// default the distance is a multiple of every power of two up to a granule. Other multiples
+    /// take more addresses: up to twice the capacity and twice the smallest multiple that is a
+    /// whole number of granules.
+    #[doc(alias = "pitch")]
+    pub const fn stride_multiple(mut self, bytes: u64) -> Self {
+        self.wanted.stride = bytes;
+        self
+    }
+
+    /// Sets how long [`allocate`](Self::allocate) and [`Block::grow_to`] may wait for memory in use
+    /// to become free. By default they do not wait, but they call pressure hooks.
+    #[doc(alias = "deadline")]
+    pub const fn timeout(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// Allocates the block. If memory is short, calls pressure hooks and waits for at most the
+    /// [timeout](Self::timeout). A request above the tenant's own limit or the pool's is refused at
+    /// once. A request that only the guarantees of other tenants prevent waits: guarantees can
+    /// change, and tenants can be unregistered.
+    ///
+    /// Makes the driver calls of [`try_allocate`](Self::try_allocate). In a
+    /// [hook](crate::pool::TenantBuilder::on_pressure) the call runs no hooks and does not wait.
+    ///
+    /// # Errors
+    /// [`BlockError`], with the figures, when memory, mappings or addresses are short; when the
+    /// size is zero or above the capacity, an extent or stride is out of range, or the home stream
+    /// is another device's; when the tenant is unregistered; and when a driver call fails. Every
+    /// block is then as before.
+    pub fn allocate(self) -> Result<Block, BlockError> {
+        self.one(|builder| Wait::of(builder.wait))
+    }
+
+    /// Allocates the block if that needs no waiting, neither for the GPU's work nor for memory, and
+    /// calls no hook. Without a home stream the call waits for the scrub of memory that changes
+    /// tenants, about 0.25 ms for each GiB; with a home stream the scrub is ordered on that stream.
+    ///
+    /// Cached memory of the home stream takes no driver call. Otherwise each extent takes
+    /// `cuMemCreate` (or `cuMemUnmap` if it was idle elsewhere), `cuMemMap` and `cuMemSetAccess`,
+    /// and a new slot `cuMemAddressReserve`.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn try_allocate(self) -> Result<Block, BlockError> {
+        self.one(|_| Wait::Never)
+    }
+
+    /// Allocates `count` blocks with these options in one operation: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`], and [`ArgumentError::TooLarge`] when they need more memory than the
+    /// device has.
+    pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
+        let wait = Wait::of(self.wait);
+        self.many(count, wait)
+    }
+
+    /// Allocates `count` blocks with these options, all of them or none, if that needs no waiting.
+    ///
+    /// # Errors
+    /// As [`Self::allocate_many`].
+    pub fn try_allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
+        self.many(count, Wait::Never)
+    }
+
+    /// Allocates `count` blocks with these options side by side, all of them or none. The distance
+    /// from each block to the next is constant, so the blocks are the rows of one strided tensor,
+    /// and each row grows in place. [`Tenant::grow_all`](crate::pool::Tenant::grow_all) grows them
+    /// together.
+    ///
+    /// The distance is the difference of the first two addresses: the capacity, rounded up to a
+    /// granule times a power of two, or to a [multiple](Self::stride_multiple), plus two guards in
+    /// a [hardened pool](super#hardened-pools). Between a block's end and the next block no memory
+    /// of another block is ever mapped.
+    ///
+    /// Each block is otherwise an ordinary block. If `count` blocks that were side by side, at most
+    /// 1,024, have been freed and their places are unused, the new blocks take over these places
+    /// with the memory that is still mapped there. Otherwise the call makes one reservation
+    /// (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back to the
+    /// driver when all of its blocks have been freed and addresses are needed.
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
+        let wait = Wait::of(self.wait);
+        self.adjacent(count, wait)
+    }
+
+    /// Allocates `count` blocks with these options side by side, all of them or none, if that needs
+    /// no waiting. See [`allocate_adjacent`](Self::allocate_adjacent).
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
+        self.adjacent(count, Wait::Never)
+    }
+
+    pub(in crate::pool) fn into_parts(self) -> (&'a Arc<Owner>, Wanted<'a>) {
+        (self.owner, self.wanted)
+    }
+
+    pub(in crate::pool) fn stream_cached_block(&self) -> Option<Block> {
+        self.stream_cached().map(|held| self.block(held))
+    }
+
+    pub(in crate::pool) fn block_at(&self, place: BlockPlace) -> Block {
+        self.block(self.held(place))
+    }
+
+    fn one(self, wait: impl FnOnce(&Self) -> Wait) -> Result<Block, BlockError> {
+        let held = match self.stream_cached() {
+            Some(held) => held,
+            None => {
+                let Owner { core, tenant, .. } = &**self.owner;
+                self.held(core.allocate(*tenant, &self.wanted, wait(&self))?)
+            }
+        };
+        Ok(self.block(held))
+    }
+
+    fn adjacent(self, count: usize, wait: Wait) -> Result<Vec<Block>, BlockError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let Owner { core, tenant, .. } = &**self.owner;
+        let placement = (count, Placement::Adjacent);
+        let places = core.allocate_many(*tenant, &self.wanted, placement, wait)?;
+        Ok(self.blocks(places).collect())
+    }
+
+    fn many(self, count: usize, wait: Wait) -> Result<Vec<Block>, BlockError> {
+        self.check_count(count)?;
+        let stream_cached = std::iter::from_fn(|| self.stream_cached()).take(count);
+        let mut blocks: Vec<Block> = stream_cached.map(|held| self.block(held)).collect();
+        let missing = count - blocks.len();
+        if missing > 0 {
+            let Owner { core, tenant, .. } = &**self.owner;
+            let make = |count| {
+                let placement = (count, Placement::Anywhere);
+                core.allocate_many(*tenant, &self.wanted, placement, wait)
+            };
+            let mut made = make(missing);
+            if matches!(&made, Err(error) if error.is_shortage()) && !blocks.is_empty() {
+                // Freed to the pool, the memory of the cached blocks may serve more of the request.
+                blocks.clear();
+                made = make(count);
+            }
+            blocks.extend(self.blocks(made?));
+        }
+        Ok(blocks)
+    }
+
+    /// Refuses more blocks than the device's memory could hold, which bounds the work for each
+    /// block.
+    fn check_count(&self, count: usize) -> Result<(), BlockError> {
+        let device = &self.owner.core.device;
+        let (size, total) = (self.wanted.size, device.total_memory());
+        let each = device.granule().round_up(size.max(1)).unwrap_or(u64::MAX);
+        if count > 1 {
+            let most = total.checked_div(each).unwrap_or(0);
+            ArgumentError::at_most("blocks", count as u64, most)?;
+        }
+        Ok(())
+    }
+
+    fn blocks(&self, places: Vec<BlockPlace>) -> impl Iterator<Item = Block> {
+        places.into_iter().map(|place| self.block_at(place))
+    }
+
+    /// Takes a block of this shape freed on the home stream out of the stream cache.
+    #[inline]
+    fn stream_cached(&self) -> Option<Held> {
+        let Wanted {
+            size,
+            capacity,
+            home,
+            ref tag,
+            zeroed,
+            grain,
+            ..
+        } = self.wanted;
+        let device = &self.owner.core.device;
+        let usable = !zeroed && device.lost().is_none() && device.forked().is_none();
+        let home = home.filter(|_| usable)?;
+        let tag = tag.as_ref();
+        let shape = Shape {
+            size,
+            capacity,
+            tag,
+            grain,
+        };
+        self.owner.stream_caches.of(home).take(home, shape)
+    }
+
+    #[inline]
+    fn held(&self, place: BlockPlace) -> Held {
+        Held {
+            owner: Arc::clone(self.owner),
+            place,
+            size: self.wanted.size,
+            tag: self.wanted.tag.clone(),
+            grain: self.wanted.grain,
+            home: self.wanted.home.cloned(),
+            stream_cache: self
+                .wanted
+                .home
+                .map(|home| self.owner.stream_caches.of(home))
+                .cloned(),
+        }
+    }
+
+    #[inline]
+    fn block(&self, held: Held) -> Block {
+        Block::new(held, !self.wanted.zeroed, self.wait)
+    }
+}

@@ -1,0 +1,259 @@
+//! Purging: unmapping memory that is not kept cached. In a hardened pool that is all memory that
+//! blocks give up. In any pool it is the memory of unregistered tenants, the memory left of an
+//! [exported](crate::pool::blocks::exported) block, and memory that a block gives up and [other slots map
+//! too](crate::pool::blocks::sharing::shared).
+//!
+//! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
+//! slots at a time, and by the mapper's thread if any. Memory of unregistered tenants delays no
+//! other tenant: it is checked when an operation has put back a slot of such a tenant, by the
+//! mapper, and by requests that lack memory.
+//!
+//! Keeps I-9.
+
+mod freeing;
+mod take;
+mod withdraw;
+
+use std::collections::VecDeque;
+
+use crate::error::{CallError, MemoryError};
+use crate::extents::{Round, Space, Urgency};
+use crate::pool::accounts::TenantId;
+use crate::pool::blocks::slots::{Slot, SlotId, Tenancy};
+use crate::pool::core::Locked;
+use crate::pool::state::State;
+
+/// The slots that one operation checks. A free adds one slot, so operations catch up with complete
+/// fences.
+const LOOKS: usize = 8;
+
+impl State {
+    pub(crate) fn guard(&self) -> u64 {
+        self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
+    }
+
+    /// Returns the number of resting spaces and the bytes of their addresses.
+    pub(in crate::pool) fn resting(&self) -> (u64, u64) {
+        let hardening = self.hardening.as_ref();
+        hardening.map_or((0, 0), |hardened| {
+            (hardened.resting.count(), hardened.resting.bytes())
+        })
+    }
+
+    fn list_all(&mut self, id: TenantId) {
+        let Some(tenancy) = self.tenants.get(&id) else {
+            return;
+        };
+        for index in tenancy.indices().collect::<Vec<_>>() {
+            self.with_slot(SlotId { tenant: id, index }, |_, _| ());
+        }
+    }
+
+    fn disown(&mut self, slot: &Slot) {
+        let tenant = slot.id.tenant;
+        self.budget.disown_addresses(tenant, slot.space.addresses());
+        self.remove_range(slot.id);
+    }
+}
+
+type Queue = fn(&mut State) -> &mut VecDeque<SlotId>;
+
+impl Locked<'_> {
+    /// Purges a few slots whose fences are complete. Returns their number. The mapper handles the
+    /// rest.
+    #[inline]
+    pub(in crate::pool) fn purge_some(&mut self) -> usize {
+        if self.purging.is_empty() {
+            return 0;
+        }
+        self.purge(|state| &mut state.purging, LOOKS)
+    }
+
+    /// Purges a few slots of draining tenants whose fences are complete. Returns their number.
+    pub(in crate::pool) fn purge_draining(&mut self) -> usize {
+        self.purge(|state| &mut state.draining, LOOKS)
+    }
+
+    /// Purges all slots whose fences are complete.
+    pub(crate) fn purge_all(&mut self) {
+        self.purge(|state| &mut state.purging, usize::MAX);
+        self.purge(|state| &mut state.draining, usize::MAX);
+        self.purge_holders();
+    }
+
+    /// Unmaps shared memory that slots have given up, if its fences are complete, to find out which
+    /// memory belongs to one slot only.
+    pub(in crate::pool) fn part_all(&mut self) {
+        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
+        if self.tenants.values().any(shares) {
+            self.purge_all();
+        }
+    }
+
+    /// Does work that was put off until slots are in their places: frees blocks whose slots were
+    /// out, reclaims unused memory of draining tenants, and releases exported or shared memory.
+    pub(in crate::pool) fn finish_deferred(&mut self) {
+        self.has_deferred = false;
+        self.free_late();
+        // Beside the new slots, checks some that have waited longer.
+        let looks = std::mem::take(&mut self.listed) + LOOKS;
+        self.purge(|state| &mut state.draining, looks);
+        self.purge_holders();
+        self.release_marked();
+        // Slots listed meanwhile are purged when another operation ends, not at once and without
+        // end.
+        self.has_deferred |= self.listed > 0 || self.supply.has_marked();
+    }
+
+    fn purge(&mut self, queue: Queue, looks: usize) -> usize {
+        if queue(self).is_empty() || self.device.forked().is_some() {
+            return 0;
+        }
+        let mut done = 0;
+        let round = Round::begin(&self.device);
+        for _ in 0..looks.min(queue(self).len()) {
+            let Some(id) = queue(self).pop_front() else {
+                break;
+            };
+            let outcome = self.purge_slot(id, &round);
+            if let Ok(true) = outcome {
+                done += 1;
+                continue;
+            }
+            // A slot that waits long goes to the end, and holds up no other.
+            queue(self).push_back(id);
+            if let Err(error) = outcome {
+                // The memory stays charged to its tenant.
+                log!(warn, %error, "memory that was given up stays mapped for now");
+                break;
+            }
+        }
+        self.release_marked();
+        let left = !queue(self).is_empty() && self.device.lost().is_none();
+        if let Some(precommit) = self.precommit.as_mut().filter(|_| left) {
+            precommit.call(Urgency::Soon);
+        }
+        done
+    }
+
+    /// Unmaps the memory that a slot has to give up, and [puts an empty slot away](Self::put_away).
+    /// Returns `false` if its fence is incomplete.
+    fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
+        if self.is_out(id) {
+            return Ok(false);
+        }
+        let drains = self.terms.drains(id.tenant);
+        let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
+        // Another slot may have the number by now.
+        let slot = self.slot_and_gate(id);
+        let Some((slot, gate)) = slot.filter(|(slot, _)| slot.purging) else {
+            return Ok(true);
+        };
+        if !slot.is_to_purge(hardened || drains) {
+            // No other slot maps its memory any more, or a lease keeps it and lists the slot again
+            // when it ends.
+            slot.purging = false;
+            return Ok(true);
+        }
+        let gives = slot.has_spare() || slot.has_parting();
+        // On a lost context no memory is reused: only empty slots go, with their tenant.
+        if lost && (gives || !drains) {
+            return Ok(false);
+        }
+        if gives && !gate.poll_in(&mut slot.fence, round) {
+            return Ok(false);
+        }
+        let Some(mut slot) = self.take_out(id) else {
+            return Ok(true);
+        };
+        let outcome = match slot.is_unused() {
+            true => self.take_unused(&mut slot),
+            false => Ok(()),
+        };
+        slot.purging = outcome.is_err();
+        if slot.is_vacant() && slot.space.bytes() == 0 {
+            self.put_away(slot);
+        } else if slot.purging {
+            self.put_unlisted(slot);
+        } else {
+            self.put_slot(slot);
+        }
+        outcome.map(|()| true)
+    }
+
+    /// Drops a slot that is in no place, and frees its addresses. Stuck mappings are kept.
+    pub(in crate::pool) fn drop_slot(&mut self, slot: Box<Slot>) {
+        // The addresses stay reserved with stuck mappings, or with a neighbor in use.
+        self.disown(&slot);
+        let Slot {
+            space,
+            fence,
+            kept,
+            block,
+            ..
+        } = *slot;
+        self.give_space_back(space);
+        // With these the last handles to streams and events may be dropped, which makes driver
+        // calls.
+        self.unlocked(move || drop((fence, kept, block)));
+    }
+
+    /// Puts the addresses of an empty slot, which is out, to rest in a hardened pool, or else frees
+    /// them.
+    pub(in crate::pool) fn put_away(&mut self, slot: Box<Slot>) {
+        let stuck = slot.space.stuck_count() > 0;
+        if stuck || self.hardening.is_none() {
+            return self.drop_slot(slot);
+        }
+        self.disown(&slot);
+        if let Some(hardening) = &mut self.hardening {
+            hardening.resting.add(slot.space);
+        }
+        while self.rests_too_much() && self.return_oldest_resting() {}
+    }
+
+    fn rests_too_much(&self) -> bool {
+        let hardening = self.hardening.as_ref();
+        hardening.is_some_and(|hardening| hardening.resting.is_over())
+    }
+
+    /// Frees the addresses that have rested longest; returns `false` if there are none.
+    fn return_oldest_resting(&mut self) -> bool {
+        let hardening = self.hardening.as_mut();
+        let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
+            return false;
+        };
+        // Addresses of blocks that are side by side go back with the last of them.
+        self.give_space_back(space);
+        true
+    }
+
+    /// Frees resting addresses until `bytes` may be reserved, or none rest.
+    pub(in crate::pool) fn return_resting_for(&mut self, bytes: u64) {
+        while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
+    }
+
+    /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the
+    /// pool is open to. If the driver has none left, frees resting addresses first.
+    pub(crate) fn reserve(
+        &mut self,
+        size: u64,
+        guard: u64,
+        count: u64,
+    ) -> Result<Vec<Space>, MemoryError> {
+        let core = self.core();
+        loop {
+            let reserved = self.unlocked(|| Space::row(&core.device, size, guard, count));
+            match reserved {
+                Ok(spaces) => {
+                    let opened = spaces.into_iter();
+                    let opened = opened.map(|space| space.open_to(core.guests.iter().cloned()));
+                    return Ok(opened.collect());
+                }
+                Err(MemoryError::Range { cause, .. })
+                    if cause.is_out_of_memory() && self.return_oldest_resting() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}

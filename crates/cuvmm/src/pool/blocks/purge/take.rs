@@ -1,0 +1,82 @@
+//! Taking memory out of slots: it is unmapped, accounted for, and given up if no other slot maps
+//! it.
+
+use crate::error::{CallError, MemoryError};
+use crate::extents::{Fence, NotPutBack, TakenOut};
+use crate::pool::accounts::Amount;
+use crate::pool::blocks::slots::Slot;
+use crate::pool::core::Locked;
+
+impl Locked<'_> {
+    /// Takes out the memory placed behind `begun` in a slot that is out, and refunds it. Only
+    /// `running` may still use it: if that is incomplete, all the memory is quarantined, otherwise
+    /// only stuck memory.
+    pub(in crate::pool) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
+        if slot.space.last_offset().is_none_or(|last| last < begun) {
+            return;
+        }
+        let (taken, stuck) = self.unlocked(|| slot.space.empty_from(begun, running));
+        stuck.into_iter().for_each(|stuck| self.stuck(slot, stuck));
+        self.abandon(slot, taken);
+    }
+
+    /// Accounts for extents that a slot, which is out, has lost in a failed roll-back; returns the
+    /// reason.
+    pub(in crate::pool) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> MemoryError {
+        let stuck = lost.stuck.into_iter();
+        stuck.for_each(|stuck| self.stuck(slot, stuck));
+        self.abandon(slot, lost.rest);
+        lost.error
+    }
+
+    /// Accounts for extents taken out of a slot, which is out, and gives up those that no other
+    /// slot maps; returns their bytes.
+    pub(in crate::pool) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
+        let (mut own, mut bytes) = (Vec::new(), 0);
+        for (offset, unmapped) in taken.into_parts() {
+            // Otherwise the mappings of other slots hold the memory.
+            if self.leave(slot, offset, unmapped.physical.as_raw()) {
+                bytes += unmapped.size();
+                own.push(unmapped);
+            }
+        }
+        self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
+        self.renew(slot);
+        self.put_back(own);
+        bytes
+    }
+
+    /// Quarantines bytes that are stuck in a slot.
+    pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
+        if bytes > 0 {
+            slot.broken = true;
+            self.budget.quarantine(bytes, mappings);
+        }
+    }
+
+    /// Unmaps extents of a slot that is out, the last first, up to one that the driver refuses, and
+    /// keeps their memory if it may be kept; returns the bytes.
+    pub(in crate::pool) fn take_extents(
+        &mut self,
+        slot: &mut Slot,
+        at: Vec<u64>,
+    ) -> (u64, Result<(), CallError>) {
+        let mut taken = TakenOut::default();
+        let outcome = self.unlocked(|| slot.completed()?.take_out(at, &mut taken));
+        taken.settle();
+        let bytes = taken.bytes();
+        self.abandon(slot, taken);
+        (bytes, outcome)
+    }
+
+    /// Takes all memory from a slot, which is out, that its block does not use: reclaimable memory,
+    /// and memory that other slots map too.
+    pub(in crate::pool) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
+        let unused = slot.spare().chain(slot.parting());
+        let at: Vec<u64> = unused.map(|extent| extent.offset).collect();
+        match at.is_empty() {
+            true => Ok(()),
+            false => self.take_extents(slot, at).1,
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Putting blocks to sleep: blocks are chosen and marked, their memory is taken out and put aside,
+//! and then given up.
+//!
+//! Memory put aside is still charged, so that a failure can put it back. When the memory of all
+//! blocks has been taken out, it goes to the pool. If sleeping fails and a block's memory cannot be
+//! put back, that block sleeps, with its saved contents.
+//!
+//! No byte is copied here.
+//!
+//! Keeps I-50 and I-51.
+
+mod moving;
+mod wake;
+
+use std::time::Instant;
+
+use self::moving::{Chosen, Tally};
+use crate::error::{CallError, MemoryError, SleepError};
+use crate::own::Stream;
+use crate::pool::accounts::TenantId;
+use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
+use crate::pool::core::Locked;
+use crate::pool::state::State;
+use crate::pool::tenant::Tenant;
+use crate::store::Saved;
+
+pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};
+pub(crate) use wake::ToWake;
+
+/// A block that falls asleep. Dropping the value before that leaves the block as it was.
+#[derive(Debug)]
+pub(crate) struct ToSleep {
+    moving: Option<TransitioningBlock>,
+    /// The memory that the contents are saved in, if they are kept.
+    saved: Option<Box<Saved>>,
+}
+
+impl Tenant {
+    /// Chooses blocks to sleep and marks them, once all work that may use them is complete. Waits
+    /// for the work until `until`, and while `wanted` returns `true`.
+    pub(crate) fn begin_sleep(
+        &self,
+        choice: Choice<'_>,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<ToSleep>, SleepError> {
+        let owner = self.owner();
+        let (core, id) = (&owner.core, owner.tenant);
+        core.device.own_process()?;
+        let chosen = core.until(
+            until,
+            |state| {
+                let mut state = core.await_choice(state, id, choice);
+                let outcome = state.mark_for_sleep(id, choice);
+                (state, outcome)
+            },
+            |error| {
+                let waits = matches!(error, SleepError::Leased { .. } | SleepError::Busy { .. });
+                waits && wanted()
+            },
+        )?;
+        let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
+            moving: Some(TransitioningBlock::of(core, chosen)),
+            saved: None,
+        });
+        Ok(to_sleep.collect())
+    }
+}
+
+impl ToSleep {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.moving.as_ref().map_or(0, |moving| moving.bytes)
+    }
+
+    pub(crate) fn keep_in(&mut self, saved: Saved) {
+        self.saved = Some(Box::new(saved));
+    }
+
+    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
+        self.moving.as_ref().zip(self.saved.as_deref_mut())
+    }
+
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        self.moving
+            .as_ref()
+            .map_or(Ok(()), TransitioningBlock::withdraw)
+    }
+
+    pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
+        let Some(moving) = self.moving.take() else {
+            return GivenUp::default();
+        };
+        let mut state = moving.lock();
+        let given = state.settle_asleep(moving.place().slot, self.saved.take(), release);
+        drop(state);
+        moving.lease.core().announce();
+        given
+    }
+
+    /// Puts the memory back in its place. Returns `false` if that failed: the block then sleeps.
+    pub(crate) fn stay(mut self) -> bool {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> bool {
+        let Some(moving) = self.moving.take() else {
+            return true;
+        };
+        let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
+        let mut state = moving.lock();
+        state.is_read_on(moving.place().slot, reading);
+        state.restore(moving.place().slot, self.saved.take())
+    }
+}
+
+impl TransitioningBlock {
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        self.lock().withdraw_all(self.place().slot)
+    }
+}
+
+impl Drop for ToSleep {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}
+
+impl State {
+    /// Marks the chosen blocks of a tenant that are awake as moving, if nothing prevents it.
+    fn mark_for_sleep(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Result<Vec<Chosen>, SleepError> {
+        if self.is_capturing() {
+            return Err(MemoryError::Capturing.into());
+        }
+        self.device.usable()?;
+        // A stream cache hands blocks on unchanged, so it may contain no sleeping block.
+        if let Some(tenancy) = self.tenants.get(&id) {
+            tenancy.unswept.bypass(true);
+            let freed = tenancy.unswept.sweep_each();
+            self.free_all(&freed);
+        }
+        let outcome = self.mark_all_for_sleep(id, choice);
+        self.update_bypass(id);
+        outcome
+    }
+
+    fn mark_all_for_sleep(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Result<Vec<Chosen>, SleepError> {
+        let chosen = self.choose(id, choice, |sleep_state| {
+            !matches!(sleep_state, SleepState::Asleep { .. })
+        });
+        let (mut leased, mut exported) = (Tally::default(), Tally::default());
+        let mut busy = self.busy(id, choice, true);
+        let gate = &mut self.gate;
+        let Some(tenancy) = self.tenants.get_mut(&id) else {
+            return Ok(Vec::new());
+        };
+        // All fences are stamped before the first is polled: one event then covers them all.
+        for id in &chosen {
+            let slot = tenancy.slot_mut(id.index);
+            if let Some(slot) = slot.filter(|slot| slot.sleep_state.is_awake()) {
+                slot.fence_work();
+            }
+        }
+        for id in &chosen {
+            let Some(slot) = tenancy.slot_mut(id.index) else {
+                continue;
+            };
+            if !slot.sleep_state.is_awake() {
+                busy.add(slot);
+            } else if slot.leases > 0 {
+                leased.add(slot);
+            } else if slot.exported {
+                exported.add(slot);
+            } else if slot.is_busy() || slot.pinned || !gate.poll(&mut slot.fence)? {
+                busy.add(slot);
+            }
+        }
+        exported.none_or(|blocks, bytes| SleepError::Exported { blocks, bytes })?;
+        leased.none_or(|blocks, bytes| SleepError::Leased { blocks, bytes })?;
+        busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes })?;
+        let marked = chosen
+            .into_iter()
+            .filter_map(|id| self.mark(id, SleepState::moving(0)));
+        Ok(marked.collect())
+    }
+
+    /// Notes copies out of a moving block that may still be running.
+    fn is_read_on(&mut self, id: SlotId, streams: &[Stream]) {
+        let Some(slot) = self.slot_mut(id) else {
+            return;
+        };
+        for stream in streams {
+            slot.is_read_on(stream);
+        }
+    }
+}
+
+impl Locked<'_> {
+    fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
+        let outcome = self.with_slot_out(id, |state, slot| {
+            state.check_unused(slot)?;
+            state.unlocked(|| Self::empty_slot(slot))
+        });
+        outcome.unwrap_or(Ok(()))
+    }
+
+    /// Checks that no lease lives that was taken since the block was marked, and that no work
+    /// queued under such a lease may use the memory.
+    fn check_unused(&mut self, slot: &mut Slot) -> Result<(), SleepError> {
+        let mut tally = Tally::default();
+        tally.add(slot);
+        let Tally { blocks, bytes } = tally;
+        // The operation that moves the block has one lease.
+        if slot.leases > 1 {
+            return Err(SleepError::Leased { blocks, bytes });
+        }
+        match self.gate.poll(&mut slot.fence)? {
+            true => Ok(()),
+            false => Err(SleepError::Busy { blocks, bytes }),
+        }
+    }
+
+    fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
+        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+            let offsets = slot.space.extents().rev().map(|extent| extent.offset);
+            let offsets: Vec<u64> = offsets.collect();
+            let completed = slot.fence.completed(&mut slot.space);
+            completed
+                .ok_or(CallError::InUse)?
+                .take_out(offsets, aside)?;
+        }
+        Ok(())
+    }
+
+    fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
+        let free_list = self.supply.free();
+        let given = self.with_slot_out(id, |state, slot| {
+            let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
+                return 0;
+            };
+            let mut aside = std::mem::take(aside);
+            aside.settle();
+            let given = state.abandon(slot, aside);
+            slot.set_asleep(saved);
+            given
+        });
+        self.update_bypass(id.tenant);
+        self.gave_up(given.unwrap_or(0), free_list, release)
+    }
+
+    /// Puts the memory back. If that fails the block sleeps, with its saved contents.
+    fn restore(&mut self, id: SlotId, saved: Option<Box<Saved>>) -> bool {
+        let stays = self.with_slot_out(id, |state, slot| {
+            let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
+                return true;
+            };
+            let aside = std::mem::take(aside);
+            // The part that was put back is of no use without the rest.
+            let restored = state.unlocked(|| {
+                let put_back = slot.space.put_back(aside);
+                put_back.map_err(|lost| lost.with_all_of(&mut slot.space, &slot.fence))
+            });
+            let Err(lost) = restored else {
+                slot.sleep_state = SleepState::Awake;
+                return true;
+            };
+            let error = state.lose(slot, lost);
+            log!(error, %error, "a block that should have stayed awake sleeps");
+            slot.set_asleep(saved);
+            false
+        });
+        self.update_bypass(id.tenant);
+        stays.unwrap_or(true)
+    }
+}
+
+impl Slot {
+    fn set_asleep(&mut self, saved: Option<Box<Saved>>) {
+        // The memory that the block wakes to is its own.
+        self.lent = 0;
+        // The block may have been dropped meanwhile.
+        self.sleep_state = match self.block {
+            Some(_) => SleepState::Asleep { saved },
+            None => SleepState::Awake,
+        };
+    }
+}

@@ -1,0 +1,326 @@
+//! Waking blocks: they are charged for and marked, then given their memory extent by extent, and
+//! awake when all of them have it.
+//!
+//! Memory is obtained as for an allocation. A failure takes all memory out again.
+//!
+//! No byte is copied here.
+//!
+//! Keeps I-52.
+
+use std::time::Instant;
+
+use super::moving::{Choice, Chosen, TransitioningBlock};
+use crate::error::{BlockError, MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, wait_for};
+use crate::ledger::Purpose;
+use crate::own::Stream;
+use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::blocks::Fit;
+use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
+use crate::pool::core::Locked;
+use crate::pool::line::Wait;
+use crate::pool::state::State;
+use crate::pool::supply::Room;
+use crate::pool::tenant::Tenant;
+use crate::store::{HostStore, Saved};
+
+/// A block that wakes. If this value is dropped before that, the block sleeps on, with the contents
+/// that were kept.
+#[derive(Debug)]
+pub(crate) struct ToWake {
+    moving: Option<TransitioningBlock>,
+    saved: Option<Box<Saved>>,
+    zeroed: bool,
+    home: Option<Stream>,
+    /// `true` if work that zeroes some of the memory is queued on the home stream.
+    filled: bool,
+}
+
+impl Tenant {
+    pub(crate) fn room(&self, bytes: u64) -> Room<'_> {
+        self.owner().core.room(bytes)
+    }
+
+    /// Chooses blocks to wake, charges for them and marks them. Waits for memory until `until`, and
+    /// while `wanted` returns `true`.
+    pub(crate) fn begin_wake(
+        &self,
+        choice: Choice<'_>,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<ToWake>, SleepError> {
+        let owner = self.owner();
+        let (core, id) = (&owner.core, owner.tenant);
+        core.device.own_process()?;
+        let state = core.await_choice(core.lock(), id, choice);
+        let bytes = state.asleep(id, choice);
+        drop(state);
+        let wait = until.map_or(Wait::Hooks, Wait::Until);
+        let chosen = core.request_while(id, bytes, wait, wanted, |state| {
+            let mut state = core.await_choice(state, id, choice);
+            let outcome = state.mark_for_wake(id, choice);
+            (state, outcome)
+        });
+        let chosen = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
+        let to_wake = chosen.into_iter().map(|(chosen, mut to_wake)| {
+            to_wake.moving = Some(TransitioningBlock::of(core, chosen));
+            to_wake
+        });
+        Ok(to_wake.collect())
+    }
+}
+
+impl ToWake {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.moving.as_ref().map_or(0, |moving| moving.bytes)
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.moving.as_ref().map_or(0, |moving| moving.used)
+    }
+
+    pub(crate) fn kept_in(&self) -> Option<HostStore> {
+        self.saved.as_deref().map(Saved::store)
+    }
+
+    pub(crate) fn kept(&self) -> u64 {
+        self.saved.as_deref().map_or(0, Saved::bytes)
+    }
+
+    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
+        self.moving.as_ref().zip(self.saved.as_deref_mut())
+    }
+
+    /// Places all memory that the block lacks, for a block without contents. Uses the waking's
+    /// `room`.
+    pub(crate) fn place_memory(&mut self, room: &mut Room<'_>) -> Result<(), BlockError> {
+        let (zeroed, home) = (self.zeroed, self.home.clone());
+        let Some(moving) = &self.moving else {
+            return Ok(());
+        };
+        let mut state = moving.lock();
+        state.room.take_from(room);
+        let step = (moving.used, u64::MAX);
+        let furnished = state.furnish_next(moving.place().slot, step, home.as_ref(), zeroed);
+        room.take_from(&mut state.room);
+        self.filled |= furnished?.1;
+        Ok(())
+    }
+
+    /// Ends the move: the block has its memory and contents again.
+    pub(crate) fn wake(mut self) {
+        if let Some(moving) = self.moving.take() {
+            let mut state = moving.lock();
+            state.settle_awake(moving.place().slot, self.saved.is_some());
+        }
+    }
+}
+
+impl TransitioningBlock {
+    /// Places the next extent, to be copied to at once; returns the offset up to which there is
+    /// memory.
+    pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
+        let mut state = self.lock();
+        let largest = state.largest_under(self.place().slot);
+        let step = (self.used, largest);
+        let (end, _) = state.furnish_next(self.place().slot, step, None, false)?;
+        Ok(end)
+    }
+}
+
+impl Drop for ToWake {
+    fn drop(&mut self) {
+        let Some(moving) = self.moving.take() else {
+            return;
+        };
+        // Memory is not unmapped under a fill.
+        let home = self.home.take().filter(|_| self.filled);
+        let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
+        let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
+        let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
+        let mut state = moving.lock();
+        state.undo_wake(moving.place().slot, self.saved.take(), running);
+        drop(state);
+        moving.lease.core().announce();
+    }
+}
+
+impl State {
+    fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
+        let sleepers = self.choose(id, choice, |sleep_state| {
+            matches!(sleep_state, SleepState::Asleep { .. })
+        });
+        let slots = sleepers.iter().filter_map(|&slot| self.slot(slot));
+        slots
+            .filter_map(|slot| Some(slot.block.as_ref()?.used))
+            .sum()
+    }
+
+    fn largest_under(&self, id: SlotId) -> u64 {
+        let slot = self.slot(id);
+        slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
+    }
+}
+
+impl Locked<'_> {
+    /// Charges for the chosen blocks of a tenant that sleep, and marks them as moving.
+    fn mark_for_wake(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+    ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
+        // The lock may be released while room is made: then all is checked again.
+        let mut total = None;
+        loop {
+            if self.is_capturing() {
+                return Ok(Err(MemoryError::Capturing.into()));
+            }
+            self.check_usable(id)?;
+            let mut busy = self.busy(id, choice, false);
+            let moving = self.choose(id, choice, |sleep_state| {
+                matches!(sleep_state, SleepState::Moving { .. })
+            });
+            for slot in moving.iter().filter_map(|&slot| self.slot(slot)) {
+                busy.add(slot);
+            }
+            let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
+            if let Err(busy) = none {
+                return Ok(Err(busy));
+            }
+            let asleep = self.asleep(id, choice);
+            let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
+            if asleep > 0 {
+                self.leave_to_others(id, asleep)?;
+            }
+            if asleep == 0 || fits_now {
+                // Each block owes its part of the charge.
+                let charge = self.budget.charge(Some(id), Amount::bytes(asleep));
+                self.budget.keep(charge);
+                break;
+            }
+            self.reclaim_for(id, asleep, Purpose::New)?;
+            total = Some(asleep);
+        }
+        let sleepers = self.choose(id, choice, |sleep_state| {
+            matches!(sleep_state, SleepState::Asleep { .. })
+        });
+        let marked = sleepers
+            .into_iter()
+            .filter_map(|slot| self.mark_one_for_wake(slot));
+        Ok(Ok(marked.collect()))
+    }
+
+    fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
+        let slot = self.slot_mut(id)?;
+        let block = slot.block.as_ref()?;
+        let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
+        let saved = match &mut slot.sleep_state {
+            SleepState::Asleep { saved } => saved.take(),
+            _ => None,
+        };
+        let chosen = self.mark(id, SleepState::moving(owed))?;
+        let to_wake = ToWake {
+            moving: None,
+            saved,
+            zeroed,
+            home,
+            filled: false,
+        };
+        Some((chosen, to_wake))
+    }
+
+    /// Places memory that a moving block of `used` bytes lacks: one extent of at most `most` bytes,
+    /// or all. Returns the offset up to which there is memory, and `true` if the home stream zeroes
+    /// some of it.
+    fn furnish_next(
+        &mut self,
+        id: SlotId,
+        (used, most): (u64, u64),
+        home: Option<&Stream>,
+        zeroed: bool,
+    ) -> Result<(u64, bool), BlockError> {
+        let furnished = self.with_slot_out(id, |state, slot| {
+            let left = used.saturating_sub(slot.space.bytes());
+            let bytes = match most {
+                u64::MAX => left,
+                most => state.device.granule().extent_within(left, most),
+            };
+            let filled = state.furnish_moving(slot, bytes, home, zeroed)?;
+            Ok((slot.space.bytes(), filled))
+        });
+        furnished.unwrap_or(Ok((used, false)))
+    }
+
+    /// Places charged bytes behind the memory of a moving block's slot, and removes other tenants'
+    /// data from them.
+    fn furnish_moving(
+        &mut self,
+        slot: &mut Slot,
+        bytes: u64,
+        home: Option<&Stream>,
+        zeroed: bool,
+    ) -> Result<bool, BlockError> {
+        if bytes == 0 {
+            return Ok(false);
+        }
+        let begun = slot.space.bytes();
+        Self::check_free(slot, begun, bytes)?;
+        self.place(slot, begun, bytes, true)?;
+        if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
+            *owed = owed.saturating_sub(bytes);
+        }
+        let fit = Fit {
+            zeros: None,
+            ..Fit::new(begun + bytes, home, zeroed)
+        };
+        let scrubbed_stale = self.scrub_stale(slot, begun, &fit);
+        // The kept contents are copied there next, and must not reach another tenant.
+        let by = match scrubbed_stale {
+            Ok(_) => slot.id.tenant.0,
+            // The memory still holds data that another tenant wrote.
+            Err(_) => LastWriter::SEVERAL,
+        };
+        slot.space.note_writer(begun, begun + bytes, by);
+        scrubbed_stale.map_err(|unfinished| {
+            // The roll-back takes out the memory that it can.
+            if let SleepState::Moving { filling, .. } = &mut slot.sleep_state {
+                filling.merge(unfinished.running);
+            }
+            unfinished.error
+        })
+    }
+
+    fn settle_awake(&mut self, id: SlotId, restored: bool) {
+        self.with_slot(id, |state, slot| {
+            slot.sleep_state = SleepState::Awake;
+            slot.touched = state.tick();
+            slot.space.settle(0);
+            let bytes = slot.space.bytes();
+            if let Some(block) = &mut slot.block {
+                block.reach = bytes;
+                block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
+                if restored && block.zeroed {
+                    // The bytes of the last granule behind the contents are not known to be zero.
+                    block.ever = block.ever.max(block.used);
+                }
+            }
+        });
+        self.update_bypass(id.tenant);
+    }
+
+    /// Lets a moving block sleep on: its memory and its charge go back. Memory that a stream may
+    /// still be filling or copying to stays in place, and is quarantined.
+    fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
+        self.with_slot_out(id, |state, slot| {
+            if let SleepState::Moving { filling, .. } = &slot.sleep_state {
+                running.merge(filling.clone());
+            }
+            state.uncommit(slot, 0, &running);
+            slot.fence.merge(running);
+            let beside = Amount::bytes(slot.sleep_state.beside());
+            state.budget.give_up(id.tenant, beside);
+            slot.set_asleep(saved);
+        });
+        self.update_bypass(id.tenant);
+    }
+}

@@ -1,0 +1,136 @@
+//! The check that every use of a block's memory passes: copies, leases with an access,
+//! registrations, dma-bufs, tensors and slices for other libraries, handles for other processes,
+//! and publications.
+//!
+//! One locked section checks the use and counts the lease, so that the block cannot be put to
+//! sleep, moved or exported in between. While the lease lives the check stays valid, with one
+//! exception: a [fork](super::sharing::fork) made later shares the memory, and
+//! [`Block::fork`](crate::pool::Block::fork) says who must not write then.
+//!
+//! Keeps I-45.
+
+use std::ops::Range;
+
+use super::slots::{BlockPlace, Slot};
+use crate::error::{MemoryError, ShareError};
+use crate::own::Access;
+use crate::pool::core::Locked;
+use crate::pool::state::State;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// A copy with this access, which is waited for.
+    Copy(Access),
+    /// A use with this access through the block's addresses, while the lease lives.
+    Lend(Access),
+    /// The memory is given to another process or device, which can write to it without end.
+    Export,
+}
+
+impl Use {
+    fn writes(self) -> bool {
+        match self {
+            Self::Copy(access) | Self::Lend(access) => access == Access::ReadWrite,
+            Self::Export => true,
+        }
+    }
+}
+
+impl State {
+    pub(in crate::pool) fn admit(
+        &mut self,
+        place: &BlockPlace,
+        wanted: Use,
+        range: &Range<u64>,
+    ) -> Result<(), MemoryError> {
+        self.check(place, wanted, range)?;
+        self.take_lease(place.slot);
+        if wanted == Use::Export
+            && let Some(slot) = self.slot_mut(place.slot)
+        {
+            // If nothing is exported before the last lease ends, its end resets the mark.
+            slot.exported = true;
+        }
+        Ok(())
+    }
+
+    pub(in crate::pool) fn check(
+        &self,
+        place: &BlockPlace,
+        wanted: Use,
+        range: &Range<u64>,
+    ) -> Result<(), MemoryError> {
+        if self.is_capturing() && matches!(wanted, Use::Copy(_)) {
+            return Err(MemoryError::Capturing);
+        }
+
+        let Some(slot) = self.slot(place.slot) else {
+            return Err(MemoryError::NotCommitted(range.clone()));
+        };
+        slot.check_awake()?;
+        if !slot.has(range) {
+            return Err(MemoryError::NotCommitted(range.clone()));
+        }
+        let bytes = slot.bound();
+        if wanted.writes() && !range.is_empty() && range.start < bytes {
+            return Err(MemoryError::ReadOnly(0..bytes));
+        }
+        Ok(())
+    }
+
+    /// Checks that a block has no leases besides the caller's `own`. Their holders may write.
+    pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
+        let slot = self.slot(place.slot);
+        match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
+            0 => Ok(()),
+            leases => Err(MemoryError::Leased(leases)),
+        }
+    }
+
+    /// Notes that exported memory of a leased block may be written up to the end of its extents: a
+    /// zeroed block has to zero the memory that it grows over there.
+    pub(super) fn note_export(&mut self, place: &BlockPlace) {
+        let Some(slot) = self.slot_mut(place.slot) else {
+            return;
+        };
+        let end = slot
+            .space
+            .exported()
+            .last()
+            .map_or(0, |extent| extent.end());
+        if let Some(block) = &mut slot.block {
+            block.reach = block.reach.max(end);
+            block.ever = block.ever.max(block.used);
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Makes the extents of a block read-only, for good. The publication has one lease.
+    pub(in crate::pool) fn seal(&mut self, place: &BlockPlace) -> Result<(), ShareError> {
+        self.check_unlent(place, 1)?;
+        let sealed = self.with_slot_out(place.slot, |state, slot| {
+            state.unlocked(|| slot.space.cap_all(Access::Read))
+        });
+        Ok(sealed.unwrap_or(Ok(()))?)
+    }
+}
+
+impl Slot {
+    /// Returns `true` if there is memory under all of a range.
+    fn has(&self, range: &Range<u64>) -> bool {
+        if range.is_empty() {
+            return true;
+        }
+        // Memory is a prefix of a slot, unless a roll-back failed.
+        if !self.broken {
+            return range.end <= self.space.bytes();
+        }
+        let extents = self.space.extents_in(range.start, range.end);
+        let end = extents.fold(range.start, |end, extent| match extent.offset <= end {
+            true => end.max(extent.end()),
+            false => end,
+        });
+        range.end <= end
+    }
+}

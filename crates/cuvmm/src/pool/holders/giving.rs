@@ -1,0 +1,569 @@
+//! Taking memory back from [holders](super::holder).
+//!
+//! The pool asks under the lock how much a holder can give; the memory is unmapped without the
+//! lock, and the charge ends under the lock again. The extents then go to the free list. An extent
+//! whose size is not a power of two goes to the driver, because blocks are made of extents of such
+//! sizes only. Memory that the driver's pools give is with the driver already: only its charge
+//! ends.
+
+use std::sync::Arc;
+
+use super::holder::{Given, Held, Holder, HolderId};
+use crate::error::CallError;
+use crate::extents::{Space, Urgency};
+use crate::ledger::Purpose;
+use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::core::Locked;
+use crate::pool::state::State;
+
+impl State {
+    pub(in crate::pool) fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
+        self.tenants.get(&tenant)?.held(id)
+    }
+
+    pub(in crate::pool) fn held_mut(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+    ) -> Option<&mut Held> {
+        self.tenants.get_mut(&tenant)?.held_mut(id)
+    }
+
+    pub(in crate::pool) fn holder(
+        &self,
+        tenant: TenantId,
+        id: HolderId,
+    ) -> Option<Arc<dyn Holder>> {
+        Some(Arc::clone(&self.held(tenant, id)?.holder))
+    }
+
+    pub(super) fn add_holder(&mut self, tenant: TenantId, holder: Arc<dyn Holder>) -> HolderId {
+        let id = HolderId(self.tick());
+        if let Some(tenancy) = self.tenants.get_mut(&tenant) {
+            tenancy.holders.push(Held::new(id, holder));
+        }
+        self.update_bypass(tenant);
+        id
+    }
+
+    pub(super) fn count_addresses(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        bytes: u64,
+        more: bool,
+    ) {
+        if let Some(held) = self.held_mut(tenant, id) {
+            held.addresses = match more {
+                true => held.addresses + bytes,
+                false => held.addresses - bytes,
+            };
+        }
+    }
+
+    pub(super) fn is_tidied(&self, tenant: TenantId, id: HolderId) -> bool {
+        self.held(tenant, id).is_some_and(|held| held.tidied)
+    }
+
+    pub(in crate::pool) fn holders(&self) -> Vec<(TenantId, HolderId)> {
+        let mut all = Vec::new();
+        for (&tenant, tenancy) in &self.tenants {
+            all.extend(tenancy.holders.iter().map(|held| (tenant, held.id)));
+        }
+        all
+    }
+}
+
+impl Locked<'_> {
+    /// Takes at most about `wanted` bytes. Returns their number.
+    pub(in crate::pool) fn take_from_holder(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        wanted: u64,
+    ) -> Result<u64, CallError> {
+        let Some(holder) = self.holder(tenant, id) else {
+            return Ok(0);
+        };
+        if self.is_capturing() && holder.is_of_driver() {
+            return Ok(0);
+        }
+        let given = self.unlocked(move || holder.give(wanted));
+        let (bytes, error) = (given.bytes(), given.error);
+        self.receive(tenant, id, given);
+        self.tidy_soon(tenant, id);
+        self.forget_holder(tenant, id);
+        error.map_or(Ok(bytes), Err)
+    }
+
+    /// Ends the charge for memory that left a holder, and gives its extents up. May release the
+    /// lock.
+    pub(in crate::pool) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
+        // Charged first, so that no process is granted bytes that are only counted. Uncounted bytes
+        // are foreign to the ledger, and may leave too little for the charge.
+        self.charge_overdrawn(tenant, id, given.overdrawn);
+        self.count_obtained(tenant, id);
+        if given.is_nothing() {
+            // Another thread may have taken the last extents, and removed the holder.
+            if given.overdrawn > 0 {
+                self.cover_overdrawn();
+            }
+            return;
+        }
+        let amount = Amount {
+            mappings: given.mappings,
+            ..Amount::bytes(given.bytes())
+        };
+        let Some(held) = self.held_mut(tenant, id) else {
+            debug_assert!(false, "extents come from a holder that is gone");
+            return;
+        };
+        held.bytes -= amount.bytes;
+        held.mappings -= amount.mappings;
+        self.budget.give_up(tenant, amount);
+        if given.returned > 0 {
+            self.budget.released(given.returned);
+            self.return_surplus();
+        }
+        self.put_back(given.extents);
+        if given.overdrawn > 0 {
+            self.cover_overdrawn();
+        }
+    }
+
+    /// Makes the ledger grant the bytes that tenants are charged beyond its grants. If it refuses,
+    /// takes what it has left, and the ledger's thread asks again later. Releases the lock.
+    pub(in crate::pool) fn cover_overdrawn(&mut self) {
+        // No tenant: only the sum of all charges counts.
+        let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
+        self.is_uncovered = refused.is_some();
+        if let Some(refused) = refused {
+            let lacking = self.budget.lacks_grant(TenantId::NONE, 0);
+            self.grant(lacking.min(refused.left), 0, Purpose::Growth);
+        }
+    }
+
+    pub(in crate::pool) fn count_obtained(&mut self, tenant: TenantId, id: HolderId) {
+        let Some(held) = self.held_mut(tenant, id) else {
+            return;
+        };
+        let now = held.holder.figures().obtained;
+        let before = std::mem::replace(&mut held.obtained, now);
+        if let Some(joined) = self.core().ledger.get() {
+            joined.member.note_read(before, now);
+        }
+    }
+
+    /// Charges memory that the driver held beyond the charge, even beyond the limits, and makes the
+    /// ledger grant it if it can. Releases the lock.
+    fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
+        let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
+            return;
+        };
+        held.bytes += bytes;
+        let holder = Arc::clone(&held.holder);
+        self.budget.charge_beyond(tenant, bytes);
+        self.budget.created(bytes);
+        self.unlocked(move || holder.acknowledge(bytes));
+        self.grant_for(tenant, 0, Purpose::Growth);
+        log!(
+            warn,
+            bytes,
+            "a memory pool of the driver held more than was charged"
+        );
+    }
+
+    /// Asks the mapper to tidy a holder that will have more to give.
+    fn tidy_soon(&mut self, tenant: TenantId, id: HolderId) {
+        let asked = (tenant, id);
+        let is_untidy = |held: &Held| held.holder.is_untidy();
+        if !self.held(tenant, id).is_some_and(is_untidy) || self.untidy.contains(&asked) {
+            return;
+        }
+        if let Some(precommit) = &mut self.precommit {
+            precommit.call(Urgency::Soon);
+            self.untidy.push(asked);
+        }
+    }
+
+    /// Makes the listed holders give up unused memory. Makes no driver call while a capture guard
+    /// lives.
+    pub(in crate::pool) fn tidy_holders(&mut self) {
+        if self.is_capturing() {
+            return;
+        }
+        for (tenant, id) in std::mem::take(&mut self.untidy) {
+            let Some(held) = self.held_mut(tenant, id) else {
+                continue;
+            };
+            held.tidied = true;
+            let holder = Arc::clone(&held.holder);
+            // Polls.
+            holder.reclaimable(true);
+            let given = self.unlocked(move || holder.tidy());
+            self.receive(tenant, id, given);
+            let held = self.held_mut(tenant, id);
+            let again = held.is_some_and(|held| {
+                held.tidied = false;
+                held.holder.is_untidy()
+            });
+            // Another thread may have asked meanwhile.
+            if again && !self.untidy.contains(&(tenant, id)) {
+                self.untidy.push((tenant, id));
+            }
+            self.forget_holder(tenant, id);
+        }
+    }
+
+    /// Takes all that ended holders, and holders of draining tenants, can give, and removes empty
+    /// holders.
+    pub(in crate::pool) fn purge_holders(&mut self) {
+        for (tenant, id) in self.holders() {
+            let ended = self.held(tenant, id).is_some_and(|held| held.ended);
+            if !(ended || self.terms.drains(tenant)) {
+                continue;
+            }
+            if let Err(error) = self.empty_holder(tenant, id) {
+                log!(warn, %error, "memory of a heap or memory pool that ended stays for now");
+            }
+        }
+    }
+
+    pub(in crate::pool) fn empty_holders(&mut self) -> Result<(), CallError> {
+        for (tenant, id) in self.holders() {
+            self.empty_holder(tenant, id)?;
+        }
+        Ok(())
+    }
+
+    /// Takes unused memory and addresses of heaps until `bytes` of addresses are left. Releases the
+    /// lock.
+    pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
+        for (tenant, id) in self.holders() {
+            if self.budget.addresses_left() >= bytes {
+                return;
+            }
+            let is_heap = |held: &Held| !held.holder.is_of_driver();
+            if self.held(tenant, id).is_some_and(is_heap)
+                && let Err(error) = self.empty_holder(tenant, id)
+            {
+                log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
+            }
+        }
+    }
+
+    fn empty_holder(&mut self, tenant: TenantId, id: HolderId) -> Result<u64, CallError> {
+        if let Some(held) = self.held(tenant, id) {
+            // Polls.
+            held.holder.reclaimable(!self.is_capturing());
+        }
+        let taken = self.take_from_holder(tenant, id, u64::MAX);
+        self.return_addresses(tenant, id);
+        taken
+    }
+
+    /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
+    pub(in crate::pool) fn return_addresses(&mut self, tenant: TenantId, id: HolderId) {
+        let Some(holder) = self.holder(tenant, id) else {
+            return;
+        };
+        let free = holder.take_free_spaces();
+        // All at once: the lock is released for each space.
+        let bytes = free.iter().map(Space::addresses).sum();
+        self.count_addresses(tenant, id, bytes, false);
+        for space in free {
+            let bytes = space.addresses();
+            self.budget.disown_addresses(tenant, bytes);
+            self.give_space_back(space);
+        }
+    }
+
+    /// Waits for the work on all memory of a tenant's holders and takes the memory, at the end of
+    /// the pool.
+    pub(in crate::pool) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
+        let mut outcome = Ok(());
+        let of_tenant = self.holders().into_iter().filter(|&(of, _)| of == tenant);
+        for (tenant, id) in of_tenant.collect::<Vec<_>>() {
+            let Some(holder) = self.holder(tenant, id) else {
+                continue;
+            };
+            let settled = self.unlocked(move || holder.settle());
+            let taken = settled.and_then(|()| self.take_from_holder(tenant, id, u64::MAX));
+            let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
+            let taken = match self.held(tenant, id).is_some_and(used) {
+                // Allocations of another library live.
+                true => taken.and(Err(CallError::InUse)),
+                false => taken.map(drop),
+            };
+            outcome = outcome.and(taken);
+        }
+        outcome
+    }
+
+    /// Removes a holder whose owner is gone and that has nothing left.
+    pub(super) fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
+        let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
+        if !self.held(tenant, id).is_some_and(done) {
+            return;
+        }
+        let Some(tenancy) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let Some(index) = tenancy.holders.iter().position(|held| held.id == id) else {
+            return;
+        };
+        let held = tenancy.holders.swap_remove(index);
+        // The addresses stay reserved with the mappings that are stuck in them.
+        self.budget.disown_addresses(tenant, held.addresses);
+        let stuck = Amount::mappings(held.mappings);
+        self.budget.give_up(tenant, stuck);
+        self.budget.quarantine(0, held.mappings);
+        for space in held.holder.take_spaces() {
+            self.give_space_back(space);
+        }
+        self.unlocked(move || drop(held));
+        self.forget_if_drained(tenant);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::{Mutex, mpsc};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use cuvmm_driver::Ordinal;
+
+    use super::*;
+    use crate::error::BlockError;
+    use crate::extents::Space;
+    use crate::extents::rig::{G, rig};
+    use crate::ledger::Ledger;
+    use crate::pool::holders::holder::{Holder, HolderFigures};
+    use crate::pool::{Lending, Limit, Pool, Tenant, Wait};
+
+    /// A holder that acts while a mapping of it is unmapped.
+    #[derive(Default)]
+    struct Tidied {
+        space: Mutex<Option<Space>>,
+        meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+        has_given: AtomicBool,
+        /// Set if the holder asks to be tidied again.
+        asks: AtomicBool,
+        /// The bytes seen to be held: the first value once, the other from then on.
+        holds: [AtomicU64; 2],
+        was_seen: AtomicU64,
+    }
+
+    impl Holder for Tidied {
+        fn figures(&self) -> HolderFigures {
+            HolderFigures {
+                obtained: self.was_seen.load(Ordering::SeqCst),
+                ..HolderFigures::default()
+            }
+        }
+
+        fn obtained(&self) -> u64 {
+            let [once, then] = &self.holds;
+            once.swap(then.load(Ordering::SeqCst), Ordering::SeqCst)
+        }
+
+        fn reclaimable(&self, _: bool) -> Vec<u64> {
+            Vec::new()
+        }
+
+        fn give(&self, _: u64) -> Given {
+            self.has_given.store(true, Ordering::SeqCst);
+            Given::default()
+        }
+
+        fn is_untidy(&self) -> bool {
+            self.asks.load(Ordering::SeqCst)
+        }
+
+        fn is_of_driver(&self) -> bool {
+            self.asks.load(Ordering::SeqCst)
+        }
+
+        fn tidy(&self) -> Given {
+            if let Some(act) = self.meanwhile.lock().unwrap().take() {
+                act();
+            }
+            Given {
+                mappings: self.space.lock().unwrap().iter().count() as u64,
+                ..Given::default()
+            }
+        }
+
+        fn settle(&self) -> Result<(), CallError> {
+            Ok(())
+        }
+
+        fn report_freed(&self, _: bool) {}
+
+        fn close(&self) {}
+
+        fn take_spaces(&self) -> Vec<Space> {
+            self.space.lock().unwrap().take().into_iter().collect()
+        }
+    }
+
+    impl Tidied {
+        /// Makes a holder of `tenant` with one mapping to unmap.
+        fn of(tenant: &Tenant) -> (Arc<Self>, HolderId) {
+            let this = Arc::new(Self::default());
+            let holder = tenant.attach(Arc::clone(&this) as _).unwrap();
+            let space = tenant.reserve(holder, 4 * G, 4 * G).unwrap();
+            *this.space.lock().unwrap() = Some(space);
+            let lent = tenant.lend(Lending {
+                holder,
+                sizes: &[],
+                mappings: 1,
+                zeroes: false,
+                place: None,
+            });
+            assert!(lent.unwrap().is_empty());
+            (this, holder)
+        }
+
+        /// Unmaps the mapping as the mapper does, and calls `act` meanwhile.
+        fn tidy_and(&self, tenant: &Tenant, id: HolderId, act: impl FnOnce() + Send + 'static) {
+            *self.meanwhile.lock().unwrap() = Some(Box::new(act));
+            let mut state = tenant.core().lock();
+            state.untidy.push((tenant.id(), id));
+            state.tidy_holders();
+        }
+    }
+
+    #[test]
+    fn a_holder_that_ends_while_it_is_tidied_stays_until_its_mappings_are_counted() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        let owner = tenant.clone();
+        tidied.tidy_and(&tenant, id, move || owner.detach(id));
+        let state = tenant.core().lock();
+        assert!(state.held(tenant.id(), id).is_none());
+        drop(state);
+        assert_eq!(pool.stats().quarantined, 0);
+    }
+
+    #[test]
+    fn what_a_holder_can_give_is_asked_when_the_mapper_is_done_with_it() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        let (asker, gives) = (tenant.clone(), Arc::clone(&tidied));
+        let (send, sent) = mpsc::channel();
+        tidied.tidy_and(&tenant, id, move || {
+            let asking = thread::spawn(move || asker.take_from(id, u64::MAX).unwrap());
+            // A thread that does not wait asks within this time.
+            let patience = Instant::now() + Duration::from_millis(50);
+            while Instant::now() < patience {
+                assert!(!gives.has_given.load(Ordering::SeqCst));
+                thread::yield_now();
+            }
+            send.send(asking).unwrap();
+        });
+        assert_eq!(sent.recv().unwrap().join().unwrap(), 0);
+        assert!(tidied.has_given.load(Ordering::SeqCst));
+        tenant.detach(id);
+    }
+
+    #[test]
+    fn a_holder_that_is_asked_for_while_it_is_tidied_is_listed_once() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        tidied.asks.store(true, Ordering::SeqCst);
+        let listed = (tenant.id(), id);
+        let owner = tenant.clone();
+        tidied.tidy_and(&tenant, id, move || {
+            owner.core().lock().untidy.push(listed);
+        });
+        let mut state = tenant.core().lock();
+        assert_eq!(std::mem::take(&mut state.untidy), [listed]);
+        drop(state);
+        tenant.detach(id);
+    }
+
+    #[test]
+    fn what_the_driver_may_hold_is_left_to_it_as_soon_as_it_is_charged() {
+        let rig = rig();
+        let total = rig.device.total_memory();
+        let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(total - 8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let fake = Arc::new(Tidied {
+            asks: AtomicBool::new(true),
+            ..Tidied::default()
+        });
+        let holder = tenant.attach(Arc::clone(&fake) as _).unwrap();
+        // The driver's pool is not created yet.
+        let charged = tenant.charge_driver_memory(holder, 6 * G, Wait::Never);
+        charged.unwrap();
+        let refused = tenant.try_allocate(4 * G);
+        assert!(matches!(refused, Err(BlockError::OutOfMemory(_))));
+        let other = pool.tenant("b").register().unwrap();
+        assert_eq!(other.try_allocate(2 * G).unwrap().size(), 2 * G);
+        let core = tenant.core();
+        let policy = core.lock().policy;
+        pool.trim(0).unwrap();
+        let create = |bytes| core.create(&policy, bytes, &mut core.room(0));
+        assert!(create(3 * G).is_err());
+        assert!(create(2 * G).is_ok());
+        // The holder returns memory meanwhile, which is free, and which it may have again.
+        fake.holds[0].store(6 * G, Ordering::SeqCst);
+        assert!(create(3 * G).is_err());
+        let given = Given {
+            returned: 6 * G,
+            ..Given::default()
+        };
+        tenant.give_up(holder, given);
+        tenant.detach(holder);
+    }
+
+    #[test]
+    fn what_the_driver_holds_beyond_its_charge_is_charged_in_the_ledger() {
+        let rig = rig();
+        let directory = tempfile::tempdir().unwrap();
+        let total = rig.device.total_memory();
+        let ledger = Ledger::builder(&rig.device, directory.path()).limit(total);
+        let ledger = ledger.open().unwrap();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(total));
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let fake = Arc::new(Tidied {
+            asks: AtomicBool::new(true),
+            ..Tidied::default()
+        });
+        let holder = tenant.attach(Arc::clone(&fake) as _).unwrap();
+        // Some of the device's memory, and all of it, which is foreign until it is counted.
+        for (bytes, more) in [(2 * G, 2 * G), (total, total - 2 * G)] {
+            rig.machine.set_used_elsewhere(Ordinal(0), bytes);
+            fake.was_seen.store(bytes, Ordering::SeqCst);
+            let given = Given {
+                overdrawn: more,
+                ..Given::default()
+            };
+            tenant.core().lock().receive(tenant.id(), holder, given);
+            assert!(ledger.stats().charged >= bytes);
+        }
+        rig.machine.set_used_elsewhere(Ordinal(0), 0);
+        fake.was_seen.store(0, Ordering::SeqCst);
+        let returned = Given {
+            returned: total,
+            ..Given::default()
+        };
+        tenant.give_up(holder, returned);
+        tenant.detach(holder);
+    }
+}

@@ -1,0 +1,339 @@
+//! Lending to [holders](super::holder): extents, mappings and addresses, and how they come back.
+//!
+//! Keeps I-86.
+
+use std::sync::Arc;
+
+use super::holder::{Given, Holder, HolderId};
+use crate::deferred::{self, Quiet};
+use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Space, Unmapped, Urgency};
+use crate::ledger::{InLine, Purpose};
+use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::core::{Core, Locked};
+use crate::pool::gate::Polling;
+use crate::pool::line::Wait;
+use crate::pool::state::{Scrub, gone};
+use crate::pool::tenant::Tenant;
+
+/// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
+/// has them.
+const FIRST_PART: u64 = 32;
+
+const LEAST_PART: u64 = 1 << 30;
+
+/// The part of the pool's remaining addresses that a holder gets at most.
+const SHARE: u64 = 16;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lending<'a> {
+    pub(crate) holder: HolderId,
+    /// In whole granules.
+    pub(crate) sizes: &'a [u64],
+    /// Mappings that the holder is about to make, besides one for each extent.
+    pub(crate) mappings: u64,
+    /// `true` if the holder zeroes memory that was used before.
+    pub(crate) zeroes: bool,
+    /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
+    pub(crate) place: Option<InLine>,
+}
+
+impl Tenant {
+    pub(crate) fn attach(&self, holder: Arc<dyn Holder>) -> Result<HolderId, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.check_usable(tenant)?;
+        Ok(state.add_holder(tenant, holder))
+    }
+
+    /// Reserves addresses for a holder (`cuMemAddressReserve`), which then has at most `most` bytes
+    /// of them: as many as it has already, or a [`FIRST_PART`]th of `most`, but at least
+    /// [`LEAST_PART`] and at most a [`SHARE`]th of the pool's remaining addresses. If the driver
+    /// grants no such range, reserves a smaller range of at least `least` bytes.
+    pub(crate) fn reserve(
+        &self,
+        holder: HolderId,
+        least: u64,
+        most: u64,
+    ) -> Result<Space, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.check_usable(tenant)?;
+        state
+            .reserve_part(tenant, holder, (least, most))
+            .map_err(|cause| BlockError::HeapOutOfAddresses {
+                tenant: state.terms.name_of(tenant),
+                wanted: least,
+                held: state.held(tenant, holder).map_or(0, |held| held.addresses),
+                limit: most,
+                cause: cause.map(Box::new),
+            })
+    }
+
+    /// Gets extents and charges for mappings, and reclaims memory if memory is short. One attempt:
+    /// waits for no memory and calls no hook, so the holder may have memory out. The extents may be
+    /// more, and smaller, than requested. On failure nothing has changed, except that unused memory
+    /// may have been reclaimed.
+    pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        (state.place, state.zeroes) = (lending.place, lending.zeroes);
+        let lent = state.lend_extents(tenant, lending);
+        state.run_deferred();
+        Core::unlock(state);
+        lent
+    }
+
+    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
+    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
+    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
+    /// returns `true`. The attempt is given the request's place in the line of a ledger.
+    pub(crate) fn wait_for<T>(
+        &self,
+        bytes: u64,
+        wait: Wait,
+        wanted: &dyn Fn() -> bool,
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        let core = self.core();
+        let outcome = core.request_while(self.id(), bytes, wait, wanted, |state| {
+            let place = state.place;
+            Core::unlock(state);
+            let quiet = Quiet::begin::<Core>(core);
+            let outcome = attempt(place);
+            let own_ended = quiet.ended();
+            drop(quiet);
+            let mut state = core.lock();
+            state.own_ended = own_ended;
+            (state, outcome)
+        });
+        // What the attempts gave back.
+        core.announce();
+        outcome
+    }
+
+    pub(crate) fn give_up(&self, holder: HolderId, given: Given) {
+        let core = self.core();
+        if given.is_nothing() && given.overdrawn == 0 {
+            return;
+        }
+        let freed = given.bytes() > 0;
+        let mut state = core.lock();
+        state.receive(self.id(), holder, given);
+        state.release_marked();
+        drop(state);
+        if freed {
+            core.announce();
+        }
+    }
+
+    /// Takes at most about `wanted` bytes from a holder, and returns their number. Waits while the
+    /// mapper unmaps the holder's mappings, whose extents cannot be taken until then.
+    pub(crate) fn take_from(&self, holder: HolderId, wanted: u64) -> Result<u64, CallError> {
+        let core = self.core();
+        core.device.own_process()?;
+        let mut state = core.lock();
+        while state.is_tidied(self.id(), holder) && !deferred::is_in_hook() {
+            state = state.wait(&core.settled, None);
+        }
+        let taken = state.take_from_holder(self.id(), holder, wanted);
+        state.return_addresses(self.id(), holder);
+        state.release_marked();
+        drop(state);
+        core.announce();
+        taken
+    }
+
+    pub(crate) fn return_addresses(&self, holder: HolderId) {
+        self.core().lock().return_addresses(self.id(), holder);
+    }
+
+    /// Notes freed memory of a holder: waiting requests try again, and with `reports` the pool
+    /// reclaims from the holder.
+    pub(crate) fn note_freed(&self, reports: bool) {
+        let core = self.core();
+        if reports {
+            core.lock().has_deferred = true;
+        }
+        core.announce();
+    }
+
+    /// Asks the mapper to tidy a holder, once no capture guard lives. Returns `false` if the pool
+    /// has no running mapper.
+    pub(crate) fn tidy_later(&self, holder: HolderId) -> bool {
+        let core = self.core();
+        if !core.has_mapper() {
+            return false;
+        }
+        let mut state = core.lock();
+        let asked = (self.id(), holder);
+        if !state.untidy.contains(&asked) {
+            state.untidy.push(asked);
+        }
+        if let Some(precommit) = &mut state.precommit {
+            precommit.call(Urgency::Soon);
+        }
+        Core::unlock(state);
+        true
+    }
+
+    /// Returns the permission to query, synchronize and record on the context, or `None` while a
+    /// capture guard lives. It must not be dropped under a holder's lock.
+    pub(crate) fn polling(&self) -> Option<Polling<'_>> {
+        self.core().polling()
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.core().is_capturing()
+    }
+
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.core().is_awaited()
+    }
+
+    pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| state.captured(tenant, wanted))
+    }
+
+    pub(crate) fn not_placed(&self, error: MemoryError) -> BlockError {
+        let (core, tenant) = (self.core(), self.id());
+        core.lock().not_placed(tenant, 0, error)
+    }
+
+    pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| state.check_usable(tenant))
+    }
+
+    /// Ends a holder whose owner is gone. Its memory goes to the pool as the work on it is
+    /// complete.
+    pub(crate) fn detach(&self, holder: HolderId) {
+        let (core, tenant) = (self.core(), self.id());
+        let mut state = core.lock();
+        if let Some(held) = state.held_mut(tenant, holder) {
+            held.ended = true;
+        }
+        state.update_bypass(tenant);
+        state.has_deferred = true;
+        Core::unlock(state);
+        core.announce();
+    }
+
+    pub(crate) fn is_hardened(&self) -> bool {
+        self.core().look(|state| state.hardening.is_some())
+    }
+
+    pub(crate) fn scrubs(&self) -> bool {
+        self.core().look(|state| state.policy.scrub != Scrub::Never)
+    }
+
+    /// Returns the number by which extents name the tenant as last writer.
+    pub(crate) fn writer(&self) -> u64 {
+        self.id().0
+    }
+
+    pub(crate) fn most_addresses(&self) -> u64 {
+        self.core().look(|state| state.budget.limits().addresses)
+    }
+
+    pub(crate) fn most(&self) -> u64 {
+        let (core, tenant) = (self.core(), self.id());
+        core.look(|state| state.budget.limit_of(tenant))
+    }
+}
+
+impl Locked<'_> {
+    /// Reserves addresses for a holder. The error has no cause if the holder would have more than
+    /// `most` bytes.
+    fn reserve_part(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        (least, most): (u64, u64),
+    ) -> Result<Space, Option<BlockError>> {
+        let granule = self.device.granule();
+        let mut largest = most;
+        loop {
+            let held = |state: &Self| state.held(tenant, id).map_or(0, |held| held.addresses);
+            if least > most.saturating_sub(held(self)) {
+                return Err(None);
+            }
+            self.make_address_room(least)?;
+            // The holder may have given addresses back.
+            let held = held(self);
+            let allowed = most.saturating_sub(held);
+            let share = self.budget.addresses_left() / SHARE;
+            let usual = held.max(most / FIRST_PART).max(LEAST_PART);
+            let size = usual.min(share).min(largest).min(allowed);
+            let size = granule.round_down(size).max(least);
+            // Counted first, so that no other thread of the heap reserves the same bytes.
+            self.count_addresses(tenant, id, size, true);
+            match self.reserve_for(tenant, size, 0, 1) {
+                Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
+                Err(error) => {
+                    self.count_addresses(tenant, id, size, false);
+                    if size == least || !error.is_out_of_memory() {
+                        return Err(Some(error));
+                    }
+                    largest = size / 2;
+                }
+            }
+        }
+    }
+
+    /// Reclaims memory, charges a tenant `bytes` for a holder and calls `obtain` to get them. If
+    /// that fails, refunds them. May release the lock.
+    pub(super) fn charge_holder<T>(
+        &mut self,
+        tenant: TenantId,
+        id: HolderId,
+        bytes: u64,
+        obtain: impl FnOnce(&mut Self) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        self.check_usable(tenant)?;
+        // A request that needs no memory is served from the heap's own.
+        if bytes > 0 {
+            self.leave_to_others(tenant, bytes)?;
+        }
+        let charge = self.obtain(tenant, bytes, Purpose::New)?;
+        // The bytes are the holder's from here on.
+        self.budget.keep(charge);
+        if let Some(held) = self.held_mut(tenant, id) {
+            held.bytes += bytes;
+        }
+        obtain(self).map_err(|error| {
+            if let Some(held) = self.held_mut(tenant, id) {
+                held.bytes -= bytes;
+            }
+            self.budget.give_up(tenant, Amount::bytes(bytes));
+            error.without_charge(bytes)
+        })
+    }
+
+    fn lend_extents(
+        &mut self,
+        tenant: TenantId,
+        lending: Lending<'_>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        let bytes: u64 = lending.sizes.iter().sum();
+        self.charge_holder(tenant, lending.holder, bytes, |state| {
+            let extents = state.gather_sizes(tenant, lending.sizes)?;
+            let count = extents.len() as u64 + lending.mappings;
+            if let Err(error) = state.make_mapping_room(tenant, count, true) {
+                state.put_back(extents);
+                return Err(error);
+            }
+            let mappings = Amount::mappings(count);
+            let charge = state.budget.charge(Some(tenant), mappings);
+            state.budget.keep(charge);
+            if let Some(held) = state.held_mut(tenant, lending.holder) {
+                held.mappings += count;
+            }
+            Ok(extents)
+        })
+    }
+}

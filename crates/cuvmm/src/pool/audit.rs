@@ -35,18 +35,14 @@ impl State {
             let parts = tenancy.figures().map(|(figures, _)| {
                 figures.in_use + figures.padding + figures.precommitted + figures.idle
             });
-            let lent: u64 = tenancy.holders.iter().map(|held| held.bytes).sum();
-            let parts = parts.sum::<u64>() + tenancy.share_table.bytes() + lent;
+            let parts = parts.sum::<u64>() + tenancy.share_table.bytes();
+            let parts = parts + self.holders.bytes_of(id);
             let account = self.budget.account(id);
             let (held, parts) = (account.held, parts + account.in_flight);
             let figures = || tenancy.figures().map(|(figures, _)| figures);
-            for lent in &tenancy.holders {
-                let figures = lent.holder.figures();
-                debug_assert!(
-                    figures.held <= lent.bytes,
-                    "{id:?}: {figures:?} of {}",
-                    lent.bytes
-                );
+            for held in self.holders.of(id) {
+                let (figures, bytes) = (held.holder().figures(), held.bytes());
+                debug_assert!(figures.held <= bytes, "{id:?}: {figures:?} of {bytes}");
             }
             debug_assert!(
                 held == parts,

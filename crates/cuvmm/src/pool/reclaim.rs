@@ -31,7 +31,7 @@ struct Take {
 pub(super) struct Plan {
     round: Round,
     takes: Vec<Take>,
-    holders: Vec<(TenantId, HolderId, u64)>,
+    holders: Vec<(HolderId, u64)>,
     /// Bytes that count for the tenant that needs them.
     gained: u64,
     /// Bytes taken from each owner.
@@ -219,9 +219,9 @@ impl Locked<'_> {
             plan.holders.clear();
         }
         // Memory pools of the driver have no mappings to give.
-        let maps = |&(tenant, id, _): &(TenantId, HolderId, u64)| {
-            let held = self.held(tenant, id);
-            held.is_some_and(|held| !held.holder.is_of_driver())
+        let maps = |&(id, _): &(HolderId, u64)| {
+            let held = self.holders.get(id);
+            held.is_some_and(|held| !held.holder().is_of_driver())
         };
         plan.holders.retain(maps);
         self.carry_out(&plan).map(|_| ())
@@ -282,8 +282,8 @@ impl Locked<'_> {
             }
         }
         if outcome.is_ok() {
-            for &(tenant, holder, bytes) in &plan.holders {
-                match self.take_from_holder(tenant, holder, bytes) {
+            for &(holder, bytes) in &plan.holders {
+                match self.take_from_holder(holder, bytes) {
                     Ok(bytes) => got += bytes,
                     Err(error) => {
                         outcome = Err(error);
@@ -382,8 +382,8 @@ impl State {
         let tenants = self.tenants.iter().zip(self.terms.iter());
         let mut others: Vec<((bool, i32), TenantId)> = tenants
             .filter(|&((&other, _), _)| other != id)
-            .filter(|((_, tenancy), _)| {
-                let holds = give == Give::Cached && !tenancy.holders.is_empty();
+            .filter(|((other, tenancy), _)| {
+                let holds = give == Give::Cached && !self.holders.of(**other).is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
             .map(|((&other, _), (same, terms))| {
@@ -445,17 +445,14 @@ impl State {
 
     /// Plans to take extents from a tenant's holders, while they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
-        let Some(tenancy) = self.tenants.get(&id) else {
-            return;
-        };
-        for held in &tenancy.holders {
-            let is_planned = plan.holders.iter().any(|&(_, holder, _)| holder == held.id);
-            let for_itself = !others && held.holder.is_growing();
+        for held in self.holders.of(id) {
+            let is_planned = plan.holders.iter().any(|&(holder, _)| holder == held.id());
+            let for_itself = !others && held.holder().is_growing();
             if is_planned || for_itself || plan.gained >= total {
                 continue;
             }
             let mut bytes = 0;
-            for size in held.holder.reclaimable(!self.is_capturing()) {
+            for size in held.holder().reclaimable(!self.is_capturing()) {
                 let spare = match others {
                     true => self.spare_of(id, plan),
                     false => u64::MAX,
@@ -468,7 +465,7 @@ impl State {
                 bytes += size;
             }
             if bytes > 0 {
-                plan.holders.push((id, held.id, bytes));
+                plan.holders.push((held.id(), bytes));
             }
         }
     }

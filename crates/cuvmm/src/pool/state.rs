@@ -12,7 +12,7 @@ use super::accounts::{Budget, Charge, TenantId, Tenants, Terms};
 use super::blocks::ahead::Precommit;
 use super::blocks::slots::{BlockPlace, Freed, FreedBlock, Hardening, Slot, SlotId, Tenancy};
 use super::gate::Gate;
-use super::holders::HolderId;
+use super::holders::{Held, Holders};
 use super::line::Line;
 use super::supply::Supply;
 use crate::device::Device;
@@ -76,10 +76,7 @@ pub(crate) struct State {
     pub(super) listed: usize,
     /// Slots of draining tenants with memory to be unmapped.
     pub(super) draining: VecDeque<SlotId>,
-    /// Holders whose unused mappings the mapper is to unmap.
-    pub(super) untidy: Vec<(TenantId, HolderId)>,
-    /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
-    pub(super) is_uncovered: bool,
+    pub(super) holders: Holders,
     pub(super) to_free: Vec<FreedBlock>,
     pub(crate) refusals: u64,
     #[cfg(debug_assertions)]
@@ -112,8 +109,7 @@ impl State {
             has_deferred: false,
             listed: 0,
             draining: VecDeque::new(),
-            untidy: Vec::new(),
-            is_uncovered: false,
+            holders: Holders::default(),
             to_free: Vec::new(),
             refusals: 0,
             #[cfg(debug_assertions)]
@@ -154,7 +150,7 @@ impl State {
     /// GPU.
     pub(super) fn kept_by(&self, id: TenantId) -> u64 {
         let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
-        kept + self.budget.account(id).in_flight
+        kept + self.holders.kept_by(id) + self.budget.account(id).in_flight
     }
 
     pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
@@ -316,15 +312,15 @@ impl State {
             tenancy.unswept.bypass(bypassed);
             tenancy.may_grow = terms.may_grow();
             let reports = exceeds || !terms.may_grow();
-            let holders = tenancy.holders.iter();
-            holders.for_each(|held| held.holder.report_freed(reports || held.ended));
+            let report = |held: &Held| held.holder().report_freed(reports || held.has_ended());
+            self.holders.of(id).iter().for_each(report);
         }
     }
 
     /// Removes an unregistered tenant without slots.
     pub(super) fn forget_if_drained(&mut self, id: TenantId) {
         let is_empty = self.tenants.get(&id).is_some_and(Tenancy::is_empty);
-        if is_empty && self.terms.drains(id) {
+        if is_empty && self.holders.of(id).is_empty() && self.terms.drains(id) {
             self.tenants.remove(&id);
             self.terms.close(id);
             self.budget.close(id);
@@ -389,13 +385,12 @@ impl State {
             }
             stranded += figures.stranded;
         }
-        for tenancy in self.tenants.values() {
-            pending_free += tenancy.shared_pending_free() + tenancy.pending_in_holders();
-            let holders = tenancy.holders.iter();
-            stranded += holders
-                .map(|held| held.holder.figures())
-                .map(|figures| figures.stranded() + figures.kept)
-                .sum::<u64>();
+        for (&id, tenancy) in &self.tenants {
+            pending_free += tenancy.shared_pending_free() + self.holders.pending_of(id);
+        }
+        for held in self.holders.all() {
+            let figures = held.holder().figures();
+            stranded += figures.stranded() + figures.kept;
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
         Box::new(Shortage {

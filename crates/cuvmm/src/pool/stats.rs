@@ -244,14 +244,14 @@ impl TenantStats {
     }
 
     fn add_held(&mut self, held: &Held) {
-        let figures = held.holder.figures();
+        let figures = held.holder().figures();
         self.in_use += figures.in_use;
         self.padding += figures.padding;
         self.cached += figures.cached();
         self.pending_free += figures.pending_free;
         self.stranded += figures.stranded();
         // Memory on its way to the heap, or from it.
-        self.precommitted += held.bytes - figures.held;
+        self.precommitted += held.bytes() - figures.held;
     }
 }
 
@@ -281,7 +281,8 @@ impl State {
         };
         let figures = tenancy.figures();
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
-        tenancy.holders.iter().for_each(|held| stats.add_held(held));
+        let holders = self.holders.of(id).iter();
+        holders.for_each(|held| stats.add_held(held));
         // Memory on its way counts as if it were behind a block's end.
         stats.precommitted += account.in_flight;
         stats.shared = tenancy.shared_in_use();

@@ -10,6 +10,7 @@ use crate::ledger::{
     Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
 };
 use crate::pool::core::{Core, Locked};
+use crate::pool::holders::Held;
 use crate::pool::line::Demand;
 use crate::pool::stats::TenantStats;
 use crate::sync::atomic::Ordering;
@@ -108,7 +109,12 @@ impl Locked<'_> {
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // Memory that the ledger leaves is no other process's to give.
-        let users = self.tenants.iter().filter(|(_, it)| it.uses_memory());
+        let holds = |id| {
+            let mut holders = self.holders.of(id).iter();
+            holders.any(|held| held.holder().figures().in_use > 0)
+        };
+        let users = self.tenants.iter();
+        let users = users.filter(|(id, it)| it.uses_memory() || holds(**id));
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
             tenants: vec![id.0],
@@ -199,14 +205,12 @@ impl Giver for Core {
     }
 
     fn read_driver_memory(&self) {
-        let has_some = self.look(|state| {
-            let mut held = state.tenants.values().flat_map(|it| &it.holders);
-            held.any(|held| held.holder.is_of_driver())
-        });
+        let is_of_driver = |held: &Held| held.holder().is_of_driver();
+        let has_some = self.look(|state| state.holders.all().any(is_of_driver));
         if has_some {
             let mut state = self.lock();
             state.read_driver_memory(|holder| holder.tidy());
-            if state.is_uncovered {
+            if state.holders.is_uncovered() {
                 state.cover_overdrawn();
             }
             Self::unlock(state);

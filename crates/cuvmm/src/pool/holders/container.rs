@@ -2,7 +2,7 @@
 
 use cuvmm_driver::PhysicalProps;
 
-use super::holder::HolderId;
+use super::held::HolderId;
 use crate::error::BlockError;
 use crate::extents::Space;
 use crate::pool::state::gone;
@@ -22,7 +22,7 @@ impl Tenant {
         state.check_usable(tenant)?;
         state.make_address_room(size)?;
         let mut spaces = state.reserve_for(tenant, size, 0, 1)?;
-        state.count_addresses(tenant, holder, size, true);
+        state.holders.add_addresses(holder, size);
         spaces.pop().ok_or_else(gone)
     }
 
@@ -39,8 +39,7 @@ impl Tenant {
     pub(crate) fn used_by_holders(&self) -> u64 {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| {
-            let holders = state.tenants.get(&tenant).map(|tenancy| &tenancy.holders);
-            let holders = holders.into_iter().flatten();
+            let holders = state.holders.of(tenant).iter();
             holders.map(|held| held.holder.figures().in_use).sum()
         })
     }

@@ -15,8 +15,10 @@ impl Core {
     /// obtain it again. Called without the lock.
     pub(in crate::pool) fn free_and_promised(&self) -> Result<(u64, u64), CallError> {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
-            let held = state.tenants.values().flat_map(|it| &it.holders);
-            let of_driver = held.filter(|held| held.holder.is_of_driver());
+            let of_driver = state
+                .holders
+                .all()
+                .filter(|held| held.holder.is_of_driver());
             let of_driver = of_driver.map(|held| (held.bytes, Arc::clone(&held.holder)));
             of_driver.collect()
         });
@@ -48,14 +50,14 @@ impl Locked<'_> {
         if self.is_capturing() || self.device.usable().is_err() {
             return;
         }
-        for (tenant, id) in self.holders() {
-            let holder = match self.held(tenant, id) {
+        for id in self.holders.ids() {
+            let holder = match self.holders.get(id) {
                 Some(held) if held.holder.is_of_driver() => Arc::clone(&held.holder),
                 _ => continue,
             };
             let given = self.unlocked(move || read(&*holder));
-            self.receive(tenant, id, given);
-            self.forget_holder(tenant, id);
+            self.receive(id, given);
+            self.forget_holder(id);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! they may hold it, and ends the charge when they cannot hold it any more. Their
 //! [figures](super::driver_figures) are read from the driver.
 
-use super::holder::HolderId;
+use super::held::HolderId;
 use crate::error::{BlockError, MemoryError};
 use crate::pool::accounts::TenantId;
 use crate::pool::core::Locked;
@@ -24,9 +24,8 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         core.request(tenant, bytes, wait, |mut state| {
-            let charged = state.charge_holder(tenant, holder, bytes, |state| {
-                state.leave_to_driver(tenant, bytes)
-            });
+            let charged =
+                state.charge_holder(holder, bytes, |state| state.leave_to_driver(tenant, bytes));
             (state, charged)
         })
     }
@@ -35,7 +34,7 @@ impl Tenant {
     pub(crate) fn count_obtained(&self, holder: HolderId) {
         let core = self.core();
         if core.ledger.get().is_some() {
-            core.lock().count_obtained(self.id(), holder);
+            core.lock().count_obtained(holder);
         }
     }
 

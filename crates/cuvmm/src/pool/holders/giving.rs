@@ -8,81 +8,22 @@
 
 use std::sync::Arc;
 
-use super::holder::{Given, Held, Holder, HolderId};
+use super::held::{Held, HolderId};
+use super::holder::Given;
 use crate::error::CallError;
 use crate::extents::{Space, Urgency};
 use crate::ledger::Purpose;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
-
-impl State {
-    pub(in crate::pool) fn held(&self, tenant: TenantId, id: HolderId) -> Option<&Held> {
-        self.tenants.get(&tenant)?.held(id)
-    }
-
-    pub(in crate::pool) fn held_mut(
-        &mut self,
-        tenant: TenantId,
-        id: HolderId,
-    ) -> Option<&mut Held> {
-        self.tenants.get_mut(&tenant)?.held_mut(id)
-    }
-
-    pub(in crate::pool) fn holder(
-        &self,
-        tenant: TenantId,
-        id: HolderId,
-    ) -> Option<Arc<dyn Holder>> {
-        Some(Arc::clone(&self.held(tenant, id)?.holder))
-    }
-
-    pub(super) fn add_holder(&mut self, tenant: TenantId, holder: Arc<dyn Holder>) -> HolderId {
-        let id = HolderId(self.tick());
-        if let Some(tenancy) = self.tenants.get_mut(&tenant) {
-            tenancy.holders.push(Held::new(id, holder));
-        }
-        self.update_bypass(tenant);
-        id
-    }
-
-    pub(super) fn count_addresses(
-        &mut self,
-        tenant: TenantId,
-        id: HolderId,
-        bytes: u64,
-        more: bool,
-    ) {
-        if let Some(held) = self.held_mut(tenant, id) {
-            held.addresses = match more {
-                true => held.addresses + bytes,
-                false => held.addresses - bytes,
-            };
-        }
-    }
-
-    pub(super) fn is_tidied(&self, tenant: TenantId, id: HolderId) -> bool {
-        self.held(tenant, id).is_some_and(|held| held.tidied)
-    }
-
-    pub(in crate::pool) fn holders(&self) -> Vec<(TenantId, HolderId)> {
-        let mut all = Vec::new();
-        for (&tenant, tenancy) in &self.tenants {
-            all.extend(tenancy.holders.iter().map(|held| (tenant, held.id)));
-        }
-        all
-    }
-}
 
 impl Locked<'_> {
     /// Takes at most about `wanted` bytes. Returns their number.
     pub(in crate::pool) fn take_from_holder(
         &mut self,
-        tenant: TenantId,
         id: HolderId,
         wanted: u64,
     ) -> Result<u64, CallError> {
-        let Some(holder) = self.holder(tenant, id) else {
+        let Some(holder) = self.holders.holder(id) else {
             return Ok(0);
         };
         if self.is_capturing() && holder.is_of_driver() {
@@ -90,19 +31,21 @@ impl Locked<'_> {
         }
         let given = self.unlocked(move || holder.give(wanted));
         let (bytes, error) = (given.bytes(), given.error);
-        self.receive(tenant, id, given);
-        self.tidy_soon(tenant, id);
-        self.forget_holder(tenant, id);
+        self.receive(id, given);
+        if self.holders.get(id).is_some_and(Held::is_untidy) {
+            self.tidy_soon(id);
+        }
+        self.forget_holder(id);
         error.map_or(Ok(bytes), Err)
     }
 
     /// Ends the charge for memory that left a holder, and gives its extents up. May release the
     /// lock.
-    pub(in crate::pool) fn receive(&mut self, tenant: TenantId, id: HolderId, given: Given) {
+    pub(in crate::pool) fn receive(&mut self, id: HolderId, given: Given) {
         // Charged first, so that no process is granted bytes that are only counted. Uncounted bytes
         // are foreign to the ledger, and may leave too little for the charge.
-        self.charge_overdrawn(tenant, id, given.overdrawn);
-        self.count_obtained(tenant, id);
+        self.charge_overdrawn(id, given.overdrawn);
+        self.count_obtained(id);
         if given.is_nothing() {
             // Another thread may have taken the last extents, and removed the holder.
             if given.overdrawn > 0 {
@@ -114,13 +57,13 @@ impl Locked<'_> {
             mappings: given.mappings,
             ..Amount::bytes(given.bytes())
         };
-        let Some(held) = self.held_mut(tenant, id) else {
+        let Some(held) = self.holders.get_mut(id) else {
             debug_assert!(false, "extents come from a holder that is gone");
             return;
         };
         held.bytes -= amount.bytes;
         held.mappings -= amount.mappings;
-        self.budget.give_up(tenant, amount);
+        self.budget.give_up(id.tenant(), amount);
         if given.returned > 0 {
             self.budget.released(given.returned);
             self.return_surplus();
@@ -136,15 +79,15 @@ impl Locked<'_> {
     pub(in crate::pool) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
         let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
-        self.is_uncovered = refused.is_some();
+        self.holders.set_uncovered(refused.is_some());
         if let Some(refused) = refused {
             let lacking = self.budget.lacks_grant(TenantId::NONE, 0);
             self.grant(lacking.min(refused.left), 0, Purpose::Growth);
         }
     }
 
-    pub(in crate::pool) fn count_obtained(&mut self, tenant: TenantId, id: HolderId) {
-        let Some(held) = self.held_mut(tenant, id) else {
+    pub(in crate::pool) fn count_obtained(&mut self, id: HolderId) {
+        let Some(held) = self.holders.get_mut(id) else {
             return;
         };
         let now = held.holder.figures().obtained;
@@ -156,16 +99,16 @@ impl Locked<'_> {
 
     /// Charges memory that the driver held beyond the charge, even beyond the limits, and makes the
     /// ledger grant it if it can. Releases the lock.
-    fn charge_overdrawn(&mut self, tenant: TenantId, id: HolderId, bytes: u64) {
-        let Some(held) = self.held_mut(tenant, id).filter(|_| bytes > 0) else {
+    fn charge_overdrawn(&mut self, id: HolderId, bytes: u64) {
+        let Some(held) = self.holders.get_mut(id).filter(|_| bytes > 0) else {
             return;
         };
         held.bytes += bytes;
         let holder = Arc::clone(&held.holder);
-        self.budget.charge_beyond(tenant, bytes);
+        self.budget.charge_beyond(id.tenant(), bytes);
         self.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
-        self.grant_for(tenant, 0, Purpose::Growth);
+        self.grant_for(id.tenant(), 0, Purpose::Growth);
         log!(
             warn,
             bytes,
@@ -173,16 +116,11 @@ impl Locked<'_> {
         );
     }
 
-    /// Asks the mapper to tidy a holder that will have more to give.
-    fn tidy_soon(&mut self, tenant: TenantId, id: HolderId) {
-        let asked = (tenant, id);
-        let is_untidy = |held: &Held| held.holder.is_untidy();
-        if !self.held(tenant, id).is_some_and(is_untidy) || self.untidy.contains(&asked) {
-            return;
-        }
+    /// Asks the mapper, if there is one, to tidy a holder.
+    pub(super) fn tidy_soon(&mut self, id: HolderId) {
         if let Some(precommit) = &mut self.precommit {
             precommit.call(Urgency::Soon);
-            self.untidy.push(asked);
+            self.holders.list(id);
         }
     }
 
@@ -192,8 +130,8 @@ impl Locked<'_> {
         if self.is_capturing() {
             return;
         }
-        for (tenant, id) in std::mem::take(&mut self.untidy) {
-            let Some(held) = self.held_mut(tenant, id) else {
+        for id in self.holders.take_listed() {
+            let Some(held) = self.holders.get_mut(id) else {
                 continue;
             };
             held.tidied = true;
@@ -201,37 +139,36 @@ impl Locked<'_> {
             // Polls.
             holder.reclaimable(true);
             let given = self.unlocked(move || holder.tidy());
-            self.receive(tenant, id, given);
-            let held = self.held_mut(tenant, id);
+            self.receive(id, given);
+            let held = self.holders.get_mut(id);
             let again = held.is_some_and(|held| {
                 held.tidied = false;
-                held.holder.is_untidy()
+                held.is_untidy()
             });
-            // Another thread may have asked meanwhile.
-            if again && !self.untidy.contains(&(tenant, id)) {
-                self.untidy.push((tenant, id));
+            if again {
+                self.holders.list(id);
             }
-            self.forget_holder(tenant, id);
+            self.forget_holder(id);
         }
     }
 
     /// Takes all that ended holders, and holders of draining tenants, can give, and removes empty
     /// holders.
     pub(in crate::pool) fn purge_holders(&mut self) {
-        for (tenant, id) in self.holders() {
-            let ended = self.held(tenant, id).is_some_and(|held| held.ended);
-            if !(ended || self.terms.drains(tenant)) {
+        for id in self.holders.ids() {
+            let ended = self.holders.get(id).is_some_and(|held| held.ended);
+            if !(ended || self.terms.drains(id.tenant())) {
                 continue;
             }
-            if let Err(error) = self.empty_holder(tenant, id) {
+            if let Err(error) = self.empty_holder(id) {
                 log!(warn, %error, "memory of a heap or memory pool that ended stays for now");
             }
         }
     }
 
     pub(in crate::pool) fn empty_holders(&mut self) -> Result<(), CallError> {
-        for (tenant, id) in self.holders() {
-            self.empty_holder(tenant, id)?;
+        for id in self.holders.ids() {
+            self.empty_holder(id)?;
         }
         Ok(())
     }
@@ -239,41 +176,41 @@ impl Locked<'_> {
     /// Takes unused memory and addresses of heaps until `bytes` of addresses are left. Releases the
     /// lock.
     pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
-        for (tenant, id) in self.holders() {
+        for id in self.holders.ids() {
             if self.budget.addresses_left() >= bytes {
                 return;
             }
             let is_heap = |held: &Held| !held.holder.is_of_driver();
-            if self.held(tenant, id).is_some_and(is_heap)
-                && let Err(error) = self.empty_holder(tenant, id)
+            if self.holders.get(id).is_some_and(is_heap)
+                && let Err(error) = self.empty_holder(id)
             {
                 log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
             }
         }
     }
 
-    fn empty_holder(&mut self, tenant: TenantId, id: HolderId) -> Result<u64, CallError> {
-        if let Some(held) = self.held(tenant, id) {
+    fn empty_holder(&mut self, id: HolderId) -> Result<u64, CallError> {
+        if let Some(held) = self.holders.get(id) {
             // Polls.
             held.holder.reclaimable(!self.is_capturing());
         }
-        let taken = self.take_from_holder(tenant, id, u64::MAX);
-        self.return_addresses(tenant, id);
+        let taken = self.take_from_holder(id, u64::MAX);
+        self.return_addresses(id);
         taken
     }
 
     /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
-    pub(in crate::pool) fn return_addresses(&mut self, tenant: TenantId, id: HolderId) {
-        let Some(holder) = self.holder(tenant, id) else {
+    pub(in crate::pool) fn return_addresses(&mut self, id: HolderId) {
+        let Some(holder) = self.holders.holder(id) else {
             return;
         };
         let free = holder.take_free_spaces();
         // All at once: the lock is released for each space.
         let bytes = free.iter().map(Space::addresses).sum();
-        self.count_addresses(tenant, id, bytes, false);
+        self.holders.subtract_addresses(id, bytes);
         for space in free {
             let bytes = space.addresses();
-            self.budget.disown_addresses(tenant, bytes);
+            self.budget.disown_addresses(id.tenant(), bytes);
             self.give_space_back(space);
         }
     }
@@ -282,15 +219,15 @@ impl Locked<'_> {
     /// the pool.
     pub(in crate::pool) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        let of_tenant = self.holders().into_iter().filter(|&(of, _)| of == tenant);
-        for (tenant, id) in of_tenant.collect::<Vec<_>>() {
-            let Some(holder) = self.holder(tenant, id) else {
+        let of_tenant = self.holders.of(tenant).iter().map(Held::id);
+        for id in of_tenant.collect::<Vec<_>>() {
+            let Some(holder) = self.holders.holder(id) else {
                 continue;
             };
             let settled = self.unlocked(move || holder.settle());
-            let taken = settled.and_then(|()| self.take_from_holder(tenant, id, u64::MAX));
+            let taken = settled.and_then(|()| self.take_from_holder(id, u64::MAX));
             let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
-            let taken = match self.held(tenant, id).is_some_and(used) {
+            let taken = match self.holders.get(id).is_some_and(used) {
                 // Allocations of another library live.
                 true => taken.and(Err(CallError::InUse)),
                 false => taken.map(drop),
@@ -301,18 +238,15 @@ impl Locked<'_> {
     }
 
     /// Removes a holder whose owner is gone and that has nothing left.
-    pub(super) fn forget_holder(&mut self, tenant: TenantId, id: HolderId) {
+    pub(super) fn forget_holder(&mut self, id: HolderId) {
         let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
-        if !self.held(tenant, id).is_some_and(done) {
+        if !self.holders.get(id).is_some_and(done) {
             return;
         }
-        let Some(tenancy) = self.tenants.get_mut(&tenant) else {
+        let Some(held) = self.holders.remove(id) else {
             return;
         };
-        let Some(index) = tenancy.holders.iter().position(|held| held.id == id) else {
-            return;
-        };
-        let held = tenancy.holders.swap_remove(index);
+        let tenant = id.tenant();
         // The addresses stay reserved with the mappings that are stuck in them.
         self.budget.disown_addresses(tenant, held.addresses);
         let stuck = Amount::mappings(held.mappings);
@@ -432,7 +366,7 @@ mod tests {
         fn tidy_and(&self, tenant: &Tenant, id: HolderId, act: impl FnOnce() + Send + 'static) {
             *self.meanwhile.lock().unwrap() = Some(Box::new(act));
             let mut state = tenant.core().lock();
-            state.untidy.push((tenant.id(), id));
+            state.holders.list(id);
             state.tidy_holders();
         }
     }
@@ -447,7 +381,7 @@ mod tests {
         let owner = tenant.clone();
         tidied.tidy_and(&tenant, id, move || owner.detach(id));
         let state = tenant.core().lock();
-        assert!(state.held(tenant.id(), id).is_none());
+        assert!(state.holders.get(id).is_none());
         drop(state);
         assert_eq!(pool.stats().quarantined, 0);
     }
@@ -484,13 +418,12 @@ mod tests {
         let tenant = pool.tenant("a").register().unwrap();
         let (tidied, id) = Tidied::of(&tenant);
         tidied.asks.store(true, Ordering::SeqCst);
-        let listed = (tenant.id(), id);
         let owner = tenant.clone();
         tidied.tidy_and(&tenant, id, move || {
-            owner.core().lock().untidy.push(listed);
+            owner.core().lock().holders.list(id);
         });
         let mut state = tenant.core().lock();
-        assert_eq!(std::mem::take(&mut state.untidy), [listed]);
+        assert_eq!(state.holders.take_listed(), [id]);
         drop(state);
         tenant.detach(id);
     }
@@ -554,7 +487,7 @@ mod tests {
                 overdrawn: more,
                 ..Given::default()
             };
-            tenant.core().lock().receive(tenant.id(), holder, given);
+            tenant.core().lock().receive(holder, given);
             assert!(ledger.stats().charged >= bytes);
         }
         rig.machine.set_used_elsewhere(Ordinal(0), 0);

@@ -5,14 +5,9 @@
 //! extents from the pool and give them back to it. Memory pools of the driver get memory from the
 //! driver and return it there, within the bytes charged for them.
 
-use std::sync::Arc;
 
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
-
-/// The number of a holder, never used twice in a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct HolderId(pub(crate) u64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HolderFigures {
@@ -134,48 +129,5 @@ pub(crate) trait Holder: Send + Sync {
     /// Takes out all spaces, at the end of the holder. Only stuck mappings are left in them.
     fn take_spaces(&self) -> Vec<Space> {
         Vec::new()
-    }
-}
-
-/// A holder, and its part of its tenant's charge.
-pub(crate) struct Held {
-    pub(crate) id: HolderId,
-    pub(crate) holder: Arc<dyn Holder>,
-    /// Bytes charged, including those on their way to the holder or from it.
-    pub(crate) bytes: u64,
-    /// Bytes that the ledger counts as obtained by the driver's memory pools.
-    pub(crate) obtained: u64,
-    pub(crate) mappings: u64,
-    pub(crate) addresses: u64,
-    /// Set when its owner is gone: its memory goes to the pool as the work on it is complete.
-    pub(crate) ended: bool,
-    /// Set while the mapper unmaps mappings of the holder, which until then is charged for them and
-    /// stays.
-    pub(crate) tidied: bool,
-}
-
-impl Held {
-    pub(crate) const fn new(id: HolderId, holder: Arc<dyn Holder>) -> Self {
-        Self {
-            id,
-            holder,
-            bytes: 0,
-            obtained: 0,
-            mappings: 0,
-            addresses: 0,
-            ended: false,
-            tidied: false,
-        }
-    }
-
-    /// Returns the bytes that can be reclaimed once further work is complete.
-    pub(crate) fn pending(&self) -> u64 {
-        let ready: u64 = self.holder.reclaimable(false).iter().sum();
-        self.holder.figures().idle.saturating_sub(ready)
-    }
-
-    /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
-    pub(crate) fn kept(&self) -> u64 {
-        self.bytes - self.holder.figures().idle.min(self.bytes)
     }
 }

@@ -4,16 +4,17 @@
 
 use std::sync::Arc;
 
-use super::holder::{Given, Holder, HolderId};
+use super::held::HolderId;
+use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError};
-use crate::extents::{Space, Unmapped, Urgency};
+use crate::extents::{Space, Unmapped};
 use crate::ledger::{InLine, Purpose};
-use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::accounts::Amount;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
-use crate::pool::state::{Scrub, gone};
+use crate::pool::state::{Scrub, State, gone};
 use crate::pool::tenant::Tenant;
 
 /// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
@@ -44,7 +45,9 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         state.check_usable(tenant)?;
-        Ok(state.add_holder(tenant, holder))
+        let id = state.holders.add(tenant, holder);
+        state.update_bypass(tenant);
+        Ok(id)
     }
 
     /// Reserves addresses for a holder (`cuMemAddressReserve`), which then has at most `most` bytes
@@ -62,11 +65,11 @@ impl Tenant {
         let mut state = core.lock();
         state.check_usable(tenant)?;
         state
-            .reserve_part(tenant, holder, (least, most))
+            .reserve_part(holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
                 tenant: state.terms.name_of(tenant),
                 wanted: least,
-                held: state.held(tenant, holder).map_or(0, |held| held.addresses),
+                held: state.holders.get(holder).map_or(0, |held| held.addresses),
                 limit: most,
                 cause: cause.map(Box::new),
             })
@@ -77,11 +80,11 @@ impl Tenant {
     /// more, and smaller, than requested. On failure nothing has changed, except that unused memory
     /// may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
+        let core = self.core();
         core.device.own_process()?;
         let mut state = core.lock();
         (state.place, state.zeroes) = (lending.place, lending.zeroes);
-        let lent = state.lend_extents(tenant, lending);
+        let lent = state.lend_extents(lending);
         state.run_deferred();
         Core::unlock(state);
         lent
@@ -122,7 +125,7 @@ impl Tenant {
         }
         let freed = given.bytes() > 0;
         let mut state = core.lock();
-        state.receive(self.id(), holder, given);
+        state.receive(holder, given);
         state.release_marked();
         drop(state);
         if freed {
@@ -136,11 +139,12 @@ impl Tenant {
         let core = self.core();
         core.device.own_process()?;
         let mut state = core.lock();
-        while state.is_tidied(self.id(), holder) && !deferred::is_in_hook() {
+        let is_tidied = |state: &State| state.holders.get(holder).is_some_and(|it| it.tidied);
+        while is_tidied(&state) && !deferred::is_in_hook() {
             state = state.wait(&core.settled, None);
         }
-        let taken = state.take_from_holder(self.id(), holder, wanted);
-        state.return_addresses(self.id(), holder);
+        let taken = state.take_from_holder(holder, wanted);
+        state.return_addresses(holder);
         state.release_marked();
         drop(state);
         core.announce();
@@ -148,7 +152,7 @@ impl Tenant {
     }
 
     pub(crate) fn return_addresses(&self, holder: HolderId) {
-        self.core().lock().return_addresses(self.id(), holder);
+        self.core().lock().return_addresses(holder);
     }
 
     /// Notes freed memory of a holder: waiting requests try again, and with `reports` the pool
@@ -169,13 +173,7 @@ impl Tenant {
             return false;
         }
         let mut state = core.lock();
-        let asked = (self.id(), holder);
-        if !state.untidy.contains(&asked) {
-            state.untidy.push(asked);
-        }
-        if let Some(precommit) = &mut state.precommit {
-            precommit.call(Urgency::Soon);
-        }
+        state.tidy_soon(holder);
         Core::unlock(state);
         true
     }
@@ -214,7 +212,7 @@ impl Tenant {
     pub(crate) fn detach(&self, holder: HolderId) {
         let (core, tenant) = (self.core(), self.id());
         let mut state = core.lock();
-        if let Some(held) = state.held_mut(tenant, holder) {
+        if let Some(held) = state.holders.get_mut(holder) {
             held.ended = true;
         }
         state.update_bypass(tenant);
@@ -251,14 +249,13 @@ impl Locked<'_> {
     /// `most` bytes.
     fn reserve_part(
         &mut self,
-        tenant: TenantId,
         id: HolderId,
         (least, most): (u64, u64),
     ) -> Result<Space, Option<BlockError>> {
         let granule = self.device.granule();
         let mut largest = most;
         loop {
-            let held = |state: &Self| state.held(tenant, id).map_or(0, |held| held.addresses);
+            let held = |state: &Self| state.holders.get(id).map_or(0, |held| held.addresses);
             if least > most.saturating_sub(held(self)) {
                 return Err(None);
             }
@@ -271,11 +268,11 @@ impl Locked<'_> {
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);
             // Counted first, so that no other thread of the heap reserves the same bytes.
-            self.count_addresses(tenant, id, size, true);
-            match self.reserve_for(tenant, size, 0, 1) {
+            self.holders.add_addresses(id, size);
+            match self.reserve_for(id.tenant(), size, 0, 1) {
                 Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
                 Err(error) => {
-                    self.count_addresses(tenant, id, size, false);
+                    self.holders.subtract_addresses(id, size);
                     if size == least || !error.is_out_of_memory() {
                         return Err(Some(error));
                     }
@@ -289,11 +286,11 @@ impl Locked<'_> {
     /// that fails, refunds them. May release the lock.
     pub(super) fn charge_holder<T>(
         &mut self,
-        tenant: TenantId,
         id: HolderId,
         bytes: u64,
         obtain: impl FnOnce(&mut Self) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
+        let tenant = id.tenant();
         self.check_usable(tenant)?;
         // A request that needs no memory is served from the heap's own.
         if bytes > 0 {
@@ -302,11 +299,11 @@ impl Locked<'_> {
         let charge = self.obtain(tenant, bytes, Purpose::New)?;
         // The bytes are the holder's from here on.
         self.budget.keep(charge);
-        if let Some(held) = self.held_mut(tenant, id) {
+        if let Some(held) = self.holders.get_mut(id) {
             held.bytes += bytes;
         }
         obtain(self).map_err(|error| {
-            if let Some(held) = self.held_mut(tenant, id) {
+            if let Some(held) = self.holders.get_mut(id) {
                 held.bytes -= bytes;
             }
             self.budget.give_up(tenant, Amount::bytes(bytes));
@@ -314,13 +311,10 @@ impl Locked<'_> {
         })
     }
 
-    fn lend_extents(
-        &mut self,
-        tenant: TenantId,
-        lending: Lending<'_>,
-    ) -> Result<Vec<Unmapped>, BlockError> {
+    fn lend_extents(&mut self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+        let tenant = lending.holder.tenant();
         let bytes: u64 = lending.sizes.iter().sum();
-        self.charge_holder(tenant, lending.holder, bytes, |state| {
+        self.charge_holder(lending.holder, bytes, |state| {
             let extents = state.gather_sizes(tenant, lending.sizes)?;
             let count = extents.len() as u64 + lending.mappings;
             if let Err(error) = state.make_mapping_room(tenant, count, true) {
@@ -330,7 +324,7 @@ impl Locked<'_> {
             let mappings = Amount::mappings(count);
             let charge = state.budget.charge(Some(tenant), mappings);
             state.budget.keep(charge);
-            if let Some(held) = state.held_mut(tenant, lending.holder) {
+            if let Some(held) = state.holders.get_mut(lending.holder) {
                 held.mappings += count;
             }
             Ok(extents)

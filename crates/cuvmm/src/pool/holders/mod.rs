@@ -5,9 +5,11 @@ mod container;
 mod driver_figures;
 mod driver_memory;
 mod giving;
+mod held;
 mod holder;
 mod lend;
 
-pub(in crate::pool) use holder::Held;
-pub(crate) use holder::{Given, Holder, HolderFigures, HolderId};
+pub(crate) use held::HolderId;
+pub(in crate::pool) use held::{Held, Holders};
+pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::Lending;

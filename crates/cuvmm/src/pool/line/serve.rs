@@ -276,6 +276,7 @@ impl Locked<'_> {
         settled
             && self.core().ledger.get().is_none()
             && self.budget.missing(tenant, bytes).1 > 0
+            && self.holders.all().next().is_none()
             && !self.tenants.values().any(Tenancy::may_give)
     }
 }
@@ -283,13 +284,13 @@ impl Locked<'_> {
 impl State {
     /// Returns the idle bytes whose fences are not known to be complete. Polls no fence.
     pub(super) fn pending_free(&self) -> u64 {
-        let pending = |tenancy: &Tenancy| {
+        let pending = |(&id, tenancy): (&TenantId, &Tenancy)| {
             let figures = tenancy.figures().map(|(figures, _)| figures);
             let pending = figures.filter(|figures| figures.freed == Freed::PendingFree);
             let idle: u64 = pending.map(|figures| figures.idle).sum();
-            idle + tenancy.shared_pending_free() + tenancy.pending_in_holders()
+            idle + tenancy.shared_pending_free() + self.holders.pending_of(id)
         };
-        self.tenants.values().map(pending).sum()
+        self.tenants.iter().map(pending).sum()
     }
 
     /// Returns the idle bytes whose fences are incomplete, after polling all fences.

@@ -109,7 +109,7 @@ impl State {
         }
         match self.purging.is_empty() && self.draining.is_empty() {
             true => {
-                let later = self.lowered || self.lacks_free() > 0 || !self.untidy.is_empty();
+                let later = self.lowered || self.lacks_free() > 0 || self.holders.is_untidy();
                 later.then_some(LOOK_FOR_MORE)
             }
             false => Some(LOOK_AGAIN),

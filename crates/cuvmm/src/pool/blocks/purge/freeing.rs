@@ -161,9 +161,11 @@ impl State {
         slot.block.as_ref()?.streams()
     }
 
+    /// Returns the bytes of a tenant that no guarantee can be given over: those that cannot be
+    /// reclaimed, and those of holders, which reuse their memory without asking the pool.
     fn not_promised(&self, id: TenantId) -> u64 {
-        let not_promised = self.tenants.get(&id).map_or(0, Tenancy::not_promised);
-        not_promised + self.budget.account(id).in_flight
+        let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
+        kept + self.holders.bytes_of(id) + self.budget.account(id).in_flight
     }
 
     pub(in crate::pool) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {

@@ -42,9 +42,8 @@ impl Locked<'_> {
         self.budget.drain(id);
         self.list_all(id);
         self.update_bypass(id);
-        if let Some(tenancy) = self.tenants.get(&id) {
-            tenancy.holders.iter().for_each(|held| held.holder.close());
-        }
+        let holders = self.holders.of(id).iter();
+        holders.for_each(|held| held.holder().close());
         self.has_deferred = true;
         self.forget_if_drained(id);
         defer(move || drop(hooks));

@@ -14,7 +14,7 @@ use cuvmm_driver::PhysicalHandle;
 
 use crate::extents::Stuck;
 use crate::pool::accounts::Amount;
-use crate::pool::blocks::slots::{Holders, Slot, SlotId};
+use crate::pool::blocks::slots::{Sharers, Slot, SlotId};
 use crate::pool::state::State;
 
 impl State {
@@ -61,10 +61,10 @@ impl State {
         };
         slot.shared = slot.shared.min(offset);
         // A slot that is out finds that it is the last when it is put back.
-        if let Holders::One(index) = left {
+        if let Sharers::One(index) = left {
             self.with_slot(SlotId { tenant, index }, |_, _| ());
         }
-        left == Holders::None
+        left == Sharers::None
     }
 
     /// Returns how many other slots map a slot's extent at an offset.

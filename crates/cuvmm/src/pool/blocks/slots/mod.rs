@@ -12,7 +12,7 @@ mod tenancy;
 pub use hardened::Hardened;
 pub(in crate::pool) use hardened::Hardening;
 pub(in crate::pool) use ids::{BYTES, BlockPlace, SlotId, too_large};
-pub(in crate::pool) use share_table::Holders;
+pub(in crate::pool) use share_table::Sharers;
 pub(in crate::pool) use sleep_state::SleepState;
 pub(in crate::pool) use slot::{Class, Figures, Freed, Occupant, Slot};
 pub(in crate::pool) use tenancy::{Aged, FreedBlock, Give, Tenancy, Unswept};

@@ -27,7 +27,7 @@ pub(in crate::pool) struct Entry {
 
 /// The slots that map an extent after a slot has unmapped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pool) enum Holders {
+pub(in crate::pool) enum Sharers {
     None,
     One(usize),
     Several,
@@ -74,16 +74,16 @@ impl ShareTable {
         &mut self,
         handle: PhysicalHandle,
         slot: usize,
-    ) -> Option<Holders> {
+    ) -> Option<Sharers> {
         let entry = self.entries.get_mut(&handle)?;
         entry.holders.retain(|&holder| holder != slot);
         Some(match *entry.holders {
             [] => {
                 self.forget(handle);
-                Holders::None
+                Sharers::None
             }
-            [other] => Holders::One(other),
-            _ => Holders::Several,
+            [other] => Sharers::One(other),
+            _ => Sharers::Several,
         })
     }
 

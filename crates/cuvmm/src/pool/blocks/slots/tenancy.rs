@@ -13,7 +13,6 @@ use super::ids::SlotId;
 use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
-use crate::pool::holders::{Held, HolderId};
 
 /// The class of empty slots that no block may be put in.
 const NO_CLASS: Class = Class {
@@ -57,7 +56,6 @@ pub(in crate::pool) struct Tenancy {
     pub(crate) may_grow: bool,
     pub(in crate::pool) unswept: Arc<dyn Unswept>,
     pub(crate) rows: Rows,
-    pub(crate) holders: Vec<Held>,
     pub(in crate::pool) share_table: ShareTable,
     slots: Vec<Place>,
     sleepers: usize,
@@ -102,7 +100,6 @@ impl Tenancy {
             may_grow: true,
             unswept,
             rows: Rows::new(),
-            holders: Vec::new(),
             share_table: ShareTable::new(),
             slots: Vec::new(),
             sleepers: 0,
@@ -131,34 +128,11 @@ impl Tenancy {
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept: u64 = self.slots.iter().map(Place::kept).sum();
-        kept + self.shared_in_use() + self.holders.iter().map(Held::kept).sum::<u64>()
-    }
-
-    /// Returns the bytes that no guarantee can be given over: those that cannot be reclaimed, and
-    /// those of holders, which reuse their memory without asking the pool.
-    pub(in crate::pool) fn not_promised(&self) -> u64 {
-        let idle = self.holders.iter().map(|held| held.bytes - held.kept());
-        self.kept() + idle.sum::<u64>()
-    }
-
-    /// Returns the bytes of holders that can be reclaimed once their work is complete.
-    pub(in crate::pool) fn pending_in_holders(&self) -> u64 {
-        self.holders.iter().map(Held::pending).sum()
-    }
-
-    pub(crate) fn held(&self, id: HolderId) -> Option<&Held> {
-        self.holders.iter().find(|held| held.id == id)
-    }
-
-    pub(in crate::pool) fn held_mut(&mut self, id: HolderId) -> Option<&mut Held> {
-        self.holders.iter_mut().find(|held| held.id == id)
+        kept + self.shared_in_use()
     }
 
     pub(in crate::pool) fn uses_memory(&self) -> bool {
-        let mut holders = self.holders.iter();
-        self.figures().any(|(figures, _)| figures.in_use > 0)
-            || self.shared_in_use() > 0
-            || holders.any(|held| held.holder.figures().in_use > 0)
+        self.figures().any(|(figures, _)| figures.in_use > 0) || self.shared_in_use() > 0
     }
 
     /// Returns the bytes of shared memory that a block uses or a lease keeps.
@@ -210,7 +184,7 @@ impl Tenancy {
     }
 
     pub(crate) const fn is_empty(&self) -> bool {
-        self.slots.len() == self.vacant.len() && self.holders.is_empty()
+        self.slots.len() == self.vacant.len()
     }
 
     /// Returns a number for a new slot, which is out.
@@ -454,7 +428,7 @@ impl Tenancy {
     /// block is freed.
     pub(in crate::pool) fn may_give(&self) -> bool {
         let listed = !self.idle.is_empty() || !self.precommitted.is_empty();
-        listed || !self.holders.is_empty() || self.share_table.bytes() > 0
+        listed || self.share_table.bytes() > 0
     }
 
     const fn giving_mut(&mut self, give: Give) -> &mut BTreeSet<Aged> {

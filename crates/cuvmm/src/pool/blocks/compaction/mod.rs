@@ -141,7 +141,7 @@ impl Locked<'_> {
 impl State {
     fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
         let begun = *cursor;
-        let tenants = self.tenants.range(begun.slot.tenant..);
+        let tenants = self.slots.iter_from(begun.slot.tenant);
         let slots = tenants.flat_map(|(_, tenancy)| {
             let indices = tenancy.indices();
             indices.filter_map(|index| tenancy.slot(index))
@@ -359,6 +359,6 @@ impl Locked<'_> {
             .quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
-        self.renew(slot);
+        self.slots.renew(slot);
     }
 }

@@ -21,7 +21,7 @@ use crate::growth::Growth;
 use crate::own::Stream;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+pub(in crate::pool) struct Policy {
     pub(crate) props: PhysicalProps,
     pub(crate) largest_extent: u64,
     pub(crate) scrub: Scrub,

@@ -8,6 +8,7 @@ mod terms;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 pub(crate) use self::lending::NamedExport;
@@ -29,7 +30,7 @@ use super::stats::GivenStats;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
@@ -88,6 +89,11 @@ pub(crate) struct Member {
     giving: Mutex<()>,
     /// The socket for requests of other programs, if the process allows any.
     pub(super) served: OnceLock<Served>,
+    /// The ledger's thread, once it has started.
+    pub(super) keeper: OnceLock<ThreadId>,
+    /// Held by the ledger's thread while it has a handle.
+    pub(super) passing: Arc<Mutex<()>>,
+    has_left: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -139,6 +145,9 @@ impl Member {
             has_freed: AtomicBool::new(false),
             giving: Mutex::default(),
             served: OnceLock::new(),
+            keeper: OnceLock::new(),
+            passing: Arc::default(),
+            has_left: AtomicBool::new(false),
         })
     }
 
@@ -497,19 +506,33 @@ impl Member {
     }
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        if !self.opened_by.is_here() {
+impl Member {
+    /// Leaves the ledger if this is the last handle but for that of the ledger's thread, and is
+    /// about to be dropped. Waits for that thread's pass, after which it has no handle.
+    pub(crate) fn leave_if_last(this: &Arc<Self>) {
+        let is_keeper = this.keeper.get() == Some(&thread::current().id());
+        if is_keeper || Arc::strong_count(this) > 2 || !this.opened_by.is_here() {
+            return;
+        }
+        let passing = this.passing.lock();
+        let _passing = passing.unwrap_or_else(PoisonError::into_inner);
+        if Arc::strong_count(this) == 1 {
+            this.leave();
+        }
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
+    fn leave(&self) {
+        if self.has_left.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Some(served) = self.served.get() {
             served.close();
         }
-        let account = self
-            .account
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        let used = account.used;
+        let used = self.account().used;
         if used > 0 {
             // The memory could not be released: it counts until this process ends.
             log!(warn, used, "memory is left that was charged to a ledger");
@@ -529,5 +552,13 @@ impl Drop for Member {
         }
         // Ends the thread of this member.
         self.file.layout().header.wanted.ring();
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.opened_by.is_here() {
+            self.leave();
+        }
     }
 }

@@ -163,7 +163,7 @@ impl Locked<'_> {
                 self.release_small_free();
                 Ok(Some(run.end()))
             }
-            Moved::InUse => {
+            Moved::InUse | Moved::Shared => {
                 let device = self.device.location();
                 Err(MemoryError::InUse(device).into())
             }

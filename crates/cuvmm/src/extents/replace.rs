@@ -350,7 +350,8 @@ impl Exchange<'_, '_> {
         })
     }
 
-    fn undo(mut self, error: MemoryError) -> NotReplaced {
+    /// Waits for the queued copies, before what was done is undone.
+    fn settle(&mut self) {
         if self.queued
             && !self.running
             && let Err(error) = self.wait(None)
@@ -362,6 +363,10 @@ impl Exchange<'_, '_> {
                 queued.for_each(|it| it.bytes = Bytes::Missing);
             }
         }
+    }
+
+    fn undo(mut self, error: MemoryError) -> NotReplaced {
+        self.settle();
         let Self {
             there,
             mut beside,

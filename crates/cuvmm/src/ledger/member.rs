@@ -3,12 +3,13 @@
 //! Pools are granted bytes and return them. The charge is never less than what was granted to the
 //! pools, and never less than the guarantee, which is charged in advance.
 
+mod leaving;
 mod lending;
 mod terms;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::lending::NamedExport;
@@ -16,13 +17,11 @@ use self::lending::{Lent, Named};
 use super::charge::{self, Attempt, Count};
 use super::clock;
 use super::control::Served;
-use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::foreign::Foreign;
 use super::givers::Givers;
 use super::joining::{self, Wishes};
 use super::layout::{SLOTS, Slot};
-use super::lock::Lock;
 use super::passing::{self, Older};
 use super::seen::{Seen, What};
 use super::stall::Stalls;
@@ -30,7 +29,7 @@ use super::stats::GivenStats;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, MutexGuard};
 
 /// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
@@ -502,63 +501,6 @@ impl Member {
             limit: bytes(self.file.layout().header.limit()),
             held: bytes(self.count().charged()),
             reason,
-        }
-    }
-}
-
-impl Member {
-    /// Leaves the ledger if this is the last handle but for that of the ledger's thread, and is
-    /// about to be dropped. Waits for that thread's pass, after which it has no handle.
-    pub(crate) fn leave_if_last(this: &Arc<Self>) {
-        let is_keeper = this.keeper.get() == Some(&thread::current().id());
-        if is_keeper || Arc::strong_count(this) > 2 || !this.opened_by.is_here() {
-            return;
-        }
-        let passing = this.passing.lock();
-        let _passing = passing.unwrap_or_else(PoisonError::into_inner);
-        if Arc::strong_count(this) == 1 {
-            this.leave();
-        }
-    }
-
-    pub(super) fn has_left(&self) -> bool {
-        self.has_left.load(Ordering::Acquire)
-    }
-
-    fn leave(&self) {
-        if self.has_left.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(served) = self.served.get() {
-            served.close();
-        }
-        let used = self.account().used;
-        if used > 0 {
-            // The memory could not be released: it counts until this process ends.
-            log!(warn, used, "memory is left that was charged to a ledger");
-            std::mem::forget(Arc::clone(&self.file));
-            return;
-        }
-        // If another process took this one for dead, the slot may have a new owner.
-        let found = self.slot().state().0;
-        dead::free(
-            &self.file,
-            self.index,
-            self.slot(),
-            (found, self.generation),
-        );
-        if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
-            log!(warn, %errno, "a ledger's slot could not be released");
-        }
-        // Ends the thread of this member.
-        self.file.layout().header.wanted.ring();
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        if self.opened_by.is_here() {
-            self.leave();
         }
     }
 }

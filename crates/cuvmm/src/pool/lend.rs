@@ -34,6 +34,8 @@ pub(crate) struct Lending<'a> {
     pub(crate) mappings: u64,
     /// `true` if the holder zeroes memory that was used before.
     pub(crate) zeroes: bool,
+    /// `true` if each extent must have exactly the requested size.
+    pub(crate) whole: bool,
     /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
     pub(crate) place: Option<InLine>,
 }
@@ -73,8 +75,8 @@ impl Tenant {
     }
 
     /// Gets extents and charges for mappings, and reclaims memory if memory is short. One attempt:
-    /// waits for no memory and calls no hook, so the holder may have memory out. The extents may be
-    /// more, and smaller, than requested. On failure nothing has changed, except that unused memory
+    /// waits for no memory and calls no hook, so the holder may have memory out. Unless they must be
+    /// whole, the extents may be more, and smaller, than requested. On failure nothing has changed, except that unused memory
     /// may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let (core, tenant) = (self.core(), self.id());
@@ -321,7 +323,7 @@ impl Locked<'_> {
     ) -> Result<Vec<Unmapped>, BlockError> {
         let bytes: u64 = lending.sizes.iter().sum();
         self.charge_holder(tenant, lending.holder, bytes, |state| {
-            let extents = state.gather_sizes(tenant, lending.sizes)?;
+            let extents = state.gather_sizes(tenant, lending.sizes, lending.whole)?;
             let count = extents.len() as u64 + lending.mappings;
             if let Err(error) = state.make_mapping_room(tenant, count, true) {
                 state.put_back(extents);

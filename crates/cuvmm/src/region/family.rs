@@ -134,41 +134,52 @@ impl Family {
         }
     }
 
-    /// Gets extents of these sizes, and charges for `mappings` besides one for each extent. The
-    /// extents may be more, and smaller.
-    pub(super) fn lend(
-        &self,
-        sizes: &[u64],
-        mappings: u64,
-        place: Option<InLine>,
-    ) -> Result<Vec<Unmapped>, BlockError> {
-        let lent = self.tenant.lend(Lending {
+    const fn lending<'a>(&self, sizes: &'a [u64], place: Option<InLine>) -> Lending<'a> {
+        Lending {
             holder: self.holder,
             sizes,
-            mappings,
+            mappings: 0,
             zeroes: true,
+            whole: false,
             place,
-        })?;
+        }
+    }
+
+    fn obtain(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+        let lent = self.tenant.lend(lending)?;
         self.shared.add(&lent);
         Ok(lent)
     }
 
+    /// Gets extents of these sizes. They may be more, and smaller.
+    pub(super) fn lend(
+        &self,
+        sizes: &[u64],
+        place: Option<InLine>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        self.obtain(self.lending(sizes, place))
+    }
+
     /// Charges for mappings of memory that is lent already.
-    pub(super) fn lend_mappings(&self, count: u64) -> Result<(), BlockError> {
-        self.request(0, |place| self.lend(&[], count, place).map(drop))
+    pub(super) fn lend_mappings(&self, mappings: u64) -> Result<(), BlockError> {
+        self.request(0, |place| {
+            let lending = self.lending(&[], place);
+            self.obtain(Lending {
+                mappings,
+                ..lending
+            })
+            .map(drop)
+        })
     }
 
     /// Gets extents of exactly these sizes.
     pub(super) fn lend_exactly(&self, sizes: &[u64]) -> Result<Vec<Unmapped>, BlockError> {
-        let bytes = sizes.iter().sum();
-        self.request(bytes, |place| {
-            let lent = self.lend(sizes, 0, place)?;
-            if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
-                return Ok(lent);
-            }
-            let mappings = lent.len() as u64;
-            self.give_back(lent, mappings);
-            Err(self.tenant.short_of_memory(bytes))
+        self.request(sizes.iter().sum(), |place| {
+            let lending = self.lending(sizes, place);
+            self.obtain(Lending {
+                whole: true,
+                ..lending
+            })
         })
     }
 

@@ -15,6 +15,7 @@ use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped, Urgency};
 use crate::ledger::{InLine, Purpose};
+use crate::own::Stream;
 
 /// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
 /// has them.
@@ -36,7 +37,7 @@ pub(crate) struct Lending<'a> {
     pub(crate) zeroes: bool,
     /// `true` if each extent must have exactly the requested size.
     pub(crate) whole: bool,
-    /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
+    /// The place in the line of a ledger of the request that [waits](Tenant::request).
     pub(crate) place: Option<InLine>,
 }
 
@@ -89,19 +90,28 @@ impl Tenant {
         lent
     }
 
-    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
-    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
-    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
-    /// returns `true`. The attempt is given the request's place in the line of a ledger.
-    pub(crate) fn wait_for<T>(
+    /// Makes the whole attempt of a holder that needs `bytes`. If memory is short, repeats it as
+    /// [`Core::request`] does, each time with no lock held and nothing out: memory that is freed
+    /// into the holder may serve it. The bytes count as new memory, though the holder may have a
+    /// part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
+    /// given the request's place in the line of a ledger.
+    pub(crate) fn request<T>(
         &self,
         bytes: u64,
+        home: Option<&Stream>,
         wait: Wait,
-        wanted: &dyn Fn() -> bool,
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
-        let core = self.core();
-        let outcome = core.request_while(self.id(), bytes, wait, wanted, |state| {
+        let captures = || home.is_some_and(|home| home.is_capturing().unwrap_or(true));
+        match attempt(None) {
+            // The capture ends only after this call; and to wait for work, or to poll it, may break
+            // the capture.
+            Err(error @ BlockError::Capturing(_)) if captures() => return Err(error),
+            Err(error) if error.is_shortage() => {}
+            done => return done,
+        }
+        let (core, wanted) = (self.core(), || !captures());
+        let outcome = core.request_while(self.id(), bytes, wait, &wanted, |state| {
             let place = state.place;
             Core::unlock(state);
             let quiet = Quiet::begin::<Core>(core);

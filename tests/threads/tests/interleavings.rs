@@ -1144,6 +1144,32 @@ fn a_region_commits_again_what_it_withdrew_while_another_tenant_takes_it() {
 }
 
 #[test]
+fn registrations_of_a_dropped_region_end_while_its_fork_gives_its_addresses_back() {
+    explore(1000, || {
+        let scene = scene(3);
+        let a = scene.tenant("a");
+        let region = a.region(2 * G).largest_extent(G);
+        let mut region = region.reserve().unwrap();
+        region.commit(0..2 * G).unwrap();
+        let mut fork = region.fork(&[]).unwrap();
+        let [one, other] = [0..G, G..2 * G].map(|range| region.register(range).unwrap());
+        drop(region);
+        thread::scope(|scope| {
+            scope.spawn(|| drop(one));
+            scope.spawn(|| {
+                drop(other);
+                // What the first still has mapped keeps the addresses.
+                fork.purge().unwrap();
+            });
+        });
+        fork.purge().unwrap();
+        assert_eq!((a.stats().mappings, a.stats().addresses), (2, 2 * G));
+        drop((fork, a));
+        scene.end();
+    });
+}
+
+#[test]
 fn threads_share_a_stream_of_a_heap_that_is_trimmed_and_dropped() {
     explore(500, || {
         let scene = scene(4);

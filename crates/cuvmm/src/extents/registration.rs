@@ -23,7 +23,8 @@ pub(crate) trait RegistrationOwner: Send + Sync {
     /// range counts as exported.
     fn may_export(&self, range: &Range<u64>) -> Result<(), MemoryError>;
 
-    fn exported(&self);
+    /// Notes that the memory of a range was exported.
+    fn exported(&self, range: &Range<u64>);
 }
 
 /// A guarantee that extents stay in place, so that they can be registered with another library:
@@ -154,7 +155,7 @@ impl Registration {
         marked
             .filter(|(extent, _)| extent.offset < range.end && range.start < extent.end())
             .for_each(|(_, mark)| mark.set());
-        self.shared.keeper.exported();
+        self.shared.keeper.exported(range);
     }
 }
 

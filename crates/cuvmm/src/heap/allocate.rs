@@ -52,20 +52,10 @@ impl Core {
         size: u64,
         wait: Wait,
     ) -> Result<u64, BlockError> {
-        let captures = || request.stream.is_capturing().unwrap_or(true);
-        let served = match self.serve_slowly(owner, request) {
-            // The capture ends only after this call; and to wait for work, or to poll it, may break
-            // the capture.
-            Err(error @ BlockError::Capturing(_)) if captures() => Err(error),
-            Err(error) if error.is_shortage() => {
-                owner
-                    .0
-                    .wait_for(request.size, wait, &|| !captures(), |place| {
-                        self.serve_slowly(owner, Request { place, ..request })
-                    })
-            }
-            served => served,
-        };
+        let home = Some(request.stream);
+        let served = owner.0.request(request.size, home, wait, |place| {
+            self.serve_slowly(owner, Request { place, ..request })
+        });
         if served.is_ok() {
             self.lock().counts.made(size, || self.caches.bytes());
         }

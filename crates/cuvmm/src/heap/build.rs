@@ -233,6 +233,7 @@ impl Core {
             sizes: &sizes,
             mappings: old,
             zeroes: false,
+            whole: false,
             place: request.place,
         };
         let begun = Begun { core: self, build };

@@ -145,6 +145,7 @@ impl Holder for Core {
             pending_free: 0,
             idle,
             obtained: view.reserved,
+            exported: 0,
             kept: 0,
         }
     }

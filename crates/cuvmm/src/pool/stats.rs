@@ -57,9 +57,10 @@ pub struct PoolStats {
     pub quarantined: u64,
     /// Idle memory in one extent with memory in use, which no other tenant can have.
     pub stranded: u64,
-    /// The part of `committed` that was [exported](super::Block::export), in use or not. Exported
-    /// memory is released when it is given up and its fence is complete. It counts in no figure
-    /// then, although the driver keeps it while a process that imported it does.
+    /// The part of `committed` that was exported, in use or not: memory of
+    /// [blocks](super::Block::export), and of [regions](crate::region) in a tenant. It is released
+    /// when it is given up and its fence is complete. It counts in no figure then, although the
+    /// driver keeps it while a process that imported it does.
     pub exported: u64,
     /// Memory that sleeping blocks gave up and get back when they [wake](super::Tenant::blocks). It
     /// is charged to no tenant.
@@ -250,6 +251,7 @@ impl TenantStats {
         self.cached += figures.cached();
         self.pending_free += figures.pending_free;
         self.stranded += figures.stranded();
+        self.exported += figures.exported;
         // Memory on its way to the heap, or from it.
         self.precommitted += held.bytes() - figures.held;
     }

@@ -47,6 +47,7 @@ impl Region {
         let parts = self.parts(range)?;
         let physicals: Vec<&Physical> = parts.iter().map(|&(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
+        self.note_exported(physicals.into_iter());
         let extents = parts.iter().map(|&(extent, _)| extent);
         Ok(extents.zip(handles).collect())
     }
@@ -75,7 +76,17 @@ impl Region {
             physical.mark_exported();
             (extent, physical.clone())
         });
-        Some(promised.collect())
+        let promised: Vec<_> = promised.collect();
+        self.note_exported(promised.iter().map(|(_, physical)| physical));
+        Some(promised)
+    }
+
+    /// Counts exported memory in the region's tenant, if any.
+    fn note_exported<'a>(&self, physicals: impl Iterator<Item = &'a Physical>) {
+        if let Some(family) = self.supply.family() {
+            let physicals = physicals.map(|it| (it.as_raw(), it.size()));
+            family.shared.add_exported(physicals);
+        }
     }
 
     /// Returns the exported bytes that the region holds, pending frees included unless it is in a

@@ -112,63 +112,64 @@ impl Family {
         }
     }
 
-    /// Makes an attempt that needs `bytes`. If memory is short, calls hooks, waits and repeats it as
-    /// the pool's requests do, with nothing of the region out. The attempt is given its place in the
-    /// line of a ledger.
+    /// Makes an attempt that needs `bytes`, and repeats it as [`Tenant::request`] does, with nothing
+    /// of the region out.
     pub(super) fn request<T>(
         &self,
         bytes: u64,
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
-        let captures = |home: &Stream| home.is_capturing().unwrap_or(true);
-        let captures = || self.home.get().is_some_and(captures);
-        match attempt(None) {
-            // The capture ends only after this call.
-            Err(error @ BlockError::Capturing(_)) if captures() => Err(error),
-            Err(error) if error.is_shortage() => {
-                let wait = Wait::of(self.timeout);
-                let wanted = || !captures();
-                self.tenant.wait_for(bytes.max(1), wait, &wanted, attempt)
-            }
-            done => done,
+        let wait = Wait::of(self.timeout);
+        self.tenant
+            .request(bytes.max(1), self.home.get(), wait, attempt)
+    }
+
+    const fn lending<'a>(&self, sizes: &'a [u64], place: Option<InLine>) -> Lending<'a> {
+        Lending {
+            holder: self.holder,
+            sizes,
+            mappings: 0,
+            zeroes: true,
+            whole: false,
+            place,
         }
     }
 
-    /// Gets extents of these sizes, and charges for `mappings` besides one for each extent. The
-    /// extents may be more, and smaller.
-    pub(super) fn lend(
-        &self,
-        sizes: &[u64],
-        mappings: u64,
-        place: Option<InLine>,
-    ) -> Result<Vec<Unmapped>, BlockError> {
-        let lent = self.tenant.lend(Lending {
-            holder: self.holder,
-            sizes,
-            mappings,
-            zeroes: true,
-            place,
-        })?;
+    fn obtain(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+        let lent = self.tenant.lend(lending)?;
         self.shared.add(&lent);
         Ok(lent)
     }
 
+    /// Gets extents of these sizes. They may be more, and smaller.
+    pub(super) fn lend(
+        &self,
+        sizes: &[u64],
+        place: Option<InLine>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
+        self.obtain(self.lending(sizes, place))
+    }
+
     /// Charges for mappings of memory that is lent already.
-    pub(super) fn lend_mappings(&self, count: u64) -> Result<(), BlockError> {
-        self.request(0, |place| self.lend(&[], count, place).map(drop))
+    pub(super) fn lend_mappings(&self, mappings: u64) -> Result<(), BlockError> {
+        self.request(0, |place| {
+            let lending = self.lending(&[], place);
+            self.obtain(Lending {
+                mappings,
+                ..lending
+            })
+            .map(drop)
+        })
     }
 
     /// Gets extents of exactly these sizes.
     pub(super) fn lend_exactly(&self, sizes: &[u64]) -> Result<Vec<Unmapped>, BlockError> {
-        let bytes = sizes.iter().sum();
-        self.request(bytes, |place| {
-            let lent = self.lend(sizes, 0, place)?;
-            if lent.iter().map(Unmapped::size).eq(sizes.iter().copied()) {
-                return Ok(lent);
-            }
-            let mappings = lent.len() as u64;
-            self.give_back(lent, mappings);
-            Err(self.tenant.short_of_memory(bytes))
+        self.request(sizes.iter().sum(), |place| {
+            let lending = self.lending(sizes, place);
+            self.obtain(Lending {
+                whole: true,
+                ..lending
+            })
         })
     }
 
@@ -208,49 +209,41 @@ impl Family {
         }
     }
 
-    /// Gives the pool the withdrawn extents that overlap a range and whose fences are complete, and
-    /// the addresses of dropped regions. Returns the bytes. Does nothing while a capture guard
+    /// Gives the pool the withdrawn extents that overlap some ranges and whose fences are complete,
+    /// and the addresses of dropped regions. Returns the bytes. Does nothing while a capture guard
     /// lives.
-    pub(super) fn purge(&self, range: &Range<u64>) -> Result<u64, CallError> {
+    pub(super) fn purge(&self, ranges: &[Range<u64>]) -> Result<u64, CallError> {
         self.tenant.device().own_process()?;
         // Not under the lock of the regions: the pool's lock is never taken under it.
         let Some(polling) = self.tenant.polling() else {
             return Ok(0);
         };
-        let polled = self.shared.poll();
-        let given = self.shared.give_in(range, u64::MAX);
-        drop(polling);
-        let (bytes, error) = (given.bytes(), given.error);
-        self.tenant.give_up(self.holder, given);
-        self.tenant.return_addresses(self.holder);
-        error.map_or(polled, Err).map(|()| bytes)
-    }
-
-    pub(super) fn purge_all(&self) -> Result<u64, CallError> {
-        self.purge(&ANYWHERE)
-    }
-
-    /// Gives the pool what dropped regions have left, as [`purge`](Self::purge) does.
-    pub(super) fn purge_ended(&self) -> Result<(), CallError> {
-        self.tenant.device().own_process()?;
-        let ended = self.shared.ended();
-        if ended.is_empty() {
-            return Ok(());
-        }
-        let Some(polling) = self.tenant.polling() else {
-            return Ok(());
-        };
-        let mut outcome = self.shared.poll();
-        let given = ended.iter();
+        let mut outcome = self.shared.poll().map(|()| 0);
+        let given = ranges.iter();
         let given = given.map(|range| self.shared.give_in(range, u64::MAX));
         let given: Vec<Given> = given.collect();
         drop(polling);
         for given in given {
-            outcome = given.error.map_or(outcome, Err);
+            let bytes = given.bytes();
+            outcome = given.error.map_or(outcome, Err).map(|all| all + bytes);
             self.tenant.give_up(self.holder, given);
         }
         self.tenant.return_addresses(self.holder);
         outcome
+    }
+
+    pub(super) fn purge_all(&self) -> Result<u64, CallError> {
+        self.purge(&[ANYWHERE])
+    }
+
+    /// Purges what dropped regions have left.
+    pub(super) fn purge_ended(&self) -> Result<(), CallError> {
+        self.tenant.device().own_process()?;
+        let ended = self.shared.ended();
+        match ended.is_empty() {
+            true => Ok(()),
+            false => self.purge(&ended).map(drop),
+        }
     }
 
     /// Zeroes ranges of a space on the home stream (`cuMemsetD8Async`), and waits. An error comes

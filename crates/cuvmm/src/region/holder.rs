@@ -65,6 +65,8 @@ struct State {
     /// The physicals that aliases or forks map several times, each with its number of mappings
     /// beside one.
     further: BTreeMap<PhysicalHandle, u64>,
+    /// The physicals that were exported, each with its size.
+    exported: BTreeMap<PhysicalHandle, u64>,
     /// The spaces of dropped regions.
     ended: Vec<Space>,
     withdrawals: u64,
@@ -179,6 +181,7 @@ impl State {
             }
             None => self.held -= unmapped.size(),
         }
+        self.exported.remove(&handle);
         Some(unmapped)
     }
 }
@@ -221,6 +224,13 @@ impl Shared {
     /// Notes another mapping of a physical.
     pub(super) fn add_mapping(&self, handle: PhysicalHandle) {
         self.with(|state| *state.further.entry(handle).or_default() += 1);
+    }
+
+    /// Notes that physicals were exported, each with its size.
+    pub(super) fn add_exported(&self, physicals: impl Iterator<Item = (PhysicalHandle, u64)>) {
+        if !self.device.is_forked() {
+            self.with(|state| state.exported.extend(physicals));
+        }
     }
 
     /// Ends the count of mappings. Returns the physicals that no other mapping shows.
@@ -359,6 +369,7 @@ impl Holder for Shared {
                 in_use: held - idle,
                 pending_free: free.pending,
                 idle,
+                exported: state.exported.values().sum(),
                 ..HolderFigures::default()
             }
         })

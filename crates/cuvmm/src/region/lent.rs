@@ -47,7 +47,7 @@ impl Region {
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
         let sizes: Vec<u64> = planned.iter().map(|&(_, size)| size).collect();
-        let lent = family.lend(&sizes, 0, place)?;
+        let lent = family.lend(&sizes, place)?;
         let charged = self.space.count() + self.space.stuck_count() + lent.len() as u64;
         let offsets = offsets(planned, &lent);
         let mut back = Vec::new();

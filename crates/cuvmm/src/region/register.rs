@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
+use cuvmm_driver::PhysicalHandle;
 use rangemap::RangeMap;
 
 use super::Region;
@@ -75,7 +76,12 @@ impl Register {
         books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(self: &Arc<Self>, range: Range<u64>, read_only: Vec<Range<u64>>) -> Kept {
+    fn keep(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        read_only: Vec<Range<u64>>,
+        memory: Vec<(Range<u64>, PhysicalHandle)>,
+    ) -> Kept {
         let mut books = self.books();
         books.numbered += 1;
         let number = books.numbered;
@@ -85,6 +91,7 @@ impl Register {
             register: Arc::clone(self),
             number,
             read_only,
+            memory,
         }
     }
 
@@ -190,6 +197,8 @@ struct Kept {
     /// Extents that were read-only when the registration began, since a fork shared their memory.
     /// Registered memory is not capped later, so none are added.
     read_only: Vec<Range<u64>>,
+    /// The memory, which stays the same.
+    memory: Vec<(Range<u64>, PhysicalHandle)>,
 }
 
 impl Kept {
@@ -248,8 +257,13 @@ impl RegistrationOwner for Kept {
         }
     }
 
-    fn exported(&self) {
+    fn exported(&self, range: &Range<u64>) {
         // The region reads the mark of each physical.
+        if let Some(family) = &self.register.family {
+            let here = self.memory.iter().filter(|(part, _)| meet(part, range));
+            let here = here.map(|(part, handle)| (*handle, part.end - part.start));
+            family.shared.add_exported(here);
+        }
     }
 }
 
@@ -302,7 +316,12 @@ impl Region {
         let read_only = self.space.extents_in(start, end);
         let read_only = read_only.filter(|extent| self.space.most_at(extent.offset) != ReadWrite);
         let read_only = read_only.map(|extent| extent.offset..extent.end());
-        let keeper = Arc::new(self.register.keep(kept, read_only.collect()));
+        let memory = self.space.parts_in(start, end);
+        let memory = memory.map(|(it, physical)| (it.offset..it.end(), physical.as_raw()));
+        let keeper = self
+            .register
+            .keep(kept, read_only.collect(), memory.collect());
+        let keeper = Arc::new(keeper);
         Ok(Registration::new(self.device().clone(), extents, keeper))
     }
 

@@ -60,7 +60,7 @@ impl Region {
     pub(crate) fn purge_in(&mut self, range: &Range<u64>) -> Result<(), MemoryError> {
         let (start, end) = (range.start, range.end);
         let purged = match self.supply.family() {
-            Some(family) => family.purge(&self.addresses(range)),
+            Some(family) => family.purge(&[self.addresses(range)]),
             None => self.purge_from(range),
         };
         purged.map_err(|cause| MemoryError::range(start, end - start, cause))?;

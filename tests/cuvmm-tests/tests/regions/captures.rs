@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::common::{D0, G, Rig, pool, shareable, shareable_region};
 use crate::on_both;
@@ -115,6 +116,23 @@ on_both! {
         end(&rig.machine, &theirs);
         end(&rig.machine, &home);
         publisher.publish("a", Manifest::default(), refused.owner).unwrap();
+    }
+
+    fn a_commit_in_a_tenant_whose_home_stream_captures_does_not_wait(rig) {
+        let [home, theirs] = streams(rig);
+        let pool = pool(rig, 8);
+        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let long = Duration::from_secs(60);
+        let region = a.region(4 * G).largest_extent(G).home_stream(&home);
+        let mut region = region.timeout(long).reserve().unwrap();
+        drop(b.block(8 * G).largest_extent(G).home_stream(&theirs).allocate().unwrap());
+        begin(&rig.machine, &home);
+        let begun = Instant::now();
+        // The memory would have to be zeroed on the home stream.
+        let refused = region.commit(0..4 * G).unwrap_err();
+        assert!(refused.is_out_of_memory() && begun.elapsed() < long, "{refused}");
+        end(&rig.machine, &home);
+        region.commit(0..4 * G).unwrap();
     }
 
     // I-26

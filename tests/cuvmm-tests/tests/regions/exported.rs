@@ -14,8 +14,8 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver, Exported, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{
-    Access, AccessGrant, Block, Extent, Hardened, Mapper, Mapping, Physical, Place, Pool, Region,
-    Reservation, Stream,
+    Access, AccessGrant, Block, Extent, Hardened, Mapper, Mapping, Offer, Physical, Place, Pool,
+    Region, Reservation, Stream,
 };
 
 const FD: HandleTypes = HandleTypes::POSIX_FD;
@@ -624,6 +624,32 @@ on_both! {
         drop(showing);
         region.close().unwrap();
         peer.nothing_left();
+    }
+
+    fn what_a_region_in_a_tenant_exports_is_counted_until_the_pool_releases_it(rig) {
+        let pool = shareable(rig, 8).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut region = tenant.region(6 * G).largest_extent(2 * G).reserve().unwrap();
+        region.commit(0..6 * G).unwrap();
+        assert_eq!(tenant.stats().exported, 0);
+        let handles = region.export(2 * G..6 * G, FD).unwrap();
+        drop(region.export(4 * G..6 * G, FD).unwrap());
+        assert_eq!(books(rig, &pool, 0).exported, 4 * G, "exported twice, counted once");
+        region.decommit_after(2 * G..6 * G, &[]).unwrap();
+        assert_eq!((tenant.stats().in_use, tenant.stats().exported), (2 * G, 4 * G));
+        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!(books(rig, &pool, 4 * G).exported, 0);
+        drop(handles);
+        // Through a registration, or to be offered.
+        let registration = region.register(0..2 * G).unwrap();
+        let buffer = registration.dma_buf(0..G).unwrap();
+        assert_eq!((tenant.stats().exported, region.exported()), (2 * G, 2 * G));
+        region.commit(2 * G..4 * G).unwrap();
+        drop(Offer::region(&region, 2 * G..4 * G).unwrap());
+        assert_eq!(tenant.stats().exported, 4 * G);
+        drop((buffer, registration, region));
+        let stats = books(rig, &pool, 0);
+        assert_eq!((stats.exported, stats.committed, stats.free), (0, 0, 0));
     }
 
     fn what_a_fork_shows_is_not_exported(rig) {

@@ -29,5 +29,6 @@ mod tenant;
 mod tenant_faults;
 mod tenant_random;
 mod tenant_unclean;
+mod tenant_unshare;
 mod unified;
 mod vec;

@@ -127,6 +127,34 @@ fn memory_that_was_never_zeroed_is_shown_by_no_region_and_no_block() {
     }
 }
 
+// I-77
+#[test]
+fn memory_for_copies_that_were_not_made_is_shown_to_no_block_of_the_tenant() {
+    for call in [Call::MemAddressReserve, Call::MemMap, Call::MemcpyDtoDAsync] {
+        let rig = host();
+        let mut world = world(&rig);
+        rig.machine.release_all_streams(D0);
+        let fork = world.region.fork(&[]).unwrap();
+        rig.faults.arm(Fault::nth(1, BAD).of(call));
+        let refused = world.region.unshare(G..2 * G, &world.home, &[]);
+        assert_eq!(
+            (refused.is_err(), rig.faults.injected()),
+            (true, 1),
+            "{call:?}"
+        );
+        rig.faults.disarm();
+        // Memory of the tenant's own is not overwritten, so that the block may show it.
+        let block = world.a.allocate(7 * G).unwrap();
+        for at in 0..7 {
+            let mut bytes = [0; 6];
+            block.read(at * G, &mut bytes).unwrap();
+            assert_ne!(&bytes, b"secret", "{call:?}");
+        }
+        balanced(&rig, &world.pool);
+        drop(fork);
+    }
+}
+
 /// Returns the number of attempts that a request made within its timeout.
 fn attempts(rig: &Rig<cuvmm::driver::model::Nothing>, act: impl FnOnce()) -> usize {
     rig.faults.forget();

@@ -199,7 +199,7 @@ impl RegistrationOwner for Lease {
         Ok(())
     }
 
-    fn exported(&self) {
+    fn exported(&self, _: &Range<u64>) {
         let mut state = self.core.lock_with(self.place.slot);
         state.note_export(&self.place);
     }

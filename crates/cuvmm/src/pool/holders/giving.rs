@@ -356,6 +356,7 @@ mod tests {
                 sizes: &[],
                 mappings: 1,
                 zeroes: false,
+                whole: false,
                 place: None,
             });
             assert!(lent.unwrap().is_empty());

@@ -22,6 +22,8 @@ pub(crate) struct HolderFigures {
     pub(crate) idle: u64,
     /// Bytes that memory pools of the driver held when last read.
     pub(crate) obtained: u64,
+    /// Bytes that were exported.
+    pub(crate) exported: u64,
     /// Bytes in use that only graphs need, which may be launched again.
     pub(crate) kept: u64,
 }

@@ -10,6 +10,7 @@ use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped};
 use crate::ledger::{InLine, Purpose};
+use crate::own::Stream;
 use crate::pool::accounts::Amount;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
@@ -35,7 +36,9 @@ pub(crate) struct Lending<'a> {
     pub(crate) mappings: u64,
     /// `true` if the holder zeroes memory that was used before.
     pub(crate) zeroes: bool,
-    /// The place in the line of a ledger of the request that [waits](Tenant::wait_for).
+    /// `true` if each extent must have exactly the requested size.
+    pub(crate) whole: bool,
+    /// The place in the line of a ledger of the request that [waits](Tenant::request).
     pub(crate) place: Option<InLine>,
 }
 
@@ -76,8 +79,8 @@ impl Tenant {
     }
 
     /// Gets extents and charges for mappings, and reclaims memory if memory is short. One attempt:
-    /// waits for no memory and calls no hook, so the holder may have memory out. The extents may be
-    /// more, and smaller, than requested. On failure nothing has changed, except that unused memory
+    /// waits for no memory and calls no hook, so the holder may have memory out. Unless they must be
+    /// whole, the extents may be more, and smaller, than requested. On failure nothing has changed, except that unused memory
     /// may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let core = self.core();
@@ -90,19 +93,28 @@ impl Tenant {
         lent
     }
 
-    /// Repeats the whole attempt of a holder that needs `bytes`, as [`Core::request`] does, each
-    /// time with no lock held and nothing out: memory that is freed into the holder may serve it.
-    /// The bytes count as new memory, though the holder may have a part. Waits only while `wanted`
-    /// returns `true`. The attempt is given the request's place in the line of a ledger.
-    pub(crate) fn wait_for<T>(
+    /// Makes the whole attempt of a holder that needs `bytes`. If memory is short, repeats it as
+    /// [`Core::request`] does, each time with no lock held and nothing out: memory that is freed
+    /// into the holder may serve it. The bytes count as new memory, though the holder may have a
+    /// part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
+    /// given the request's place in the line of a ledger.
+    pub(crate) fn request<T>(
         &self,
         bytes: u64,
+        home: Option<&Stream>,
         wait: Wait,
-        wanted: &dyn Fn() -> bool,
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
-        let core = self.core();
-        let outcome = core.request_while(self.id(), bytes, wait, wanted, |state| {
+        let captures = || home.is_some_and(|home| home.is_capturing().unwrap_or(true));
+        match attempt(None) {
+            // The capture ends only after this call; and to wait for work, or to poll it, may break
+            // the capture.
+            Err(error @ BlockError::Capturing(_)) if captures() => return Err(error),
+            Err(error) if error.is_shortage() => {}
+            done => return done,
+        }
+        let (core, wanted) = (self.core(), || !captures());
+        let outcome = core.request_while(self.id(), bytes, wait, &wanted, |state| {
             let place = state.place;
             Core::unlock(state);
             let quiet = Quiet::begin::<Core>(core);
@@ -315,7 +327,7 @@ impl Locked<'_> {
         let tenant = lending.holder.tenant();
         let bytes: u64 = lending.sizes.iter().sum();
         self.charge_holder(lending.holder, bytes, |state| {
-            let extents = state.gather_sizes(tenant, lending.sizes)?;
+            let extents = state.gather_sizes(tenant, lending.sizes, lending.whole)?;
             let count = extents.len() as u64 + lending.mappings;
             if let Err(error) = state.make_mapping_room(tenant, count, true) {
                 state.put_back(extents);

@@ -48,16 +48,22 @@ impl Locked<'_> {
     }
 
     /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been
-    /// charged, or smaller physicals that make them up. Fails as [`gather`](Self::gather) does.
+    /// charged, or, unless they must be `whole`, smaller physicals that make them up. Fails as
+    /// [`gather`](Self::gather) does.
     pub(in crate::pool) fn gather_sizes(
         &mut self,
         id: TenantId,
         sizes: &[u64],
+        whole: bool,
     ) -> Result<Vec<Unmapped>, BlockError> {
         let mut physicals = vec![];
         for &size in sizes {
-            match self.one_of_size(id, size) {
-                Ok(one) => physicals.extend(one),
+            let gathered = match whole {
+                true => self.one_whole(id, size).map(|one| vec![one]),
+                false => self.one_of_size(id, size),
+            };
+            match gathered {
+                Ok(gathered) => physicals.extend(gathered),
                 Err(error) => {
                     self.put_back(physicals);
                     return Err(error);
@@ -82,6 +88,30 @@ impl Locked<'_> {
             return Ok(vec![unmapped]);
         }
         self.gather(id, size, size, true)
+    }
+
+    /// Gets one physical of exactly `size`. If there are only smaller ones, releases as many as make
+    /// it up, and creates one in their place.
+    fn one_whole(&mut self, id: TenantId, size: u64) -> Result<Unmapped, BlockError> {
+        let mut found = self.one_of_size(id, size)?;
+        if found.len() == 1
+            && let Some(one) = found.pop()
+        {
+            return Ok(one);
+        }
+        for unmapped in found {
+            self.release(unmapped);
+        }
+        if self.budget.creatable() < size {
+            // The driver refused a release, or another operation has created memory meanwhile.
+            return Err(self.out_of_memory(id, size));
+        }
+        self.create(size).map_err(|error| match error {
+            MemoryError::Create { cause, .. } if cause.is_out_of_memory() => {
+                self.driver_out_of_memory(id, size, cause)
+            }
+            error => error.into(),
+        })
     }
 
     /// Returns the last writer whose memory the operation can use as it is, and `true` if it can

@@ -14,6 +14,7 @@ mod calls;
 mod cold;
 mod commit;
 mod current;
+mod cut;
 mod doubling;
 mod drop_under;
 mod free;
@@ -199,6 +200,7 @@ fn containers() -> Vec<Group> {
     }));
     groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
     groups.push(Group::one(ring::NAME, ring::measure));
+    groups.push(Group::one(cut::NAME, cut::measure));
     let names = [relocate::TO_HOST, relocate::TO_DEVICE];
     groups.push(Group::new(names, relocate::measure));
     groups.push(Group::new(peers::names(), peers::measure));

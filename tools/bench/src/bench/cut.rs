@@ -1,0 +1,76 @@
+//! The memory that a block has given up in an extent of 1 GiB, and what getting it back costs.
+
+use anyhow::ensure;
+use cuvmm::{Limit, Pool, Stream};
+
+use super::commit::GIB;
+use super::pairs::alternate;
+use super::queue::{FILLED, Memory, waited};
+use super::report::Report;
+use super::row::Row;
+use super::stage::Stage;
+
+pub(super) const NAME: &str = "cut_1GiB_to_half";
+
+const BASELINE: &str = "create, map beside, set_access, copy, unmap, map in place, set_access, \
+                        release";
+
+/// Measures cutting a block of one extent, which has shrunk to half, and releasing the rest.
+///
+/// # Errors
+/// The memory was not given back, or bytes were changed.
+pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    let size = stage.written(GIB);
+    let half = size / 2;
+    stage.room(3 * size)?;
+    stage.room_to_write(4 * size)?;
+    let pool = Pool::builder(&stage.device).limit(Limit::Bytes(2 * size));
+    let pool = pool.build()?;
+    let tenant = pool.tenant("bench").register()?;
+    let stream = Stream::new(&stage.device)?;
+    let hand = &stage.hand;
+    let ours = || {
+        let mut block = tenant.block(size).home_stream(&stream).allocate()?;
+        block.write(half - 4096, &[FILLED; 4096])?;
+        block.shrink_to(half)?;
+        stream.synchronize()?;
+        let cut = || {
+            let done = tenant.compact(|_| true)?;
+            pool.trim(half)?;
+            anyhow::Ok(done)
+        };
+        let (took, done) = stage.watch.time(cut)?;
+        ensure!(done.given_back == half, "{done:?}");
+        ensure!(pool.stats().free == 0, "the rest was not released");
+        let mut seen = [0; 4096];
+        block.read(half - seen.len() as u64, &mut seen)?;
+        ensure!(
+            !stage.keeps_bytes() || seen == [FILLED; 4096],
+            "bytes were lost on the way"
+        );
+        drop(block);
+        stream.synchronize()?;
+        pool.trim(0)?;
+        Ok(took)
+    };
+    let by_hand = || {
+        let mut whole = hand.commit(&[size])?;
+        waited(hand, &stream, |queue| queue.fill(Memory::from(&whole)))?;
+        let took = stage.time(|| {
+            let mut beside = hand.commit(&[half])?;
+            waited(hand, &stream, |queue| {
+                queue.copy(Memory::from(&beside), Memory::from(&whole).part(0..half)?)
+            })?;
+            whole.unmap()?;
+            whole.release()?;
+            beside.move_into(&mut whole)?;
+            beside.free()?;
+            anyhow::Ok(())
+        })?;
+        whole.give_back()?;
+        Ok(took)
+    };
+    let (ours, baselines) = alternate(stage.times(20, 2), ours, by_hand)?;
+    report.add(Row::new(NAME, &ours, BASELINE, &baselines));
+    Ok(())
+}

@@ -10,7 +10,9 @@ use crate::own::Stream;
 
 impl Region {
     /// Withdraws a range after all work of the devices with access: extents with no committed byte
-    /// left become pending free. Makes no driver call and never waits.
+    /// left become pending free, and are released by [`purge`](Self::purge). An extent with another
+    /// committed byte stays whole until [`compact`](Self::compact). Makes no driver call and never
+    /// waits.
     ///
     /// Purging the range later marks all work of the context in the driver, which breaks a running
     /// capture on it; [`decommit_after`](Self::decommit_after) does not.

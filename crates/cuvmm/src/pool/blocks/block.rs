@@ -213,6 +213,12 @@ impl Block {
     /// pool](super#hardened-pools) fills and unmaps the memory as for a dropped block, and any pool
     /// unmaps memory that the block [shares](Self::fork).
     ///
+    /// Whole extents behind the block's end are cached: a request that lacks memory reclaims them,
+    /// and so does [`Pool::trim`](crate::Pool::trim). The rest of the extent in which the block ends
+    /// is [stranded](crate::pool::TenantStats::stranded) until
+    /// [`Tenant::compact`](crate::Tenant::compact). What `nvidia-smi` shows as used falls when
+    /// `trim` releases the memory to the driver.
+    ///
     /// # Errors
     /// [`BlockError`] when `size` is zero or more than the block's size.
     pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {

@@ -5,6 +5,7 @@
 //! introduces is kept. Nothing here checks or rounds.
 
 use std::fmt;
+use std::ops::{Add, Sub};
 use std::os::fd::OwnedFd;
 
 use bitflags::bitflags;
@@ -22,6 +23,19 @@ impl fmt::Display for Ordinal {
 }
 
 /// An address in the space that device and host share (`CUdeviceptr`).
+///
+/// `+` and `-` wrap around at 64 bits and never panic, so that `base + (address - base)` is
+/// `address`. [`checked_add`](Self::checked_add) and [`offset_from`](Self::offset_from) tell when
+/// a result does not fit.
+///
+/// ```
+/// use cuvmm_driver::DeviceAddress;
+///
+/// let base = DeviceAddress(0x1000);
+/// assert_eq!(base + 0x20, DeviceAddress(0x1020));
+/// assert_eq!((base + 0x20) - base, 0x20);
+/// assert!(base.is_aligned_to(0x1000) && !(base + 8).is_aligned_to(16));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct DeviceAddress(pub u64);
 
@@ -45,10 +59,36 @@ impl DeviceAddress {
         self.0.checked_sub(base.0)
     }
 
+    /// Returns `true` if the address is a multiple of `alignment` bytes; of 0 bytes only the null
+    /// address is.
+    #[must_use]
+    #[doc(alias = "alignment")]
+    pub const fn is_aligned_to(self, alignment: u64) -> bool {
+        self.0.is_multiple_of(alignment)
+    }
+
     /// Returns `true` if this is the null address.
     #[must_use]
     pub const fn is_null(self) -> bool {
         self.0 == 0
+    }
+}
+
+impl Add<u64> for DeviceAddress {
+    type Output = Self;
+
+    /// Returns the address `bytes` after this one, wrapping around at 64 bits.
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0.wrapping_add(bytes))
+    }
+}
+
+impl Sub for DeviceAddress {
+    type Output = u64;
+
+    /// Returns the distance in bytes from `base` to this address, wrapping around at 64 bits.
+    fn sub(self, base: Self) -> u64 {
+        self.0.wrapping_sub(base.0)
     }
 }
 
@@ -205,6 +245,17 @@ bitflags! {
         /// A fabric handle, which can be imported on other nodes.
         const FABRIC = 0x8;
         const _ = !0;
+    }
+}
+
+impl fmt::Display for HandleTypes {
+    /// Writes the names, as in `POSIX_FD | FABRIC`; `none` for none, and unknown bits in
+    /// hexadecimal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_empty() {
+            true => f.write_str("none"),
+            false => bitflags::parser::to_writer(self, f),
+        }
     }
 }
 

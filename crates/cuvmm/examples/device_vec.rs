@@ -6,7 +6,17 @@ mod support;
 
 use std::error::Error;
 
+use cuvmm::bytemuck::{Pod, Zeroable};
 use cuvmm::{Device, DeviceVec, Stream};
+
+/// An element. The attribute lets the derived code find bytemuck in `cuvmm`.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+#[bytemuck(crate = "cuvmm::bytemuck")]
+struct Particle {
+    position: [f32; 3],
+    charge: i32,
+}
 
 /// Runs the example.
 ///
@@ -50,5 +60,15 @@ pub fn main() -> Result<(), Box<dyn Error>> {
         "beyond its capacity: {}",
         refused.err().ok_or("the reservation succeeded")?
     );
+
+    // A struct of your own is an element too.
+    let mut particles = DeviceVec::<Particle>::new(&device, &stream, 1 << 20)?;
+    let particle = Particle {
+        position: [1.0, 2.0, 3.0],
+        charge: -1,
+    };
+    particles.resize(1000, particle)?;
+    assert_eq!(particles.get(999)?, particle);
+    println!("{} particles, each {particle:?}", particles.len());
     Ok(())
 }

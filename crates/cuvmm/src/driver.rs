@@ -16,3 +16,14 @@ pub use cuvmm_driver::*;
 #[cfg(feature = "model")]
 #[cfg_attr(docsrs, doc(cfg(feature = "model")))]
 pub use cuvmm_model::{host, model};
+
+/// The name of a pool's limit in an error about the device's memory; on the host driver, with the
+/// option that sets that memory.
+pub(crate) const fn limit_name(kind: DriverKind) -> &'static str {
+    match kind {
+        DriverKind::Host => {
+            "bytes of a pool's limit on the host driver, whose memory `HostOptions::capacity` sets"
+        }
+        _ => "bytes of a pool's limit",
+    }
+}

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::display::Bytes;
 use crate::error::CallError;
 
 /// An object that a drop failed to release. It is lost to the process until it exits.
@@ -30,8 +31,10 @@ impl fmt::Display for DropFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "failed to release a dropped {} of {} bytes: {}",
-            self.what, self.bytes, self.error
+            "failed to release a dropped {} of {}: {}",
+            self.what,
+            Bytes(self.bytes),
+            self.error
         )
     }
 }

@@ -7,7 +7,7 @@
 use crate::size::Granularity;
 
 /// The amount of memory that a block gets when it outgrows the memory it has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Growth {
     /// Exactly as much as requested: one extent for each granule if a block grows by granules.

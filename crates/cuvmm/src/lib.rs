@@ -226,6 +226,20 @@ mod users;
 pub mod vec;
 pub mod view;
 
+/// The crate bytemuck, whose derive macros make a type usable as the elements of a container.
+///
+/// ```
+/// use cuvmm::bytemuck::{Pod, Zeroable};
+///
+/// #[derive(Clone, Copy, Pod, Zeroable)]
+/// #[repr(C)]
+/// #[bytemuck(crate = "cuvmm::bytemuck")]
+/// struct Point {
+///     x: f32,
+///     y: f32,
+/// }
+/// ```
+pub use bytemuck;
 pub use calls::CallCounts;
 pub use cow::CowBuffer;
 pub use device::Device;

@@ -9,6 +9,28 @@ use std::ops::Range;
 
 use crate::error::ArgumentError;
 
+/// The end of a range of addresses, and the test whether an address is in it, for a type that has a
+/// first address and a size in bytes.
+macro_rules! bounds {
+    ($range:ty) => {
+        impl $range {
+            /// Returns the address behind the last byte: that of `address()` plus `size()`.
+            #[must_use]
+            pub fn end(&self) -> cuvmm_driver::DeviceAddress {
+                self.address() + self.size()
+            }
+
+            /// Returns `true` if the address is one of the `size()` bytes from `address()` on, with
+            /// memory there or without.
+            #[must_use]
+            pub fn contains(&self, address: cuvmm_driver::DeviceAddress) -> bool {
+                address - self.address() < self.size()
+            }
+        }
+    };
+}
+pub(crate) use bounds;
+
 /// The allocation granularity of a device: the granule in bytes, a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granularity(u64);

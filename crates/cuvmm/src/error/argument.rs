@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use cuvmm_driver::Location;
+use cuvmm_driver::{HandleTypes, Location};
 
 use crate::display::Bytes;
 
@@ -113,16 +113,35 @@ pub enum ArgumentError {
     WrongDriver(&'static str),
     /// The handle type of these bits is unknown, exists only on Windows, or is several types where one
     /// is required.
-    #[error("handle types {0:#x} are not supported: use one type, a descriptor or a fabric handle")]
+    #[error("{}: use a descriptor (POSIX_FD) or a fabric handle (FABRIC)", Unsupported(HandleTypes::from_bits_retain(*.0)))]
     HandleType(u32),
 }
 
-/// The value of an argument, with a unit if it is a number of bytes, which its name then begins with.
+/// Handle types that are not supported, with the reason.
+struct Unsupported(HandleTypes);
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let types = self.0;
+        let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
+        let known = windows | HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        match types {
+            none if none.is_empty() => f.write_str("no known handle type"),
+            _ if !known.contains(types) => write!(f, "handle type {types} is unknown"),
+            _ if types.intersects(windows) => {
+                write!(f, "handle type {types} exists only on Windows")
+            }
+            _ => write!(f, "handle types {types} where one is required"),
+        }
+    }
+}
+
+/// The value of an argument, with a unit if its name says that it counts bytes.
 struct Figure<'a>(&'a str, u64);
 
 impl fmt::Display for Figure<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.starts_with("bytes") {
+        match self.0.contains("byte") {
             true => Bytes(self.1).fmt(f),
             false => self.1.fmt(f),
         }
@@ -212,7 +231,7 @@ impl ArgumentError {
 
 #[cfg(test)]
 mod tests {
-    use super::ArgumentError;
+    use super::{ArgumentError, HandleTypes};
 
     #[test]
     fn numbers_of_bytes_have_units_and_others_have_none() {
@@ -228,5 +247,32 @@ mod tests {
             said("sequences", 1, 2),
             Err("sequences: 1 is less than the minimum of 2".to_owned())
         );
+        let misaligned = ArgumentError::aligned("an offset in bytes", 5, 2 << 20);
+        assert_eq!(
+            misaligned.map_err(|error| error.to_string()),
+            Err("an offset in bytes: 5 B is not a multiple of 2 MiB".to_owned())
+        );
+    }
+
+    #[test]
+    fn handle_types_are_refused_with_the_reason() {
+        let said = |types: HandleTypes| {
+            let text = ArgumentError::HandleType(types.bits()).to_string();
+            text.split_once(": use ")
+                .map(|(reason, _)| reason.to_owned())
+        };
+        let of = |reason: &str| Some(reason.to_owned());
+        let several = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        let unknown = HandleTypes::from_bits_retain(0x40);
+        assert_eq!(
+            said(HandleTypes::WIN32),
+            of("handle type WIN32 exists only on Windows")
+        );
+        assert_eq!(
+            said(several),
+            of("handle types POSIX_FD | FABRIC where one is required")
+        );
+        assert_eq!(said(unknown), of("handle type 0x40 is unknown"));
+        assert_eq!(said(HandleTypes::empty()), of("no known handle type"));
     }
 }

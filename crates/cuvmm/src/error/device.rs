@@ -1,6 +1,7 @@
 //! Errors of devices.
 
 use super::CallError;
+use crate::display::Bytes;
 
 /// An error of opening a device, or of starting its mapper.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,7 @@ pub enum DeviceError {
         name: String,
     },
     /// The driver's granularity is not a power of two, which this library does not support.
-    #[error("device {ordinal} has a granularity of {granularity} bytes, not a power of two")]
+    #[error("device {ordinal} has a granularity of {}, not a power of two", Bytes(*.granularity))]
     UnsupportedGranularity {
         /// The requested ordinal.
         ordinal: u32,

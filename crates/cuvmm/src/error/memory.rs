@@ -47,7 +47,7 @@ pub enum MemoryError {
         home: u64,
     },
     /// The memory or the memory pool was not created for export as this handle type.
-    #[error("{what} cannot be exported as {handle_type:?}: created shareable as {shareable:?}")]
+    #[error("{what} cannot be exported as {handle_type}: created shareable as {shareable}")]
     NotShareable {
         /// The object that was to be exported.
         what: &'static str,
@@ -55,6 +55,17 @@ pub enum MemoryError {
         handle_type: HandleTypes,
         /// The types that it was created for.
         shareable: HandleTypes,
+    },
+    /// The device may not read or write the mapping: it has no access, or only to read.
+    #[error("{device} may not {wanted} the memory: grant access with `set_access` ({cause})")]
+    NoAccess {
+        /// The device.
+        device: Location,
+        /// The refused operation: `read` or `write`.
+        wanted: &'static str,
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
     },
     /// The access of this device cannot be changed so: it would be lowered, or it is the memory's
     /// own device, which always has access.
@@ -209,7 +220,7 @@ pub enum MemoryError {
     HostOutOfMemory(u64),
     /// Memory could not be exported.
     #[error(
-        "cannot export as {handle_type:?}: {cause}; create it shareable as this type \
+        "cannot export as {handle_type}: {cause}; create it shareable as this type \
          (`shareable` of the builder); imported memory cannot be exported"
     )]
     Export {

@@ -40,8 +40,8 @@ pub enum DescriptionError {
     },
     /// An extent is empty, of an invalid size, out of range, or not behind the one before it.
     #[error(
-        "{size} bytes at offset {offset} are not an extent in {within} bytes with a granularity of \
-         {granularity} bytes, or not behind the one before"
+        "{} at offset {} are not an extent in {} with a granularity of {}, or not behind the one before",
+        Bytes(*.size), Bytes(*.offset), Bytes(*.within), Bytes(*.granularity)
     )]
     Extent {
         /// Its offset.
@@ -62,7 +62,10 @@ pub enum DescriptionError {
         call: &'static str,
     },
     /// A part of an allocation is empty or not within it.
-    #[error("{length} bytes at offset {offset} are not a part of an allocation of {size} bytes")]
+    #[error(
+        "{} at offset {} are not a part of an allocation of {}",
+        Bytes(*.length), Bytes(*.offset), Bytes(*.size)
+    )]
     Allocation {
         /// The offset of the first byte.
         offset: u64,
@@ -116,7 +119,10 @@ pub enum DescriptionError {
     #[error("two tensors have the name {0:?}")]
     NameTaken(String),
     /// A tensor is not wholly within the described memory.
-    #[error("tensor {name:?}: {size} bytes at offset {offset} are not all in the memory")]
+    #[error(
+        "tensor {name:?}: {} at offset {} are not all in the memory",
+        Bytes(*.size), Bytes(*.offset)
+    )]
     Tensor {
         /// The tensor's name.
         name: String,
@@ -161,7 +167,7 @@ pub enum ChannelError {
     #[error("received a message that is {0}")]
     Malformed(&'static str),
     /// A message exceeds the maximum size of its kind.
-    #[error("the message exceeds the maximum of {most} bytes")]
+    #[error("the message exceeds the maximum of {}", Bytes(*.most as u64))]
     TooLarge {
         /// The maximum in bytes.
         most: usize,

@@ -15,6 +15,7 @@ use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
 
 /// One extent: a physical mapped at one offset.
+#[doc(alias = "MappedRange")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Extent {
@@ -26,6 +27,11 @@ pub struct Extent {
     pub address: DeviceAddress,
     /// The location of the memory.
     pub location: Location,
+    /// The driver's handle of the physical. The region or block owns it.
+    pub handle: PhysicalHandle,
+    /// The most access that any device has: read-only if forks share the memory, or if the process
+    /// that shared it allows only reading.
+    pub access: Access,
 }
 
 impl Extent {
@@ -36,11 +42,21 @@ impl Extent {
             size: mapping.size(),
             address: mapping.address(),
             location: mapping.physical().location(),
+            handle: mapping.physical().as_raw(),
+            access: placed.most,
         }
     }
 
-    pub(crate) const fn end(&self) -> u64 {
+    /// Returns the offset behind the last byte.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
         self.offset + self.size
+    }
+
+    /// Returns `true` if the address is one of the extent's.
+    #[must_use]
+    pub fn contains(&self, address: DeviceAddress) -> bool {
+        address - self.address < self.size
     }
 }
 

@@ -79,6 +79,8 @@ impl Lanes {
 /// Dropping the allocation frees the memory in the order of its stream, without waiting. The drop
 /// makes a driver call only if memory is to go back to the device: because its tenant has ended, a
 /// limit was lowered, or the heap has ended and this was its last allocation.
+#[doc(alias = "free")]
+#[doc(alias = "deallocate")]
 #[must_use = "the memory is freed when this is dropped"]
 pub struct Allocation {
     lane: Arc<Lane>,

@@ -181,8 +181,9 @@ impl LedgerFile {
         let found = header.granule.load();
         if found != terms.granule {
             return Err(self.not_a_ledger(format!(
-                "its granule is {found} bytes, and the device's is {}",
-                terms.granule
+                "its granule is {}, and the device's is {}",
+                Bytes(found),
+                Bytes(terms.granule)
             )));
         }
         let found = [header.device[0].load(), header.device[1].load()];
@@ -216,7 +217,7 @@ impl LedgerFile {
         }
         let granule = header.granule.load();
         if !granule.is_power_of_two() || granule > u64::MAX / (MOST + 1) {
-            return Err(self.not_a_ledger(format!("its granule is {granule} bytes")));
+            return Err(self.not_a_ledger(format!("its granule is {}", Bytes(granule))));
         }
         Ok(())
     }

@@ -1,22 +1,44 @@
 //! Access of devices and host nodes to a mapping.
 
+use std::fmt;
+
 use cuvmm_driver::{AccessDesc, AccessFlags, Location};
 
 use super::place::Place;
 use crate::device::Device;
 use crate::error::ArgumentError;
 
-/// The kinds of access to memory.
+/// The kinds of access to memory, from the least to the most.
+///
+/// The default is [`Read`](Self::Read), which builders of offers and attachments begin with.
+///
+/// ```
+/// use cuvmm::Access;
+///
+/// assert_eq!(Access::default(), Access::Read);
+/// assert_eq!(Access::ReadWrite.to_string(), "read and write");
+/// ```
 #[doc(alias = "Right")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Access {
     /// No access.
     None,
     /// Read-only access.
+    #[default]
     Read,
     /// Read and write access.
     ReadWrite,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "no access",
+            Self::Read => "read-only",
+            Self::ReadWrite => "read and write",
+        })
+    }
 }
 
 impl Access {

@@ -13,7 +13,7 @@ use cuvmm_driver::{AccessDesc, Call, DeviceAddress};
 use super::access::{Access, AccessGrant};
 use super::copy::Span;
 use super::physical::Physical;
-use super::reserved::{Part, Reserved};
+use super::reserved::{Part, Reserved, Taken};
 use super::stream::Stream;
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
@@ -26,6 +26,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// for its work on a mapping before it drops the mapping. [`Region`](crate::Region) and
 /// [`Pool`](crate::Pool) do that by themselves.
 #[doc(alias = "cuMemMap")]
+#[doc(alias = "MappedRange")]
 pub struct Mapping {
     /// Dropped only after unmapping: a mapping that could not be unmapped keeps addresses and
     /// memory.
@@ -54,8 +55,13 @@ impl Mapping {
             return Err(ArgumentError::WrongDriver(what).into());
         }
         let size = physical.size();
-        let address = reserved.insert_range(part, offset, size, physical.location())?;
         let handle = physical.as_raw();
+        let taken = Taken {
+            size,
+            location: physical.location(),
+            handle,
+        };
+        let address = reserved.insert_range(part, offset, taken)?;
         // SAFETY: the range is within one reservation owned here, at a place just occupied for it,
         // and the handle is alive: `physical` owns it.
         let mapped = device.call(Call::MemMap, |driver, _| unsafe {
@@ -150,19 +156,42 @@ impl Mapping {
     /// Writes bytes at an offset and returns when they are written.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the mapping or the device may not write.
+    /// [`MemoryError`] when the range leaves the mapping, or [`MemoryError::NoAccess`] when the device
+    /// may not write: a new mapping has no access before [`set_access`](Self::set_access).
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.span()
             .write(&Stream::legacy(self.device()), offset, bytes)
+            .map_err(|error| self.explain(error, Access::ReadWrite))
     }
 
     /// Reads bytes from an offset.
     ///
     /// # Errors
-    /// [`MemoryError`] when the range leaves the mapping or the device may not read.
+    /// [`MemoryError`] when the range leaves the mapping, or [`MemoryError::NoAccess`] when the device
+    /// may not read: a new mapping has no access before [`set_access`](Self::set_access).
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
         self.span()
             .read(&Stream::legacy(self.device()), offset, bytes)
+            .map_err(|error| self.explain(error, Access::Read))
+    }
+
+    /// Names the missing access, if that is why the driver refused a copy.
+    fn explain(&self, error: MemoryError, wanted: Access) -> MemoryError {
+        let MemoryError::Range { cause, .. } = &error else {
+            return error;
+        };
+        let device = self.device();
+        match self.access_of(device) {
+            Ok(access) if access < wanted => MemoryError::NoAccess {
+                device: device.location(),
+                wanted: match wanted {
+                    Access::ReadWrite => "write",
+                    _ => "read",
+                },
+                cause: *cause,
+            },
+            _ => error,
+        }
     }
 
     fn span(&self) -> Span<'_> {
@@ -206,6 +235,8 @@ impl Mapping {
         Ok(())
     }
 }
+
+crate::size::bounds!(Mapping);
 
 impl Drop for Mapping {
     fn drop(&mut self) {

@@ -55,7 +55,7 @@ pub use mem_pool_settings::{MemPoolStats, PoolReuse};
 pub use physical::{Physical, PhysicalBuilder};
 pub use place::Place;
 pub use pool_allocation::PoolAllocation;
-pub use reservation::{Reservation, ReservationBuilder};
+pub use reservation::{MappingInfo, Reservation, ReservationBuilder};
 pub use stream::Stream;
 
 pub(crate) use copy::{CopyFailed, Span};

@@ -19,6 +19,8 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 ///
 /// Clones are the same memory, released with the last clone and the last mapping.
 #[doc(alias = "cuMemCreate")]
+#[doc(alias = "PhysicalMemory")]
+#[doc(alias = "PhysicalMemoryHandle")]
 #[derive(Clone)]
 pub struct Physical {
     shared: Arc<Shared>,

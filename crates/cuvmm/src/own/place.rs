@@ -5,7 +5,7 @@ use cuvmm_driver::Location;
 use crate::device::Device;
 
 /// A place that physical memory can be created at.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {
     /// The memory of a device.

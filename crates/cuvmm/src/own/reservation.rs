@@ -6,12 +6,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cuvmm_driver::{Call, DeviceAddress};
+use cuvmm_driver::{Call, DeviceAddress, Location, PhysicalHandle};
 
+use super::access::Access;
 use super::copy::Span;
 use super::mapping::Mapping;
 use super::physical::Physical;
-use super::reserved::{Part, Reserved};
+use super::reserved::{Part, Reserved, Taken};
 use super::{CloseError, CloseRefusal};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
@@ -19,11 +20,30 @@ use crate::error::{ArgumentError, MemoryError};
 /// A reserved range of addresses, which costs no memory. It is freed with the reservation and all
 /// mappings in it.
 #[doc(alias = "cuMemAddressReserve")]
+#[doc(alias = "AddressRange")]
+#[doc(alias = "VirtualAddressRange")]
 pub struct Reservation {
     shared: Arc<Reserved>,
     part: Part,
     /// Bytes before and behind the part, in which nothing is ever mapped.
     guard: u64,
+}
+
+/// A mapping in a [`Reservation`], as [`Reservation::mappings`] lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MappingInfo {
+    /// The offset in the reservation, in bytes.
+    pub offset: u64,
+    /// The size in bytes.
+    pub size: u64,
+    /// The location of the memory.
+    pub location: Location,
+    /// The driver's handle of the physical, which its owner may have released.
+    pub handle: PhysicalHandle,
+    /// The access of the reservation's device. `None` if the driver does not tell, as while another
+    /// thread maps or unmaps here.
+    pub access: Option<Access>,
 }
 
 /// Options of a [`Reservation`].
@@ -154,6 +174,43 @@ impl Reservation {
         self.shared.mapped_bytes(self.part)
     }
 
+    /// Returns the mappings in order of their offsets, and asks the driver for the access to each
+    /// (`cuMemGetAccess`). A mapping that could not be unmapped is listed too: its addresses stay
+    /// taken.
+    ///
+    /// ```
+    /// use cuvmm::driver::auto;
+    /// use cuvmm::{Access, Device, Physical, Reservation};
+    ///
+    /// let device = Device::open(auto::open(auto::OpenOptions::new())?.driver, 0)?;
+    /// let granule = device.granularity();
+    /// let reservation = Reservation::new(&device, 4 * granule)?;
+    /// let mapping = reservation.map(granule, &Physical::new(&device, 2 * granule)?)?;
+    /// let listed = reservation.mappings();
+    /// assert_eq!((listed[0].offset, listed[0].size), (granule, 2 * granule));
+    /// assert_eq!(listed[0].handle, mapping.physical().as_raw());
+    /// assert_eq!(listed[0].access, Some(Access::None)); // before `set_access`
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn mappings(&self) -> Vec<MappingInfo> {
+        let listed = self.shared.mappings(self.part).into_iter();
+        let one = |(address, taken): (DeviceAddress, Taken)| {
+            let location = self.device().location();
+            let access = self.device().call(Call::MemGetAccess, |driver, _| {
+                driver.get_access(address, location)
+            });
+            MappingInfo {
+                offset: address - self.address(),
+                size: taken.size,
+                location: taken.location,
+                handle: taken.handle,
+                access: access.ok().map(Access::from_flags),
+            }
+        };
+        listed.map(one).collect()
+    }
+
     /// Maps a whole physical at an offset (`cuMemMap`). No device has access before
     /// [`Mapping::set_access`] grants it.
     ///
@@ -220,6 +277,8 @@ impl Reservation {
         CloseError::of(self, closed)
     }
 }
+
+crate::size::bounds!(Reservation);
 
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use cuvmm_driver::{Call, DeviceAddress, Location};
+use cuvmm_driver::{Call, DeviceAddress, Location, PhysicalHandle};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
@@ -23,9 +23,11 @@ pub(super) struct Reserved {
     mapped: Mutex<BTreeMap<DeviceAddress, Taken>>,
 }
 
-struct Taken {
-    size: u64,
-    location: Location,
+#[derive(Clone, Copy)]
+pub(super) struct Taken {
+    pub(super) size: u64,
+    pub(super) location: Location,
+    pub(super) handle: PhysicalHandle,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,13 @@ impl Reserved {
         here.map(|(_, taken)| taken.size).sum()
     }
 
+    /// The mappings in a part by address.
+    pub(super) fn mappings(&self, part: Part) -> Vec<(DeviceAddress, Taken)> {
+        let mapped = self.lock();
+        let here = mapped.range(part.addresses());
+        here.map(|(&address, &taken)| (address, taken)).collect()
+    }
+
     /// Calls `look` with the mapping at an offset of a part: the address of the offset, and the
     /// size and location of the mapped memory, which stays mapped meanwhile. Returns `None` if
     /// nothing is mapped.
@@ -102,9 +111,9 @@ impl Reserved {
         &self,
         part: Part,
         offset: u64,
-        size: u64,
-        location: Location,
+        taken: Taken,
     ) -> Result<DeviceAddress, MemoryError> {
+        let size = taken.size;
         let granule = self.device.granule();
         ArgumentError::aligned("an offset in bytes", offset, granule.bytes())?;
         let (Some(range), Some(address)) =
@@ -115,8 +124,8 @@ impl Reserved {
         let mut mapped = self.lock();
         let end = DeviceAddress(part.base.0 + range.end);
         // Each mapping that begins in the part also ends in it.
-        if let Some((start, taken)) = mapped.range(part.base..end).next_back()
-            && start.0 + taken.size > address.0
+        if let Some((start, before)) = mapped.range(part.base..end).next_back()
+            && start.0 + before.size > address.0
         {
             return Err(MemoryError::Overlap {
                 offset,
@@ -124,7 +133,7 @@ impl Reserved {
                 taken: start.0 - part.base.0,
             });
         }
-        mapped.insert(address, Taken { size, location });
+        mapped.insert(address, taken);
         Ok(address)
     }
 

@@ -380,6 +380,7 @@ impl<'a> PoolBuilder<'a> {
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "SharedMemoryPool")]
 #[derive(Clone)]
 pub struct Pool {
     core: Arc<Core>,
@@ -443,6 +444,7 @@ impl Pool {
     }
 
     /// Returns a builder of a tenant. The name must be unique among the registered tenants.
+    #[doc(alias = "register_model")]
     pub fn tenant(&self, name: impl Into<String>) -> TenantBuilder<'_> {
         TenantBuilder::new(&self.core, name.into())
     }

@@ -47,7 +47,7 @@ impl Policy {
 }
 
 /// When memory is filled with zeros on its way from one tenant to another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scrub {
     /// Whenever memory changes tenants, ordered before the new owner's work. The default.

@@ -132,6 +132,7 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// assert_eq!(region.purge()?, 16 * MIB); // unmapped and released
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "VirtualMemoryPool")]
 pub struct Region {
     space: Space,
     props: PhysicalProps,
@@ -388,6 +389,8 @@ impl Region {
         }
     }
 }
+
+crate::size::bounds!(Region);
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

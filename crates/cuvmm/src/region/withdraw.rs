@@ -19,6 +19,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
+    #[doc(alias = "free")]
     pub fn decommit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         self.withdraw(range, |region| Ok(region.fence_of_all()))
     }
@@ -33,6 +34,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
+    #[doc(alias = "deallocate")]
     pub fn decommit_after(
         &mut self,
         range: Range<u64>,

@@ -60,6 +60,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// [`ContainerError::NoConcurrentAccess`] if a device cannot work while the host accesses
     /// managed memory; others when a driver call fails, or the stream of a leaked access captures.
+    #[doc(alias = "as_slice")]
     pub fn host(&self) -> Result<HostView<'_, T>, ContainerError> {
         self.shared()?;
         // SAFETY: every device of the driver can work while the host accesses managed memory.

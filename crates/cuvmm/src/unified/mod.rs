@@ -171,6 +171,7 @@ impl<T: Pod> UnifiedBuffer<T> {
 
     /// Returns the size in bytes.
     #[must_use]
+    #[doc(alias = "byte_size")]
     pub fn size(&self) -> u64 {
         bytes_of::<T>(self.len)
     }

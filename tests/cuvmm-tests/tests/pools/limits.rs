@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common;
 use crate::common::{D0, G, busy, nth_of, pool};
 use crate::on_both;
-use cuvmm::driver::{CUresult, Call};
+use cuvmm::driver::{CUresult, Call, DriverKind};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{Block, Limit, Mapper, Pool, Stream};
 
@@ -94,12 +94,16 @@ on_both! {
         let a = pool.tenant("a").guarantee(3 * G).register().unwrap();
         let _b = pool.tenant("b").guarantee(2 * G).register().unwrap();
         let total = rig.device.total_memory();
+        let what = match rig.device.driver().kind() {
+            DriverKind::Host => "bytes of a pool's limit on the host driver, whose memory `HostOptions::capacity` sets",
+            _ => "bytes of a pool's limit",
+        };
         let small = |value| ArgumentError::TooSmall { what: "bytes of a pool's limit", value, least: G }.into();
         for (limit, error) in [
             (Limit::Bytes(G - 1), small(G - 1)),
             (Limit::Bytes(0), small(0)),
             (Limit::LeaveFree(total), small(0)),
-            (Limit::Bytes(total + 1), ArgumentError::TooLarge { what: "bytes of a pool's limit", value: total + 1, most: total }.into()),
+            (Limit::Bytes(total + 1), ArgumentError::TooLarge { what, value: total + 1, most: total }.into()),
             (
                 Limit::Bytes(5 * G - 1),
                 PoolError::BelowGuarantees { limit: 4 * G, guaranteed: 5 * G },

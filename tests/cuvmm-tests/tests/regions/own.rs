@@ -12,7 +12,7 @@ use cuvmm::driver::{CUresult, Call, HandleTypes, StreamHandle};
 use cuvmm::error::{ArgumentError, DeviceError, MemoryError};
 use cuvmm::own::CloseRefusal;
 use cuvmm::{
-    Access, AccessGrant, CallError, Device, Event, Managed, Physical, Reservation, Stream,
+    Access, AccessGrant, CallError, Device, Event, Managed, Physical, Region, Reservation, Stream,
 };
 
 fn open(rig_device: &Device, mapping: &cuvmm::Mapping) {
@@ -128,12 +128,50 @@ on_both! {
         let reservation = Reservation::new(&rig.device, G).unwrap();
         let physical = Physical::new(&rig.device, G).unwrap();
         let mapping = reservation.map(0, &physical).unwrap();
-        assert!(mapping.read(0, &mut [0; 4]).is_err(), "no access yet");
+        let unread = mapping.read(0, &mut [0; 4]);
+        assert!(matches!(unread, Err(MemoryError::NoAccess { wanted: "read", .. })), "no access yet");
         mapping.set_access(&[AccessGrant::new(&rig.device, Access::Read)]).unwrap();
         assert_eq!(mapping.access_of(&rig.device).unwrap(), Access::Read);
         mapping.read(0, &mut [0; 4]).unwrap();
         let refused = mapping.write(0, b"no").unwrap_err();
-        assert!(matches!(refused, MemoryError::Range { offset: 0, size: 2, .. }), "{refused}");
+        assert!(matches!(refused, MemoryError::NoAccess { wanted: "write", .. }), "{refused}");
+        assert!(refused.to_string().contains("device 0 may not write the memory: grant access with `set_access`"), "{refused}");
+    }
+
+    fn a_reservation_lists_its_mappings(rig) {
+        let reservation = Reservation::new(&rig.device, 8 * G).unwrap();
+        assert_eq!(reservation.mappings(), []);
+        let physical = Physical::new(&rig.device, 2 * G).unwrap();
+        let second = reservation.map(4 * G, &physical).unwrap();
+        let first = reservation.map(G, &physical).unwrap();
+        open(&rig.device, &first);
+        let listed = reservation.mappings();
+        let seen = |at: usize| (listed[at].offset, listed[at].size, listed[at].access);
+        assert_eq!(seen(0), (G, 2 * G, Some(Access::ReadWrite)));
+        assert_eq!(seen(1), (4 * G, 2 * G, Some(Access::None)));
+        assert!(listed.iter().all(|it| it.handle == physical.as_raw()));
+        assert!(listed.iter().all(|it| it.location == rig.device.location()));
+        drop(first);
+        assert_eq!(reservation.mappings().len(), 1);
+        assert!(reservation.contains(second.address()) && second.contains(second.address()));
+        assert!(!second.contains(second.end()) && reservation.contains(second.end()));
+        assert!(!reservation.contains(reservation.end()));
+        let recommended = rig.device.recommended_granularity().unwrap();
+        assert_eq!(recommended % rig.device.granularity(), 0);
+    }
+
+    fn an_extent_has_its_handle_and_its_access(rig) {
+        let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
+        region.commit(0..2 * G).unwrap();
+        let extent = region.extents()[0];
+        assert_eq!(extent.access, Access::ReadWrite);
+        assert!(extent.contains(region.address() + (2 * G - 1)));
+        assert!(!extent.contains(region.address() + extent.end()));
+        let fork = region.fork(&[]).unwrap();
+        let shared = [region.extents()[0], fork.extents()[0]];
+        assert!(shared.iter().all(|it| (it.handle, it.access) == (extent.handle, Access::Read)));
+        assert_eq!(region.end() - region.address(), region.size());
+        assert!(region.contains(region.address()) && !fork.contains(region.address()));
     }
 
     fn host_memory_is_opened_to_the_device_and_its_node(rig) {

@@ -7,6 +7,7 @@
 
 use super::budget::TenantId;
 use crate::device::Device;
+use crate::driver::limit_name;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::extents::Urgency;
 use crate::pool::blocks::slots::Give;
@@ -20,7 +21,7 @@ const TENANT_LIMIT: &str = "bytes of a tenant's limit, which is at least its gua
 
 /// The physical memory that a pool may hold. Released memory does not count, even while another
 /// process that imported it still has it, which only the driver knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
     /// At most this number of bytes, rounded down to whole granules: at least a granule, at most
@@ -53,9 +54,8 @@ impl Limit {
             Self::Bytes(limit) => (limit, 0),
             Self::LeaveFree(bytes) => (total.saturating_sub(bytes), bytes),
         };
-        let what = "bytes of a pool's limit";
-        ArgumentError::at_most(what, limit, total)?;
-        ArgumentError::at_least(what, limit, granule.bytes())?;
+        ArgumentError::at_most(limit_name(device.driver().kind()), limit, total)?;
+        ArgumentError::at_least("bytes of a pool's limit", limit, granule.bytes())?;
         Ok((granule.round_down(limit), leave_free))
     }
 }

@@ -319,6 +319,7 @@ impl Block {
     ///
     /// # Errors
     /// [`HandedBack`], which contains the block, while the home stream is capturing.
+    #[doc(alias = "deallocate")]
     #[allow(clippy::result_large_err, reason = "the block is handed back as it is")]
     pub fn free(self) -> Result<(), HandedBack<Self, MemoryError>> {
         match self.may_be_freed() {
@@ -400,6 +401,8 @@ impl Block {
         state.check(self.place(), Use::Lend(access), &range)
     }
 }
+
+crate::size::bounds!(Block);
 
 impl Drop for Block {
     fn drop(&mut self) {

@@ -62,7 +62,7 @@ impl<'a> BlockBuilder<'a> {
     /// [the pool is open to](crate::pool::PoolBuilder::open_to). Marking that work (`cuCtxRecordEvent`)
     /// breaks every graph capture on the context, also a capture by another library, unless a
     /// [capture guard](crate::pool::Pool::capture_guard) lives meanwhile. A [hardened
-    /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does
+    /// pool](crate::pool#hardened-pools) marks the work as soon as such a block is dropped, and so does
     /// any pool if the block was [exported](Block::export); otherwise the pool marks it when the
     /// memory is requested.
     ///
@@ -93,7 +93,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Sets how much memory the block gets at once when it outgrows its memory, instead of [the
-    /// pool's setting](crate::pool::PoolBuilder::growth). In a [hardened pool](super#hardened-pools)
+    /// pool's setting](crate::pool::PoolBuilder::growth). In a [hardened pool](crate::pool#hardened-pools)
     /// growth is always [exact](Growth::Exact).
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.wanted.grain.growth = Some(growth);
@@ -183,7 +183,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// The distance is the difference of the first two addresses: the capacity, rounded up to a
     /// granule times a power of two, or to a [multiple](Self::stride_multiple), plus two guards in
-    /// a [hardened pool](super#hardened-pools). Between a block's end and the next block no memory
+    /// a [hardened pool](crate::pool#hardened-pools). Between a block's end and the next block no memory
     /// of another block is ever mapped.
     ///
     /// Each block is otherwise an ordinary block. If `count` blocks that were side by side, at most

@@ -76,6 +76,7 @@ mod noted;
 mod register;
 mod relocate;
 mod replace;
+mod stats;
 mod supply;
 mod withdraw;
 mod zero_backed;
@@ -104,6 +105,7 @@ pub use builder::RegionBuilder;
 pub use dma_buf::DmaBuf;
 pub use host_extents::HostExtents;
 pub use layout::Layout;
+pub use stats::RegionStats;
 
 /// The default limit on the mappings of a region: an eighth of what a device can have.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;

@@ -42,7 +42,7 @@ impl Region {
     }
 
     /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
-    /// waits.
+    /// waits. [`stats`](Self::stats) says what stays, and why.
     ///
     /// Makes `cuMemUnmap` and `cuMemRelease` for each extent, and the calls that poll the fences.
     ///

@@ -39,6 +39,15 @@ impl Region {
         self.withdraw(range, |region| region.fence_after(streams))
     }
 
+    /// Withdraws a range after the work of a fence and that which the region has noted.
+    pub(crate) fn decommit_behind(
+        &mut self,
+        range: Range<u64>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
+        self.withdraw(range, |region| Ok(region.and_noted(fence)))
+    }
+
     /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
     /// waits.
     ///

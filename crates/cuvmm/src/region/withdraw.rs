@@ -24,7 +24,8 @@ impl Region {
     /// Withdraws a range after the work of the streams that used it. The region's own
     /// [fills](Self::fill) and [copies](Self::copy_from) and the streams recorded through a
     /// [`Registration`](super::Registration::record_use) need not be named. Without a named stream,
-    /// no other work counts.
+    /// no other work counts, except after a DLPack tensor over the region was dropped: then all work
+    /// that was queued on the devices with access by that time.
     ///
     /// If fills and copies on more than 64 streams are incomplete, all work of their devices is
     /// waited for, as after [`decommit`](Self::decommit).

@@ -39,7 +39,7 @@ use self::kept_pools::KeptPools;
 
 pub(crate) use self::kept_pools::KeptPool;
 
-pub(crate) use events::{Events, Progress, Stamp, Work};
+pub(crate) use events::{Events, Stamp, Work, WorkState};
 
 /// A device of a driver. Clones are the same device and share its counters.
 ///

@@ -55,7 +55,7 @@ pub(crate) enum Work {
 
 /// The progress of the work before a stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum WorkState {
     Complete,
     Pending,
     /// The driver cannot record an event behind all work of a context (before CUDA 12.5). Only a
@@ -126,9 +126,9 @@ impl Events {
         work: Work,
         stamp: Stamp,
         since: Stamp,
-    ) -> Result<Progress, CallError> {
+    ) -> Result<WorkState, CallError> {
         if self.is_complete(stamp) {
-            return Ok(Progress::Complete);
+            return Ok(WorkState::Complete);
         }
         // A thread that does not exist in a forked child may have held the lock.
         device.own_process()?;
@@ -141,14 +141,14 @@ impl Events {
         work: Work,
         stamp: Stamp,
         since: Stamp,
-    ) -> Result<Progress, CallError> {
+    ) -> Result<WorkState, CallError> {
         let mut inner = self.lock();
         if inner.asked > since {
-            return Ok(Progress::Pending);
+            return Ok(WorkState::Pending);
         }
         let now = device.tick();
         let progress = device.relaxed(|| self.ask(&mut inner, device, work, stamp))??;
-        if progress == Progress::Pending {
+        if progress == WorkState::Pending {
             inner.asked = now;
         }
         if let Work::Context = work {
@@ -166,17 +166,17 @@ impl Events {
         device: &Device,
         work: Work,
         stamp: Stamp,
-    ) -> Result<Progress, CallError> {
+    ) -> Result<WorkState, CallError> {
         self.collect(inner, device)?;
         if self.is_complete(stamp) {
-            return Ok(Progress::Complete);
+            return Ok(WorkState::Complete);
         }
         if inner.covering(stamp).is_some() {
-            return Ok(Progress::Pending);
+            return Ok(WorkState::Pending);
         }
         if let Work::Stream(stream) = work {
             if device.is_capturing(stream)? {
-                return Ok(Progress::Pending);
+                return Ok(WorkState::Pending);
             }
             let asked = device.tick();
             // With an event outstanding the stream is known to be busy.
@@ -185,24 +185,24 @@ impl Events {
                     Ok(false) => {}
                     Ok(true) => {
                         self.completed(asked);
-                        return Ok(Progress::Complete);
+                        return Ok(WorkState::Complete);
                     }
-                    Err(error) if error.is_of_capture() => return Ok(Progress::Pending),
+                    Err(error) if error.is_of_capture() => return Ok(WorkState::Pending),
                     Err(error) => return Err(error),
                 }
             }
         }
         match inner.record(device, work)? {
             Recorded::Yes => {}
-            Recorded::Capturing => return Ok(Progress::Pending),
-            Recorded::Lacking => return Ok(Progress::NeedsSynchronise),
+            Recorded::Capturing => return Ok(WorkState::Pending),
+            Recorded::Lacking => return Ok(WorkState::NeedsSynchronise),
         }
         if let Work::Context = work {
             self.spin(inner, device)?;
         }
         Ok(match self.is_complete(stamp) {
-            true => Progress::Complete,
-            false => Progress::Pending,
+            true => WorkState::Complete,
+            false => WorkState::Pending,
         })
     }
 

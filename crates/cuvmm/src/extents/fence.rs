@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use crate::device::{Device, Progress, Stamp, Work};
+use crate::device::{Device, Stamp, Work, WorkState};
 use crate::error::CallError;
 use crate::own::Stream;
 
@@ -314,9 +314,9 @@ impl Fence {
         let mut answer = Ok(Poll::Complete);
         for point in self.points() {
             match point.poll(since(point.line.device())) {
-                Ok(Progress::Complete) => {}
-                Ok(Progress::Pending) => return Ok(Poll::Pending),
-                Ok(Progress::NeedsSynchronise) => answer = Ok(Poll::NeedsSynchronise),
+                Ok(WorkState::Complete) => {}
+                Ok(WorkState::Pending) => return Ok(Poll::Pending),
+                Ok(WorkState::NeedsSynchronise) => answer = Ok(Poll::NeedsSynchronise),
                 Err(error) => answer = answer.and(Err(error)),
             }
         }
@@ -328,7 +328,7 @@ impl Fence {
 
     /// Polls every point, and drops the streams of complete points.
     pub(crate) fn prune(&mut self) {
-        let pending = |point: &&Point| !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete));
+        let pending = |point: &&Point| !matches!(point.poll(Stamp::MAX), Ok(WorkState::Complete));
         let left = self.points().iter().filter(pending).cloned().collect();
         *self = Self::of(left);
     }
@@ -342,7 +342,7 @@ impl Fence {
         }
         // A poll of all work of a device would break a capture.
         let left = |point: &&Point| match point.line {
-            Line::Stream(_) => !matches!(point.poll(Stamp::MAX), Ok(Progress::Complete)),
+            Line::Stream(_) => !matches!(point.poll(Stamp::MAX), Ok(WorkState::Complete)),
             Line::Device(_) => true,
         };
         let left: Vec<Point> = self.points().iter().filter(left).cloned().collect();
@@ -417,9 +417,9 @@ impl Point {
         on_stream || device.events().is_complete(self.stamp) || device.lost().is_some()
     }
 
-    fn poll(&self, since: Stamp) -> Result<Progress, CallError> {
+    fn poll(&self, since: Stamp) -> Result<WorkState, CallError> {
         if self.is_complete() {
-            return Ok(Progress::Complete);
+            return Ok(WorkState::Complete);
         }
         let device = self.line.device();
         let polled = match &self.line {
@@ -434,7 +434,7 @@ impl Point {
         };
         // The poll itself may have found that the context is lost.
         polled.or_else(|error| match device.lost() {
-            Some(_) => Ok(Progress::Complete),
+            Some(_) => Ok(WorkState::Complete),
             None => Err(error),
         })
     }

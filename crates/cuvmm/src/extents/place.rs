@@ -132,8 +132,14 @@ pub(crate) struct PlaceFailure {
 }
 
 impl PlaceFailure {
+    /// Unmaps an extent that was just placed. Tries twice.
     pub(super) fn take_out(&mut self, placed: Placed) {
-        match placed.unmap(Unused::never_used()) {
+        let unmapped = placed.unmap(Unused::never_used());
+        let unmapped = unmapped.or_else(|(placed, error)| {
+            log!(warn, %error, "a roll-back is tried again");
+            placed.unmap(Unused::never_used())
+        });
+        match unmapped {
             Ok(unmapped) => self.physicals.push(unmapped),
             Err((placed, error)) => {
                 log!(error, %error, "a roll-back could not unmap: quarantined");

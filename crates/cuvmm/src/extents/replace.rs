@@ -25,7 +25,7 @@ use super::taken::{NotPutBack, TakenOut};
 use crate::error::MemoryError;
 use crate::own::{Access, Event, Stream};
 
-/// Physicals, each with the offset to map it at.
+/// Physicals, each with the offset to map it at, in ascending order.
 pub(crate) type New = Vec<(u64, Unmapped)>;
 
 /// The copies to host memory that are queued before the first is waited for. By then the first has
@@ -64,11 +64,27 @@ struct Exchange<'a, 'b> {
     stream: &'a Stream,
     /// The old memory taken out.
     old: TakenOut,
-    placed: Vec<(Range<u64>, Bytes)>,
+    placed: Vec<Exchanged>,
     spare: Vec<Unmapped>,
     queued: bool,
     /// Set if a copy may be running.
     running: bool,
+}
+
+/// Old extents, and the ranges of the new memory that comes in their place.
+struct Part {
+    old: Range<u64>,
+    new: Vec<Range<u64>>,
+}
+
+/// New memory in the place of old extents.
+struct Exchanged {
+    /// The range of the old extents.
+    old: Range<u64>,
+    new: Vec<Range<u64>>,
+    bytes: Bytes,
+    /// `false` while some of the new memory is not in place.
+    is_whole: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +96,10 @@ enum Bytes {
 }
 
 impl Completed<'_> {
-    /// Copies the bytes of extents to other memory and maps it in their place, where no device has
-    /// more access than `most`. Each new physical begins and ends where extents do. The location of
-    /// the first decides the method for all. Returns the old memory.
+    /// Copies bytes of extents to other memory and maps it in their place, where no device has more
+    /// access than `most`. Bytes of an extent that no new memory covers are given up with it. Host
+    /// memory begins and ends where extents do. The location of the first physical decides the
+    /// method for all. Returns the old memory.
     ///
     /// All or nothing, unless it is unknown whether a copy has ended: new host memory then stays
     /// mapped.
@@ -127,11 +144,10 @@ impl Completed<'_> {
 }
 
 impl Exchange<'_, '_> {
-    /// Copies to new memory beside, one extent after the other, and maps each in place while the
-    /// next copies run.
+    /// Copies to new memory beside, and maps it in the place of one old extent after the other
+    /// while the next copies run.
     fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {
-        let ends = |(offset, unmapped): &(u64, Unmapped)| *offset..offset + unmapped.size();
-        let ranges: Vec<Range<u64>> = new.iter().map(ends).collect();
+        let parts = self.parts(&new);
         let memory = new.into_iter().map(|(_, unmapped)| unmapped);
         if let Err(failed) = self.beside.place(0, memory.collect()) {
             self.spare.extend(failed.physicals);
@@ -139,35 +155,82 @@ impl Exchange<'_, '_> {
         }
         let mut at = 0;
         let mut copies = vec![];
-        let last = ranges.last().cloned();
-        for range in ranges {
-            let size = range.end - range.start;
-            self.queued = true;
-            let there = &self.there.space;
-            self.beside
-                .copy_within(self.stream, at, there, range.start, size)?;
+        let count = parts.len();
+        for (number, part) in parts.into_iter().enumerate() {
+            let first = at;
+            for range in &part.new {
+                let size = range.end - range.start;
+                self.queued = true;
+                let there = &self.there.space;
+                self.beside
+                    .copy_within(self.stream, at, there, range.start, size)?;
+                at += size;
+            }
             // The last copy needs no event: the stream is waited for.
-            let event = match Some(&range) == last.as_ref() {
+            let event = match number + 1 == count {
                 true => None,
                 false => self.mark(),
             };
-            copies.push((range, at, event));
-            at += size;
+            copies.push((part, first, event));
         }
-        for (range, at, event) in copies {
+        for (part, at, event) in copies {
             self.wait(event)?;
-            let covered = self.there.space.extents_in(range.start, range.end);
-            let covered: Vec<u64> = covered.map(|extent| extent.offset).collect();
-            let Some(new) = self.beside.never_used(0).withdraw_back(at)? else {
-                continue;
-            };
-            if let Err(error) = self.there.take_out(covered, &mut self.old) {
-                self.spare.push(new);
-                return Err(error.into());
-            }
-            self.place(range, new, Bytes::There)?;
+            self.exchange(part, at)?;
         }
         Ok(())
+    }
+
+    /// Groups new memory by the old extents in whose place it comes.
+    fn parts(&self, new: &New) -> Vec<Part> {
+        let mut parts: Vec<Part> = vec![];
+        for (offset, unmapped) in new {
+            let range = *offset..offset + unmapped.size();
+            let covered = self.there.space.extents_in(range.start, range.end);
+            let old = covered.fold(range.clone(), |all, extent| {
+                all.start.min(extent.offset)..all.end.max(extent.end())
+            });
+            match parts.last_mut() {
+                Some(last) if last.old.end > old.start => {
+                    last.old.end = last.old.end.max(old.end);
+                    last.new.push(range);
+                }
+                _ => parts.push(Part {
+                    old,
+                    new: vec![range],
+                }),
+            }
+        }
+        parts
+    }
+
+    /// Takes old extents out, and maps the new memory, which lies beside from `at` on, in their
+    /// place.
+    fn exchange(&mut self, part: Part, mut at: u64) -> Result<(), MemoryError> {
+        let Range { start, end } = part.old;
+        let mut new = vec![];
+        let mut outcome = Ok(());
+        for range in part.new {
+            match self.beside.never_used(0).withdraw_back(at) {
+                Ok(withdrawn) => new.extend(withdrawn.map(|unmapped| (range.start, unmapped))),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+            at += range.end - range.start;
+        }
+        if outcome.is_ok() {
+            let old = self.there.space.extents_in(start, end);
+            let old: Vec<u64> = old.map(|extent| extent.offset).collect();
+            outcome = self.there.take_out(old, &mut self.old);
+        }
+        match outcome {
+            Ok(()) => self.place(start..end, new, Bytes::There),
+            Err(error) => {
+                self.spare.extend(new.into_iter().map(|(_, new)| new));
+                Err(error.into())
+            }
+        }
     }
 
     /// Maps the old memory beside, and copies from there to the new memory in place, each extent
@@ -184,8 +247,8 @@ impl Exchange<'_, '_> {
     /// `end`, which they were copied from.
     fn leave(&mut self, places: usize, end: u64, event: Option<Event>) -> Result<(), MemoryError> {
         self.wait(event)?;
-        for (_, bytes) in self.placed.iter_mut().take(places) {
-            *bytes = Bytes::There;
+        for placed in self.placed.iter_mut().take(places) {
+            placed.bytes = Bytes::There;
         }
         let mut beside = self.beside.never_used(0);
         let there = beside.space.extents_in(0, end).map(|it| it.offset);
@@ -214,12 +277,16 @@ impl Exchange<'_, '_> {
         let mut copies = VecDeque::new();
         for (offset, unmapped) in new {
             let size = unmapped.size();
-            self.place(offset..offset + size, unmapped, Bytes::Missing)?;
+            self.place(
+                offset..offset + size,
+                vec![(offset, unmapped)],
+                Bytes::Missing,
+            )?;
             self.queued = true;
             let there = &self.there.space;
             there.copy_within(self.stream, offset, &self.beside, at, size)?;
-            if let Some((_, bytes)) = self.placed.last_mut() {
-                *bytes = Bytes::Queued;
+            if let Some(placed) = self.placed.last_mut() {
+                placed.bytes = Bytes::Queued;
             }
             at += size;
             copies.push_back((self.placed.len(), at, self.mark()));
@@ -232,18 +299,30 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    fn place(&mut self, range: Range<u64>, new: Unmapped, bytes: Bytes) -> Result<(), MemoryError> {
-        let there = &mut self.there.space;
-        match there.place_for(range.start, vec![new], self.most) {
-            Ok(()) => {
-                self.placed.push((range, bytes));
-                Ok(())
-            }
-            Err(failed) => {
+    /// Maps new memory in the place of old extents that were taken out.
+    fn place(&mut self, old: Range<u64>, new: New, bytes: Bytes) -> Result<(), MemoryError> {
+        let mut placed = Exchanged {
+            old,
+            new: vec![],
+            bytes,
+            is_whole: false,
+        };
+        let mut outcome = Ok(());
+        let mut new = new.into_iter();
+        for (offset, unmapped) in new.by_ref() {
+            let end = offset + unmapped.size();
+            let there = &mut self.there.space;
+            if let Err(failed) = there.place_for(offset, vec![unmapped], self.most) {
                 self.spare.extend(failed.physicals);
-                Err(failed.error)
+                outcome = Err(failed.error);
+                break;
             }
+            placed.new.push(offset..end);
         }
+        self.spare.extend(new.map(|(_, unmapped)| unmapped));
+        placed.is_whole = outcome.is_ok();
+        self.placed.push(placed);
+        outcome
     }
 
     /// Records an event behind the queued work. Without an event, the stream is waited for.
@@ -271,7 +350,8 @@ impl Exchange<'_, '_> {
         })
     }
 
-    fn undo(mut self, error: MemoryError) -> NotReplaced {
+    /// Waits for the queued copies, before what was done is undone.
+    fn settle(&mut self) {
         if self.queued
             && !self.running
             && let Err(error) = self.wait(None)
@@ -279,15 +359,19 @@ impl Exchange<'_, '_> {
             log!(warn, %error, "it is not known what was copied");
             if !self.running {
                 let placed = self.placed.iter_mut();
-                let queued = placed.filter(|(_, bytes)| *bytes == Bytes::Queued);
-                queued.for_each(|(_, bytes)| *bytes = Bytes::Missing);
+                let queued = placed.filter(|it| it.bytes == Bytes::Queued);
+                queued.for_each(|it| it.bytes = Bytes::Missing);
             }
         }
+    }
+
+    fn undo(mut self, error: MemoryError) -> NotReplaced {
+        self.settle();
         let Self {
             there,
             mut beside,
             mut old,
-            mut placed,
+            placed,
             spare: mut physicals,
             running,
             ..
@@ -299,28 +383,34 @@ impl Exchange<'_, '_> {
                 physicals.extend(here.ok().flatten());
             }
         }
-        placed.retain(|(range, bytes)| {
-            let mut new = there.space.never_used(range.start);
+        // Where new memory stays in the place of old, and the rest of that new memory.
+        let (mut replaced, mut rest) = (vec![], TakenOut::default());
+        for placed in placed {
+            let mut new = TakenOut::default();
             // Memory that a copy may be writing stays mapped.
-            let withdrawn = match running && *bytes != Bytes::There {
-                true => None,
-                false => new.withdraw_back(range.start).ok(),
+            let stays = match running && placed.bytes != Bytes::There {
+                true => !placed.new.is_empty(),
+                false => {
+                    let mut here = there.space.never_used(placed.old.start);
+                    let mut ranges = placed.new.iter().rev();
+                    ranges.any(|range| here.take_insisting(range.start, &mut new).is_err())
+                }
             };
-            match withdrawn {
-                Some(here) => {
-                    physicals.extend(here);
-                    false
-                }
+            if stays && placed.bytes == Bytes::Missing {
+                let new = placed.new.iter();
+                new.for_each(|range| there.space.quarantine(range.start));
+            } else if stays {
                 // The memory has the bytes, or will have them when the copy ends.
-                None if *bytes != Bytes::Missing => true,
-                None => {
-                    there.space.quarantine(range.start);
-                    false
+                match placed.is_whole {
+                    true => replaced.push(placed.old),
+                    false => replaced.extend(placed.new),
                 }
+                rest.append(std::mem::take(&mut new));
             }
-        });
-        let placed: Vec<Range<u64>> = placed.into_iter().map(|(range, _)| range).collect();
-        physicals.extend(old.split_off(&placed));
+            physicals.extend(new.into_parts().map(|(_, unmapped)| unmapped));
+        }
+        physicals.extend(old.split_off(&replaced));
+        old.append(rest);
         let lost = there.space.put_back(old).err();
         if beside.count() + beside.stuck_count() > 0 {
             there.space.beside.push(beside);
@@ -434,7 +524,7 @@ mod tests {
         let stream = Stream::new(&rig.device).unwrap();
         let (before, raws, outcome, mut space) = replaced(&rig, &stream, || {
             rig.fail(Call::MemSetAccess, 1);
-            rig.fail(Call::MemUnmap, 1);
+            (1..=2).for_each(|nth| rig.fail(Call::MemUnmap, nth));
         });
         let failed = outcome.unwrap_err();
         assert_eq!(raw(&failed.physicals), raws[1..]);
@@ -455,6 +545,70 @@ mod tests {
         other.promised().retry_stuck().unwrap();
         assert_eq!(other.stuck_bytes(), 0);
         assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn an_extent_is_cut() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut space = Space::reserve(&rig.device, 9 * G).unwrap();
+        let memory = vec![rig.memory(1), rig.memory(8)];
+        space.place_for(0, memory, Access::ReadWrite).unwrap();
+        let before = handles(&space);
+        let (new, raw) = new(&rig, &[(1, 2), (3, 1), (6, 1)]);
+        let old = space.promised().replace(new, Access::ReadWrite, &stream);
+        let old: Vec<_> = old.unwrap().handles().collect();
+        assert_eq!(old, before[1..]);
+        let places: Vec<u64> = space.extents().map(|extent| extent.offset / G).collect();
+        assert_eq!(places, [0, 1, 3, 6]);
+        assert_eq!(handles(&space)[1..], raw);
+    }
+
+    #[test]
+    fn an_extent_is_taken_out_after_all_copies_from_it() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut space = Space::reserve(&rig.device, 5 * G).unwrap();
+        let memory = vec![rig.memory(1), rig.memory(2), rig.memory(2)];
+        space.place_for(0, memory, Access::ReadWrite).unwrap();
+        let before = handles(&space);
+        // The last extent is copied to both.
+        let (new, _) = new(&rig, &[(0, 4), (4, 1)]);
+        rig.fail_from(Call::StreamSynchronize, 1);
+        let failed = space.promised().replace(new, Access::ReadWrite, &stream);
+        assert!(failed.unwrap_err().lost.is_none());
+        assert_eq!(rig.count(Call::MemUnmap), 2, "those of the copies");
+        rig.heal();
+        assert_eq!(handles(&space), before);
+    }
+
+    #[test]
+    fn new_memory_that_cannot_be_taken_out_again_keeps_the_bytes() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut space = Space::reserve(&rig.device, 16 * G).unwrap();
+        let memory = vec![rig.memory(8), rig.memory(8)];
+        space.place_for(0, memory, Access::ReadWrite).unwrap();
+        let before = handles(&space);
+        // The second cut fails: its old extent cannot be unmapped, and of the first cut the first
+        // extent cannot.
+        let (new, raw) = new(&rig, &[(0, 2), (2, 1), (8, 1)]);
+        // Two of the first cut beside, its old extent, one of the second cut beside, its old
+        // extent; then the second extent of the first cut, and its first extent twice.
+        for nth in [5, 7, 8] {
+            rig.fail(Call::MemUnmap, nth);
+        }
+        let failed = space.promised().replace(new, Access::ReadWrite, &stream);
+        let failed = failed.unwrap_err();
+        rig.heal();
+        assert!(failed.lost.is_none());
+        assert_eq!(handles(&space), [raw[0], raw[1], before[1]]);
+        let free: Vec<_> = failed
+            .physicals
+            .iter()
+            .map(|it| it.physical.as_raw())
+            .collect();
+        assert_eq!(free, [raw[2], before[0]]);
     }
 
     #[test]

@@ -70,6 +70,10 @@ impl TakenOut {
             .for_each(|taken| taken.unmapped.fresh = false);
     }
 
+    pub(super) fn append(&mut self, mut last: Self) {
+        self.0.append(&mut last.0);
+    }
+
     /// Removes and returns the physicals that were wholly within one of the ranges, and so are not
     /// to be put back there.
     pub(super) fn split_off(&mut self, ranges: &[Range<u64>]) -> Vec<Unmapped> {
@@ -135,7 +139,12 @@ impl Completed<'_> {
         Ok(())
     }
 
-    fn take_insisting(&mut self, offset: u64, taken: &mut TakenOut) -> Result<(), CallError> {
+    /// Takes out an extent in a roll-back. Tries twice.
+    pub(super) fn take_insisting(
+        &mut self,
+        offset: u64,
+        taken: &mut TakenOut,
+    ) -> Result<(), CallError> {
         self.take_out([offset], taken).or_else(|error| {
             log!(warn, %error, offset, "a roll-back is tried again");
             self.take_out([offset], taken)

@@ -5,7 +5,7 @@
 //! The thread never waits for memory, so two processes that wait for each other both go on
 //! releasing.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -22,6 +22,7 @@ use super::stall::Averages;
 use super::turns::Unmet;
 use super::word::Word;
 use crate::error::LedgerError;
+use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 
 const PASS: Duration = Duration::from_secs(1);
@@ -42,6 +43,8 @@ const FIRST_PASS: Duration = Duration::from_micros(100);
 pub(super) struct Keeper {
     file: Arc<LedgerFile>,
     member: Weak<Member>,
+    /// Held while this thread has a handle of the member.
+    passing: Arc<Mutex<()>>,
     commands: Arc<Commands>,
     appeals: Appeals,
     /// When the last pass refunded idle memory, and the count of grants then.
@@ -57,6 +60,7 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
     let keeper = Keeper {
         file: Arc::clone(member.file()),
         member: Arc::downgrade(member),
+        passing: Arc::clone(&member.passing),
         commands: Arc::clone(commands),
         appeals: Appeals::default(),
         idle_since: (clock::now(), None),
@@ -67,9 +71,11 @@ pub(super) fn start(member: &Arc<Member>, commands: &Arc<Commands>) -> Result<()
     let started = std::thread::Builder::new()
         .name("cuvmm-ledger".into())
         .spawn(move || keeper.run());
-    started
-        .map(drop)
-        .map_err(|error| LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))
+    let thread = started.map_err(|error| {
+        LedgerError::Thread(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))
+    })?;
+    member.keeper.get_or_init(|| thread.thread().id());
+    Ok(())
 }
 
 impl Member {
@@ -86,6 +92,7 @@ impl Keeper {
         Self {
             file: Arc::clone(member.file()),
             member: Weak::new(),
+            passing: Arc::default(),
             commands: Arc::default(),
             appeals: Appeals::at_work(),
             idle_since: (clock::now(), None),
@@ -98,14 +105,17 @@ impl Keeper {
     fn run(mut self) {
         let file = Arc::clone(&self.file);
         let bell = &file.layout().header.wanted;
+        let passing = Arc::clone(&self.passing);
         loop {
             let rung = bell.count();
-            let Some(member) = self.member.upgrade() else {
+            let pass = passing.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(member) = self.member.upgrade().filter(|it| !it.has_left()) else {
                 return;
             };
             let again = self.pass(&member);
             // If this was the last handle, the process leaves the ledger here.
             drop(member);
+            drop(pass);
             bell.wait(rung, again);
         }
     }

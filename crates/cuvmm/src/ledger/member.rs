@@ -3,11 +3,13 @@
 //! Pools are granted bytes and return them. The charge is never less than what was granted to the
 //! pools, and never less than the guarantee, which is charged in advance.
 
+mod leaving;
 mod lending;
 mod terms;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::lending::NamedExport;
@@ -15,13 +17,11 @@ use self::lending::{Lent, Named};
 use super::charge::{self, Attempt, Count};
 use super::clock;
 use super::control::Served;
-use super::dead;
 use super::file::{LedgerFile, Terms};
 use super::foreign::Foreign;
 use super::givers::Givers;
 use super::joining::{self, Wishes};
 use super::layout::{SLOTS, Slot};
-use super::lock::Lock;
 use super::passing::{self, Older};
 use super::seen::{Seen, What};
 use super::stall::Stalls;
@@ -88,6 +88,11 @@ pub(crate) struct Member {
     giving: Mutex<()>,
     /// The socket for requests of other programs, if the process allows any.
     pub(super) served: OnceLock<Served>,
+    /// The ledger's thread, once it has started.
+    pub(super) keeper: OnceLock<ThreadId>,
+    /// Held by the ledger's thread while it has a handle.
+    pub(super) passing: Arc<Mutex<()>>,
+    has_left: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -139,6 +144,9 @@ impl Member {
             has_freed: AtomicBool::new(false),
             giving: Mutex::default(),
             served: OnceLock::new(),
+            keeper: OnceLock::new(),
+            passing: Arc::default(),
+            has_left: AtomicBool::new(false),
         })
     }
 
@@ -494,40 +502,5 @@ impl Member {
             held: bytes(self.count().charged()),
             reason,
         }
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        if !self.opened_by.is_here() {
-            return;
-        }
-        if let Some(served) = self.served.get() {
-            served.close();
-        }
-        let account = self
-            .account
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        let used = account.used;
-        if used > 0 {
-            // The memory could not be released: it counts until this process ends.
-            log!(warn, used, "memory is left that was charged to a ledger");
-            std::mem::forget(Arc::clone(&self.file));
-            return;
-        }
-        // If another process took this one for dead, the slot may have a new owner.
-        let found = self.slot().state().0;
-        dead::free(
-            &self.file,
-            self.index,
-            self.slot(),
-            (found, self.generation),
-        );
-        if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
-            log!(warn, %errno, "a ledger's slot could not be released");
-        }
-        // Ends the thread of this member.
-        self.file.layout().header.wanted.ring();
     }
 }

@@ -398,6 +398,12 @@ pub struct Ledger {
     device: [u8; 16],
 }
 
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        Member::leave_if_last(&self.member);
+    }
+}
+
 impl Ledger {
     /// Returns a builder of the ledger of `device` in a directory that all processes share. The
     /// file's name is the device's UUID with [`FILE_ENDING`]. A slice of a GPU (MIG) has a UUID of

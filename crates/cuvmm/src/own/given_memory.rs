@@ -4,15 +4,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::holders::Holder;
 use super::pool_memory::PoolMemory;
+use super::processes::Recipients;
 use crate::error::CallError;
 
 /// Memory of a memory pool, and the processes that it was given to. Its drop frees the memory,
 /// unless one of them uses it.
 pub(super) struct GivenMemory {
     memory: PoolMemory,
-    holders: Mutex<Vec<Arc<dyn Holder>>>,
+    holders: Mutex<Vec<Arc<dyn Recipients>>>,
 }
 
 impl GivenMemory {
@@ -28,7 +28,7 @@ impl GivenMemory {
     }
 
     /// Notes processes that are about to get the memory, and removes those that have released it.
-    pub(super) fn hold(&self, holder: Arc<dyn Holder>) {
+    pub(super) fn hold(&self, holder: Arc<dyn Recipients>) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.retain(|holder| !holder.is_over());
         // Several parts may be given at once.

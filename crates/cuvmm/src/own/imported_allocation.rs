@@ -12,10 +12,10 @@ use std::time::Duration;
 use cuvmm_driver::{Call, DeviceAddress, Location, MemPoolTicket, PointerAttribute};
 
 use super::close::CloseError;
-use super::holders::Giver;
 use super::imported_pool::ImportedPool;
 use super::pool_allocation::attribute_of;
 use super::pool_memory::{Ownership, PoolMemory};
+use super::processes::GivingProcess;
 use super::{Access, Stream};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The given part of an allocation, with the exporter's description.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct AllocationPart {
     pub(crate) ticket: MemPoolTicket,
     /// The bytes of the whole allocation.
     pub(crate) size: u64,
@@ -56,7 +56,7 @@ impl ImportedPool {
         size: u64,
     ) -> Result<ImportedAllocation, MemoryError> {
         let range = 0..size;
-        let part = Part {
+        let part = AllocationPart {
             ticket,
             size,
             range,
@@ -69,9 +69,9 @@ impl ImportedPool {
     pub(crate) fn import_part(
         &self,
         stream: &Stream,
-        part: &Part,
+        part: &AllocationPart,
         access: Access,
-        giver: Option<Arc<dyn Giver>>,
+        giver: Option<Arc<dyn GivingProcess>>,
         patience: Duration,
     ) -> Result<ImportedAllocation, MemoryError> {
         ArgumentError::not_zero("bytes of an allocation", part.size)?;
@@ -111,7 +111,11 @@ impl ImportedPool {
         }
     }
 
-    fn import_pointer(&self, stream: &Stream, part: &Part) -> Result<PoolMemory, MemoryError> {
+    fn import_pointer(
+        &self,
+        stream: &Stream,
+        part: &AllocationPart,
+    ) -> Result<PoolMemory, MemoryError> {
         let pool = self.as_raw();
         let imported = self
             .device()
@@ -143,7 +147,7 @@ pub struct ImportedAllocation {
     range: Range<u64>,
     access: Access,
     pool: ImportedPool,
-    giver: Option<Arc<dyn Giver>>,
+    giver: Option<Arc<dyn GivingProcess>>,
     /// Set once this value no longer uses the memory, except in pending work.
     left: bool,
     /// Set once the pending work is complete.
@@ -353,7 +357,7 @@ impl Drop for ImportedAllocation {
 }
 
 /// Tells the giver, or lets it keep its memory until this process has ended.
-fn keep_unless(done: bool, giver: Arc<dyn Giver>) {
+fn keep_unless(done: bool, giver: Arc<dyn GivingProcess>) {
     if !done {
         std::mem::forget(giver);
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use cuvmm_driver::{Call, Exported, HandleTypes, ImportSource, MemPoolHandle, MemPoolTicket};
 
-use super::holders::Giver;
 use super::pool_memory::PoolMemory;
+use super::processes::GivingProcess;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
@@ -112,7 +112,7 @@ impl ImportedPool {
     pub(super) fn join(
         &self,
         ticket: &MemPoolTicket,
-        giver: Option<&Arc<dyn Giver>>,
+        giver: Option<&Arc<dyn GivingProcess>>,
         patience: Duration,
         import: impl FnOnce() -> Result<PoolMemory, MemoryError>,
     ) -> Result<Arc<PoolMemory>, MemoryError> {
@@ -172,7 +172,7 @@ impl ImportedPool {
 
     /// Lets an allocation be imported again after its last use. Returns the process that gave it
     /// first, which keeps it while that value lives.
-    pub(super) fn freed(&self, memory: &Arc<PoolMemory>) -> Option<Arc<dyn Giver>> {
+    pub(super) fn freed(&self, memory: &Arc<PoolMemory>) -> Option<Arc<dyn GivingProcess>> {
         let mut live = self.live();
         let place = live.iter().position(|entry| entry.is_of(memory));
         let entry = place.map(|place| live.swap_remove(place));
@@ -215,7 +215,7 @@ struct Entry {
     memory: Arc<PoolMemory>,
     /// The process that gave the allocation first. A later giver may not own it, and does not keep
     /// it.
-    giver: Option<Arc<dyn Giver>>,
+    giver: Option<Arc<dyn GivingProcess>>,
     /// 0 while the allocation is being freed.
     users: usize,
     /// One of the users never ends.

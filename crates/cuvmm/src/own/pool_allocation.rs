@@ -10,8 +10,8 @@ use cuvmm_driver::{Call, DeviceAddress, PointerAttribute};
 
 use super::close::{CloseError, CloseRefusal};
 use super::given_memory::GivenMemory;
-use super::holders::Holder;
 use super::pool_memory::{Ownership, PoolMemory};
+use super::processes::Recipients;
 use super::{MemPool, Stream};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
@@ -238,7 +238,7 @@ impl PoolAllocation {
     }
 
     /// Notes processes that are about to get the memory. It is not freed before they release it.
-    pub(crate) fn hold(&self, holder: Arc<dyn Holder>) {
+    pub(crate) fn hold(&self, holder: Arc<dyn Recipients>) {
         self.memory.hold(holder);
     }
 

@@ -13,11 +13,9 @@ impl State {
     /// Panics if accounts, slots and lists do not agree.
     pub(super) fn audit(&mut self) {
         self.audits += 1;
-        let worked_on = std::mem::take(&mut self.worked_on);
-        self.most_worked_on = self.most_worked_on.max(worked_on);
-        let slots: usize = self.tenants.values().map(|it| it.indices().count()).sum();
-        let lost = self.tenants.values().any(|tenancy| tenancy.has_lost());
-        let now = slots <= MOST_SLOTS || self.audits.is_power_of_two();
+        self.slots.end_section();
+        let (count, lost) = (self.slots.all().count(), self.slots.has_lost());
+        let now = count <= MOST_SLOTS || self.audits.is_power_of_two();
         if std::thread::panicking() || lost || !now || self.device.is_forked() {
             return;
         }
@@ -31,7 +29,7 @@ impl State {
     /// Checks that each tenant is charged for exactly the memory of its slots, holders and share
     /// table.
     fn audit_charges(&self) {
-        for (&id, tenancy) in &self.tenants {
+        for (id, tenancy) in self.slots.iter() {
             let parts = tenancy.figures().map(|(figures, _)| {
                 figures.in_use + figures.padding + figures.precommitted + figures.idle
             });
@@ -59,10 +57,10 @@ impl State {
     /// Checks that each slot is listed for the memory that it can give and the blocks that it can
     /// serve.
     fn audit_lists(&self) {
-        for (id, tenancy) in &self.tenants {
-            let may_grow = self.terms.get(*id).is_some_and(|terms| terms.may_grow());
+        for (id, tenancy) in self.slots.iter() {
+            let may_grow = self.terms.get(id).is_some_and(|terms| terms.may_grow());
             debug_assert!(tenancy.may_grow == may_grow, "{id:?} may grow: {may_grow}");
-            let keeps_nothing = self.hardening.is_some() || self.terms.drains(*id);
+            let keeps_nothing = self.hardening.is_some() || self.terms.drains(id);
             for index in tenancy.indices() {
                 let Some(slot) = tenancy.slot(index) else {
                     continue;
@@ -77,8 +75,7 @@ impl State {
                 );
                 let to_purge = slot.is_to_purge(keeps_nothing);
                 debug_assert!(slot.purging || !to_purge, "{id:?}, {index} is not purged");
-                let mut queues = self.purging.iter().chain(&self.draining);
-                let queued = queues.any(|&id| id == slot.id);
+                let queued = self.queues.has(slot.id);
                 debug_assert!(queued || !slot.purging, "{id:?}, {index} is not queued");
                 let idle = slot.idle() + slot.precommitted();
                 let pending = slot.freed_state() != Freed::Leased && idle > slot.stranded();
@@ -93,11 +90,7 @@ impl State {
 
     /// Checks that all memory from the driver is accounted for.
     fn audit_sources(&self) {
-        let slots = self.tenants.values().flat_map(|tenancy| {
-            let indices = tenancy.indices();
-            indices.filter_map(|index| tenancy.slot(index))
-        });
-        let owed: u64 = slots.map(|slot| slot.sleep_state.owed()).sum();
+        let owed: u64 = self.slots.all().map(|slot| slot.sleep_state.owed()).sum();
         let had = self.budget.obtained() + owed;
         let budget = &self.budget;
         let unused = self.supply.free() + self.supply.marked();

@@ -25,8 +25,6 @@ use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::accounts::{Budget, Joined};
-#[cfg(debug_assertions)]
-use super::blocks::slots::Tenancy;
 use super::blocks::slots::{Slot, SlotId};
 use super::state::State;
 use super::supply::Room;
@@ -275,15 +273,10 @@ impl<'a> Locked<'a> {
         Some(done)
     }
 
-    /// Takes a slot out, for an operation that releases the lock, and updates the last writers of
-    /// its memory.
+    /// [Takes a slot out](Slots::take_out) for the operation.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let flight = self.flight();
-        self.note_slot();
-        let tenancy = self.state.tenants.get_mut(&id.tenant)?;
-        let mut slot = tenancy.take_out(id.index, flight)?;
-        slot.note_writer();
-        Some(slot)
+        self.state.slots.take_out(id, flight)
     }
 
     /// Returns `true` if another operation is in flight, or the mapper places memory: that memory
@@ -410,7 +403,7 @@ impl<'a> Locked<'a> {
         self.state.request_free_target();
         if std::thread::panicking() {
             // No thread must wait for slots that the operation had taken out.
-            self.state.lose(flight);
+            self.state.slots.lose(flight);
         }
         true
     }
@@ -421,7 +414,7 @@ impl<'a> Locked<'a> {
 fn audit(state: &mut State) {
     #[cfg(debug_assertions)]
     {
-        let taken = state.tenants.values().any(Tenancy::has_taken);
+        let taken = state.slots.has_taken();
         debug_assert!(
             !taken || std::thread::panicking(),
             "a slot is taken while the lock is released"

@@ -475,13 +475,19 @@ impl Pool {
         self.core.lock().trim(keep)
     }
 
-    /// Replaces many small extents by few large extents at the same addresses, and releases free
-    /// memory in small physicals to the driver. Each step moves at most one largest extent, and
-    /// then calls `go_on` with the progress so far; the compaction ends when `go_on` returns
-    /// `false`.
+    /// Gives the pool the memory that blocks have given up, replaces many small extents by few
+    /// large extents at the same addresses, and releases free memory in small physicals to the
+    /// driver. Each step moves at most one largest extent, and then calls `go_on` with the progress
+    /// so far; the compaction ends when `go_on` returns `false`.
+    ///
+    /// A block that has [shrunk](Block::shrink_to) keeps the whole extent in which it ends
+    /// ([`stranded`](PoolStats::stranded)). That extent is replaced by smaller extents with the
+    /// block's bytes; all else goes back to the pool. Afterwards such a block holds its size in
+    /// whole granules, and other tenants can have the rest.
     ///
     /// Bytes under a block are copied on the device (`cuMemcpyDtoDAsync`, waited for), and the copy
-    /// replaces the original. The limit must have space for the copy of one run at a time.
+    /// replaces the original. The limit must have space for the copy of one run at a time; of
+    /// blocks that have shrunk those come first of which the least is copied.
     ///
     /// Blocks that have a [`Lease`], work queued on their streams, or [exported](Block::export)
     /// memory are left as they are. Work that is queued after a block was checked cannot be seen:
@@ -495,7 +501,7 @@ impl Pool {
         go_on: impl FnMut(&Compaction) -> bool,
     ) -> Result<Compaction, BlockError> {
         self.core.device.own_process()?;
-        self.core.compact(go_on)
+        self.core.compact(None, go_on)
     }
 
     /// Returns a guard. While it lives, the pool makes no driver call that could break a graph

@@ -128,7 +128,7 @@ impl Locked<'_> {
                 return Err(self.out_of_memory(id, bytes));
             }
         }
-        let purpose = match self.slot(slot) {
+        let purpose = match self.slots.get(slot) {
             Some(slot) => slot.purpose(),
             None => Purpose::New,
         };
@@ -159,7 +159,7 @@ impl Locked<'_> {
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
         // From here on the bytes are promised to no other tenant.
-        if let Some(tenancy) = self.tenants.get_mut(&id) {
+        if let Some(tenancy) = self.slots.of_mut(id) {
             tenancy.note_revived(slot.index, bytes);
         }
         Ok(())
@@ -299,7 +299,7 @@ impl Locked<'_> {
     /// Takes those of a slot's planned extents that can be reclaimed.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> (u64, Result<(), CallError>) {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
-        if !self.slot(id).is_some_and(gives) {
+        if !self.slots.get(id).is_some_and(gives) {
             return (0, Ok(()));
         }
         let taken = self.with_slot_out(id, |state, slot| {
@@ -316,7 +316,7 @@ impl Locked<'_> {
     /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
     /// reserved.
     fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
-        let Some(tenancy) = self.tenants.get(&id) else {
+        let Some(tenancy) = self.slots.of(id) else {
             return;
         };
         for together in tenancy.bare() {
@@ -325,13 +325,14 @@ impl Locked<'_> {
             }
             // The lock is released between slots.
             let slot_id = |index| SlotId { tenant: id, index };
-            let bare = |state: &State, index| state.slot(slot_id(index)).is_some_and(Slot::is_bare);
+            let bare =
+                |state: &State, index| state.slots.get(slot_id(index)).is_some_and(Slot::is_bare);
             if !together.iter().all(|&index| bare(self, index)) {
                 continue;
             }
             for index in together {
                 if bare(self, index)
-                    && let Some(slot) = self.take_slot(slot_id(index))
+                    && let Some(slot) = self.slots.take(slot_id(index))
                 {
                     self.put_away(slot);
                 }
@@ -343,7 +344,7 @@ impl Locked<'_> {
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.budget.addresses_left() < bytes {
             self.purge_all();
-            let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+            let ids: Vec<TenantId> = self.slots.tenants();
             for id in ids {
                 self.drop_empty_slots(id, bytes);
             }
@@ -379,14 +380,14 @@ impl State {
             return;
         }
         // Both maps have the same tenants.
-        let tenants = self.tenants.iter().zip(self.terms.iter());
+        let tenants = self.slots.iter().zip(self.terms.iter());
         let mut others: Vec<((bool, i32), TenantId)> = tenants
-            .filter(|&((&other, _), _)| other != id)
+            .filter(|&((other, _), _)| other != id)
             .filter(|((other, tenancy), _)| {
-                let holds = give == Give::Cached && !self.holders.of(**other).is_empty();
+                let holds = give == Give::Cached && !self.holders.of(*other).is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
-            .map(|((&other, _), (same, terms))| {
+            .map(|((other, _), (same, terms))| {
                 debug_assert_eq!(other, same, "the maps of tenants differ");
                 ((terms.is_registered(), terms.priority()), other)
             })
@@ -413,8 +414,8 @@ impl State {
         let mut oldest: BinaryHeap<Reverse<(Aged, TenantId)>> = BinaryHeap::new();
         for &id in ids {
             let first = self
-                .tenants
-                .get(&id)
+                .slots
+                .of(id)
                 .and_then(|tenancy| tenancy.next_giving(give, None));
             oldest.extend(first.map(|aged| Reverse((aged, id))));
         }
@@ -432,8 +433,8 @@ impl State {
             let (tenant, index) = (id, aged.1);
             self.plan_slot(SlotId { tenant, index }, total, spare, plan);
             let next = self
-                .tenants
-                .get(&id)
+                .slots
+                .of(id)
                 .and_then(|tenancy| tenancy.next_giving(give, Some(aged)));
             oldest.extend(next.map(|aged| Reverse((aged, id))));
         }
@@ -760,7 +761,7 @@ mod tests {
         let in_cache = slot_of(&cached);
         drop(cached);
         let mut state = pool.core.lock();
-        let keeps = |state: &State| state.slot(in_cache).unwrap().block.is_some();
+        let keeps = |state: &State| state.slots.get(in_cache).unwrap().block.is_some();
         state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
         state.permit_reuse(id, 2 * G).unwrap();
         state.make_address_room(G).unwrap();
@@ -1001,7 +1002,10 @@ mod tests {
         let mut take = |at: &[u64]| {
             let at: Vec<u64> = at.iter().map(|at| at * G).collect();
             let taken = state.take_from(id, &at).0;
-            assert_eq!(held(&state, &me), state.slot(id).unwrap().space.bytes() / G);
+            assert_eq!(
+                held(&state, &me),
+                state.slots.get(id).unwrap().space.bytes() / G
+            );
             taken / G
         };
         assert_eq!(take(&[3, 2]), 0, "something was placed behind it");

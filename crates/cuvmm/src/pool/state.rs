@@ -1,8 +1,6 @@
 //! The state of a pool behind its lock: budget, free list, tenants and their slots.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +8,9 @@ use cuvmm_driver::{HandleTypes, PhysicalProps};
 
 use super::accounts::{Budget, Charge, TenantId, Tenants, Terms};
 use super::blocks::ahead::Precommit;
-use super::blocks::slots::{BlockPlace, Freed, FreedBlock, Hardening, Slot, SlotId, Tenancy};
+use super::blocks::slots::{
+    Freed, FreedBlock, Hardening, PurgeQueues, Slot, SlotId, Slots, Tenancy,
+};
 use super::gate::Gate;
 use super::holders::{Held, Holders};
 use super::line::Line;
@@ -21,7 +21,7 @@ use crate::growth::Growth;
 use crate::own::Stream;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
+pub(in crate::pool) struct Policy {
     pub(crate) props: PhysicalProps,
     pub(crate) largest_extent: u64,
     pub(crate) scrub: Scrub,
@@ -63,7 +63,9 @@ pub(crate) struct State {
     pub(super) budget: Budget,
     pub(crate) supply: Supply,
     pub(crate) terms: Tenants,
-    pub(crate) tenants: BTreeMap<TenantId, Tenancy>,
+    pub(super) slots: Slots,
+    /// Slots with memory to be unmapped.
+    pub(super) queues: PurgeQueues,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     pub(crate) clock: Arc<AtomicU64>,
     pub(super) gate: Gate,
@@ -72,23 +74,13 @@ pub(crate) struct State {
     pub(super) lowered: bool,
     /// `true` if work is left to do before an operation ends, its own or another operation's.
     pub(super) has_deferred: bool,
-    /// Slots of draining tenants that were listed to be purged since the last purge.
-    pub(super) listed: usize,
-    /// Slots of draining tenants with memory to be unmapped.
-    pub(super) draining: VecDeque<SlotId>,
     pub(super) holders: Holders,
     pub(super) to_free: Vec<FreedBlock>,
     pub(crate) refusals: u64,
     #[cfg(debug_assertions)]
     pub(super) audits: u64,
-    /// The slots that the locked section has opened or taken, and the most of one section.
-    #[cfg(debug_assertions)]
-    pub(super) worked_on: usize,
-    #[cfg(debug_assertions)]
-    pub(super) most_worked_on: usize,
     pub(crate) precommit: Option<Precommit>,
     pub(super) hardening: Option<Box<Hardening>>,
-    pub(super) purging: VecDeque<SlotId>,
     /// The stream that fills and copies for blocks without a home stream.
     pub(super) scrubber: Option<Stream>,
 }
@@ -101,26 +93,20 @@ impl State {
             budget,
             supply: Supply::default(),
             terms: Tenants::default(),
-            tenants: BTreeMap::new(),
+            slots: Slots::default(),
+            queues: PurgeQueues::default(),
             clock: Arc::default(),
             gate: Gate::default(),
             line: Line::default(),
             lowered: false,
             has_deferred: false,
-            listed: 0,
-            draining: VecDeque::new(),
             holders: Holders::default(),
             to_free: Vec::new(),
             refusals: 0,
             #[cfg(debug_assertions)]
             audits: 0,
-            #[cfg(debug_assertions)]
-            worked_on: 0,
-            #[cfg(debug_assertions)]
-            most_worked_on: 0,
             precommit: None,
             hardening: None,
-            purging: VecDeque::new(),
             scrubber: None,
         }
     }
@@ -141,7 +127,7 @@ impl State {
     ) -> TenantId {
         let id = self.terms.open(terms);
         self.budget.open(id, guarantee, limit);
-        self.tenants.insert(id, tenancy);
+        self.slots.open(id, tenancy);
         self.update_bypass(id);
         id
     }
@@ -149,23 +135,14 @@ impl State {
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
     pub(super) fn kept_by(&self, id: TenantId) -> u64 {
-        let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
+        let kept = self.slots.of(id).map_or(0, Tenancy::kept);
         kept + self.holders.kept_by(id) + self.budget.account(id).in_flight
     }
 
-    pub(crate) fn slot(&self, id: SlotId) -> Option<&Slot> {
-        self.tenants.get(&id.tenant)?.slot(id.index)
-    }
-
-    /// Returns a slot for changes that do not alter its place on the lists.
-    pub(super) fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
-        Some(self.slot_and_gate(id)?.0)
-    }
-
-    /// Returns a slot as [`slot_mut`](Self::slot_mut) does, and the gate that polls its fence.
+    /// Returns a slot for changes that do not alter its place on the lists, and the gate that polls
+    /// its fence.
     pub(super) fn slot_and_gate(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Gate)> {
-        let slot = self.tenants.get_mut(&id.tenant)?.slot_mut(id.index)?;
-        Some((slot, &mut self.gate))
+        Some((self.slots.get_mut(id)?, &mut self.gate))
     }
 
     pub(super) const fn is_capturing(&self) -> bool {
@@ -185,27 +162,10 @@ impl State {
         id: SlotId,
         work: impl FnOnce(&mut Self, &mut Slot) -> T,
     ) -> Option<T> {
-        let mut slot = self.take_slot(id)?;
+        let mut slot = self.slots.take(id)?;
         let done = work(self, &mut slot);
         self.put_slot(slot);
         Some(done)
-    }
-
-    /// Takes a slot from its place until the lock is released, and updates the last writers of its
-    /// memory, which [growing within](Self::grow_within) postpones.
-    pub(crate) fn take_slot(&mut self, id: SlotId) -> Option<Box<Slot>> {
-        self.note_slot();
-        let mut slot = self.tenants.get_mut(&id.tenant)?.take(id.index)?;
-        slot.note_writer();
-        Some(slot)
-    }
-
-    #[inline]
-    pub(super) const fn note_slot(&mut self) {
-        #[cfg(debug_assertions)]
-        {
-            self.worked_on += 1;
-        }
     }
 
     /// Puts a slot in its place, and lists it for the memory that it can give and, if some must not
@@ -219,73 +179,33 @@ impl State {
         // Memory beyond a lowered limit is reclaimed as it becomes free.
         self.has_deferred |= self.lowered && slot.has_spare();
         if slot.is_to_purge(self.hardening.is_some() || drains) {
-            self.list(&mut slot, drains);
+            self.queues.list(&mut slot, drains);
+            // A slot of a draining tenant is purged when the operation ends.
+            self.has_deferred |= drains;
         }
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.put(slot);
-        }
-    }
-
-    /// Lists a slot to be [purged](super::blocks::purge), before the slots listed already. A slot of a
-    /// draining tenant is purged when the operation ends.
-    pub(super) fn list(&mut self, slot: &mut Slot, drains: bool) {
-        if slot.purging && drains {
-            self.purging.retain(|&id| id != slot.id);
-            self.draining.retain(|&id| id != slot.id);
-        } else if slot.purging {
-            return;
-        }
-        slot.purging = true;
-        if drains {
-            self.draining.push_front(slot.id);
-            self.listed += 1;
-            self.has_deferred = true;
-        } else {
-            self.purging.push_front(slot.id);
-        }
+        self.slots.put(slot);
     }
 
     /// Puts back a listed slot that could not be purged.
     pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
         slot.memory_taken();
-        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
-            tenancy.put(slot);
-        }
+        self.slots.put(slot);
     }
 
     pub(super) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
-        if self.gate.is_idle() {
-            return false;
-        }
-        let tenancy = self.tenants.get(&id.tenant);
-        tenancy.is_some_and(|tenancy| tenancy.is_out(id.index))
+        !self.gate.is_idle() && self.slots.is_out(id)
     }
 
     pub(super) fn remove_range(&mut self, id: SlotId) {
-        if let Some(tenancy) = self.tenants.get_mut(&id.tenant) {
-            tenancy.remove_range(id.index);
-        }
+        self.slots.remove(id);
         self.forget_if_drained(id.tenant);
     }
 
     /// Keeps the charge for memory that is in a slot, which is out, now.
     pub(super) fn keep_for(&mut self, slot: &Slot, charge: Charge) {
-        self.renew(slot);
+        self.slots.renew(slot);
         self.budget.keep(charge);
-    }
-
-    /// Updates the figures of a slot that is out.
-    pub(super) fn renew(&mut self, slot: &Slot) {
-        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
-            tenancy.renew(slot);
-        }
-    }
-
-    /// Gives up the slots that an operation had out when a panic ended it.
-    pub(super) fn lose(&mut self, flight: NonZeroU64) {
-        let tenants = self.tenants.values_mut();
-        tenants.for_each(|tenancy| tenancy.lose(flight));
     }
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
@@ -296,17 +216,12 @@ impl State {
         }
     }
 
-    pub(super) fn is_asleep(&self, place: &BlockPlace) -> bool {
-        let tenancy = self.tenants.get(&place.slot.tenant);
-        tenancy.is_some_and(|tenancy| tenancy.sleeps(place.slot.index))
-    }
-
     /// Updates a tenant's blocks and holders for its terms. Freed blocks bypass the stream caches
     /// while a block of the tenant sleeps and while the pool or the tenant exceeds a lowered limit.
     /// Holders report freed memory while a limit is exceeded, and when they ended or the tenant
     /// drains.
     pub(super) fn update_bypass(&mut self, id: TenantId) {
-        if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.tenants.get_mut(&id)) {
+        if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.slots.of_mut(id)) {
             let exceeds = self.lowered && self.budget.excess() > 0;
             let bypassed = exceeds || terms.is_beyond() || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
@@ -319,9 +234,9 @@ impl State {
 
     /// Removes an unregistered tenant without slots.
     pub(super) fn forget_if_drained(&mut self, id: TenantId) {
-        let is_empty = self.tenants.get(&id).is_some_and(Tenancy::is_empty);
+        let is_empty = self.slots.of(id).is_some_and(Tenancy::is_empty);
         if is_empty && self.holders.of(id).is_empty() && self.terms.drains(id) {
-            self.tenants.remove(&id);
+            self.slots.close(id);
             self.terms.close(id);
             self.budget.close(id);
         }
@@ -371,8 +286,8 @@ impl State {
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
-        let tenants = self.tenants.values();
-        let figures = tenants.flat_map(|tenancy| tenancy.figures().map(|(figures, _)| figures));
+        let tenancies = self.slots.iter();
+        let figures = tenancies.flat_map(|(_, it)| it.figures().map(|(figures, _)| figures));
         let (mut pending_free, mut leased, mut stranded) = (0, 0, 0);
         for figures in figures {
             // Stranded memory does not become free with its fence.
@@ -385,7 +300,7 @@ impl State {
             }
             stranded += figures.stranded;
         }
-        for (&id, tenancy) in &self.tenants {
+        for (id, tenancy) in self.slots.iter() {
             pending_free += tenancy.shared_pending_free() + self.holders.pending_of(id);
         }
         for held in self.holders.all() {

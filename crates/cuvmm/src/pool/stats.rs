@@ -258,8 +258,8 @@ impl TenantStats {
 impl State {
     pub(super) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
         self.sweep(id);
-        self.tenants
-            .get(&id)
+        self.slots
+            .of(id)
             .map(|tenancy| self.stats_of(id, tenancy))
             .unwrap_or_default()
     }
@@ -300,9 +300,9 @@ impl State {
     pub(crate) fn stats(&mut self) -> PoolStats {
         self.sweep_all();
         let tenants: Vec<TenantStats> = self
-            .tenants
+            .slots
             .iter()
-            .map(|(&id, tenancy)| self.stats_of(id, tenancy))
+            .map(|(id, tenancy)| self.stats_of(id, tenancy))
             .collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
         let limits = self.budget.limits();

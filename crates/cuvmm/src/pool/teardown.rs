@@ -35,7 +35,7 @@ impl Locked<'_> {
     fn give_all_back(&mut self) -> Result<(), CallError> {
         self.device.own_process()?;
         let mut outcome = Ok(());
-        for id in self.tenants.keys().copied().collect::<Vec<_>>() {
+        for id in self.slots.tenants() {
             outcome = outcome.and(self.drain_holders(id));
             outcome = outcome.and(self.empty(id));
         }
@@ -47,7 +47,7 @@ impl Locked<'_> {
     /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
     /// proved complete, or that cannot be unmapped, stays; the first reason is the error.
     fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
-        let indices: Vec<usize> = match self.tenants.get(&id) {
+        let indices: Vec<usize> = match self.slots.of(id) {
             Some(tenancy) => tenancy.indices().collect(),
             None => return Ok(()),
         };

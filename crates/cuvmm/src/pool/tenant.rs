@@ -358,10 +358,10 @@ impl Tenant {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();
         state.sweep(id);
-        let tenancy = state.tenants.get(&id);
+        let tenancy = state.slots.of(id);
         let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
         for first in (0..).step_by(SLOTS_AT_ONCE) {
-            let tenancy = state.tenants.get(&id);
+            let tenancy = state.slots.of(id);
             let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
                 break;
             };

@@ -60,6 +60,7 @@ mod builder;
 mod check;
 mod commit;
 mod committed;
+mod compact;
 mod dma_buf;
 mod end;
 mod export;

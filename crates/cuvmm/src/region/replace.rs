@@ -19,8 +19,7 @@ impl Region {
         stream: &Stream,
         proof: Unused,
     ) -> Result<(), MemoryError> {
-        let ends = |(offset, unmapped): &(u64, Unmapped)| *offset..offset + unmapped.size();
-        let places: Vec<Range<u64>> = new.iter().map(ends).collect();
+        let places = self.replaced_by(&new);
         // What the tenant's pool has lent, each physical with its number of mappings.
         let mut lent: BTreeMap<PhysicalHandle, u64> = BTreeMap::new();
         if self.supply.family().is_some() {
@@ -41,8 +40,9 @@ impl Region {
             Err(failed) => failed,
         };
         if failed.running {
-            for place in &places {
-                let withdrawn = self.withdrawn.entry(place.start);
+            let here = |place: &Range<u64>| self.space.extents_in(place.start, place.end);
+            for extent in places.iter().flat_map(here) {
+                let withdrawn = self.withdrawn.entry(extent.offset);
                 let fence = withdrawn.or_insert_with(Fence::complete);
                 fence.merge(Fence::stream(stream.clone()));
             }
@@ -77,6 +77,21 @@ impl Region {
 }
 
 impl Region {
+    /// Returns the ranges of the extents that new memory replaces.
+    fn replaced_by(&self, new: &New) -> Vec<Range<u64>> {
+        let mut places: Vec<Range<u64>> = vec![];
+        for (offset, unmapped) in new {
+            let here = self.space.extents_in(*offset, offset + unmapped.size());
+            for extent in here {
+                match places.last() {
+                    Some(last) if last.end > extent.offset => {}
+                    _ => places.push(extent.offset..extent.end()),
+                }
+            }
+        }
+        places
+    }
+
     fn handles_in(&self, places: &[Range<u64>]) -> Vec<PhysicalHandle> {
         let here = |place: &Range<u64>| self.space.parts_in(place.start, place.end);
         let here = places.iter().flat_map(here);

@@ -11,7 +11,7 @@ use super::allocation_wire::{AllocationDescription, MOST};
 use super::grant::Grant;
 use super::wait::{Deadline, pause};
 use crate::error::{ArgumentError, ChannelError, DescriptionError, ShareError};
-use crate::own::{Access, Holder as _, MemPool, Part, PoolAllocation};
+use crate::own::{Access, AllocationPart, MemPool, PoolAllocation, Recipients as _};
 use crate::size::range_within;
 
 /// The pause between two looks for released memory.
@@ -191,7 +191,7 @@ impl AllocationOffer {
         let describe = |(allocation, range): &(PoolAllocation, Range<u64>)| {
             // An allocation must be complete before another process uses it.
             allocation.settle()?;
-            Ok(Part {
+            Ok(AllocationPart {
                 ticket: allocation.export()?,
                 size: allocation.size(),
                 range: range.clone(),

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::wire::{ALLOCATIONS, VERSION, access_word, bounded, check_kind, read_access};
 use crate::error::DescriptionError;
-use crate::own::{Access, Part};
+use crate::own::{Access, AllocationPart};
 use crate::size::range_within;
 
 /// The most allocations of one description.
@@ -51,7 +51,7 @@ pub struct AllocationDescription {
     pub(super) access: Access,
     pub(super) uuid: [u8; 16],
     pub(super) pool: [u8; 16],
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<AllocationPart>,
 }
 
 impl AllocationDescription {
@@ -93,7 +93,7 @@ impl AllocationDescription {
             pool: self.pool,
         };
         let mut bytes = head.as_bytes().to_vec();
-        for Part {
+        for AllocationPart {
             ticket,
             size,
             range,
@@ -138,10 +138,10 @@ impl AllocationDescription {
 }
 
 impl Record {
-    fn read(&self) -> Result<Part, DescriptionError> {
+    fn read(&self) -> Result<AllocationPart, DescriptionError> {
         let (size, offset, length) = (self.size.get(), self.offset.get(), self.length.get());
         match range_within(offset, length, size) {
-            Some(range) if length != 0 => Ok(Part {
+            Some(range) if length != 0 => Ok(AllocationPart {
                 ticket: MemPoolTicket(self.ticket),
                 size,
                 range,

@@ -28,7 +28,7 @@ use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, getpid, pidfd_open, wai
 use super::system::system;
 use crate::error::ChannelError;
 use crate::fork::OpeningProcess;
-use crate::own::{Giver, Holder};
+use crate::own::{GivingProcess, Recipients};
 
 const GREETING: u8 = 1;
 const FAREWELL: u8 = 2;
@@ -139,7 +139,7 @@ impl Known {
     }
 }
 
-impl Holder for Grant {
+impl Recipients for Grant {
     fn is_over(&self) -> bool {
         if self.over.load(Ordering::Acquire) {
             return true;
@@ -206,7 +206,7 @@ impl Held {
     }
 }
 
-impl Giver for Held {
+impl GivingProcess for Held {
     fn keeps(&self) -> bool {
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
         // Hangs up when the giver's end is closed.

@@ -13,7 +13,7 @@ use super::grant::Held;
 use super::wait::Deadline;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, ChannelError, MemoryError, ShareError};
-use crate::own::{Access, Giver, ImportedAllocation, ImportedPool, Stream, WeakPool};
+use crate::own::{Access, GivingProcess, ImportedAllocation, ImportedPool, Stream, WeakPool};
 
 /// Imports allocations that other processes offer, and each pool of them once.
 ///
@@ -88,7 +88,7 @@ impl PoolImporter {
             ChannelError::Closed => MemoryError::GiverGone.into(),
             error => ShareError::from(error),
         })?;
-        let held: Arc<dyn Giver> = Arc::new(held);
+        let held: Arc<dyn GivingProcess> = Arc::new(held);
         if !held.keeps() {
             return Err(MemoryError::GiverGone.into());
         }
@@ -132,7 +132,7 @@ impl PoolImporter {
         &self,
         pool: &ImportedPool,
         description: &AllocationDescription,
-        held: &Arc<dyn Giver>,
+        held: &Arc<dyn GivingProcess>,
         deadline: Deadline,
     ) -> Result<Vec<ImportedAllocation>, (usize, MemoryError)> {
         // Leaves time to answer the peer.

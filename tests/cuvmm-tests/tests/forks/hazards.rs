@@ -49,8 +49,8 @@ on_both! {
         // When the root's memory is put back, its first extent is mapped, cannot be given access,
         // and stays mapped.
         let watch = |_: &Progress| {
-            for call in [Call::MemSetAccess, Call::MemUnmap] {
-                rig.faults.arm(Fault::nth(1, UNKNOWN).of(call));
+            for (nth, call) in [(1, Call::MemSetAccess), (1, Call::MemUnmap), (2, Call::MemUnmap)] {
+                rig.faults.arm(Fault::nth(nth, UNKNOWN).of(call));
             }
             false
         };

@@ -20,6 +20,7 @@ mod mapper;
 mod meanwhile;
 mod other_programs;
 mod out_of_memory;
+mod parts;
 mod peers;
 mod pending_free;
 mod pool_faults;

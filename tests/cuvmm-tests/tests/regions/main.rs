@@ -12,6 +12,7 @@ mod basics;
 mod capture_sweep;
 mod captures;
 mod channels;
+mod compact;
 mod container_faults;
 mod ended;
 mod export;

@@ -6,7 +6,7 @@ use super::super::sorted::Sorted;
 use super::super::tag::{Class, Tag};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Mapping {
+pub(in crate::heap) struct Mapping {
     pub(crate) at: u64,
     /// Set if free bytes are searched through the mapping.
     pub(crate) searched: bool,
@@ -29,7 +29,7 @@ pub(super) struct Free {
 }
 
 #[derive(Debug)]
-pub(crate) struct Extent {
+pub(in crate::heap) struct Extent {
     pub(crate) size: u64,
     /// The free pieces by their first byte. Most extents have one or none.
     pub(super) free: Sorted<u64, Free>,

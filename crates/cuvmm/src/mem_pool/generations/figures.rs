@@ -2,7 +2,7 @@
 
 /// The figures that a tenant's pool shows to others, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct View {
+pub(in crate::mem_pool) struct View {
     /// The bytes that the tenant is charged.
     pub(crate) held: u64,
     pub(crate) in_use: u64,

@@ -13,3 +13,9 @@ pub(crate) struct Joined {
     /// The request that stands for the queue of futures, while they wait for the ledger.
     pub(in crate::pool) queued: Mutex<Option<Waiting>>,
 }
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        Member::leave_if_last(&self.member);
+    }
+}

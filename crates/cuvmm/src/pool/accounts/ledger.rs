@@ -113,8 +113,8 @@ impl Locked<'_> {
             let mut holders = self.holders.of(id).iter();
             holders.any(|held| held.holder().figures().in_use > 0)
         };
-        let users = self.tenants.iter();
-        let users = users.filter(|(id, it)| it.uses_memory() || holds(**id));
+        let users = self.slots.iter();
+        let users = users.filter(|(id, it)| it.uses_memory() || holds(*id));
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
             tenants: vec![id.0],
@@ -136,7 +136,7 @@ impl Locked<'_> {
         };
         let (granted, place) = (self.budget.granted(), self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || self.tenants.keys().map(|&id| self.kept_by(id)).sum();
+        let in_use = || self.slots.iter().map(|(id, _)| self.kept_by(id)).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),

@@ -186,7 +186,7 @@ impl State {
     }
 
     fn beyond(&self) -> Vec<TenantId> {
-        let ids = self.tenants.keys().copied();
+        let ids = self.slots.iter().map(|(id, _)| id);
         ids.filter(|&id| self.budget.excess_of(id) > 0).collect()
     }
 }
@@ -236,7 +236,7 @@ impl Locked<'_> {
             terms.set_beyond(beyond);
             state.lowered |= beyond;
         }
-        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+        let ids: Vec<TenantId> = self.slots.tenants();
         ids.into_iter().for_each(|id| self.update_bypass(id));
     }
 

@@ -152,7 +152,7 @@ impl Core {
         if new
             && outcome.is_ok()
             && count <= SLOTS_A_SECTION
-            && let Some(tenancy) = state.tenants.get_mut(&id)
+            && let Some(tenancy) = state.slots.of_mut(id)
         {
             let slots = places.iter().map(|place| place.slot.index);
             tenancy.rows.add(slots.collect());
@@ -196,7 +196,7 @@ impl Locked<'_> {
             return Ok(lot);
         };
         for index in row {
-            let slot = self.take_slot(SlotId { tenant: id, index });
+            let slot = self.slots.take(SlotId { tenant: id, index });
             if let Some(mut slot) = slot {
                 let change = Change::of(&slot, slot.place(wanted.capacity));
                 lot.changes.push(change);
@@ -267,7 +267,7 @@ impl State {
         home: Option<&Stream>,
         count: usize,
     ) -> Option<Vec<usize>> {
-        let tenancy = self.tenants.get(&id)?;
+        let tenancy = self.slots.of(id)?;
         let mut candidates: Vec<(Rank, Vec<usize>)> = tenancy
             .rows
             .iter()
@@ -328,7 +328,7 @@ mod tests {
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(3 * most * G));
         let pool = pool.build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        let worked_on = || pool.core.look(|state| state.most_worked_on);
+        let worked_on = || pool.core.look(|state| state.slots.most_worked_on());
         for adjacent in [true, false] {
             let of = || tenant.block(G).capacity(G);
             let blocks = match adjacent {

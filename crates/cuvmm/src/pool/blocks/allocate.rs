@@ -119,7 +119,7 @@ impl Locked<'_> {
     ) -> Option<Box<Slot>> {
         let mut picked = self.pick(id, needs, home);
         let lacks = |state: &State, id| {
-            let slot = state.slot(id);
+            let slot = state.slots.get(id);
             slot.is_none_or(|slot| slot.space.bytes() < needs.used)
         };
         // A block that was just freed may have all the memory needed.
@@ -129,7 +129,7 @@ impl Locked<'_> {
         let picked = picked?;
         // The usual case makes no driver call without the lock.
         match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
-            true => self.take_slot(picked),
+            true => self.slots.take(picked),
             false => self.take_out(picked),
         }
     }
@@ -188,8 +188,8 @@ impl Locked<'_> {
         let mut ids: Vec<SlotId> = Vec::new();
         for number in 0..count {
             self.end_section(number);
-            self.note_slot();
-            let tenancy = self.tenants.get_mut(&id).ok_or_else(gone)?;
+            self.slots.note_work();
+            let tenancy = self.slots.of_mut(id).ok_or_else(gone)?;
             let index = tenancy.vacancy(flight);
             ids.push(SlotId { tenant: id, index });
         }
@@ -295,7 +295,7 @@ impl State {
     /// stranded than `needs` permits.
     fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
-        let tenancy = self.tenants.get(&id)?;
+        let tenancy = self.slots.of(id)?;
         // Too little memory is worse than an incomplete fence, and an incomplete fence is worse
         // than too much memory. Among equals rows are kept whole; all other differences are whole
         // granules.

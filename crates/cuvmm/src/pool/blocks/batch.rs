@@ -49,7 +49,11 @@ impl Tenant {
         groups: impl IntoIterator<Item = &'a [Block]>,
     ) -> Option<usize> {
         let state = self.core().lock();
-        let asleep = |blocks: &[Block]| blocks.iter().any(|block| state.is_asleep(block.place()));
+        let asleep = |blocks: &[Block]| {
+            blocks
+                .iter()
+                .any(|block| state.slots.sleeps(block.place().slot))
+        };
         groups.into_iter().position(asleep)
     }
 

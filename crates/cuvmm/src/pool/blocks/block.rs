@@ -339,7 +339,8 @@ impl Block {
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         // Caches are bypassed while a block may be asleep. Otherwise the lock is not needed.
-        self.held.owner.stream_caches.is_bypassed() && self.core().lock().is_asleep(self.place())
+        self.held.owner.stream_caches.is_bypassed()
+            && self.core().lock().slots.sleeps(self.place().slot)
     }
 
     #[cfg(feature = "dlpack")]

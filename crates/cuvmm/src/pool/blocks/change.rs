@@ -79,7 +79,7 @@ impl Core {
 impl Locked<'_> {
     fn settle(&mut self, change: &Change) {
         let id = change.place.slot;
-        let Some(slot) = self.slot_mut(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return;
         };
         slot.pinned = false;
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn slot(state: &State, block: &Block) -> (u64, [u64; 4]) {
-        let slot = state.slot(block.place().slot).unwrap();
+        let slot = state.slots.get(block.place().slot).unwrap();
         assert!(!slot.pinned, "the operation has ended");
         (slot.space.bytes(), sizes(slot.block.as_ref().unwrap()))
     }
@@ -210,12 +210,18 @@ mod tests {
         between(&one);
         let before = slot(&pool.core.lock(), &one);
         assert_eq!(before, (2 * G, [G - 5, 2 * G - 7, G, 2 * G]));
-        let touched = pool.core.lock().slot(one.place().slot).unwrap().touched;
+        let touched = pool
+            .core
+            .lock()
+            .slots
+            .get(one.place().slot)
+            .unwrap()
+            .touched;
         let mut steps = [(&mut one, 4 * G - 3), (&mut other, 4 * G)];
         assert!(me.try_grow_all(&mut steps).is_err());
         let state = pool.core.lock();
         assert_eq!(slot(&state, &other), (G, [G, G, G, G]));
-        assert_eq!(state.slot(one.place().slot).unwrap().touched, touched);
+        assert_eq!(state.slots.get(one.place().slot).unwrap().touched, touched);
         assert_eq!(state.budget.obtained(), held(&state, me));
         slot(&state, &one)
     }
@@ -265,7 +271,7 @@ mod tests {
             state.undo_out(grown, &change.unwrap());
             assert_eq!(slot(&state, &block), (3 * G, after));
         }
-        pool.core.lock().slot_mut(place.slot).unwrap().exported = false;
+        pool.core.lock().slots.get_mut(place.slot).unwrap().exported = false;
     }
 
     /// Leaves memory idle that must be zeroed before another tenant uses it.
@@ -290,7 +296,7 @@ mod tests {
             let state = pool.core.lock();
             assert_eq!(slot(&state, &blocks[0]), (2 * G, [G; 4]));
             assert_eq!(slot(&state, &blocks[1]), (G, [G; 4]));
-            let grown = state.slot(blocks[0].place().slot).unwrap();
+            let grown = state.slots.get(blocks[0].place().slot).unwrap();
             assert_eq!(grown.precommitted(), G);
             assert!(grown.fence.precedes(&home));
             assert_eq!((held(&state, &me), held(&state, &other)), (3 * G, G));
@@ -318,7 +324,7 @@ mod tests {
         let home = Stream::new(&rig.device).unwrap();
         let (pool, [me, other], _used) = allocate_in_vain(&rig, &home);
         let state = pool.core.lock();
-        assert!(state.tenants[&me.id()].is_empty());
+        assert!(state.slots.of(me.id()).unwrap().is_empty());
         assert_eq!((held(&state, &me), held(&state, &other)), (0, 2 * G));
         assert_eq!(state.budget.mappings(), 2);
     }
@@ -331,7 +337,7 @@ mod tests {
         let mut state = pool.core.lock();
         assert_eq!((held(&state, &me), held(&state, &other)), (2 * G, 2 * G));
         let tenant = me.id();
-        let slot = state.slot(SlotId { tenant, index: 0 }).unwrap();
+        let slot = state.slots.get(SlotId { tenant, index: 0 }).unwrap();
         assert!(slot.is_vacant() && !slot.fence.is_complete());
         assert_eq!(slot.idle(), 2 * G);
         rig.finish(&home);

@@ -187,7 +187,7 @@ impl Block {
 
 impl State {
     fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
-        let Some(slot) = self.slot(place.slot) else {
+        let Some(slot) = self.slots.get(place.slot) else {
             return Vec::new();
         };
         let used = slot.space.parts_in(0, slot.used());

@@ -121,7 +121,7 @@ impl State {
         if !usable || self.budget.is_overdrawn() {
             return None;
         }
-        let tenancy = self.tenants.get_mut(&id)?;
+        let tenancy = self.slots.of_mut(id)?;
         let may = tenancy.may_grow;
         may.then_some((tenancy, self.precommit.as_mut()))
     }
@@ -361,11 +361,11 @@ impl Core {
 impl Locked<'_> {
     /// Grows a block into memory that is there, or returns `None` if it is too little.
     fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
-        let change = Change::of(self.slot(place.slot)?, *place);
+        let change = Change::of(self.slots.get(place.slot)?, *place);
         if !self.grow_within(place, *size) {
             return None;
         }
-        self.slot_mut(place.slot)?.pinned = true;
+        self.slots.get_mut(place.slot)?.pinned = true;
         Some(change)
     }
 

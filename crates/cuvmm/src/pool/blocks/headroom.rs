@@ -95,7 +95,7 @@ impl Tenant {
                 let places = blocks.iter().map(|block| (block.place().slot, 0));
                 state = owner.core.await_slots(state, places);
             }
-            let tenancy = state.tenants.get(&owner.tenant);
+            let tenancy = state.slots.of(owner.tenant);
             for block in blocks {
                 let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot.index));
                 let Some(slot) = slot else {

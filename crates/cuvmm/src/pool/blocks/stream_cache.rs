@@ -27,14 +27,14 @@ const ROOM: usize = 128;
 /// The pool's clock, which all threads share, advances once in this number of frees here.
 const FREES_A_TICK: u32 = 16;
 
-pub(crate) struct Owner {
+pub(in crate::pool) struct Owner {
     pub(crate) core: Arc<Core>,
     pub(crate) tenant: TenantId,
     pub(in crate::pool) stream_caches: Arc<StreamCaches>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(in crate::pool) struct Held {
     pub(crate) owner: Arc<Owner>,
     pub(crate) place: BlockPlace,
     pub(crate) size: u64,
@@ -59,7 +59,7 @@ impl CachedBlock {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape<'a> {
+pub(in crate::pool) struct Shape<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,
     pub(crate) tag: Option<&'a Arc<str>>,

@@ -5,7 +5,6 @@
 //! extents from the pool and give them back to it. Memory pools of the driver get memory from the
 //! driver and return it there, within the bytes charged for them.
 
-
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
 

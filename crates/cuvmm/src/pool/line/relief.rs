@@ -326,7 +326,7 @@ impl State {
         };
         let mut asked = Asked::default();
         for (place, size) in steps {
-            let slot = self.slot(place.slot);
+            let slot = self.slots.get(place.slot);
             let (used, has) = slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()));
             let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
             asked.more = asked.more.saturating_add(more);

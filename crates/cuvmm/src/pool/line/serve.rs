@@ -15,7 +15,7 @@ use super::relief::Demand;
 use super::wait::Wait;
 use crate::error::BlockError;
 use crate::pool::accounts::TenantId;
-use crate::pool::blocks::slots::{Freed, Give, Tenancy};
+use crate::pool::blocks::slots::{Freed, Give, PurgeQueue, Tenancy};
 use crate::pool::core::{Core, Locked};
 use crate::pool::reclaim::Plan;
 use crate::pool::state::State;
@@ -39,7 +39,10 @@ impl Want {
         let Self::Growth(place, ..) = self else {
             return false;
         };
-        let block = state.slot(place.slot).and_then(|slot| slot.block.as_ref());
+        let block = state
+            .slots
+            .get(place.slot)
+            .and_then(|slot| slot.block.as_ref());
         block.is_some_and(|block| block.zeroed)
     }
 
@@ -272,30 +275,32 @@ impl Locked<'_> {
         let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
             return false;
         };
-        let settled = self.purging.is_empty() && !self.has_deferred && !self.others_in_flight();
+        let settled = self.queues.is_empty(PurgeQueue::Registered)
+            && !self.has_deferred
+            && !self.others_in_flight();
         settled
             && self.core().ledger.get().is_none()
             && self.budget.missing(tenant, bytes).1 > 0
             && self.holders.all().next().is_none()
-            && !self.tenants.values().any(Tenancy::may_give)
+            && !self.slots.iter().any(|(_, tenancy)| tenancy.may_give())
     }
 }
 
 impl State {
     /// Returns the idle bytes whose fences are not known to be complete. Polls no fence.
     pub(super) fn pending_free(&self) -> u64 {
-        let pending = |(&id, tenancy): (&TenantId, &Tenancy)| {
+        let pending = |(id, tenancy): (TenantId, &Tenancy)| {
             let figures = tenancy.figures().map(|(figures, _)| figures);
             let pending = figures.filter(|figures| figures.freed == Freed::PendingFree);
             let idle: u64 = pending.map(|figures| figures.idle).sum();
             idle + tenancy.shared_pending_free() + self.holders.pending_of(id)
         };
-        self.tenants.iter().map(pending).sum()
+        self.slots.iter().map(pending).sum()
     }
 
     /// Returns the idle bytes whose fences are incomplete, after polling all fences.
     fn poll_pending_free(&mut self) -> u64 {
-        let ids: Vec<TenantId> = self.tenants.keys().copied().collect();
+        let ids: Vec<TenantId> = self.slots.tenants();
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&ids, give, u64::MAX, false, &mut plan);

@@ -6,7 +6,7 @@ use crate::growth::Growth;
 use crate::own::Stream;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(in crate::pool) struct Wanted<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,
     pub(crate) home: Option<&'a Stream>,

@@ -22,7 +22,7 @@ impl Precommit {
 
 impl State {
     pub(in crate::pool) fn request_precommit(&mut self, id: SlotId) {
-        let tenancy = self.tenants.get_mut(&id.tenant);
+        let tenancy = self.slots.of_mut(id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return;
         };
@@ -48,7 +48,8 @@ impl State {
     /// Returns `true` if a block that is to use `size` bytes must wait for memory that the mapper
     /// is placing.
     pub(in crate::pool) fn waits_for_mapper(&self, id: SlotId, size: u64) -> bool {
-        self.slot(id)
+        self.slots
+            .get(id)
             .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 

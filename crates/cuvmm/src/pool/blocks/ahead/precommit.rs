@@ -55,7 +55,7 @@ impl State {
     fn prepare(&mut self, id: SlotId) -> Option<Job> {
         let (granule, tenant) = (self.device.granule(), id.tenant);
         let registered = self.terms.is_registered(tenant);
-        let slot = self.slot_mut(id)?;
+        let slot = self.slots.get_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
         let largest = slot.class.largest;
@@ -107,7 +107,7 @@ impl State {
         if self.device.lost().is_some() {
             return None;
         }
-        match self.purging.is_empty() && self.draining.is_empty() {
+        match self.queues.are_empty() {
             true => {
                 let later = self.lowered || self.lacks_free() > 0 || self.holders.is_untidy();
                 later.then_some(LOOK_FOR_MORE)
@@ -143,7 +143,7 @@ impl Locked<'_> {
     /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
         self.gate.end_placing();
-        let Some(mut slot) = self.take_slot(id) else {
+        let Some(mut slot) = self.slots.take(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
             self.budget.give_up(id.tenant, of_extent(size));
             match outcome {

@@ -82,7 +82,7 @@ impl State {
     /// nothing may be precommitted for it.
     fn next_step(&self, place: &BlockPlace) -> Option<u64> {
         let granule = self.device.granule();
-        let slot = self.slot(place.slot)?;
+        let slot = self.slots.get(place.slot)?;
         let block = slot.block.as_ref()?;
         let bytes = slot.space.bytes();
         let settled =

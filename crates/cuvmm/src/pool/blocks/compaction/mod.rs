@@ -1,12 +1,18 @@
-//! Compaction: replacing many small extents by few large extents at the same addresses.
+//! Compaction: giving the pool the memory that blocks have given up, and replacing many small
+//! extents by few large extents at the same addresses.
 //!
 //! A step takes one run of extents of one slot, at most as much as the largest extent. Under a
 //! block the bytes are copied to new extents, which replace the old extents; idle memory goes back
 //! to the pool. Small free physicals are released to the driver, which can make large physicals of
 //! the memory later.
+//!
+//! A block that has shrunk is *cut*: the extents behind its end go back to the pool, and the bytes
+//! before the end, in the extent in which it ends, are copied to smaller extents. Blocks of which
+//! the least is to be copied come first, because each cut makes room for the next copy.
 
 mod prefix;
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::error::{BlockError, MemoryError};
@@ -17,6 +23,7 @@ use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
+use crate::pool::tenant::Tenant;
 
 /// The progress and result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -30,6 +37,8 @@ pub struct Compaction {
     pub extents_after: u64,
     /// Bytes copied to new extents.
     pub copied: u64,
+    /// Bytes that blocks had given up, and that went back to the pool.
+    pub given_back: u64,
     /// Bytes of small physicals released to the driver.
     pub released: u64,
     /// Runs left in place because of a lease, running work, or the mapper's work.
@@ -38,6 +47,8 @@ pub struct Compaction {
     pub no_space: u64,
     /// Runs left in place because their block was exported: importers would keep the old memory.
     pub exported: u64,
+    /// Blocks that have shrunk and end in an extent that forks share, which stays whole.
+    pub shared: u64,
     /// `true` if the compaction was stopped before it had visited all extents.
     pub stopped: bool,
 }
@@ -47,6 +58,15 @@ pub struct Compaction {
 struct Cursor {
     slot: SlotId,
     offset: u64,
+}
+
+/// The work of a compaction.
+struct Work {
+    /// The only tenant whose blocks are visited, if it is not all.
+    tenant: Option<TenantId>,
+    /// Blocks that have shrunk.
+    to_cut: VecDeque<SlotId>,
+    cursor: Cursor,
 }
 
 /// Adjacent extents that fewer extents can replace.
@@ -67,33 +87,87 @@ enum Moved {
     InUse,
     NoSpace(BlockError),
     Exported,
+    Shared,
 }
 
 impl Run {
     pub(in crate::pool) const fn end(&self) -> u64 {
         self.offset + self.size
     }
+
+    /// Returns the bytes of a slot's block in the extent in which it ends, if idle memory lies
+    /// behind them there.
+    fn cut(slot: &Slot) -> Option<Self> {
+        let end = slot.taken();
+        let extent = slot.space.extent_around(end)?;
+        (extent.offset < end && slot.idle() > 0).then(|| Self {
+            offset: extent.offset,
+            size: end - extent.offset,
+            extents: vec![extent],
+            largest: slot.class.largest,
+            fenced: false,
+        })
+    }
+}
+
+impl Compaction {
+    /// Counts a run that was visited. Returns `true` if it was moved.
+    fn count(&mut self, moved: &Moved) -> bool {
+        match moved {
+            Moved::Copied(bytes) => {
+                self.steps += 1;
+                self.copied += bytes;
+                return true;
+            }
+            Moved::InUse => self.in_use += 1,
+            Moved::NoSpace(_) => self.no_space += 1,
+            Moved::Exported => self.exported += 1,
+            Moved::Shared => self.shared += 1,
+        }
+        false
+    }
+}
+
+impl Tenant {
+    /// Compacts the tenant's blocks as [`Pool::compact`](crate::Pool::compact) does all blocks of a
+    /// pool. The numbers of extents are the tenant's.
+    ///
+    /// # Errors
+    /// [`BlockError`]; steps before the failure stay done.
+    pub fn compact(
+        &self,
+        go_on: impl FnMut(&Compaction) -> bool,
+    ) -> Result<Compaction, BlockError> {
+        self.core().device.own_process()?;
+        self.core().compact(Some(self.id()), go_on)
+    }
 }
 
 impl Core {
+    /// Compacts a tenant's blocks, or all blocks.
     pub(crate) fn compact(
         &self,
+        tenant: Option<TenantId>,
         mut go_on: impl FnMut(&Compaction) -> bool,
     ) -> Result<Compaction, BlockError> {
         let mut report = Compaction::default();
-        let mut cursor = Cursor {
-            slot: SlotId {
-                tenant: TenantId(0),
-                index: 0,
-            },
-            offset: 0,
-        };
         let mut state = self.lock();
         state.sweep_all();
-        report.extents_before = state.budget.mappings();
+        let mut work = Work {
+            tenant,
+            to_cut: state.to_cut(tenant),
+            cursor: Cursor {
+                slot: SlotId {
+                    tenant: tenant.unwrap_or(TenantId(0)),
+                    index: 0,
+                },
+                offset: 0,
+            },
+        };
+        report.extents_before = state.extents_of(tenant);
         loop {
-            let stepped = state.compact_step(&mut cursor, &mut report);
-            report.extents_after = state.budget.mappings();
+            let stepped = state.compact_step(&mut work, &mut report);
+            report.extents_after = state.extents_of(tenant);
             drop(state);
             self.announce();
             if !stepped? {
@@ -109,45 +183,67 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Makes one step from the cursor on; returns `false` if no run is left.
+    /// Makes one step; returns `false` if nothing is left.
     fn compact_step(
         &mut self,
-        cursor: &mut Cursor,
+        work: &mut Work,
         report: &mut Compaction,
     ) -> Result<bool, BlockError> {
         self.may_compact()?;
+        while let Some(id) = work.to_cut.pop_front() {
+            let cut = self.with_slot_out(id, |state, slot| state.cut(slot, report));
+            if report.count(&cut.unwrap_or(Ok(Moved::InUse))?) {
+                return Ok(true);
+            }
+        }
         loop {
-            let Some(run) = self.next_run(cursor) else {
+            let Some(run) = self.next_run(work) else {
                 report.released += self.release_small_free();
                 return Ok(false);
             };
-            cursor.offset = run.end();
-            let moved = self.with_slot_out(cursor.slot, |state, slot| state.move_run(slot, &run));
-            match moved.unwrap_or(Ok(Moved::InUse))? {
-                Moved::Copied(bytes) => {
-                    report.steps += 1;
-                    report.copied += bytes;
-                    report.released += self.release_small_free();
-                    return Ok(true);
-                }
-                Moved::InUse => report.in_use += 1,
-                Moved::NoSpace(_) => report.no_space += 1,
-                Moved::Exported => report.exported += 1,
+            work.cursor.offset = run.end();
+            let id = work.cursor.slot;
+            let moved = self.with_slot_out(id, |state, slot| state.move_run(slot, &run));
+            if report.count(&moved.unwrap_or(Ok(Moved::InUse))?) {
+                report.released += self.release_small_free();
+                return Ok(true);
             }
         }
     }
 }
 
 impl State {
-    fn next_run(&self, cursor: &mut Cursor) -> Option<Run> {
-        let begun = *cursor;
-        let tenants = self.tenants.range(begun.slot.tenant..);
+    fn extents_of(&self, tenant: Option<TenantId>) -> u64 {
+        match tenant {
+            Some(id) => self.budget.account(id).mappings,
+            None => self.budget.mappings(),
+        }
+    }
+
+    /// Returns the blocks that have given memory up, those first of which the least is to be
+    /// copied.
+    fn to_cut(&self, tenant: Option<TenantId>) -> VecDeque<SlotId> {
+        let tenancies = self.slots.iter();
+        let tenancies = tenancies.filter(|&(id, _)| tenant.is_none_or(|tenant| tenant == id));
+        let mut found: Vec<(u64, SlotId)> = tenancies
+            .flat_map(|(_, tenancy)| tenancy.indices().filter_map(|index| tenancy.slot(index)))
+            .filter(|slot| slot.block.is_some() && slot.sleep_state.is_awake() && slot.idle() > 0)
+            .map(|slot| (Run::cut(slot).map_or(0, |run| run.size), slot.id))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    fn next_run(&self, work: &mut Work) -> Option<Run> {
+        let begun = work.cursor;
+        let tenants = self.slots.iter_from(begun.slot.tenant);
+        let tenants = tenants.take_while(|&(id, _)| work.tenant.is_none_or(|tenant| tenant == id));
         let slots = tenants.flat_map(|(_, tenancy)| {
             let indices = tenancy.indices();
             indices.filter_map(|index| tenancy.slot(index))
         });
         let mut left = slots.filter(|slot| slot.id >= begun.slot);
-        left.find_map(|slot| {
+        let (cursor, run) = left.find_map(|slot| {
             let offset = if slot.id == begun.slot {
                 begun.offset
             } else {
@@ -155,9 +251,10 @@ impl State {
             };
             let run = self.run_of(slot, offset..u64::MAX, slot.class.largest)?;
             let slot = slot.id;
-            *cursor = Cursor { slot, offset };
-            Some(run)
-        })
+            Some((Cursor { slot, offset }, run))
+        })?;
+        work.cursor = cursor;
+        Some(run)
     }
 
     fn may_compact(&self) -> Result<(), BlockError> {
@@ -206,34 +303,95 @@ impl Locked<'_> {
     /// Copies the bytes of a run to fewer extents, which replace it. If the slot, which is out, has
     /// no block, reclaims the run instead.
     fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
-        if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
-            return Ok(Moved::InUse);
-        }
-        if slot.exported && slot.block.is_some() {
-            return Ok(Moved::Exported);
-        }
-        if !run.fenced {
-            slot.fence_work();
-        }
-        if let Err(error) = slot.fence.poll() {
-            log!(debug, %error, "a fence could not be polled: the block stays in place");
-        }
-        if !slot.is_unused() {
-            return Ok(Moved::InUse);
+        if let Some(stays) = Self::stays(slot, run.fenced) {
+            return Ok(stays);
         }
         if slot.block.is_none() {
             self.take_unused(slot)?;
             return Ok(Moved::Copied(0));
         }
-        let stream = self.scrubber()?;
-        let physicals = match self.gather_for(slot, run) {
+        match self.gather_for(slot, run) {
+            Ok(physicals) if physicals.len() < run.extents.len() => {
+                self.copy_run(slot, run, physicals)
+            }
+            Ok(physicals) => {
+                // There is enough memory, but in small physicals.
+                self.put_back(physicals);
+                let shortage = self.shortage(slot.id.tenant, run.size, 0);
+                Ok(Moved::NoSpace(BlockError::OutOfMemory(shortage)))
+            }
+            Err(error) if error.is_shortage() => Ok(Moved::NoSpace(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the pool the memory that the block in a slot, which is out, has given up. The extent
+    /// in which the block ends is replaced by smaller extents with the bytes before the end.
+    fn cut(&mut self, slot: &mut Slot, report: &mut Compaction) -> Result<Moved, BlockError> {
+        if slot.idle() == 0 {
+            // It has grown again meanwhile.
+            return Ok(Moved::Copied(0));
+        }
+        if let Some(stays) = Self::stays(slot, false) {
+            return Ok(stays);
+        }
+        let before = slot.space.bytes();
+        let unused = self.take_unused(slot);
+        report.given_back += before - slot.space.bytes();
+        unused?;
+        let Some(run) = Run::cut(slot) else {
+            return Ok(Moved::Copied(0));
+        };
+        if run.offset < slot.bound() {
+            return Ok(Moved::Shared);
+        }
+        self.grant_for_copy(run.size);
+        let physicals = match self.gather(slot.id.tenant, run.size, run.largest, false) {
             Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoSpace(error)),
             Err(error) => return Err(error),
         };
+        let before = slot.space.bytes();
+        let moved = self.copy_run(slot, &run, physicals)?;
+        report.given_back += before - slot.space.bytes();
+        Ok(moved)
+    }
+
+    /// Returns why a slot's memory must stay in place; `None` once no work can use it.
+    fn stays(slot: &mut Slot, fenced: bool) -> Option<Moved> {
+        if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
+            return Some(Moved::InUse);
+        }
+        if slot.exported && slot.block.is_some() {
+            return Some(Moved::Exported);
+        }
+        if !fenced {
+            slot.fence_work();
+        }
+        if let Err(error) = slot.fence.poll() {
+            log!(debug, %error, "a fence could not be polled: the block stays in place");
+        }
+        (!slot.is_unused()).then_some(Moved::InUse)
+    }
+
+    /// Copies the bytes of a run to physicals, which replace it.
+    fn copy_run(
+        &mut self,
+        slot: &mut Slot,
+        run: &Run,
+        physicals: Vec<Unmapped>,
+    ) -> Result<Moved, BlockError> {
+        let stream = match self.scrubber() {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.put_back(physicals);
+                return Err(error.into());
+            }
+        };
         let count = physicals.len() as u64;
         self.return_resting_for(run.size);
-        if let Err(error) = self.check_copy_fits(slot, run, count) {
+        let room = self.make_mapping_room(slot.id.tenant, count, false);
+        if let Err(error) = room.and_then(|()| self.check_addresses(run.size)) {
             self.put_back(physicals);
             return Ok(Moved::NoSpace(error));
         }
@@ -249,16 +407,21 @@ impl Locked<'_> {
         replaced.map(|()| Moved::Copied(run.size))
     }
 
+    /// Makes the ledger grant what a copy of `bytes` lacks. If it refuses, there is no memory for
+    /// the copy.
+    fn grant_for_copy(&mut self, bytes: u64) {
+        let there = self.budget.creatable() + self.supply.free();
+        let lacking = bytes.saturating_sub(there);
+        if lacking <= self.budget.ungranted() {
+            self.grant(lacking, 0, Purpose::New);
+        }
+    }
+
     /// Gathers memory for the bytes of a run. If it has no fewer physicals than the run, first
     /// releases the small free physicals to the driver, which makes large physicals of the memory.
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
-        let there = self.budget.creatable() + self.supply.free();
-        let lacking = run.size.saturating_sub(there);
-        if lacking <= self.budget.ungranted() {
-            // If a ledger refuses, there is no memory for the copy.
-            self.grant(lacking, 0, Purpose::New);
-        }
+        self.grant_for_copy(run.size);
         let physicals = self.gather(tenant, run.size, run.largest, false)?;
         if physicals.len() < run.extents.len() {
             return Ok(physicals);
@@ -266,17 +429,6 @@ impl Locked<'_> {
         self.put_back(physicals);
         self.release_small_free();
         self.gather(tenant, run.size, run.largest, false)
-    }
-
-    /// Checks that `count` extents are fewer than a run's, and can be mapped beside it.
-    fn check_copy_fits(&mut self, slot: &Slot, run: &Run, count: u64) -> Result<(), BlockError> {
-        if count >= run.extents.len() as u64 {
-            // There is enough memory, but in small physicals.
-            let shortage = self.shortage(slot.id.tenant, run.size, 0);
-            return Err(BlockError::OutOfMemory(shortage));
-        }
-        self.make_mapping_room(slot.id.tenant, count, false)?;
-        self.check_addresses(run.size)
     }
 
     fn replace_run(
@@ -359,6 +511,6 @@ impl Locked<'_> {
             .quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
-        self.renew(slot);
+        self.slots.renew(slot);
     }
 }

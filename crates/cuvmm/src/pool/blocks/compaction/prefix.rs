@@ -114,7 +114,8 @@ impl Core {
             state = self.await_slots(state, blocks.iter().map(|block| (block.slot, 0)));
             for block in blocks {
                 state
-                    .slot_mut(block.slot)
+                    .slots
+                    .get_mut(block.slot)
                     .into_iter()
                     .for_each(Slot::fence_work);
             }
@@ -145,7 +146,7 @@ impl Locked<'_> {
     ) -> Result<Option<u64>, BlockError> {
         self.may_compact()?;
         let state: &State = self;
-        let slot = state.slot(id).ok_or_else(gone)?;
+        let slot = state.slots.get(id).ok_or_else(gone)?;
         slot.check_awake()?;
         let Some(mut run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
             return Ok(None);
@@ -162,7 +163,7 @@ impl Locked<'_> {
                 self.release_small_free();
                 Ok(Some(run.end()))
             }
-            Moved::InUse => {
+            Moved::InUse | Moved::Shared => {
                 let device = self.device.location();
                 Err(MemoryError::InUse(device).into())
             }

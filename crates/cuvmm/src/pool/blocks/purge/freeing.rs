@@ -12,7 +12,7 @@ use crate::pool::state::State;
 impl State {
     pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
         ArgumentError::not_zero(BYTES, wanted)?;
-        let Some(slot) = self.slot(id) else {
+        let Some(slot) = self.slots.get(id) else {
             return Ok(());
         };
         slot.check_awake()?;
@@ -73,7 +73,7 @@ impl State {
     }
 
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
-        let freed = match self.tenants.get(&id) {
+        let freed = match self.slots.of(id) {
             Some(tenancy) => tenancy.unswept.sweep(),
             None => return false,
         };
@@ -92,8 +92,8 @@ impl State {
     }
 
     fn sweep_by(&mut self, sweep: fn(&dyn Unswept) -> Vec<FreedBlock>) {
-        let tenants = self.tenants.values();
-        let freed = tenants.flat_map(|tenancy| sweep(&*tenancy.unswept));
+        let tenancies = self.slots.iter();
+        let freed = tenancies.flat_map(|(_, tenancy)| sweep(&*tenancy.unswept));
         let freed: Vec<FreedBlock> = freed.collect();
         self.free_all(&freed);
     }
@@ -143,7 +143,7 @@ impl State {
         self.device.own_process()?;
         stream.check_driver(&self.device)?;
         let capturing = self.is_capturing();
-        if let Some(slot) = self.slot_mut(id) {
+        if let Some(slot) = self.slots.get_mut(id) {
             slot.record_use(stream, capturing);
         }
         Ok(())
@@ -151,20 +151,20 @@ impl State {
 
     /// Records that work on unknown streams uses the block, or memory that a lease keeps.
     pub(crate) fn record_use_anywhere(&mut self, id: SlotId) {
-        if let Some(slot) = self.slot_mut(id) {
+        if let Some(slot) = self.slots.get_mut(id) {
             slot.record_use_anywhere();
         }
     }
 
     pub(crate) fn streams(&self, id: SlotId) -> Option<Vec<Stream>> {
-        let slot = self.slot(id)?;
+        let slot = self.slots.get(id)?;
         slot.block.as_ref()?.streams()
     }
 
     /// Returns the bytes of a tenant that no guarantee can be given over: those that cannot be
     /// reclaimed, and those of holders, which reuse their memory without asking the pool.
     fn not_promised(&self, id: TenantId) -> u64 {
-        let kept = self.tenants.get(&id).map_or(0, Tenancy::kept);
+        let kept = self.slots.of(id).map_or(0, Tenancy::kept);
         kept + self.holders.bytes_of(id) + self.budget.account(id).in_flight
     }
 

@@ -14,12 +14,10 @@ mod freeing;
 mod take;
 mod withdraw;
 
-use std::collections::VecDeque;
-
 use crate::error::{CallError, MemoryError};
 use crate::extents::{Round, Space, Urgency};
 use crate::pool::accounts::TenantId;
-use crate::pool::blocks::slots::{Slot, SlotId, Tenancy};
+use crate::pool::blocks::slots::{PurgeQueue, Slot, SlotId, Tenancy};
 use crate::pool::core::Locked;
 use crate::pool::state::State;
 
@@ -41,7 +39,7 @@ impl State {
     }
 
     fn list_all(&mut self, id: TenantId) {
-        let Some(tenancy) = self.tenants.get(&id) else {
+        let Some(tenancy) = self.slots.of(id) else {
             return;
         };
         for index in tenancy.indices().collect::<Vec<_>>() {
@@ -56,36 +54,34 @@ impl State {
     }
 }
 
-type Queue = fn(&mut State) -> &mut VecDeque<SlotId>;
-
 impl Locked<'_> {
     /// Purges a few slots whose fences are complete. Returns their number. The mapper handles the
     /// rest.
     #[inline]
     pub(in crate::pool) fn purge_some(&mut self) -> usize {
-        if self.purging.is_empty() {
+        if self.queues.is_empty(PurgeQueue::Registered) {
             return 0;
         }
-        self.purge(|state| &mut state.purging, LOOKS)
+        self.purge(PurgeQueue::Registered, LOOKS)
     }
 
     /// Purges a few slots of draining tenants whose fences are complete. Returns their number.
     pub(in crate::pool) fn purge_draining(&mut self) -> usize {
-        self.purge(|state| &mut state.draining, LOOKS)
+        self.purge(PurgeQueue::Draining, LOOKS)
     }
 
     /// Purges all slots whose fences are complete.
     pub(crate) fn purge_all(&mut self) {
-        self.purge(|state| &mut state.purging, usize::MAX);
-        self.purge(|state| &mut state.draining, usize::MAX);
+        self.purge(PurgeQueue::Registered, usize::MAX);
+        self.purge(PurgeQueue::Draining, usize::MAX);
         self.purge_holders();
     }
 
     /// Unmaps shared memory that slots have given up, if its fences are complete, to find out which
     /// memory belongs to one slot only.
     pub(in crate::pool) fn part_all(&mut self) {
-        let shares = |tenancy: &Tenancy| tenancy.share_table.bytes() > 0;
-        if self.tenants.values().any(shares) {
+        let shares = |(_, tenancy): (_, &Tenancy)| tenancy.share_table.bytes() > 0;
+        if self.slots.iter().any(shares) {
             self.purge_all();
         }
     }
@@ -96,23 +92,23 @@ impl Locked<'_> {
         self.has_deferred = false;
         self.free_late();
         // Beside the new slots, checks some that have waited longer.
-        let looks = std::mem::take(&mut self.listed) + LOOKS;
-        self.purge(|state| &mut state.draining, looks);
+        let looks = self.queues.take_listed() + LOOKS;
+        self.purge(PurgeQueue::Draining, looks);
         self.purge_holders();
         self.release_marked();
         // Slots listed meanwhile are purged when another operation ends, not at once and without
         // end.
-        self.has_deferred |= self.listed > 0 || self.supply.has_marked();
+        self.has_deferred |= self.queues.has_listed() || self.supply.has_marked();
     }
 
-    fn purge(&mut self, queue: Queue, looks: usize) -> usize {
-        if queue(self).is_empty() || self.device.forked().is_some() {
+    fn purge(&mut self, queue: PurgeQueue, looks: usize) -> usize {
+        if self.queues.is_empty(queue) || self.device.forked().is_some() {
             return 0;
         }
         let mut done = 0;
         let round = Round::begin(&self.device);
-        for _ in 0..looks.min(queue(self).len()) {
-            let Some(id) = queue(self).pop_front() else {
+        for _ in 0..looks.min(self.queues.of(queue).len()) {
+            let Some(id) = self.queues.of(queue).pop_front() else {
                 break;
             };
             let outcome = self.purge_slot(id, &round);
@@ -121,7 +117,7 @@ impl Locked<'_> {
                 continue;
             }
             // A slot that waits long goes to the end, and holds up no other.
-            queue(self).push_back(id);
+            self.queues.of(queue).push_back(id);
             if let Err(error) = outcome {
                 // The memory stays charged to its tenant.
                 log!(warn, %error, "memory that was given up stays mapped for now");
@@ -129,7 +125,7 @@ impl Locked<'_> {
             }
         }
         self.release_marked();
-        let left = !queue(self).is_empty() && self.device.lost().is_none();
+        let left = !self.queues.is_empty(queue) && self.device.lost().is_none();
         if let Some(precommit) = self.precommit.as_mut().filter(|_| left) {
             precommit.call(Urgency::Soon);
         }

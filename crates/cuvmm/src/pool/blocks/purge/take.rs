@@ -41,7 +41,7 @@ impl Locked<'_> {
             }
         }
         self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
-        self.renew(slot);
+        self.slots.renew(slot);
         self.put_back(own);
         bytes
     }

@@ -32,7 +32,7 @@ impl Locked<'_> {
         let Some(hooks) = self.terms.unregister(id) else {
             return;
         };
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
+        let Some(tenancy) = self.slots.of_mut(id) else {
             return;
         };
         // The tenant allocates no more rows, so each slot can go by itself.

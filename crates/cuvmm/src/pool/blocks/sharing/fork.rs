@@ -194,7 +194,7 @@ impl Block {
     #[must_use]
     pub fn read_only(&self) -> u64 {
         let state = self.core().lock_with(self.place().slot);
-        let slot = state.slot(self.place().slot);
+        let slot = state.slots.get(self.place().slot);
         slot.map_or(0, |slot| slot.bound().min(slot.requested()))
     }
 }
@@ -219,7 +219,7 @@ impl Core {
         let wanted = blocks.iter().map(|block| (block.slot, 0));
         let state = self.await_slots(self.lock(), wanted);
         let own = |block: &BlockPlace| {
-            let parts = state.slot(block.slot);
+            let parts = state.slots.get(block.slot);
             let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
             let shared = parts.into_iter().flatten().map(|physical| physical.size());
             size.unwrap_or(u64::MAX).saturating_sub(shared.sum())
@@ -301,7 +301,7 @@ impl Locked<'_> {
                 }
             }
         }
-        if let Some(tenancy) = self.tenants.get_mut(&id).filter(|_| row.len() > 1) {
+        if let Some(tenancy) = self.slots.of_mut(id).filter(|_| row.len() > 1) {
             tenancy.rows.add(row);
         }
         Ok(())

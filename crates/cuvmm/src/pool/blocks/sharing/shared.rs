@@ -20,7 +20,7 @@ use crate::pool::state::State;
 impl State {
     /// Notes that `slot` maps the memory of `source` up to `end`. Both are out.
     pub(in crate::pool) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
-        let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) else {
+        let Some(tenancy) = self.slots.of_mut(slot.id.tenant) else {
             return;
         };
         let (from, to) = (source.id.index, slot.id.index);
@@ -30,8 +30,8 @@ impl State {
         slot.shared = end;
         slot.lent = end;
         source.shared = source.shared.max(end);
-        self.renew(source);
-        self.renew(slot);
+        self.slots.renew(source);
+        self.slots.renew(slot);
     }
 
     pub(in crate::pool) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
@@ -55,7 +55,7 @@ impl State {
     ) -> bool {
         let SlotId { tenant, index } = slot.id;
         self.budget.give_up(tenant, Amount::mappings(1));
-        let tenancy = self.tenants.get_mut(&tenant);
+        let tenancy = self.slots.of_mut(tenant);
         let Some(left) = tenancy.and_then(|it| it.share_table.remove(handle, index)) else {
             return true;
         };
@@ -70,7 +70,7 @@ impl State {
     /// Returns how many other slots map a slot's extent at an offset.
     pub(super) fn count_others(&self, slot: &Slot, offset: u64) -> usize {
         let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
-        let tenancy = self.tenants.get(&slot.id.tenant);
+        let tenancy = self.slots.of(slot.id.tenant);
         let (Some((_, physical)), Some(tenancy)) = (here.next(), tenancy) else {
             return 0;
         };

@@ -167,7 +167,7 @@ impl Core {
                 // They may have ended since: memory that goes back releases the lock.
                 Ok(Made::NotYet) => state = state.wait_for_end(ended),
                 Ok(Made::Copied) => {
-                    let home = state.slot(step.slot).and_then(Slot::home).cloned();
+                    let home = state.slots.get(step.slot).and_then(Slot::home).cloned();
                     copies.merge(Fence::streams(home.into_iter().collect()));
                     return (state, Ok(()));
                 }
@@ -193,7 +193,7 @@ impl State {
     /// bytes. A block that is falling asleep does not grow: it may stay awake, and show the same
     /// memory as before.
     fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
-        let slot = self.slot(place.slot);
+        let slot = self.slots.get(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
         };
@@ -207,7 +207,10 @@ impl State {
     }
 
     fn replaced(&self, step: &Step) -> u64 {
-        let slot = self.slot(step.slot).filter(|slot| slot.shared > step.from);
+        let slot = self
+            .slots
+            .get(step.slot)
+            .filter(|slot| slot.shared > step.from);
         let replaced = slot.and_then(|slot| {
             let extent = slot.space.bounds_around(step.from)?;
             Some(slot.used().saturating_sub(extent.start))
@@ -227,7 +230,7 @@ impl State {
         }
         let seen = gate.poll_work(slot)?;
         let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
-        match self.slot(step.slot) {
+        match self.slots.get(step.slot) {
             Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
             _ => Ok(()),
         }
@@ -361,17 +364,17 @@ impl Locked<'_> {
 
     /// Makes an extent writable that no other slot maps any more.
     fn keep_alone(&mut self, slot: &mut Slot, extent: Extent) -> Result<Made, BlockError> {
-        if let Some(tenancy) = self.tenants.get_mut(&slot.id.tenant) {
+        if let Some(tenancy) = self.slots.of_mut(slot.id.tenant) {
             tenancy.share_table.settle(slot);
         }
-        self.renew(slot);
+        self.slots.renew(slot);
         self.open(slot, extent)
     }
 
     fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
         let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
-        let (Some(handle), Some(tenancy)) = (handle, self.tenants.get(&tenant)) else {
+        let (Some(handle), Some(tenancy)) = (handle, self.slots.of(tenant)) else {
             return Vec::new();
         };
         let others = tenancy.share_table.others_of(handle, index);

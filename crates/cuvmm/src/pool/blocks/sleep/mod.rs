@@ -137,7 +137,7 @@ impl State {
         }
         self.device.usable()?;
         // A stream cache hands blocks on unchanged, so it may contain no sleeping block.
-        if let Some(tenancy) = self.tenants.get(&id) {
+        if let Some(tenancy) = self.slots.of(id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
             self.free_all(&freed);
@@ -158,7 +158,7 @@ impl State {
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
         let gate = &mut self.gate;
-        let Some(tenancy) = self.tenants.get_mut(&id) else {
+        let Some(tenancy) = self.slots.of_mut(id) else {
             return Ok(Vec::new());
         };
         // All fences are stamped before the first is polled: one event then covers them all.
@@ -193,7 +193,7 @@ impl State {
 
     /// Notes copies out of a moving block that may still be running.
     fn is_read_on(&mut self, id: SlotId, streams: &[Stream]) {
-        let Some(slot) = self.slot_mut(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return;
         };
         for stream in streams {

@@ -191,7 +191,7 @@ impl State {
         id: TenantId,
         choice: Choice<'a>,
     ) -> impl Iterator<Item = (NonZeroU64, &'a Figures)> + 'a {
-        let tenancy = self.tenants.get(&id);
+        let tenancy = self.slots.of(id);
         let out = tenancy.into_iter().flat_map(Tenancy::blocks_out);
         out.filter(move |(_, tag, _)| choice.takes_tagged(*tag))
             .map(|(flight, _, figures)| (flight, figures))
@@ -214,7 +214,7 @@ impl State {
         choice: Choice<'_>,
         of: impl Fn(&SleepState) -> bool,
     ) -> Vec<SlotId> {
-        let Some(tenancy) = self.tenants.get(&id) else {
+        let Some(tenancy) = self.slots.of(id) else {
             return Vec::new();
         };
         let chosen = |slot: &&Slot| of(&slot.sleep_state) && choice.takes(slot);

@@ -150,14 +150,14 @@ impl State {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
-        let slots = sleepers.iter().filter_map(|&slot| self.slot(slot));
+        let slots = sleepers.iter().filter_map(|&slot| self.slots.get(slot));
         slots
             .filter_map(|slot| Some(slot.block.as_ref()?.used))
             .sum()
     }
 
     fn largest_under(&self, id: SlotId) -> u64 {
-        let slot = self.slot(id);
+        let slot = self.slots.get(id);
         slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
     }
 }
@@ -180,7 +180,7 @@ impl Locked<'_> {
             let moving = self.choose(id, choice, |sleep_state| {
                 matches!(sleep_state, SleepState::Moving { .. })
             });
-            for slot in moving.iter().filter_map(|&slot| self.slot(slot)) {
+            for slot in moving.iter().filter_map(|&slot| self.slots.get(slot)) {
                 busy.add(slot);
             }
             let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
@@ -211,7 +211,7 @@ impl Locked<'_> {
     }
 
     fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
-        let slot = self.slot_mut(id)?;
+        let slot = self.slots.get_mut(id)?;
         let block = slot.block.as_ref()?;
         let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
         let saved = match &mut slot.sleep_state {

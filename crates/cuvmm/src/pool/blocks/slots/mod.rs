@@ -2,6 +2,7 @@
 
 mod hardened;
 mod ids;
+mod queues;
 mod resting;
 mod rows;
 mod share_table;
@@ -9,10 +10,168 @@ mod sleep_state;
 mod slot;
 mod tenancy;
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+use crate::pool::accounts::TenantId;
+
 pub use hardened::Hardened;
 pub(in crate::pool) use hardened::Hardening;
 pub(in crate::pool) use ids::{BYTES, BlockPlace, SlotId, too_large};
+pub(in crate::pool) use queues::{PurgeQueue, PurgeQueues};
 pub(in crate::pool) use share_table::Sharers;
 pub(in crate::pool) use sleep_state::SleepState;
 pub(in crate::pool) use slot::{Class, Figures, Freed, Occupant, Slot};
 pub(in crate::pool) use tenancy::{Aged, FreedBlock, Give, Tenancy, Unswept};
+
+/// The slots of a pool, by tenant and number.
+#[derive(Default)]
+pub(in crate::pool) struct Slots {
+    of_tenants: BTreeMap<TenantId, Tenancy>,
+    /// The slots that the locked section has opened or taken, and the most of one section.
+    #[cfg(debug_assertions)]
+    worked_on: usize,
+    #[cfg(debug_assertions)]
+    most_worked_on: usize,
+}
+
+impl Slots {
+    pub(in crate::pool) fn open(&mut self, tenant: TenantId, tenancy: Tenancy) {
+        self.of_tenants.insert(tenant, tenancy);
+    }
+
+    pub(in crate::pool) fn close(&mut self, tenant: TenantId) {
+        self.of_tenants.remove(&tenant);
+    }
+
+    pub(in crate::pool) fn of(&self, tenant: TenantId) -> Option<&Tenancy> {
+        self.of_tenants.get(&tenant)
+    }
+
+    pub(in crate::pool) fn of_mut(&mut self, tenant: TenantId) -> Option<&mut Tenancy> {
+        self.of_tenants.get_mut(&tenant)
+    }
+
+    pub(in crate::pool) fn iter(&self) -> impl Iterator<Item = (TenantId, &Tenancy)> {
+        self.of_tenants.iter().map(|(&id, tenancy)| (id, tenancy))
+    }
+
+    /// Returns the tenants from `first` on.
+    pub(in crate::pool) fn iter_from(
+        &self,
+        first: TenantId,
+    ) -> impl Iterator<Item = (TenantId, &Tenancy)> {
+        let tenants = self.of_tenants.range(first..);
+        tenants.map(|(&id, tenancy)| (id, tenancy))
+    }
+
+    pub(in crate::pool) fn tenants(&self) -> Vec<TenantId> {
+        self.of_tenants.keys().copied().collect()
+    }
+
+    #[inline]
+    pub(in crate::pool) fn get(&self, id: SlotId) -> Option<&Slot> {
+        self.of(id.tenant)?.slot(id.index)
+    }
+
+    /// Returns a slot for changes that do not alter its place on the lists.
+    #[inline]
+    pub(in crate::pool) fn get_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+        self.of_mut(id.tenant)?.slot_mut(id.index)
+    }
+
+    /// Takes a slot from its place until the lock is released, and updates the last writers of its
+    /// memory, which growing within it postpones.
+    pub(in crate::pool) fn take(&mut self, id: SlotId) -> Option<Box<Slot>> {
+        self.note_work();
+        let mut slot = self.of_mut(id.tenant)?.take(id.index)?;
+        slot.note_writer();
+        Some(slot)
+    }
+
+    /// Takes a slot out, for an operation that releases the lock, and updates the last writers of
+    /// its memory.
+    pub(in crate::pool) fn take_out(
+        &mut self,
+        id: SlotId,
+        flight: NonZeroU64,
+    ) -> Option<Box<Slot>> {
+        self.note_work();
+        let mut slot = self.of_mut(id.tenant)?.take_out(id.index, flight)?;
+        slot.note_writer();
+        Some(slot)
+    }
+
+    pub(in crate::pool) fn put(&mut self, slot: Box<Slot>) {
+        if let Some(tenancy) = self.of_mut(slot.id.tenant) {
+            tenancy.put(slot);
+        }
+    }
+
+    pub(in crate::pool) fn remove(&mut self, id: SlotId) {
+        if let Some(tenancy) = self.of_mut(id.tenant) {
+            tenancy.remove_range(id.index);
+        }
+    }
+
+    pub(in crate::pool) fn is_out(&self, id: SlotId) -> bool {
+        self.of(id.tenant)
+            .is_some_and(|tenancy| tenancy.is_out(id.index))
+    }
+
+    pub(in crate::pool) fn sleeps(&self, id: SlotId) -> bool {
+        self.of(id.tenant)
+            .is_some_and(|tenancy| tenancy.sleeps(id.index))
+    }
+
+    /// Updates the figures of a slot that is out.
+    pub(in crate::pool) fn renew(&mut self, slot: &Slot) {
+        if let Some(tenancy) = self.of_mut(slot.id.tenant) {
+            tenancy.renew(slot);
+        }
+    }
+
+    /// Gives up the slots that an operation had out when a panic ended it.
+    pub(in crate::pool) fn lose(&mut self, flight: NonZeroU64) {
+        let tenancies = self.of_tenants.values_mut();
+        tenancies.for_each(|tenancy| tenancy.lose(flight));
+    }
+
+    #[inline]
+    pub(in crate::pool) const fn note_work(&mut self) {
+        #[cfg(debug_assertions)]
+        {
+            self.worked_on += 1;
+        }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Slots {
+    pub(in crate::pool) fn has_taken(&self) -> bool {
+        self.of_tenants.values().any(Tenancy::has_taken)
+    }
+
+    pub(in crate::pool) fn has_lost(&self) -> bool {
+        self.of_tenants.values().any(Tenancy::has_lost)
+    }
+
+    /// Returns all slots in their places.
+    pub(in crate::pool) fn all(&self) -> impl Iterator<Item = &Slot> {
+        self.of_tenants.values().flat_map(|tenancy| {
+            let indices = tenancy.indices();
+            indices.filter_map(|index| tenancy.slot(index))
+        })
+    }
+
+    /// Ends the count of the slots that a locked section has worked on.
+    pub(in crate::pool) fn end_section(&mut self) {
+        let worked_on = std::mem::take(&mut self.worked_on);
+        self.most_worked_on = self.most_worked_on.max(worked_on);
+    }
+
+    #[cfg(test)]
+    pub(in crate::pool) const fn most_worked_on(&self) -> usize {
+        self.most_worked_on
+    }
+}

@@ -1,0 +1,277 @@
+//! Memory that a block gives up is memory again: a compaction gives the pool the part of an extent
+//! behind the end of a block that has shrunk.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use crate::common::books::{balanced, books};
+use crate::common::{self, D0, G, Rig, shareable};
+use crate::on_both;
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::error::BlockError;
+use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
+
+/// A pool whose blocks begin with extents of at most eight granules.
+fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
+where
+    Machine<B>: Driver,
+{
+    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
+    pool.growth(Growth::Exact)
+        .largest_extent(8 * G)
+        .build()
+        .unwrap()
+}
+
+fn stamp(granule: u64) -> [u8; 8] {
+    (granule + 1)
+        .wrapping_mul(0x0102_0304_0506_0709)
+        .to_le_bytes()
+}
+
+/// Allocates a block, and stamps both ends of each granule with its number.
+fn stamped(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
+    let block = tenant.block(granules * G).home_stream(stream);
+    let block = block.try_allocate().unwrap();
+    for granule in 0..granules {
+        block.write(granule * G, &stamp(granule)).unwrap();
+        block.write((granule + 1) * G - 8, &stamp(granule)).unwrap();
+    }
+    block
+}
+
+fn assert_stamped<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
+where
+    Machine<B>: Driver,
+{
+    if rig.keeps_bytes() {
+        for granule in 0..block.size() / G {
+            let mut bytes = [[0; 8]; 2];
+            block.read(granule * G, &mut bytes[0]).unwrap();
+            block.read((granule + 1) * G - 8, &mut bytes[1]).unwrap();
+            assert_eq!(bytes, [stamp(granule); 2], "granule {granule}");
+        }
+    }
+}
+
+fn sizes(block: &Block) -> Vec<u64> {
+    let extents = block.extents();
+    extents.iter().map(|extent| extent.size / G).collect()
+}
+
+on_both! {
+    fn half_of_an_extent_serves_another_tenant(rig) {
+        let pool = pool(rig, 16);
+        let (llama, other) = (
+            pool.tenant("llama").register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = stamped(&llama, &stream, 8);
+        let address = block.address();
+        block.shrink_to(4 * G).unwrap();
+        assert_eq!(llama.stats().stranded, 4 * G);
+        assert!(other.try_allocate(12 * G).is_err(), "the rest lies in one extent with the block");
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.given_back, done.copied, done.steps), (4 * G, 4 * G, 1));
+        assert_eq!((done.in_use, done.no_space, done.exported, done.shared), (0, 0, 0, 0));
+        assert_eq!((sizes(&block), block.address()), (vec![4], address));
+        let stats = llama.stats();
+        assert_eq!((stats.committed, stats.stranded, stats.in_use), (4 * G, 0, 4 * G));
+        assert_stamped(rig, &block);
+        let twelve = other.try_allocate(12 * G).unwrap();
+        drop(twelve);
+        books(rig, &pool);
+        // The block grows again at its addresses.
+        block.try_grow_to(8 * G).unwrap();
+        assert_eq!(block.address(), address);
+        block.shrink_to(4 * G).unwrap();
+        assert_stamped(rig, &block);
+        assert_eq!(pool.compact(|_| true).unwrap().given_back, 4 * G);
+        let again = pool.compact(|_| true).unwrap();
+        assert_eq!((again.steps, again.given_back), (0, 0));
+    }
+
+    fn a_block_keeps_its_size_in_whole_granules(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = stamped(&tenant, &stream, 24);
+        assert_eq!(sizes(&block), [8, 8, 8]);
+        block.shrink_to(13 * G + 1).unwrap();
+        let done = tenant.compact(|_| true).unwrap();
+        assert_eq!((done.given_back, done.copied), (10 * G, 6 * G));
+        assert_eq!((done.extents_before, done.extents_after), (3, 3));
+        assert_eq!(sizes(&block), [8, 4, 2]);
+        assert_eq!(tenant.stats().committed, 14 * G);
+        assert_stamped(rig, &block);
+        // Where it ends with an extent, nothing is copied.
+        block.shrink_to(8 * G).unwrap();
+        let done = tenant.compact(|_| true).unwrap();
+        assert_eq!((done.given_back, done.copied, done.extents_after), (6 * G, 0, 1));
+        block.shrink_to(1).unwrap();
+        tenant.compact(|_| true).unwrap();
+        assert_eq!((tenant.stats().committed, sizes(&block)), (G, vec![1]));
+        books(rig, &pool);
+    }
+
+    fn the_least_to_copy_comes_first(rig) {
+        let pool = pool(rig, 17);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (mut large, mut small) = (stamped(&tenant, &stream, 8), stamped(&tenant, &stream, 8));
+        large.shrink_to(7 * G).unwrap();
+        small.shrink_to(G).unwrap();
+        let mut copied = vec![];
+        let done = pool.compact(|so_far| {
+            copied.push(so_far.copied / G);
+            true
+        });
+        let done = done.unwrap();
+        assert_eq!((done.given_back, done.no_space), (8 * G, 0));
+        assert_eq!(copied, [1, 8]);
+        assert_eq!((sizes(&large), sizes(&small)), (vec![4, 2, 1], vec![1]));
+        assert_stamped(rig, &large);
+        assert_stamped(rig, &small);
+        balanced(rig, &pool);
+    }
+
+    fn a_tenant_compacts_its_own_blocks(rig) {
+        let pool = pool(rig, 64);
+        let (one, other) = (
+            pool.tenant("one").register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let (mut mine, mut theirs) = (stamped(&one, &stream, 8), stamped(&other, &stream, 8));
+        mine.shrink_to(3 * G).unwrap();
+        theirs.shrink_to(3 * G).unwrap();
+        let done = one.compact(|_| true).unwrap();
+        assert_eq!((done.given_back, done.extents_before, done.extents_after), (5 * G, 1, 2));
+        assert_eq!((one.stats().committed, other.stats().committed), (3 * G, 8 * G));
+        assert_eq!((sizes(&mine), sizes(&theirs)), (vec![2, 1], vec![8]));
+    }
+
+    fn without_room_for_the_live_part_the_extent_stays(rig) {
+        let pool = pool(rig, 11);
+        let (tenant, other) = (
+            pool.tenant("a").register().unwrap(),
+            pool.tenant("b").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = stamped(&tenant, &stream, 8);
+        block.shrink_to(4 * G).unwrap();
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.no_space, done.given_back), (1, 0));
+        assert_eq!(sizes(&block), [8]);
+        assert!(rig.machine.live().physical_bytes <= 11 * G);
+        assert_stamped(rig, &block);
+        // Three granules are there.
+        block.shrink_to(3 * G).unwrap();
+        assert_eq!(pool.compact(|_| true).unwrap().given_back, 5 * G);
+        assert_eq!(other.try_allocate(8 * G).unwrap().size(), 8 * G);
+        balanced(rig, &pool);
+    }
+
+    fn what_stays_is_counted_by_its_reason(rig) {
+        let pool = shareable(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let blocks = || stamped(&tenant, &stream, 8);
+        let (mut leased, mut busy, mut exported, mut forked) = (blocks(), blocks(), blocks(), blocks());
+        let fork = forked.fork(8 * G, 8 * G).unwrap();
+        drop(exported.export(HandleTypes::POSIX_FD).unwrap());
+        for block in [&mut leased, &mut busy, &mut exported, &mut forked] {
+            block.shrink_to(4 * G).unwrap();
+        }
+        let lease = leased.lease();
+        rig.machine.hold(D0, stream.as_raw());
+        let writes = vec![(busy.address(), G, 1)];
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.given_back, done.copied), (0, 0), "all are on one stream: {done:?}");
+        rig.machine.release_stream(D0, stream.as_raw());
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.in_use, done.exported, done.given_back), (1, 1, 4 * G), "{done:?}");
+        assert_eq!([&leased, &busy, &exported, &forked].map(|it| sizes(it)[0]), [8, 4, 8, 8]);
+        drop((lease, fork));
+        let done = pool.compact(|_| true).unwrap();
+        assert_eq!((done.in_use, done.exported), (0, 1));
+        assert_eq!(sizes(&leased), [4]);
+        balanced(rig, &pool);
+    }
+
+    fn every_driver_call_of_a_cut_failed_once_and_twice(rig) {
+        for twice in [false, true] {
+            for k in 1.. {
+                let pool = pool(rig, 64);
+                let tenant = pool.tenant("a").register().unwrap();
+                let stream = Stream::new(&rig.device).unwrap();
+                let mut block = stamped(&tenant, &stream, 16);
+                block.shrink_to(15 * G).unwrap();
+                rig.faults.forget();
+                let refused = CUresult::CUDA_ERROR_UNKNOWN;
+                rig.faults.arm(common::nth_of(k, refused, CALLS));
+                if twice {
+                    rig.faults.arm(common::nth_of(k + 1, refused, CALLS));
+                }
+                let outcome = pool.compact(|_| true);
+                let hit = rig.faults.injected() > 0;
+                rig.faults.disarm();
+                assert_stamped(rig, &block);
+                assert_eq!(tenant.stats().in_use, 15 * G, "{k}: {outcome:?}");
+                let is_whole = sizes(&block) == [8, 8];
+                assert!(is_whole || sizes(&block) == [8, 4, 2, 1], "{k}: {:?}", sizes(&block));
+                balanced(rig, &pool);
+                drop((block, tenant));
+                pool.close().unwrap();
+                assert_eq!(rig.machine.live().physicals, 0, "call {k}");
+                if !hit {
+                    assert!(k > 10, "only {k} calls were failed");
+                    break;
+                }
+            }
+        }
+    }
+
+    fn what_several_failures_lose_is_said(rig) {
+        let pool = pool(rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = stamped(&tenant, &stream, 8);
+        block.shrink_to(7 * G).unwrap();
+        rig.faults.forget();
+        // Three mappings lie beside. The third in place is refused, and the two before it cannot be
+        // unmapped any more.
+        rig.faults.arm(Fault::nth(6, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+        rig.faults.arm(Fault::from(5, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        let lost = pool.compact(|_| true);
+        rig.faults.disarm();
+        assert!(matches!(lost, Err(BlockError::Lost { .. })), "{lost:?}");
+        assert_eq!(sizes(&block), [4, 2], "what is in place has its bytes");
+        if rig.keeps_bytes() {
+            let mut bytes = [0; 8];
+            block.read(5 * G, &mut bytes).unwrap();
+            assert_eq!(bytes, stamp(5));
+        }
+        drop((block, tenant));
+        pool.close().unwrap();
+        assert_eq!(rig.machine.live().physicals, 0);
+    }
+}
+
+/// The calls that a cut makes, except freeing addresses, whose failure the drop reports.
+const CALLS: &[Call] = &[
+    Call::MemAddressReserve,
+    Call::MemCreate,
+    Call::MemRelease,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemcpyDtoDAsync,
+    Call::StreamCreate,
+    Call::StreamSynchronize,
+    Call::StreamIsCapturing,
+    Call::StreamQuery,
+    Call::ThreadExchangeStreamCaptureMode,
+];

@@ -1,0 +1,225 @@
+//! Compaction of a region: the withdrawn part of an extent is memory again.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use crate::common::books::books;
+use crate::common::{self, D0, G, Rig, pool};
+use crate::on_both;
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::MemoryError;
+use cuvmm::{Limit, Pool, Region, Stream};
+
+/// A region of sixteen granules in extents of at most eight, wholly committed. The first bytes of
+/// each granule say which it is.
+fn stamped<B: Backing + 'static>(rig: &Rig<B>, pool: Option<&Pool>, stream: &Stream) -> Region
+where
+    Machine<B>: Driver,
+{
+    let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
+    let tenant = pool.map(|pool| pool.tenant("a").register().unwrap());
+    let mut region = match &tenant {
+        Some(tenant) => builder.in_tenant(tenant).home_stream(stream).reserve(),
+        None => builder.reserve(),
+    }
+    .unwrap();
+    region.commit(0..16 * G).unwrap();
+    for granule in 0..16 {
+        region
+            .write(stream, granule * G, &[granule as u8 + 1; 8])
+            .unwrap();
+    }
+    region
+}
+
+/// Checks the stamps of committed granules, and that those of `zeros` read as zero.
+fn shows<B: Backing + 'static>(rig: &Rig<B>, region: &Region, stream: &Stream, zeros: &[u64])
+where
+    Machine<B>: Driver,
+{
+    for granule in 0..16 {
+        if !rig.keeps_bytes() || !region.is_committed(granule * G..(granule + 1) * G) {
+            continue;
+        }
+        let mut bytes = [0; 8];
+        region.read(stream, granule * G, &mut bytes).unwrap();
+        let expected = match zeros.contains(&granule) {
+            true => 0,
+            false => granule as u8 + 1,
+        };
+        assert_eq!(bytes, [expected; 8], "granule {granule}");
+    }
+}
+
+fn extents(region: &Region) -> Vec<(u64, u64)> {
+    let extents = region.extents();
+    extents
+        .iter()
+        .map(|extent| (extent.offset / G, extent.size / G))
+        .collect()
+}
+
+/// The calls that a compaction makes.
+const CALLS: &[Call] = &[
+    Call::CtxSynchronize,
+    Call::MemAddressReserve,
+    Call::MemCreate,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemcpyDtoDAsync,
+    Call::StreamSynchronize,
+    Call::StreamIsCapturing,
+];
+
+on_both! {
+    fn the_withdrawn_part_of_an_extent_is_memory_again(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, None, &stream);
+        region.decommit_after(4 * G..8 * G, &[]).unwrap();
+        region.decommit_after(9 * G..12 * G, &[]).unwrap();
+        region.decommit_after(14 * G..16 * G, &[]).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!((region.purge().unwrap(), region.held()), (0, 16 * G));
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.given_back, done.copied, done.steps), (9 * G, 7 * G, 2));
+        assert_eq!((done.extents_before, done.extents_after), (2, 3));
+        assert_eq!((done.in_use, done.no_space, done.exported, done.shared), (0, 0, 0, 0));
+        assert_eq!(extents(&region), [(0, 4), (8, 1), (12, 2)]);
+        assert_eq!((region.held(), region.committed()), (7 * G, 7 * G));
+        assert_eq!(rig.machine.live().physical_bytes, 7 * G);
+        shows(rig, &region, &stream, &[]);
+        let again = region.compact(&stream).unwrap();
+        assert_eq!((again.steps, again.given_back), (0, 0));
+        // The holes are committed again, as new memory.
+        region.commit(0..16 * G).unwrap();
+        shows(rig, &region, &stream, &[4, 5, 6, 7, 9, 10, 11, 14, 15]);
+        assert_eq!(region.held(), 16 * G);
+    }
+
+    fn what_is_pending_goes_back_with_it(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, None, &stream);
+        region.decommit_after(7 * G..16 * G, std::slice::from_ref(&stream)).unwrap();
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.given_back, done.copied), (9 * G, 7 * G));
+        assert_eq!(extents(&region), [(0, 4), (4, 2), (6, 1)]);
+        shows(rig, &region, &stream, &[]);
+    }
+
+    fn a_pool_gets_the_memory(rig) {
+        let pool = pool(rig, 24);
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, Some(&pool), &stream);
+        let other = pool.tenant("b").register().unwrap();
+        region.decommit_after(4 * G..8 * G, &[]).unwrap();
+        region.decommit_after(10 * G..16 * G, &[]).unwrap();
+        assert!(other.try_allocate(16 * G).is_err());
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.given_back, done.copied), (10 * G, 6 * G));
+        assert_eq!((region.held(), pool.stats().committed), (6 * G, 6 * G));
+        shows(rig, &region, &stream, &[]);
+        books(rig, &pool);
+        let block = other.try_allocate(18 * G).unwrap();
+        assert!(matches!(region.commit(4 * G..5 * G), Err(MemoryError::Pool(_))));
+        drop(block);
+        region.commit(4 * G..8 * G).unwrap();
+        shows(rig, &region, &stream, &[4, 5, 6, 7]);
+        books(rig, &pool);
+    }
+
+    fn there_need_be_memory_for_one_extent_at_a_time(rig) {
+        let pool = pool(rig, 18);
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, Some(&pool), &stream);
+        region.decommit_after(7 * G..8 * G, &[]).unwrap();
+        region.decommit_after(10 * G..16 * G, &[]).unwrap();
+        let done = region.compact(&stream).unwrap();
+        // The second extent is copied first, which makes room for the first.
+        assert_eq!((done.no_space, done.given_back), (0, 7 * G));
+        shows(rig, &region, &stream, &[]);
+        books(rig, &pool);
+    }
+
+    fn without_memory_for_a_copy_an_extent_stays(rig) {
+        let pool = pool(rig, 17);
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, Some(&pool), &stream);
+        region.decommit_after(6 * G..8 * G, &[]).unwrap();
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.no_space, done.given_back, region.held()), (1, 0, 16 * G));
+        shows(rig, &region, &stream, &[]);
+        books(rig, &pool);
+    }
+
+    fn what_stays_is_counted_by_its_reason(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, None, &stream);
+        region.decommit_after(4 * G..8 * G, &[]).unwrap();
+        region.decommit_after(12 * G..16 * G, &[]).unwrap();
+        let registration = region.register(0..G).unwrap();
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.in_use, done.given_back), (1, 4 * G));
+        assert_eq!(extents(&region), [(0, 8), (8, 4)]);
+        drop(registration);
+        let fork = region.fork(&[]).unwrap();
+        let done = region.compact(&stream).unwrap();
+        assert_eq!((done.shared, done.given_back), (1, 0));
+        drop(fork);
+        region.unshare(0..4 * G, &stream, &[]).unwrap();
+        assert_eq!(region.compact(&stream).unwrap().given_back, 4 * G);
+        shows(rig, &region, &stream, &[]);
+    }
+
+    fn work_on_the_region_is_waited_for(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, None, &stream);
+        let other = Stream::new(&rig.device).unwrap();
+        region.decommit_after(4 * G..8 * G, &[]).unwrap();
+        rig.machine.hold_until_awaited(D0, other.as_raw());
+        let writes = vec![(region.address(), 8, 9)];
+        rig.machine.queue_kernel(D0, other.as_raw(), vec![], writes).unwrap();
+        assert_eq!(region.compact(&stream).unwrap().given_back, 4 * G);
+        if rig.keeps_bytes() {
+            let mut bytes = [0; 8];
+            region.read(&stream, 0, &mut bytes).unwrap();
+            assert_eq!(bytes, [9; 8], "the copy was made behind the kernel");
+        }
+    }
+
+    fn every_driver_call_failed_once_and_twice(rig) {
+        for (in_pool, twice) in [(false, false), (false, true), (true, false), (true, true)] {
+            for k in 1.. {
+                let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+                let pool = pool.largest_extent(8 * G).build().unwrap();
+                let stream = Stream::new(&rig.device).unwrap();
+                let mut region = stamped(rig, in_pool.then_some(&pool), &stream);
+                region.decommit_after(3 * G..8 * G, &[]).unwrap();
+                rig.faults.forget();
+                let refused = CUresult::CUDA_ERROR_UNKNOWN;
+                rig.faults.arm(common::nth_of(k, refused, CALLS));
+                if twice {
+                    rig.faults.arm(common::nth_of(k + 1, refused, CALLS));
+                }
+                let outcome = region.compact(&stream);
+                let hit = rig.faults.injected() > 0;
+                rig.faults.disarm();
+                shows(rig, &region, &stream, &[]);
+                assert_eq!(region.committed(), 11 * G, "{k}: {outcome:?}");
+                let places = extents(&region);
+                let is_whole = places == [(0, 8), (8, 8)];
+                assert!(is_whole || places == [(0, 2), (2, 1), (8, 8)], "{k}: {places:?}");
+                if in_pool {
+                    books(rig, &pool);
+                }
+                drop(region);
+                pool.close().unwrap();
+                drop(stream);
+                assert_eq!(rig.machine.live().physicals, 0, "call {k}");
+                if !hit {
+                    assert!(k > 8, "only {k} calls were failed");
+                    break;
+                }
+            }
+        }
+    }
+}

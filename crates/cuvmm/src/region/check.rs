@@ -79,14 +79,19 @@ impl Region {
             false => Err(ArgumentError::STREAM),
         }
     }
+
     /// A fence over the work of these streams and the work that the region has noted. Refuses a
     /// stream of a device without access.
     pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
-        let mut fence = self.fence_of(streams)?;
+        Ok(self.and_noted(self.fence_of(streams)?))
+    }
+
+    /// A fence extended to the work that the region has noted.
+    pub(super) fn and_noted(&self, mut fence: Fence) -> Fence {
         // Another thread may have held the lock at the fork: a child never gets it.
         if !self.device().is_forked() {
             fence.merge(self.register.noted().fence());
         }
-        Ok(fence)
+        fence
     }
 }

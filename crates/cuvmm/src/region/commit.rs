@@ -67,6 +67,16 @@ impl Region {
         self.commit_with(range, None, fence)
     }
 
+    /// Commits memory to a range behind the work of a fence, which covers all that may read the
+    /// zeros that must be unmapped.
+    pub(crate) fn commit_behind(
+        &mut self,
+        range: Range<u64>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
+        self.commit_with(range, None, fence)
+    }
+
     fn commit_with(
         &mut self,
         range: Range<u64>,

@@ -320,8 +320,14 @@ impl Region {
         };
         // Another thread may have held the lock at the fork: a child never gets it.
         if is_queued && !self.device().is_forked() {
-            self.register.noted().queued_on(stream);
+            self.register.noted().queued(Fence::stream(stream.clone()));
         }
+    }
+
+    /// Notes that work on streams that are not known has used the memory until now.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn note_use_anywhere(&self) {
+        self.register.noted().queued(self.fence_of_all());
     }
 
     /// Returns the committed parts of a range, in order.

@@ -24,6 +24,21 @@ impl Region {
         }
     }
 
+    /// Returns the range of all granules that a range of bytes touches. Refuses a range that is
+    /// empty or leaves the region.
+    pub(super) fn covering(&self, range: &Range<u64>) -> Result<Range<u64>, ArgumentError> {
+        let Range { start, end } = *range;
+        if start >= end {
+            let what = "bytes";
+            return Err(ArgumentError::Empty { what, start, end });
+        }
+        if end > self.size() {
+            return Err(ArgumentError::bytes(start, end - start, self.size()));
+        }
+        let granularity = self.device().granularity();
+        Ok(start - start % granularity..end.next_multiple_of(granularity))
+    }
+
     /// Refuses an invalid range, and a range that is not wholly committed.
     pub(crate) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.check(range)?;

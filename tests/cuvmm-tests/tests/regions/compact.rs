@@ -217,6 +217,34 @@ on_both! {
         }
     }
 
+    fn what_touches_a_granule_commits_it(rig) {
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        assert_eq!(region.commit_covering(G + 1..2 * G + 1).unwrap(), G..3 * G);
+        assert_eq!(region.commit_covering(5 * G..6 * G).unwrap(), 5 * G..6 * G);
+        assert_eq!(region.commit_covering(8 * G - 1..8 * G).unwrap(), 7 * G..8 * G);
+        assert_eq!(region.committed(), 4 * G);
+        for wrong in [0..0, 8 * G - 1..8 * G + 1, u64::MAX - 1..u64::MAX] {
+            let refused = region.commit_covering(wrong);
+            assert!(matches!(refused, Err(MemoryError::Argument(_))), "{refused:?}");
+        }
+        assert_eq!(region.committed(), 4 * G);
+    }
+
+    fn a_commit_without_memory_says_how_much_there_is(rig) {
+        let total = rig.device.total_memory();
+        let mut region = Region::reserve(&rig.device, 2 * total).unwrap();
+        region.commit(0..4 * G).unwrap();
+        let free = rig.device.memory_info().unwrap().free;
+        let refused = region.commit(0..total + 4 * G).unwrap_err();
+        assert!(refused.is_out_of_memory(), "{refused}");
+        assert!(
+            matches!(refused, MemoryError::OutOfMemory { asked, free: left, held, .. }
+                if asked == total && left == free && held == 4 * G),
+            "{refused:?}"
+        );
+        assert_eq!(region.held(), 4 * G);
+    }
+
     fn every_driver_call_failed_once_and_twice(rig) {
         for (in_pool, twice) in [(false, false), (false, true), (true, false), (true, true)] {
             for k in 1.. {

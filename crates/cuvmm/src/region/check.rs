@@ -35,8 +35,10 @@ impl Region {
         if end > self.size() {
             return Err(ArgumentError::bytes(start, end - start, self.size()));
         }
-        let granularity = self.device().granularity();
-        Ok(start - start % granularity..end.next_multiple_of(granularity))
+        let granule = self.device().granule();
+        // The region's size is in whole granules.
+        let end = granule.round_up(end).unwrap_or(self.size());
+        Ok(granule.round_down(start)..end)
     }
 
     /// Refuses an invalid range, and a range that is not wholly committed.

@@ -32,6 +32,7 @@ impl<'a> BlockBuilder<'a> {
             grain: ExtentOptions {
                 growth: None,
                 largest: None,
+                movable: false,
             },
             exact_extents: false,
             stride: 1,
@@ -105,6 +106,23 @@ impl<'a> BlockBuilder<'a> {
     /// cost more driver calls and strand less memory.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
+    /// Lets the pool replace the block's memory when a request lacks memory, at the same addresses;
+    /// `false` by default. With `true` all work on the block must be launched under a
+    /// [`Lease`](crate::pool::Lease), with [uses](crate::pool::Lease::record_use) on further streams
+    /// recorded before it ends.
+    ///
+    /// When such a block has [shrunk](Block::shrink_to), the part that it gave up of the extent in
+    /// which it ends can serve other blocks: before a request is refused or waits, the bytes before
+    /// the end are copied to smaller extents (`cuMemcpyDtoDAsync`, waited for), as
+    /// [`Pool::compact`](crate::pool::Pool::compact) does. That happens while no lease lives, all
+    /// work on the home stream and the recorded streams is complete, and no capture guard lives, if
+    /// there is room for the copy. A lease that is taken meanwhile waits for the copy.
+    #[doc(alias = "relocatable")]
+    pub const fn movable(mut self, yes: bool) -> Self {
+        self.wanted.grain.movable = yes;
         self
     }
 

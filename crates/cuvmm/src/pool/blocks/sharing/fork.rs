@@ -398,6 +398,7 @@ impl Locked<'_> {
             uses: Uses::none(),
             tag: other.tag.clone(),
             zeroed: other.zeroed,
+            movable: other.movable,
         });
         Ok(given)
     }

@@ -136,9 +136,44 @@ class CuPy(unittest.TestCase):
             array = cupy.empty(40 << 20)
             cupy.cuda.stream = cupy.cuda.Stream(2)
             del array
-            assert cupy.cuda.stream.waits == 1 and cuvmm.stats().live == 0
+            assert cuvmm.stats().live == 0
             cupy.cuda.stream = cupy.cuda.Stream(0)
             assert cupy.empty(60 << 20).ptr
+            """,
+            fakes=True,
+        )
+
+    def test_an_array_that_is_freed_while_the_thread_s_default_stream_captures(self):
+        """The capture goes on, and the array is freed once that stream can be waited for."""
+        run(
+            """
+            import ctypes, gc, threading
+            import cupy, cuvmm, cuvmm.cupy
+            cuvmm.cupy.install(limit="64MiB")
+            libcuda, graph = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+            per_thread = ctypes.c_void_p(2)
+
+            def captured(array, ends):
+                cupy.cuda._enter(0)
+                cupy.cuda.stream = cupy.cuda.Stream(2)
+                assert libcuda.cuStreamBeginCapture_v2(per_thread, 2) == 0
+                del array[0]
+                gc.collect()
+                assert cuvmm.stats().live == 40 << 20
+                if ends:
+                    assert libcuda.cuStreamEndCapture(per_thread, ctypes.byref(graph)) == 0
+
+            captured([cupy.empty(40 << 20)], True)
+            cupy.cuda.stream = cupy.cuda.Stream(0)
+            # It makes room for the next one.
+            array = cupy.empty(60 << 20)
+            assert array.ptr and cuvmm.stats().live == 60 << 20
+            del array
+            # An ending thread frees its own.
+            thread = threading.Thread(target=captured, args=([cupy.empty(40 << 20)], True))
+            thread.start()
+            thread.join()
+            assert cuvmm.stats().live == 0, cuvmm.stats().live
             """,
             fakes=True,
         )

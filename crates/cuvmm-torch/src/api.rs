@@ -431,21 +431,6 @@ pub unsafe extern "C" fn cuvmm_asleep(buffer: *mut c_char, length: usize) -> usi
     unsafe { text(names, buffer, length) }
 }
 
-/// Waits for the work of a stream of a device's primary context (`cuStreamSynchronize`). Refused
-/// while a graph is captured.
-///
-/// # Safety
-/// `stream` is such a stream, and stays one until [`cuvmm_stream_end`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuvmm_synchronize(device: c_int, stream: *mut c_void) -> c_int {
-    status(|| {
-        fork::check()?;
-        let of = heaps::of(device)?;
-        let _leave = graphs::waiting().ok_or(Error::Capturing)?;
-        of.with_stream(crate::handle(stream), |stream| Ok(stream.synchronize()?))
-    })
-}
-
 /// Announces that the program is about to destroy a stream (`cuStreamDestroy`). With `wait` other
 /// than 0 waits for its work. Memory used on the stream stays usable, and a later stream with its
 /// handle is another stream.

@@ -9,8 +9,8 @@ use cuvmm::CallError;
 use cuvmm::driver::{DeviceAddress, Driver, DriverError, Ordinal, StreamHandle};
 
 use crate::edge::status;
-use crate::error::Error;
-use crate::{fork, graphs, heaps};
+use crate::waits::with_leave;
+use crate::{fork, heaps};
 
 /// Copies `size` bytes of host memory to a device, behind the work of a stream, and waits for the
 /// copy (`cuMemcpyHtoDAsync`, `cuStreamSynchronize`). Refused while a graph may be captured, and on
@@ -61,21 +61,21 @@ fn copied(
     queue: impl FnOnce(&dyn Driver, Ordinal, StreamHandle) -> Result<(), DriverError>,
 ) -> c_int {
     status(|| {
-        fork::check()?;
-        let of = heaps::of(device)?;
         if size == 0 {
-            return Ok(());
+            fork::check()?;
+            return heaps::of(device).map(drop);
         }
-        let _leave = graphs::waiting().ok_or(Error::Capturing)?;
-        of.with_stream(crate::handle(stream), |stream| {
-            // A capture without an open pool is not known here: it would record the copy, and the
-            // wait would break it.
-            if stream.is_capturing()? {
-                return Err(Error::Capturing);
-            }
-            queue(&**of.device.driver(), of.device.ordinal(), stream.as_raw())
-                .map_err(CallError::Driver)?;
-            Ok(stream.synchronize()?)
+        with_leave(device, stream, |of, stream| {
+            let (driver, handle) = (of.device.driver(), stream.as_raw());
+            queue(&**driver, of.device.ordinal(), handle).map_err(CallError::Driver)?;
+            // A capture that began meanwhile may contain the copy, which uses memory of the host: it has
+            // to break.
+            stream.settle().inspect_err(|error| {
+                if *error == CallError::Capturing {
+                    let _ = stream.synchronize();
+                }
+            })?;
+            Ok(())
         })
     })
 }

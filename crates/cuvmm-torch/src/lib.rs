@@ -38,6 +38,7 @@ mod settings;
 mod sharing;
 mod stats;
 mod tags;
+mod waits;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -52,6 +53,7 @@ pub use self::capsules::*;
 pub use self::copies::*;
 pub use self::lent::*;
 pub use self::sharing::*;
+pub use self::waits::*;
 
 /// The function that PyTorch's exceptions name.
 const MALLOC: &CStr = c"cuvmm_malloc";

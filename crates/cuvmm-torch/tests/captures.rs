@@ -366,6 +366,34 @@ over_the_stand_in! {
         }
         assert_eq!(graphs.stop(stream), 0, "the capture was broken");
         assert_eq!((copy(true), copy(false)), (0, 0));
+        let theirs = cuda.stream();
+        graphs.start(theirs);
+        assert_eq!(copy(true), 0, "{}", torch.last_error());
+        assert_eq!(graphs.stop(theirs), 0, "the capture was broken");
+    }
+
+    a_wait_for_a_stream_breaks_no_capture [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let graphs = Graphs::of(&torch, &cuda);
+        let per_thread: Handle = std::ptr::without_provenance_mut(2);
+        let [stream, other] = [(); 2].map(|()| cuda.stream());
+        assert_ne!(torch.malloc(4096, stream), 0);
+        let wait: unsafe extern "C" fn(c_int, Handle) -> c_int = torch.function("cuvmm_synchronize");
+        let settle: unsafe extern "C" fn(c_int, Handle) -> c_int = torch.function("cuvmm_settle");
+        // Of another library: no pool is open for it.
+        for captures in [stream, per_thread] {
+            graphs.start(captures);
+            // SAFETY: the streams are alive.
+            unsafe {
+                assert_eq!((wait(0, other), settle(0, other)), (0, 0));
+                assert_eq!((wait(0, stream) == 0, settle(0, stream) == 0), (captures != stream, captures != stream));
+                assert_eq!(settle(0, captures), 1);
+                assert_eq!(settle(0, per_thread), c_int::from(captures == per_thread));
+            }
+            assert_eq!(graphs.stop(captures), 0, "the capture was broken");
+            // SAFETY: the stream is alive.
+            unsafe { assert_eq!((settle(0, stream), settle(0, per_thread)), (0, 0)) };
+        }
     }
 
     what_waits_is_put_off_or_refused_while_a_graph_is_captured ["CUVMM_TORCH_MAPPER" = "off"] says [

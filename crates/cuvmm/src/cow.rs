@@ -112,18 +112,16 @@ impl<T: Pod> CowBuffer<T> {
     /// now on both buffers have to [`make_mut`](Self::make_mut) before they write.
     ///
     /// Waits for the work queued on the home stream and the recorded streams, since it may still
-    /// write here. Makes one `cuMemMap` and two `cuMemSetAccess` for each extent.
+    /// write here, and for all work of a device that has access and of which no stream was recorded. Makes one `cuMemMap` and two `cuMemSetAccess` for each extent.
     ///
     /// # Errors
     /// [`ContainerError`] when the driver refuses; nothing has changed.
     pub fn snapshot(&mut self) -> Result<Self, ContainerError> {
-        let Elements {
-            region, users, len, ..
-        } = &mut self.elements;
-        users.wait()?;
-        let region = region.fork(&users.all())?;
+        let mut fence = self.elements.fence();
+        fence.wait()?;
+        let region = self.elements.region.fork_behind(fence)?;
         Ok(Self {
-            elements: Elements::new(region, users.home(), *len),
+            elements: Elements::new(region, self.elements.home(), self.len()),
         })
     }
 
@@ -131,7 +129,7 @@ impl<T: Pod> CowBuffer<T> {
     /// the other snapshots keep their bytes.
     ///
     /// If anything is copied, waits for the work queued on the home stream and the recorded
-    /// streams. Makes `cuMemCreate`, a copy on the device, and two mappings for each copied extent;
+    /// streams, and for all work of a device that has access and of which no stream was recorded. Makes `cuMemCreate`, a copy on the device, and two mappings for each copied extent;
     /// no driver call otherwise.
     ///
     /// # Errors
@@ -176,14 +174,15 @@ impl<T: Pod> CowBuffer<T> {
     /// Unshares the extents that contain a range of elements.
     fn unshare(&mut self, range: &Range<usize>) -> Result<(), ContainerError> {
         let bytes = self.elements.bytes(range)?;
-        let Elements { region, users, .. } = &mut self.elements;
+        let region = &self.elements.region;
         if bytes.is_empty() || !region.is_read_only(bytes.clone()) {
             return Ok(());
         }
         let granule = region.device().granule();
         let end = granule.round_up(bytes.end).unwrap_or(region.size());
         let whole = granule.round_down(bytes.start)..end;
-        region.unshare(whole, users.home(), &users.all())?;
+        let (home, fence) = (self.elements.home().clone(), self.elements.fence());
+        self.elements.region.unshare_behind(whole, &home, fence)?;
         Ok(())
     }
 }

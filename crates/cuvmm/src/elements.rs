@@ -11,7 +11,8 @@ use bytemuck::Pod;
 use cuvmm_driver::DeviceAddress;
 
 use crate::device::Device;
-use crate::error::{ArgumentError, ContainerError};
+use crate::error::{ArgumentError, CallError, ContainerError};
+use crate::extents::Fence;
 use crate::own::Stream;
 use crate::region::Region;
 use crate::users::Users;
@@ -21,7 +22,7 @@ use crate::view::{View, ViewMut, bytes_of};
 /// behind the work of its users.
 pub(crate) struct Elements<T: Pod> {
     pub(crate) region: Region,
-    pub(crate) users: Users,
+    users: Users,
     pub(crate) len: usize,
     of: PhantomData<T>,
 }
@@ -170,21 +171,49 @@ impl<T: Pod> Elements<T> {
         Some(streams)
     }
 
+    /// Records that work on streams that are not known uses the elements.
+    pub(crate) fn record_use_anywhere(&self) {
+        self.users.record_anywhere();
+    }
+
+    /// Refuses an operation that waits for the recorded streams while one of them captures.
+    pub(crate) fn check_none_captured(&self) -> Result<(), CallError> {
+        Stream::check_none_captured([], self.users.iter())
+    }
+
     /// The streams whose work may use the elements, without those that registrations have recorded,
     /// which the region waits for by itself. `None` as [`streams`](Self::streams) returns it.
     fn named(&self) -> Option<Vec<Stream>> {
+        let named = !self.users.are_anywhere() && self.unnamed().next().is_none();
+        named.then(|| self.users.all())
+    }
+
+    /// The devices that have access and of which no stream was recorded.
+    fn unnamed(&self) -> impl Iterator<Item = &Device> {
         let named = |device: &Device| self.users.iter().any(|it| it.device().is_same(device));
-        let all = !self.users.are_anywhere() && self.region.users().all(named);
-        all.then(|| self.users.all())
+        self.region.users().filter(move |device| !named(device))
+    }
+
+    /// A fence over all work that may use the elements, besides that which the region has noted.
+    /// All that gives memory up, shares it or replaces it waits for this fence.
+    pub(crate) fn fence(&self) -> Fence {
+        if self.users.are_anywhere() {
+            return Fence::devices(self.region.users().cloned().collect());
+        }
+        let mut fence = Fence::streams(self.users.all());
+        fence.merge(Fence::devices(self.unnamed().cloned().collect()));
+        fence
+    }
+
+    /// Waits for all work that may use the elements.
+    pub(crate) fn wait(&self) -> Result<(), CallError> {
+        self.fence().wait().map(drop)
     }
 
     /// Withdraws committed bytes, whole granules, behind all work that may use them.
     pub(crate) fn withdraw(&mut self, bytes: Range<u64>) -> Result<(), ContainerError> {
-        match self.named() {
-            Some(streams) => self.region.decommit_after(bytes, &streams)?,
-            None => self.region.decommit(bytes)?,
-        }
-        Ok(())
+        let fence = self.fence();
+        Ok(self.region.decommit_behind(bytes, fence)?)
     }
 }
 

@@ -275,11 +275,11 @@ impl<T: Pod> SparseArray<T> {
         if new == 0 {
             return Ok(0);
         }
-        let streams = self.elements.users.all();
+        let fence = self.elements.fence();
         self.once_complete(|region| {
             // Without the purge, pending frees would be revived with their old contents.
             region.purge_in(&bytes)?;
-            region.commit_after(bytes.clone(), &streams)
+            region.commit_behind(bytes.clone(), fence.clone())
         })?;
         Ok(new)
     }
@@ -355,8 +355,8 @@ impl<T: Pod> SparseArray<T> {
     /// [`ContainerError`]; nothing has changed.
     pub fn remove_zeros(&mut self, range: Range<usize>) -> Result<u64, ContainerError> {
         let bytes = self.touched(&range)?;
-        let streams = self.elements.users.all();
-        self.once_complete(|region| region.remove_zeros_after(bytes.clone(), &streams))
+        let fence = self.elements.fence();
+        self.once_complete(|region| region.remove_zeros_behind(&bytes, fence.clone()))
     }
 
     /// Returns `true` if all elements of a range have memory. An empty range does.
@@ -433,11 +433,10 @@ impl<T: Pod> SparseArray<T> {
         &mut self,
         mut act: impl FnMut(&mut Region) -> Result<R, MemoryError>,
     ) -> Result<R, ContainerError> {
-        let Elements { region, users, .. } = &mut self.elements;
-        match act(region) {
+        match act(&mut self.elements.region) {
             Err(MemoryError::PendingFree { .. }) => {
-                users.wait()?;
-                Ok(act(region)?)
+                self.elements.wait()?;
+                Ok(act(&mut self.elements.region)?)
             }
             done => Ok(done?),
         }

@@ -95,6 +95,7 @@ impl Users {
     }
 
     /// Waits for the work queued on the recorded streams (`cuStreamSynchronize`).
+    #[cfg(feature = "dlpack")]
     pub(crate) fn wait(&self) -> Result<(), CallError> {
         self.iter().try_for_each(Stream::settle)
     }

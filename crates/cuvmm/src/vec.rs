@@ -161,7 +161,7 @@ impl<T: Pod> DeviceVec<T> {
         let bytes = Elements::<T>::offset(self.len())?..Elements::<T>::offset(len)?;
         let queued = self.repeat(bytes, &element);
         // Work that was queued before a later call failed must not outlast this function.
-        self.elements.users.wait()?;
+        self.elements.home().settle()?;
         queued?;
         self.elements.len = len;
         Ok(())
@@ -259,7 +259,7 @@ impl<T: Pod> DeviceVec<T> {
     /// another library which was given the address. From then on, memory that the vector gives up
     /// waits for all work of the devices that have access.
     pub fn record_use_anywhere(&self) {
-        self.elements.users.record_anywhere();
+        self.elements.record_use_anywhere();
     }
 
     /// Returns the streams whose work may use the elements, the home stream first; `None` if all
@@ -344,7 +344,7 @@ impl<T: Pod> DeviceVec<T> {
     /// Checks that no registration may write to the vector, and that no capture is known that
     /// waiting for its devices would break.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
-        Stream::check_none_captured([], self.elements.users.iter())?;
+        self.elements.check_none_captured()?;
         self.elements.region.may_be_sealed()
     }
 

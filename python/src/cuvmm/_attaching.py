@@ -45,10 +45,13 @@ def _detach(number: int) -> None:
     one that captures.
     """
     library, torch = _library.get(), sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        library.detach_later(number)
-    else:
-        library.detach(number)
+    if torch is not None and torch.cuda.is_initialized():
+        stream = torch.cuda.current_stream()
+        # 1 is for a stream that captures.
+        if library.settle(stream.device.index, stream.cuda_stream) == 1:
+            library.detach_later(number)
+            return
+    library.detach(number)
 
 
 class Attached(Mapping[str, "torch.Tensor"]):

@@ -49,6 +49,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_tag_begin": (_int, [_text, _result]),
     "cuvmm_tag_end": (None, [_number]),
     "cuvmm_synchronize": (_int, [_int, _pointer]),
+    "cuvmm_settle": (_int, [_int, _pointer]),
     "cuvmm_stream_end": (_int, [_pointer, _int]),
     "cuvmm_asleep": (_size, [_text, _size]),
     "cuvmm_sleep": (_int, [_text, _int]),

@@ -9,6 +9,7 @@ Arrays are then allocated for work of CuPy's current stream.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from os import PathLike
 from typing import Any
@@ -40,22 +41,32 @@ class _Streams:
         # taken: the garbage collector may free an array in the middle of each function here.
         self._homes: dict[int, int] = {}
         self._arrays: dict[int, set[int]] = {}
+        self._here = _Here(library, self)
 
     def made(self, address: int, stream: Any) -> None:
         """Notes an array that was made on a stream."""
         self._homes[address] = stream.ptr
         self._keep(stream).add(address)
 
-    def freed(self, address: int, stream: Any) -> int:
-        """Notes an array that is freed while a stream is current. Returns the stream to free it behind."""
+    def free(self, address: int, device: int, stream: Any) -> None:
+        """Frees an array while a stream is current, behind the work of that stream."""
+        if stream.ptr == _PER_THREAD:
+            self._here.late.arrays.append((address, device))
+            self.free_late()
+            return
+        self.gone(address)
+        self._keep(stream)
+        self._library.free(address, 0, device, stream.ptr)
+
+    def free_late(self) -> None:
+        """Frees arrays that this thread could not free before."""
+        self._here.late.free()
+
+    def gone(self, address: int) -> int:
+        """Forgets an array, and returns the handle of the stream that it was made on."""
         home = self._homes.pop(address, 0)
         self._arrays.get(home, set()).discard(address)
-        if stream.ptr == _PER_THREAD:
-            # No other thread could wait for it later.
-            stream.synchronize()
-            return home
-        self._keep(stream)
-        return stream.ptr
+        return home
 
     def _keep(self, stream: Any) -> set[int]:
         """Keeps a stream, and returns the addresses of its arrays."""
@@ -72,6 +83,36 @@ class _Streams:
             if self._library.stream_end(handle, 0) == 0:
                 kept.pop(handle, None)
                 self._arrays.pop(handle, None)
+
+
+class _Late:
+    """Arrays that were freed while the thread's own default stream was current, with their devices.
+
+    No other thread could wait for that stream later, so it is waited for before its thread frees them: when
+    that allocates or frees the next array, or ends. Nothing waits while the stream captures.
+    """
+
+    def __init__(self, library: _library.Library, streams: _Streams) -> None:
+        self._library, self._streams = library, streams
+        self.arrays: list[tuple[int, int]] = []
+
+    def free(self) -> None:
+        while self.arrays:
+            address, device = late = self.arrays.pop()
+            # 1 is for a stream that captures.
+            if self._library.settle(device, _PER_THREAD) == 1:
+                self.arrays.append(late)
+                return
+            self._library.free(address, 0, device, self._streams.gone(address))
+
+    __del__ = free
+
+
+class _Here(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self, library: _library.Library, streams: _Streams) -> None:
+        self.late = _Late(library, streams)
 
 
 def install(
@@ -110,6 +151,7 @@ def install(
     streams = _Streams(library)
 
     def malloc(size: int, device: int) -> int:
+        streams.free_late()
         stream = cupy.cuda.get_current_stream(device)
         address = library.allocate(size, device, stream.ptr)
         if address:
@@ -126,8 +168,7 @@ def install(
 
     def free(address: int, device: int) -> None:
         # The stream that is current now may be another one than the array was made on.
-        stream = cupy.cuda.get_current_stream(device)
-        library.free(address, 0, device, streams.freed(address, stream))
+        streams.free(address, device, cupy.cuda.get_current_stream(device))
 
     allocator = cupy.cuda.PythonFunctionAllocator(malloc, free)
     cupy.cuda.set_allocator(allocator.malloc)

@@ -253,6 +253,30 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
     }
 }
 
+#[test]
+fn a_region_waits_for_work_that_was_queued_before_its_tensor_went() {
+    let rig = common::host();
+    let theirs = Stream::new(&rig.device).unwrap();
+    let mut region = Region::reserve(&rig.device, G).unwrap();
+    region.commit(0..G).unwrap();
+    let region = Arc::new(region);
+    let tensor = Tensor::of::<u8>(&[G as usize]);
+    let consumer = Consumer::Synchronized;
+    let tensor = tensor.export(Arc::clone(&region), &consumer).unwrap();
+    rig.machine.hold(D0, theirs.as_raw());
+    let writes = vec![(region.address(), G, 9)];
+    let queued = rig
+        .machine
+        .queue_kernel(D0, theirs.as_raw(), vec![], writes);
+    queued.unwrap();
+    drop(tensor);
+    let mut region = Arc::into_inner(region).unwrap();
+    region.decommit_after(0..G, &[]).unwrap();
+    assert_eq!(region.purge().unwrap(), 0, "the kernel is queued");
+    rig.machine.release_all_streams(D0);
+    while region.purge().unwrap() == 0 {}
+}
+
 /// Memory that a block gave up while it was lent is no longer the block's, but stays lent.
 #[test]
 fn what_a_lent_block_gave_up_waits_too() {

@@ -160,9 +160,9 @@ impl Held for Region {
         Ok(None)
     }
 
-    /// Does nothing: a caller that decommits names the work to wait for, and the drop waits for all
-    /// work.
-    fn record_use_anywhere(&self) {}
+    fn record_use_anywhere(&self) {
+        self.note_use_anywhere();
+    }
 }
 
 impl<M: Held + Sync> Held for Arc<M> {

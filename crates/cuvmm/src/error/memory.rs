@@ -196,6 +196,22 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
+    /// The region's device has too little memory for a commit.
+    #[error(
+        "no memory for a commit of {}: {} are free on the device, and the region holds {}: {cause}",
+        Bytes(*.asked), Bytes(*.free), Bytes(*.held)
+    )]
+    OutOfMemory {
+        /// The bytes of the commit that had no memory.
+        asked: u64,
+        /// The device's free bytes afterwards (`cuMemGetInfo`), or 0 if the driver does not say.
+        free: u64,
+        /// The bytes that the region holds.
+        held: u64,
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
     /// A memory pool of the driver could not be created.
     #[error("cannot create a memory pool of {location}: {cause}")]
     CreatePool {

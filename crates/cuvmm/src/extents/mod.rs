@@ -29,7 +29,7 @@ mod taken;
 mod zeros;
 
 pub(crate) use completed::Completed;
-pub(crate) use copies::{WaitError, wait_for};
+pub(crate) use copies::wait_for;
 pub(crate) use fence::{Fence, Poll, Round, Unused, Uses};
 pub use mapper::Mapper;
 pub(crate) use mapper::{MapperWork, Urgency, Waker};

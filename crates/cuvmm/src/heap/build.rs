@@ -16,7 +16,7 @@ use super::stitch::{Head, Plan};
 use super::tag::{StreamId, Tag};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{LastWriter, Placed, Unmapped};
-use crate::own::{Physical, Stream};
+use crate::own::{CopyFailed, Physical, Stream};
 use crate::pool::{Given, HolderId, Lending, Tenant};
 
 /// The most mappings of an extent that are searched.
@@ -332,20 +332,21 @@ impl Core {
         (stream, id): (&Stream, StreamId),
     ) -> Result<(u64, Tag), BlockError> {
         let stale = self.stale(build.from, &pieces).filter(|_| tenant.scrubs());
-        let scrubbed = stale
-            .as_ref()
-            .map_or(Ok(()), |_| may_scrub(tenant, stream, &build));
+        // No capture guard begins between the question and the fill.
+        let polling = stale.as_ref().and_then(|_| tenant.polling());
         let mut state = self.lock();
         placed.into_iter().for_each(|one| state.spaces.adopt(one));
-        // A single fill leaves none running if it fails.
-        let fill = |range: &Range<u64>| {
-            let size = range.end - range.start;
-            state.spaces.zero(stream, range.start, size)
+        let filled = match &stale {
+            Some(range) => stream.queue_uncaptured(|| {
+                polling.as_ref().ok_or(CallError::Capturing)?;
+                let size = range.end - range.start;
+                state.spaces.zero(stream, range.start, size)
+            }),
+            None => Ok(()),
         };
-        let filled = || Ok(stale.as_ref().map_or(Ok(()), fill)?);
-        if let Err(error) = scrubbed.and_then(|()| filled()) {
-            drop(state);
-            return Err(self.unscrubbed((tenant, holder), build, pieces, error));
+        if let Err(failed) = filled {
+            drop((state, polling));
+            return Err(self.unscrubbed((tenant, holder), build, pieces, failed));
         }
         let mut tag = match stale {
             Some(_) => state.streams.now(id),
@@ -384,19 +385,28 @@ impl Core {
         stale
     }
 
-    /// Undoes a build whose memory could not be zeroed. No work was queued on the new mappings.
+    /// Undoes a build whose memory could not be zeroed. If the fill may still run, its mappings
+    /// stay.
     fn unscrubbed(
         &self,
         (tenant, holder): (&Tenant, HolderId),
         build: Build,
         pieces: Vec<Piece>,
-        error: BlockError,
+        failed: CopyFailed,
     ) -> BlockError {
+        let error = match failed.is_of_capture() {
+            true => tenant.capturing(build.grown()),
+            false => failed.error.into(),
+        };
         let mut stuck = Vec::new();
         let mut at = build.from;
         for piece in &pieces {
             let placed = self.lock().spaces.remove(at);
-            if let Some(Err((placed, error))) = placed.map(unmap) {
+            let unmapped = placed.map(|placed| match failed.ended {
+                true => unmap(placed),
+                false => Err((placed, CallError::InUse)),
+            });
+            if let Some(Err((placed, error))) = unmapped {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
                 stuck.push(at..at + piece.size);
                 self.lock().spaces.keep_stuck(at, placed);
@@ -409,15 +419,6 @@ impl Core {
         self.lock().abandon(build, &stuck);
         tenant.give_up(holder, given);
         error
-    }
-}
-
-/// Refuses to zero memory on a stream that captures, where the fill would become part of the graph,
-/// and while a capture guard lives.
-fn may_scrub(tenant: &Tenant, stream: &Stream, build: &Build) -> Result<(), BlockError> {
-    match stream.is_capturing()? || tenant.is_capturing() {
-        true => Err(tenant.capturing(build.new.iter().sum())),
-        false => Ok(()),
     }
 }
 

@@ -24,9 +24,48 @@ pub(crate) struct CopyFailed {
     pub(crate) ended: bool,
 }
 
+impl CopyFailed {
+    /// Returns `true` if a capture prevented the copy.
+    pub(crate) fn is_of_capture(&self) -> bool {
+        self.error.call().is_some_and(CallError::is_of_capture)
+    }
+}
+
 impl From<CopyFailed> for MemoryError {
     fn from(failed: CopyFailed) -> Self {
         failed.error
+    }
+}
+
+impl Stream {
+    /// Queues a fill or a copy that the library owes, and that must run in no graph. Refused while
+    /// the stream captures. A capture that began meanwhile may have taken the work in, so it is
+    /// invalidated: each launch of its graph would write to memory that others may have by then.
+    pub(crate) fn queue_uncaptured(
+        &self,
+        queue: impl FnOnce() -> Result<(), MemoryError>,
+    ) -> Result<(), CopyFailed> {
+        let failed = |error: MemoryError, ended| CopyFailed { error, ended };
+        let asked = self.check_uncaptured().map_err(MemoryError::from);
+        asked
+            .and_then(|()| queue())
+            .map_err(|it| failed(it, true))?;
+        // The legacy stream's own work is never captured.
+        if self.as_raw() == StreamHandle::NULL {
+            return Ok(());
+        }
+        // Asked twice, so that one refusal of the driver does not leave the work in doubt.
+        match self.is_capturing().or_else(|_| self.is_capturing()) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                // A query invalidates the capture. If it is answered, the capture has ended, and a
+                // graph may have the work.
+                let asked = self.device().relaxed(|| self.is_done());
+                let broken = matches!(asked, Ok(Err(error)) if error.is_of_capture());
+                Err(failed(CallError::Capturing.into(), broken))
+            }
+            Err(error) => Err(failed(error.into(), false)),
+        }
     }
 }
 

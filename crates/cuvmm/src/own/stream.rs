@@ -97,7 +97,6 @@ impl Stream {
 
     /// Returns the calling thread's default stream, which must not leave the thread, nor be
     /// compared with another thread's.
-    #[cfg(feature = "dlpack")]
     pub(crate) fn per_thread(device: &Device) -> Self {
         Self::with_owner(device, StreamHandle::PER_THREAD, Owner::Other(None))
     }
@@ -285,13 +284,28 @@ impl Stream {
             })
     }
 
-    /// Waits until all work queued so far is complete, unless the stream captures: the wait would
-    /// break that capture. The library waits for named streams in no other way.
-    pub(crate) fn settle(&self) -> Result<(), CallError> {
+    /// Waits until all work queued so far is complete, as [`synchronize`](Self::synchronize) does,
+    /// and breaks no capture: is refused while the stream captures, and leaves captures of other
+    /// streams alone. The library waits for named streams in no other way. If the driver refuses,
+    /// asks it again.
+    ///
+    /// # Errors
+    /// [`CallError::Capturing`] while the stream captures. [`CallError`] when its work fails.
+    pub fn settle(&self) -> Result<(), CallError> {
         self.twice(|| {
             self.check_uncaptured()?;
             self.synchronize()
         })
+    }
+
+    /// Waits as [`settle`](Self::settle) does for the calling thread's own default stream, for which
+    /// no other thread can wait.
+    ///
+    /// # Errors
+    /// Those of [`Self::settle`].
+    #[doc(alias = "CU_STREAM_PER_THREAD")]
+    pub fn settle_per_thread(device: &Device) -> Result<(), CallError> {
+        Self::per_thread(device).settle()
     }
 
     /// Waits until all work queued so far is complete, and breaks a capture of the stream.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use super::accounts::{LimitChange, TenantId, Terms};
+use super::blocks::compaction::Compaction;
 use super::blocks::slots::Tenancy;
 use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
 use super::core::Core;
@@ -304,6 +305,19 @@ impl Tenant {
     /// [`PoolError`] when the tenant has been unregistered.
     pub fn set_priority(&self, priority: i32) -> Result<(), PoolError> {
         self.core().set_priority(self.id(), priority)
+    }
+
+    /// Compacts the tenant's blocks as [`Pool::compact`](crate::Pool::compact) does all blocks of a
+    /// pool. The numbers of extents are the tenant's.
+    ///
+    /// # Errors
+    /// [`BlockError`]; steps before the failure stay done.
+    pub fn compact(
+        &self,
+        go_on: impl FnMut(&Compaction) -> bool,
+    ) -> Result<Compaction, BlockError> {
+        self.core().device.own_process()?;
+        self.core().compact(Some(self.id()), go_on)
     }
 
     /// Returns the tenant's current figures. Makes no driver call. A forked child process sees a

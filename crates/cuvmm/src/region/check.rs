@@ -24,6 +24,23 @@ impl Region {
         }
     }
 
+    /// Returns the range of all granules that a range of bytes touches. Refuses a range that is
+    /// empty or leaves the region.
+    pub(super) fn covering(&self, range: &Range<u64>) -> Result<Range<u64>, ArgumentError> {
+        let Range { start, end } = *range;
+        if start >= end {
+            let what = "bytes";
+            return Err(ArgumentError::Empty { what, start, end });
+        }
+        if end > self.size() {
+            return Err(ArgumentError::bytes(start, end - start, self.size()));
+        }
+        let granule = self.device().granule();
+        // The region's size is in whole granules.
+        let end = granule.round_up(end).unwrap_or(self.size());
+        Ok(granule.round_down(start)..end)
+    }
+
     /// Refuses an invalid range, and a range that is not wholly committed.
     pub(crate) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.check(range)?;
@@ -79,14 +96,19 @@ impl Region {
             false => Err(ArgumentError::STREAM),
         }
     }
+
     /// A fence over the work of these streams and the work that the region has noted. Refuses a
     /// stream of a device without access.
     pub(super) fn fence_after(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
-        let mut fence = self.fence_of(streams)?;
+        Ok(self.and_noted(self.fence_of(streams)?))
+    }
+
+    /// A fence extended to the work that the region has noted.
+    pub(super) fn and_noted(&self, mut fence: Fence) -> Fence {
         // Another thread may have held the lock at the fork: a child never gets it.
         if !self.device().is_forked() {
             fence.merge(self.register.noted().fence());
         }
-        Ok(fence)
+        fence
     }
 }

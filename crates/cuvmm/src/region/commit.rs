@@ -39,6 +39,17 @@ impl Region {
         self.commit_with(range, None, fence)
     }
 
+    /// Commits memory to all granules that a range of bytes touches, as [`commit`](Self::commit)
+    /// does. Returns their range.
+    ///
+    /// # Errors
+    /// Those of [`Self::commit`].
+    pub fn commit_covering(&mut self, range: Range<u64>) -> Result<Range<u64>, MemoryError> {
+        let covering = self.covering(&range)?;
+        self.commit(covering.clone())?;
+        Ok(covering)
+    }
+
     /// Commits memory to a range at a given place: another device that the region's device can
     /// reach, or a host NUMA node. Otherwise like [`commit`](Self::commit).
     ///
@@ -64,6 +75,16 @@ impl Region {
         streams: &[Stream],
     ) -> Result<(), MemoryError> {
         let fence = self.fence_of(streams)?;
+        self.commit_with(range, None, fence)
+    }
+
+    /// Commits memory to a range behind the work of a fence, which covers all that may read the
+    /// zeros that must be unmapped.
+    pub(crate) fn commit_behind(
+        &mut self,
+        range: Range<u64>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
         self.commit_with(range, None, fence)
     }
 
@@ -200,11 +221,26 @@ impl Region {
     }
 
     fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Unmapped)>, MemoryError> {
+        let asked = planned.iter().map(|planned| planned.size).sum();
         let one = |planned: Planned| {
             let physical = self.physical(planned.size, &planned.place)?;
             Ok((planned.offset, Unmapped::fresh(physical)))
         };
-        planned.into_iter().map(one).collect()
+        let created: Result<Vec<_>, _> = planned.into_iter().map(one).collect();
+        // By now all that was created is released.
+        created.map_err(|error| match error {
+            MemoryError::Create {
+                location, cause, ..
+            } if cause.is_out_of_memory() && location == self.device().location() => {
+                MemoryError::OutOfMemory {
+                    asked,
+                    free: self.device().memory_info().map_or(0, |info| info.free),
+                    held: self.held(),
+                    cause,
+                }
+            }
+            error => error,
+        })
     }
 
     /// Maps physicals and returns their offsets: all of them or none.

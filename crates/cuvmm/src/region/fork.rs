@@ -25,9 +25,15 @@ impl Region {
     /// [registered](Self::register), when the region maps memory twice or has
     /// [exported](Self::export) some, or the driver refuses. Nothing has changed.
     pub fn fork(&mut self, streams: &[Stream]) -> Result<Self, MemoryError> {
+        let fence = self.fence_of(streams)?;
+        self.fork_behind(fence)
+    }
+
+    /// Forks the region if the work of a fence, and that which the region has noted, is complete.
+    pub(crate) fn fork_behind(&mut self, fence: Fence) -> Result<Self, MemoryError> {
         self.check_unaliased()?;
         self.all_unregistered()?;
-        let mut fence = self.fence_after(streams)?;
+        let mut fence = self.and_noted(fence);
         let extents: Vec<Extent> = self
             .space
             .extents()
@@ -136,6 +142,17 @@ impl Region {
         stream: &Stream,
         streams: &[Stream],
     ) -> Result<u64, MemoryError> {
+        let fence = self.fence_of(streams)?;
+        self.unshare_behind(range, stream, fence)
+    }
+
+    /// Unshares a range behind the work of a fence, and that which the region has noted.
+    pub(crate) fn unshare_behind(
+        &mut self,
+        range: Range<u64>,
+        stream: &Stream,
+        fence: Fence,
+    ) -> Result<u64, MemoryError> {
         self.check(&range)?;
         let (start, end) = (range.start, range.end);
         stream.check_on(self.device())?;
@@ -154,7 +171,7 @@ impl Region {
             self.unregistered(&(extent.offset..extent.end()))?;
         }
         // Until the last registration has ended, another thread may record a stream through it.
-        let readers = self.fence_after(streams)?;
+        let readers = self.and_noted(fence);
         let mut alone = vec![];
         let mut copied = vec![];
         for extent in self.space.extents_in(start, end) {

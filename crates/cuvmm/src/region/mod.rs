@@ -76,6 +76,7 @@ mod noted;
 mod register;
 mod relocate;
 mod replace;
+mod stats;
 mod supply;
 mod withdraw;
 mod zero_backed;
@@ -104,6 +105,7 @@ pub use builder::RegionBuilder;
 pub use dma_buf::DmaBuf;
 pub use host_extents::HostExtents;
 pub use layout::Layout;
+pub use stats::RegionStats;
 
 /// The default limit on the mappings of a region: an eighth of what a device can have.
 pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
@@ -319,8 +321,14 @@ impl Region {
         };
         // Another thread may have held the lock at the fork: a child never gets it.
         if is_queued && !self.device().is_forked() {
-            self.register.noted().queued_on(stream);
+            self.register.noted().queued(Fence::stream(stream.clone()));
         }
+    }
+
+    /// Notes that work on streams that are not known has used the memory until now.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn note_use_anywhere(&self) {
+        self.register.noted().queued(self.fence_of_all());
     }
 
     /// Returns the committed parts of a range, in order.

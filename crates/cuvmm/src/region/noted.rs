@@ -1,6 +1,6 @@
 //! Work that may use a region's memory and whose streams the region's owner need not name: the
-//! fills and copies that the region has queued, and the work of streams that were recorded through
-//! its registrations. Memory is withdrawn behind this work as well.
+//! fills and copies that the region has queued, the work of streams that were recorded through its
+//! registrations, and work that used its tensors before they were dropped. Memory is withdrawn behind this work as well.
 //!
 //! The lock here is a leaf, and no user code runs under it.
 
@@ -16,7 +16,7 @@ pub(super) struct Noted(Mutex<Work>);
 
 #[derive(Debug)]
 struct Work {
-    /// Covers the fills and copies, each up to the point at which it was queued.
+    /// Covers the fills, the copies and the use of tensors, each up to the point at which it was noted.
     queued: Fence,
     /// The streams on which more work may be queued at any time.
     recorded: Uses,
@@ -30,10 +30,11 @@ impl Noted {
         }))
     }
 
-    pub(super) fn queued_on(&self, stream: &Stream) {
+    /// Notes work that is queued by now.
+    pub(super) fn queued(&self, work: Fence) {
         // The keep-alive of a stream is dropped without the lock.
         let _section = Section::enter();
-        self.work().queue(Fence::stream(stream.clone()));
+        self.work().queue(work);
     }
 
     /// Notes that work of a stream uses the memory, now and later.

@@ -27,7 +27,8 @@ impl Region {
     /// Withdraws a range after the work of the streams that used it. The region's own
     /// [fills](Self::fill) and [copies](Self::copy_from) and the streams recorded through a
     /// [`Registration`](super::Registration::record_use) need not be named. Without a named stream,
-    /// no other work counts.
+    /// no other work counts, except after a DLPack tensor over the region was dropped: then all work
+    /// that was queued on the devices with access by that time.
     ///
     /// If fills and copies on more than 64 streams are incomplete, all work of their devices is
     /// waited for, as after [`decommit`](Self::decommit).
@@ -43,8 +44,17 @@ impl Region {
         self.withdraw(range, |region| region.fence_after(streams))
     }
 
+    /// Withdraws a range after the work of a fence and that which the region has noted.
+    pub(crate) fn decommit_behind(
+        &mut self,
+        range: Range<u64>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
+        self.withdraw(range, |region| Ok(region.and_noted(fence)))
+    }
+
     /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
-    /// waits.
+    /// waits. [`stats`](Self::stats) says what stays, and why.
     ///
     /// Makes `cuMemUnmap` and `cuMemRelease` for each extent, and the calls that poll the fences.
     ///

@@ -65,7 +65,7 @@ impl Region {
     /// has changed.
     pub fn remove_zeros(&mut self, range: Range<u64>) -> Result<u64, MemoryError> {
         let fence = self.fence_of_all();
-        self.remove_zeros_with(&range, fence)
+        self.remove_zeros_behind(&range, fence)
     }
 
     /// Unmaps the zeros under a range, given that only `streams` read them. Otherwise like
@@ -79,10 +79,16 @@ impl Region {
         streams: &[Stream],
     ) -> Result<u64, MemoryError> {
         let fence = self.fence_of(streams)?;
-        self.remove_zeros_with(&range, fence)
+        self.remove_zeros_behind(&range, fence)
     }
 
-    fn remove_zeros_with(&mut self, range: &Range<u64>, fence: Fence) -> Result<u64, MemoryError> {
+    /// Unmaps the zeros under a range behind the work of a fence, which covers all that may read
+    /// them.
+    pub(crate) fn remove_zeros_behind(
+        &mut self,
+        range: &Range<u64>,
+        fence: Fence,
+    ) -> Result<u64, MemoryError> {
         self.check(range)?;
         let proof = self.zeros_are_unread(range, fence)?;
         let taken = self.zeros.take(&mut self.space, range, proof)?;

@@ -184,10 +184,10 @@ impl<T: Pod, const D: usize> SparseGrid<T, D> {
         let held = &self.array.elements;
         if self.stale.overlaps(bytes) {
             // Work that used the brick before may still write to it.
-            held.users.wait()?;
+            held.wait()?;
             let mut parts = self.stale.parts(bytes.clone());
             let queued = parts.try_for_each(|part| held.region.fill(held.home(), part, 0));
-            held.users.wait()?;
+            held.home().settle()?;
             queued?;
         }
         self.array.commit(elements)?;

@@ -20,12 +20,6 @@ class Stream:
     def __init__(self, ptr=None):
         self._own = ptr is None
         self.ptr = _created() if self._own else ptr
-        #: How often it was waited for.
-        self.waits = 0
-
-    def synchronize(self):
-        assert _enter(current_device).cuStreamSynchronize(ctypes.c_void_p(self.ptr)) == 0
-        self.waits += 1
 
     def __del__(self):
         if self._own:

@@ -398,9 +398,9 @@ fn every_driver_call_failed_once() {
         figures,
         true,
     );
-    // One reservation. Each fork maps two extents, creates a third, and checks whether its stream
-    // captures before it copies to that extent.
-    assert_eq!(forked, 1 + 3 * (2 * 2 + 3 + 2));
+    // One reservation. Each fork maps two extents, creates a third, and asks whether its stream
+    // captures before and after it copies to that extent.
+    assert_eq!(forked, 1 + 3 * (2 * 2 + 3 + 3));
     // Unshared memory stays unshared, with the same contents: only the books must add up.
     let grown = sweep(
         |rig| world(rig, true),

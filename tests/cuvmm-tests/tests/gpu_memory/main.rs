@@ -20,6 +20,7 @@ mod kv;
 mod kv_fork;
 mod mem_pool;
 mod memory_pool;
+mod parts;
 mod pending_free;
 mod places;
 mod proof;

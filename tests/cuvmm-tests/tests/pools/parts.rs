@@ -2,6 +2,10 @@
 //! behind the end of a block that has shrunk.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
 use crate::common::books::{balanced, books};
 use crate::common::{self, D0, G, Rig, shareable};
 use crate::on_both;
@@ -33,11 +37,15 @@ fn stamp(granule: u64) -> [u8; 8] {
 fn stamped(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     let block = tenant.block(granules * G).home_stream(stream);
     let block = block.try_allocate().unwrap();
-    for granule in 0..granules {
+    stamp_all(&block);
+    block
+}
+
+fn stamp_all(block: &Block) {
+    for granule in 0..block.size() / G {
         block.write(granule * G, &stamp(granule)).unwrap();
         block.write((granule + 1) * G - 8, &stamp(granule)).unwrap();
     }
-    block
 }
 
 fn assert_stamped<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
@@ -257,6 +265,153 @@ on_both! {
         drop((block, tenant));
         pool.close().unwrap();
         assert_eq!(rig.machine.live().physicals, 0);
+    }
+
+    // I-87
+    fn a_movable_block_gives_under_pressure_what_it_has_given_up(rig) {
+        let pool = pool(rig, 16);
+        let (llama, other) = (
+            pool.tenant("llama").register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = llama.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        stamp_all(&block);
+        block.shrink_to(3 * G).unwrap();
+        // Under a lease, and under work that was launched under it, the memory stays.
+        let lease = block.lease();
+        assert!(other.try_allocate(12 * G).is_err());
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(block.address(), G)], vec![]).unwrap();
+        drop(lease);
+        assert!(other.try_allocate(12 * G).is_err());
+        assert_eq!((sizes(&block), llama.stats().committed), (vec![8], 8 * G));
+        rig.machine.release_stream(D0, stream.as_raw());
+        // Also the work of another stream that used it is waited for.
+        let further = Stream::new(&rig.device).unwrap();
+        let lease = block.lease();
+        rig.machine.hold(D0, further.as_raw());
+        rig.machine.queue_kernel(D0, further.as_raw(), vec![(block.address(), G)], vec![]).unwrap();
+        lease.record_use(&further).unwrap();
+        drop(lease);
+        assert!(other.try_allocate(12 * G).is_err());
+        rig.machine.release_stream(D0, further.as_raw());
+        let guard = pool.capture_guard();
+        assert!(other.try_allocate(12 * G).is_err(), "a guard lives");
+        drop(guard);
+        let twelve = other.try_allocate(12 * G).unwrap();
+        assert_eq!((sizes(&block), llama.stats().committed), (vec![2, 1], 3 * G));
+        assert_stamped(rig, &block);
+        drop(twelve);
+        block.try_grow_to(8 * G).unwrap();
+        books(rig, &pool);
+    }
+
+    fn only_blocks_whose_owners_agreed_are_moved(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut block = stamped(&tenant, &stream, 8);
+        block.shrink_to(3 * G).unwrap();
+        assert!(tenant.try_allocate(12 * G).is_err());
+        assert_eq!(sizes(&block), [8]);
+    }
+
+    fn a_tenants_own_limit_is_met_by_its_own_blocks(rig) {
+        let pool = pool(rig, 64);
+        let (one, other) = (
+            pool.tenant("one").limit(16 * G).register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let movable = |tenant: &Tenant| {
+            let block = tenant.block(8 * G).home_stream(&stream).movable(true);
+            let mut block = block.try_allocate().unwrap();
+            stamp_all(&block);
+            block.shrink_to(2 * G).unwrap();
+            block
+        };
+        let (mine, theirs) = (movable(&one), movable(&other));
+        let more = one.try_allocate(13 * G).unwrap();
+        assert_eq!((sizes(&mine), sizes(&theirs)), (vec![2], vec![8]));
+        assert_stamped(rig, &mine);
+        drop(more);
+        balanced(rig, &pool);
+    }
+
+    fn nobody_gives_below_a_guarantee(rig) {
+        let pool = pool(rig, 16);
+        let (kept, other) = (
+            pool.tenant("kept").guarantee(8 * G).register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = kept.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        block.shrink_to(2 * G).unwrap();
+        assert!(other.try_allocate(9 * G).is_err());
+        assert_eq!(sizes(&block), [8]);
+    }
+
+    fn a_request_that_waits_gets_the_memory_when_a_lease_ends(rig) {
+        let pool = pool(rig, 16);
+        let (send, sent) = mpsc::channel();
+        let tenant = pool.tenant("a").on_shortage(move |_| send.send(()).unwrap());
+        let tenant = tenant.register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        stamp_all(&block);
+        block.shrink_to(3 * G).unwrap();
+        let lease = block.lease();
+        std::thread::scope(|scope| {
+            let waits = || tenant.block(12 * G).timeout(Duration::from_secs(60)).allocate();
+            let waiting = scope.spawn(waits);
+            // The hook is called before the request waits.
+            sent.recv().unwrap();
+            drop(lease);
+            assert_eq!(waiting.join().unwrap().unwrap().size(), 12 * G);
+        });
+        assert_stamped(rig, &block);
+    }
+
+    fn who_leases_and_launches_meets_no_hazard_beside_who_presses(rig) {
+        let pool = pool(rig, 16);
+        let (llama, other) = (
+            pool.tenant("llama").register().unwrap(),
+            pool.tenant("other").register().unwrap(),
+        );
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = llama.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        stamp_all(&block);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut served = 0;
+                while !done.load(Ordering::Relaxed) || served == 0 {
+                    let pressing = other.block(11 * G).timeout(Duration::from_millis(20));
+                    served += u32::from(pressing.allocate().is_ok());
+                }
+            });
+            for turn in 0..200 {
+                let lease = block.lease();
+                let (reads, writes) = (vec![(lease.address(), 3 * G)], vec![]);
+                rig.machine.queue_kernel(D0, stream.as_raw(), reads, writes).unwrap();
+                drop(lease);
+                match turn % 4 {
+                    0 => block.shrink_to(3 * G).unwrap(),
+                    2 => drop(block.grow_to(8 * G)),
+                    _ => {}
+                }
+            }
+            drop(block.shrink_to(3 * G));
+            done.store(true, Ordering::Relaxed);
+        });
+        block.shrink_to(3 * G).unwrap();
+        assert_stamped(rig, &block);
+        balanced(rig, &pool);
     }
 }
 

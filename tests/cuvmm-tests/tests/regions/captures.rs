@@ -8,35 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::common::captures::{before, begin, end};
 use crate::common::{D0, G, Rig, pool, shareable, shareable_region};
 use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, CaptureMode, CaptureStatus, Driver, HandleTypes};
+use cuvmm::driver::{CUresult, Call, CaptureStatus, Driver, HandleTypes};
 use cuvmm::error::{CallError, MemoryError, TensorError};
 use cuvmm::share::{Manifest, Publisher};
 use cuvmm::{Access, CowBuffer, DeviceVec, MemPool, Region, Stream, UnifiedBuffer};
-
-fn begin<B: Backing>(machine: &Machine<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
-    // SAFETY: the stream is alive.
-    unsafe { machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
-}
-
-/// Ends a capture that must be intact.
-fn end<B: Backing>(machine: &Machine<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
-    // SAFETY: the stream is alive, and the graph is not used.
-    unsafe {
-        let graph = machine.capture_end(D0, stream.as_raw()).unwrap();
-        machine.graph_destroy(D0, graph).unwrap();
-    }
-}
 
 fn status<B: Backing>(rig: &Rig<B>, stream: &Stream) -> CaptureStatus
 where
@@ -51,23 +32,6 @@ where
     Machine<B>: Driver,
 {
     [(); N].map(|()| Stream::new(&rig.device).unwrap())
-}
-
-/// Does something before the nth call of a kind, as another thread might.
-fn before<B: Backing + 'static>(
-    rig: &Rig<B>,
-    call: Call,
-    nth: u64,
-    act: impl Fn(&Machine<B>) + Send + Sync + 'static,
-) where
-    Machine<B>: Driver,
-{
-    let (machine, seen) = (Arc::clone(&rig.machine), AtomicU64::new(0));
-    rig.faults.watch(Some(Arc::new(move |made| {
-        if made == call && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth {
-            act(&machine);
-        }
-    })));
 }
 
 /// Counts the calls that concern the whole context.

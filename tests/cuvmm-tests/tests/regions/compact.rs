@@ -96,6 +96,37 @@ on_both! {
         assert_eq!(region.held(), 16 * G);
     }
 
+    fn the_figures_say_what_stays_and_why(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = stamped(rig, None, &stream);
+        let figures = |region: &Region| {
+            let it = region.stats();
+            [it.held, it.committed, it.pending_free, it.stranded].map(|bytes| bytes / G)
+        };
+        assert_eq!(figures(&region), [16, 16, 0, 0]);
+        region.decommit_after(5 * G..16 * G, std::slice::from_ref(&stream)).unwrap();
+        assert_eq!(figures(&region), [16, 5, 8, 3]);
+        assert_eq!(region.stats().fragmentation(), 3.0 / 16.0);
+        stream.synchronize().unwrap();
+        region.purge().unwrap();
+        assert_eq!(figures(&region), [8, 5, 0, 3]);
+        let registration = region.register(0..G).unwrap();
+        let fork = region.fork(&[]);
+        assert!(fork.is_err(), "it is registered");
+        assert_eq!(region.stats().registered, 8 * G);
+        let text = "10 MiB committed of 32 MiB, 16 MiB held, 6 MiB stranded, 16 MiB registered, 1 extents";
+        assert_eq!(region.stats().to_string(), text);
+        drop(registration);
+        let fork = region.fork(&[]).unwrap();
+        let stats = region.stats();
+        assert_eq!((stats.shared, stats.registered, stats.largest_extent), (8 * G, 0, 8 * G));
+        drop(fork);
+        region.unshare(0..5 * G, &stream, &[]).unwrap();
+        region.compact(&stream).unwrap();
+        assert_eq!(figures(&region), [5, 5, 0, 0]);
+        assert_eq!((region.stats().extents, region.stats().largest_extent), (2, 4 * G));
+    }
+
     fn what_is_pending_goes_back_with_it(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let mut region = stamped(rig, None, &stream);
@@ -184,6 +215,34 @@ on_both! {
             region.read(&stream, 0, &mut bytes).unwrap();
             assert_eq!(bytes, [9; 8], "the copy was made behind the kernel");
         }
+    }
+
+    fn what_touches_a_granule_commits_it(rig) {
+        let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        assert_eq!(region.commit_covering(G + 1..2 * G + 1).unwrap(), G..3 * G);
+        assert_eq!(region.commit_covering(5 * G..6 * G).unwrap(), 5 * G..6 * G);
+        assert_eq!(region.commit_covering(8 * G - 1..8 * G).unwrap(), 7 * G..8 * G);
+        assert_eq!(region.committed(), 4 * G);
+        for wrong in [0..0, 8 * G - 1..8 * G + 1, u64::MAX - 1..u64::MAX] {
+            let refused = region.commit_covering(wrong);
+            assert!(matches!(refused, Err(MemoryError::Argument(_))), "{refused:?}");
+        }
+        assert_eq!(region.committed(), 4 * G);
+    }
+
+    fn a_commit_without_memory_says_how_much_there_is(rig) {
+        let total = rig.device.total_memory();
+        let mut region = Region::reserve(&rig.device, 2 * total).unwrap();
+        region.commit(0..4 * G).unwrap();
+        let free = rig.device.memory_info().unwrap().free;
+        let refused = region.commit(0..total + 4 * G).unwrap_err();
+        assert!(refused.is_out_of_memory(), "{refused}");
+        assert!(
+            matches!(refused, MemoryError::OutOfMemory { asked, free: left, held, .. }
+                if asked == total && left == free && held == 4 * G),
+            "{refused:?}"
+        );
+        assert_eq!(region.held(), 4 * G);
     }
 
     fn every_driver_call_failed_once_and_twice(rig) {

@@ -12,7 +12,7 @@ use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::error::{ArgumentError, ContainerError};
 use cuvmm::share::{Manifest, Publisher};
-use cuvmm::{Access, Device, DeviceVec, Region, Stream};
+use cuvmm::{Access, CowBuffer, Device, DeviceVec, Region, Stream};
 
 /// Queues a kernel of the second device that writes to memory, and holds it back until a thread waits
 /// for it.
@@ -102,6 +102,27 @@ on_both! {
         write_until_awaited(rig, &by, vec.address().0, G);
         drop(vec);
         assert!(by.is_done().unwrap());
+    }
+
+    fn a_copy_on_write_buffer_waits_for_a_peer_whose_streams_it_does_not_know(rig) {
+        let (second, home) = (rig.second(), Stream::new(&rig.device).unwrap());
+        let by = Stream::new(&second).unwrap();
+        let mut region = Region::reserve(&rig.device, G).unwrap();
+        region.grant(&second, Access::ReadWrite).unwrap();
+        let mut now = CowBuffer::<u8>::from_region(region, &home, 16).unwrap();
+        for make_mut in [true, false] {
+            write_until_awaited(rig, &by, now.address().0, G);
+            let _then = now.snapshot().unwrap();
+            assert!(by.is_done().unwrap());
+            rig.machine.hold(D1, by.as_raw());
+            rig.machine.queue_kernel(D1, by.as_raw(), vec![(now.address(), G)], vec![]).unwrap();
+            rig.machine.hold_until_awaited(D1, by.as_raw());
+            match make_mut {
+                true => drop(now.make_mut(0..1).unwrap()),
+                false => now.write(0, &[1]).unwrap(),
+            }
+            assert!(by.is_done().unwrap());
+        }
     }
 
     fn a_stream_of_a_device_without_access_is_refused(rig) {

@@ -168,7 +168,11 @@ impl Locked<'_> {
             uses: Uses::none(),
             tag: wanted.tag.clone(),
             zeroed,
+            movable: wanted.grain.movable,
         });
+        if wanted.grain.movable {
+            self.slots.note_movable();
+        }
         Ok(given)
     }
 

@@ -29,7 +29,7 @@ use crate::pool::line::Wait;
 ///
 /// Dropping a block makes no driver call and never waits: the memory stays mapped and charged to
 /// the tenant, and is reused only after the work that may use it. In a [hardened
-/// pool](super#hardened-pools) a drop does not wait either, but fills the memory and unmaps memory
+/// pool](crate::pool#hardened-pools) a drop does not wait either, but fills the memory and unmaps memory
 /// whose fence is complete. If the block was [exported](Self::export), the drop unmaps without
 /// filling.
 ///
@@ -210,7 +210,7 @@ impl Block {
 
     /// Shrinks the block to `size` bytes. Makes no driver call. If the block grows again before the
     /// memory is reclaimed, it gets the memory back with its old contents. A [hardened
-    /// pool](super#hardened-pools) fills and unmaps the memory as for a dropped block, and any pool
+    /// pool](crate::pool#hardened-pools) fills and unmaps the memory as for a dropped block, and any pool
     /// unmaps memory that the block [shares](Self::fork).
     ///
     /// Whole extents behind the block's end are cached: a request that lacks memory reclaims them,

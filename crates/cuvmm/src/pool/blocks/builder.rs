@@ -32,6 +32,7 @@ impl<'a> BlockBuilder<'a> {
             grain: ExtentOptions {
                 growth: None,
                 largest: None,
+                movable: false,
             },
             exact_extents: false,
             stride: 1,
@@ -62,7 +63,7 @@ impl<'a> BlockBuilder<'a> {
     /// [the pool is open to](crate::pool::PoolBuilder::open_to). Marking that work (`cuCtxRecordEvent`)
     /// breaks every graph capture on the context, also a capture by another library, unless a
     /// [capture guard](crate::pool::Pool::capture_guard) lives meanwhile. A [hardened
-    /// pool](super#hardened-pools) marks the work as soon as such a block is dropped, and so does
+    /// pool](crate::pool#hardened-pools) marks the work as soon as such a block is dropped, and so does
     /// any pool if the block was [exported](Block::export); otherwise the pool marks it when the
     /// memory is requested.
     ///
@@ -93,7 +94,7 @@ impl<'a> BlockBuilder<'a> {
     }
 
     /// Sets how much memory the block gets at once when it outgrows its memory, instead of [the
-    /// pool's setting](crate::pool::PoolBuilder::growth). In a [hardened pool](super#hardened-pools)
+    /// pool's setting](crate::pool::PoolBuilder::growth). In a [hardened pool](crate::pool#hardened-pools)
     /// growth is always [exact](Growth::Exact).
     pub const fn growth(mut self, growth: Growth) -> Self {
         self.wanted.grain.growth = Some(growth);
@@ -105,6 +106,23 @@ impl<'a> BlockBuilder<'a> {
     /// cost more driver calls and strand less memory.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
+    /// Lets the pool replace the block's memory when a request lacks memory, at the same addresses;
+    /// `false` by default. With `true` all work on the block must be launched under a
+    /// [`Lease`](crate::pool::Lease), with [uses](crate::pool::Lease::record_use) on further streams
+    /// recorded before it ends.
+    ///
+    /// When such a block has [shrunk](Block::shrink_to), the part that it gave up of the extent in
+    /// which it ends can serve other blocks: before a request is refused or waits, the bytes before
+    /// the end are copied to smaller extents (`cuMemcpyDtoDAsync`, waited for), as
+    /// [`Pool::compact`](crate::pool::Pool::compact) does. That happens while no lease lives, all
+    /// work on the home stream and the recorded streams is complete, and no capture guard lives, if
+    /// there is room for the copy. A lease that is taken meanwhile waits for the copy.
+    #[doc(alias = "relocatable")]
+    pub const fn movable(mut self, yes: bool) -> Self {
+        self.wanted.grain.movable = yes;
         self
     }
 
@@ -183,7 +201,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// The distance is the difference of the first two addresses: the capacity, rounded up to a
     /// granule times a power of two, or to a [multiple](Self::stride_multiple), plus two guards in
-    /// a [hardened pool](super#hardened-pools). Between a block's end and the next block no memory
+    /// a [hardened pool](crate::pool#hardened-pools). Between a block's end and the next block no memory
     /// of another block is ever mapped.
     ///
     /// Each block is otherwise an ordinary block. If `count` blocks that were side by side, at most

@@ -256,15 +256,10 @@ impl Locked<'_> {
         let Some((start, end)) = to_scrub else {
             return Ok(false);
         };
-        // A fill on a capturing stream would become part of the graph instead of running now.
-        if self.captures(fit.home)? {
-            if !must {
-                return Ok(false);
-            }
-            let bytes = fit.to.saturating_sub(slot.used());
-            return Err(self.captured(id, bytes).into());
+        match self.zero(slot, start, end - start, fit.home) {
+            Err(failed) if !must && failed.is_of_capture() => return Ok(false),
+            zeroed => zeroed?,
         }
-        self.zero(slot, start, end - start, fit.home)?;
         // Precommitted memory must not be unmapped under the fill.
         if let Some(home) = fit.home.filter(|_| end > fit.to) {
             slot.fence.merge(Fence::stream(home.clone()));

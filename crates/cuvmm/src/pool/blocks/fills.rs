@@ -1,12 +1,16 @@
 //! Fills and copies, which run behind the work queued on a home stream, or on a stream of the pool
 //! and are waited for.
 //!
+//! A capture that begins on a home stream takes in none of them:
+//! [`Stream::queue_uncaptured`] asks before and after.
+//!
 //! Keeps I-28.
 
 use super::slots::Slot;
-use crate::error::{BlockError, CallError};
-use crate::extents::{Fence, WaitError, wait_for};
+use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Fence, wait_for};
 use crate::own::Stream;
+use crate::pool::accounts::TenantId;
 use crate::pool::core::Locked;
 
 #[derive(Debug)]
@@ -17,14 +21,21 @@ pub(in crate::pool) struct Unfinished {
 }
 
 impl Unfinished {
-    pub(in crate::pool) fn of(failed: WaitError, stream: Stream) -> Self {
+    fn of(error: impl Into<BlockError>, ended: bool, stream: Stream) -> Self {
         Self {
-            error: failed.error.into(),
-            running: match failed.ended {
+            error: error.into(),
+            running: match ended {
                 true => Fence::complete(),
                 false => Fence::stream(stream),
             },
         }
+    }
+}
+
+impl Unfinished {
+    /// Returns `true` if a capture prevented the work, and nothing runs.
+    pub(super) fn is_of_capture(&self) -> bool {
+        matches!(self.error, BlockError::Capturing(_)) && self.running.is_complete()
     }
 }
 
@@ -50,6 +61,30 @@ impl Locked<'_> {
         Ok(self.scrubber.get_or_insert(created).clone())
     }
 
+    /// Queues a fill or a copy of some bytes of a tenant on a stream, which may be a home stream.
+    /// Refused while a capture guard lives, and if a capture of the home stream took it in.
+    fn queue(
+        &self,
+        (id, bytes): (TenantId, u64),
+        stream: &Stream,
+        is_home: bool,
+        queue: impl FnOnce() -> Result<(), MemoryError>,
+    ) -> Result<(), Unfinished> {
+        if self.is_capturing() {
+            return Err(self.captured(id, bytes).into());
+        }
+        if !is_home {
+            return Ok(queue()?);
+        }
+        stream.queue_uncaptured(queue).map_err(|failed| {
+            let error = match failed.is_of_capture() {
+                true => self.captured(id, bytes),
+                false => failed.error.into(),
+            };
+            Unfinished::of(error, failed.ended, stream.clone())
+        })
+    }
+
     /// Fills a range with zeros on the home stream, or on the pool's scrub stream, which is waited
     /// for. Makes one fill, so that a failure leaves nothing running.
     pub(in crate::pool) fn zero(
@@ -63,17 +98,19 @@ impl Locked<'_> {
             Some(home) => home.clone(),
             None => self.scrubber()?,
         };
-        slot.space.fill(&stream, offset, 0, size)?;
+        self.queue((slot.id.tenant, size), &stream, home.is_some(), || {
+            slot.space.fill(&stream, offset, 0, size)
+        })?;
         if home.is_some() {
             return Ok(());
         }
         let waited = self.unlocked(|| wait_for(&stream));
-        waited.map_err(|failed| Unfinished::of(failed, stream))
+        waited.map_err(|failed| Unfinished::of(failed.error, failed.ended, stream))
     }
 
     /// Copies bytes at an offset of one slot to the same offset of another, on the streams that
     /// [`zero`](Self::zero) uses. Both slots are out. The source's memory is not unmapped before
-    /// the copy is complete. If the wait fails, [`Unfinished::running`] has to keep the target too.
+    /// the copy is complete. On failure, [`Unfinished::running`] has to keep the target too.
     pub(super) fn copy_between(
         &mut self,
         source: &mut Slot,
@@ -85,21 +122,24 @@ impl Locked<'_> {
             Some(home) => home.clone(),
             None => self.scrubber()?,
         };
-        let copied = to
-            .space
-            .copy_within(&stream, offset, &source.space, offset, size);
-        copied?;
-        if let Some(home) = home {
-            source.is_read_on(home);
-            return Ok(());
-        }
-        let waited = self.unlocked(|| wait_for(&stream));
-        waited.map_err(|failed| {
-            let failed = Unfinished::of(failed, stream.clone());
-            if !failed.running.is_complete() {
-                source.is_read_on(&stream);
+        let queued = self.queue((to.id.tenant, size), &stream, home.is_some(), || {
+            to.space
+                .copy_within(&stream, offset, &source.space, offset, size)
+        });
+        let copied = match (queued, home) {
+            (Ok(()), None) => {
+                let waited = self.unlocked(|| wait_for(&stream));
+                waited.map_err(|it| Unfinished::of(it.error, it.ended, stream.clone()))
             }
-            failed
-        })
+            (queued, _) => queued,
+        };
+        let runs = match &copied {
+            Ok(()) => home.is_some(),
+            Err(failed) => !failed.running.is_complete(),
+        };
+        if runs {
+            source.is_read_on(&stream);
+        }
+        copied
     }
 }

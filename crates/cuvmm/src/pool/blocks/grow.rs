@@ -188,9 +188,6 @@ impl Locked<'_> {
         let home = slot.home().cloned();
         let bytes = stale.end - stale.start;
         self.settle_before(slot, home.as_ref(), bytes)?;
-        if self.captures(home.as_ref())? {
-            return Err(self.captured(slot.id.tenant, bytes));
-        }
         let zeroed = self.zero(slot, stale.start, bytes, home.as_ref());
         zeroed.map_err(|unfinished| {
             // The memory is in use, and is not unmapped.

@@ -17,7 +17,8 @@ use crate::pool::core::Core;
 ///
 /// Without a guard the pool leaves the captures of other libraries alone, as long as no block without a
 /// home stream is pending free or published: marking all work of a context, or waiting for it,
-/// breaks every capture on it.
+/// breaks every capture on it. A capture that begins on a home stream while a call queues a scrub or
+/// a copy of its own there is invalidated, and the call refused.
 ///
 /// A region that is dropped while a guard lives stays mapped, and counts in
 /// [`Device::leaked`](crate::Device::leaked), as far as it would have waited for all work of the

@@ -282,6 +282,7 @@ impl Locked<'_> {
             && self.core().ledger.get().is_none()
             && self.budget.missing(tenant, bytes).1 > 0
             && self.holders.all().next().is_none()
+            && !self.slots.has_movable()
             && !self.slots.iter().any(|(_, tenancy)| tenancy.may_give())
     }
 }

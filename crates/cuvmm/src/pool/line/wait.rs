@@ -72,8 +72,8 @@ impl Wait {
 
 impl Core {
     /// Attempts a tenant's request. If it finds too little memory and another attempt may help,
-    /// tries again: when another operation has ended, after a pressure hook, and when memory may
-    /// have become free.
+    /// tries again: when movable blocks have given memory back, when another operation has ended,
+    /// after a pressure hook, and when memory may have become free.
     pub(in crate::pool) fn request<'a, 'd, T>(
         &'a self,
         tenant: TenantId,
@@ -100,8 +100,18 @@ impl Core {
             false => wait,
         };
         let attempt = |state| {
-            let (mut state, outcome) = attempt(state);
+            let (mut state, mut outcome) = attempt(state);
             state.run_deferred();
+            while let Some(refused) = shortage_in(&outcome)
+                && state.cut_for(tenant, refused)
+            {
+                let place = state.place;
+                Self::unlock(state);
+                let mut again = self.lock();
+                again.place = place;
+                (state, outcome) = attempt(again);
+                state.run_deferred();
+            }
             (state, outcome)
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);

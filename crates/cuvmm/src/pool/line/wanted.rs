@@ -19,12 +19,16 @@ pub(in crate::pool) struct Wanted<'a> {
     pub(crate) stride: u64,
 }
 
-/// The growth and largest extent of a block, where they differ from the pool's settings.
+/// The growth and largest extent of a block, where they differ from the pool's settings, and whether
+/// its memory may be replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::pool) struct ExtentOptions {
     pub(crate) growth: Option<Growth>,
     /// In bytes.
     pub(crate) largest: Option<u64>,
+    /// `true` if all work on the block is launched under leases, so that its memory may be replaced
+    /// while none lives.
+    pub(in crate::pool) movable: bool,
 }
 
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import types
 
 from .. import _C
 from . import _utils, memory  # noqa: F401
@@ -45,6 +46,10 @@ def synchronize(device=None):
     assert libcuda.cuCtxSetCurrent(context) == 0
     assert libcuda.cuCtxSynchronize() == 0
     assert libcuda.cuCtxSetCurrent(before) == 0
+
+
+def current_stream():
+    return types.SimpleNamespace(cuda_stream=stream, device=types.SimpleNamespace(index=_device))
 
 
 def is_current_stream_capturing():

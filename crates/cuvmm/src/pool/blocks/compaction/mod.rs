@@ -11,6 +11,7 @@
 //! the least is to be copied come first, because each cut makes room for the next copy.
 
 mod prefix;
+mod pressure;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,7 +24,6 @@ use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
-use crate::pool::tenant::Tenant;
 
 /// The progress and result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -125,21 +125,6 @@ impl Compaction {
             Moved::Shared => self.shared += 1,
         }
         false
-    }
-}
-
-impl Tenant {
-    /// Compacts the tenant's blocks as [`Pool::compact`](crate::Pool::compact) does all blocks of a
-    /// pool. The numbers of extents are the tenant's.
-    ///
-    /// # Errors
-    /// [`BlockError`]; steps before the failure stay done.
-    pub fn compact(
-        &self,
-        go_on: impl FnMut(&Compaction) -> bool,
-    ) -> Result<Compaction, BlockError> {
-        self.core().device.own_process()?;
-        self.core().compact(Some(self.id()), go_on)
     }
 }
 

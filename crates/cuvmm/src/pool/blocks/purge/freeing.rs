@@ -4,7 +4,7 @@
 
 use crate::error::{ArgumentError, BlockError, CallError};
 use crate::extents::Fence;
-use crate::own::Stream;
+use crate::own::{CopyFailed, Stream};
 use crate::pool::accounts::TenantId;
 use crate::pool::blocks::slots::{BYTES, FreedBlock, SleepState, Slot, SlotId, Tenancy, Unswept};
 use crate::pool::state::State;
@@ -196,16 +196,21 @@ impl State {
         };
         let (from, to) = (from.max(slot.bound()), slot.space.bytes());
         let alone = slot.leases == 0 && !slot.exported && slot.fence.precedes(home);
-        if from >= to || !alone || self.captures(Some(home)).unwrap_or(true) {
+        if from >= to || !alone || self.is_capturing() {
             return;
         }
-        match slot.space.fill(home, from, byte, to - from) {
+        match home.queue_uncaptured(|| slot.space.fill(home, from, byte, to - from)) {
             Ok(()) => {
                 // The fence was made before the fill was queued.
                 slot.fence.merge(Fence::stream(home.clone()));
                 slot.space.blank(from);
             }
-            Err(error) => log!(debug, %error, "freed memory was not overwritten"),
+            Err(CopyFailed { error, ended }) => {
+                if !ended {
+                    slot.fence.merge(Fence::stream(home.clone()));
+                }
+                log!(debug, %error, "freed memory was not overwritten");
+            }
         }
         // If the block grows over the memory again, its writer is marked again.
         if let Some(block) = &mut slot.block {

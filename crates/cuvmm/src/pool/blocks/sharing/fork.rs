@@ -14,7 +14,7 @@ use crate::own::{Access, Physical};
 use crate::pool::accounts::Amount;
 use crate::pool::blocks::ahead::Pace;
 use crate::pool::blocks::slots::{BYTES, BlockPlace, Occupant, Slot, SlotId};
-use crate::pool::blocks::{Block, Change, Fit, PlacedMemory, Unfinished};
+use crate::pool::blocks::{Block, Change, Fit, PlacedMemory};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::Wait;
 use crate::pool::state::gone;
@@ -398,6 +398,7 @@ impl Locked<'_> {
             uses: Uses::none(),
             tag: other.tag.clone(),
             zeroed: other.zeroed,
+            movable: other.movable,
         });
         Ok(given)
     }
@@ -413,14 +414,8 @@ impl Locked<'_> {
         };
         let source = sources.get_mut(&forked.from).ok_or_else(gone)?;
         let slot = &mut forked.slot;
-        let (id, home) = (slot.id.tenant, slot.home().cloned());
-        let outcome = match self.captures(home.as_ref()) {
-            // The copy would become part of the graph instead of running now.
-            Ok(true) => Err(self.captured(id, rest).into()),
-            Ok(false) => self.copy_between(source, slot, (forked.shared, rest), home.as_ref()),
-            Err(error) => Err(Unfinished::from(error)),
-        };
-        match outcome {
+        let home = slot.home().cloned();
+        match self.copy_between(source, slot, (forked.shared, rest), home.as_ref()) {
             Ok(()) => {
                 forked.note_written(home.is_some());
                 Ok(())

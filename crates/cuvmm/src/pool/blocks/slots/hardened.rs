@@ -1,4 +1,4 @@
-//! [Hardened pools](super#hardened-pools): late accesses to freed memory fault instead of
+//! [Hardened pools](crate::pool#hardened-pools): late accesses to freed memory fault instead of
 //! corrupting other blocks.
 //!
 //! Nothing here waits: a slot whose fence is incomplete is checked again by later operations, a few
@@ -11,7 +11,7 @@ use crate::error::ArgumentError;
 use crate::size::Granularity;
 
 /// The parameters of a hardened pool, in which use after free and accesses past a block's end
-/// fault; see [the pool's documentation](super#hardened-pools).
+/// fault; see [the pool's documentation](crate::pool#hardened-pools).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a pool is hardened by `PoolBuilder::hardened`"]
 pub struct Hardened {

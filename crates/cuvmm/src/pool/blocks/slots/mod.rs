@@ -28,6 +28,8 @@ pub(in crate::pool) use tenancy::{Aged, FreedBlock, Give, Tenancy, Unswept};
 #[derive(Default)]
 pub(in crate::pool) struct Slots {
     of_tenants: BTreeMap<TenantId, Tenancy>,
+    /// `true` since the first block whose memory may be replaced.
+    has_movable: bool,
     /// The slots that the locked section has opened or taken, and the most of one section.
     #[cfg(debug_assertions)]
     worked_on: usize,
@@ -100,6 +102,14 @@ impl Slots {
         let mut slot = self.of_mut(id.tenant)?.take_out(id.index, flight)?;
         slot.note_writer();
         Some(slot)
+    }
+
+    pub(in crate::pool) const fn note_movable(&mut self) {
+        self.has_movable = true;
+    }
+
+    pub(in crate::pool) const fn has_movable(&self) -> bool {
+        self.has_movable
     }
 
     pub(in crate::pool) fn put(&mut self, slot: Box<Slot>) {

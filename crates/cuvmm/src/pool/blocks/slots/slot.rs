@@ -106,6 +106,8 @@ pub(in crate::pool) struct Occupant {
     pub(crate) uses: Uses,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) zeroed: bool,
+    /// `true` if the memory may be replaced while no lease lives.
+    pub(in crate::pool) movable: bool,
 }
 
 impl Occupant {

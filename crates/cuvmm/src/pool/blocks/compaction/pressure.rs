@@ -1,0 +1,87 @@
+//! Compaction for requests that lack memory: blocks whose owners agreed to it give back what they
+//! have given up.
+//!
+//! The owner of a *movable* block launches all work on it under leases. So while no lease lives,
+//! the fence of the block's home stream and its recorded uses covers all work on it. The fence is
+//! made and polled when the block's slot is out; no lease begins before the slot is back.
+//!
+//! Keeps I-87.
+
+use super::{Compaction, Moved, Run};
+use crate::error::BlockError;
+use crate::pool::accounts::{TenantId, Terms};
+use crate::pool::blocks::slots::SlotId;
+use crate::pool::core::Locked;
+use crate::pool::state::State;
+
+impl Locked<'_> {
+    /// Cuts movable blocks until they have given back as much as a refused request lacks, or until
+    /// none is left. Returns `true` if some memory was given back. Waits for no work but its copies.
+    pub(in crate::pool) fn cut_for(&mut self, id: TenantId, refused: &BlockError) -> bool {
+        let shortage = match refused {
+            BlockError::OutOfMemory(shortage) | BlockError::DriverOutOfMemory { shortage, .. } => {
+                shortage
+            }
+            _ => return false,
+        };
+        if !self.slots.has_movable() || self.may_compact().is_err() {
+            return false;
+        }
+        let lacking = shortage.wanted.saturating_sub(shortage.available).max(1);
+        let mut report = Compaction::default();
+        for slot in self.movable(id, shortage.wanted) {
+            if report.given_back >= lacking {
+                break;
+            }
+            if !self.may_take_from(id, slot) {
+                continue;
+            }
+            let cut = self.with_slot_out(slot, |state, slot| state.cut(slot, &mut report));
+            match cut {
+                None | Some(Ok(Moved::Copied(_))) => {}
+                Some(Ok(_)) => log!(debug, "a movable block stays as it is for now"),
+                Some(Err(error)) => {
+                    log!(warn, %error, "a movable block could not give memory back");
+                    break;
+                }
+            }
+        }
+        report.given_back > 0
+    }
+}
+
+impl State {
+    /// Returns the movable blocks that could help a tenant's request of `bytes` by a cut: its own,
+    /// and those of other tenants if its own limit allows the request. Draining tenants come before
+    /// others, then lower priorities, then blocks of which the least is copied.
+    fn movable(&self, id: TenantId, bytes: u64) -> Vec<SlotId> {
+        let is_own_limit = self.budget.missing(id, bytes).0 > 0;
+        let mut found = Vec::new();
+        for (other, tenancy) in self.slots.iter() {
+            if is_own_limit && other != id {
+                continue;
+            }
+            let terms = self.terms.get(other);
+            let registered = terms.is_some_and(Terms::is_registered);
+            let rank = (other != id, registered, terms.map_or(0, Terms::priority));
+            for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
+                let movable = slot.block.as_ref().is_some_and(|block| block.movable);
+                if movable
+                    && slot.is_free()
+                    && slot.sleep_state.is_awake()
+                    && let Some(run) = Run::cut(slot)
+                {
+                    found.push((rank, run.size, slot.id));
+                }
+            }
+        }
+        found.sort_unstable();
+        found.into_iter().map(|(.., id)| id).collect()
+    }
+
+    /// Returns `false` if another tenant holds no more than its guarantee.
+    fn may_take_from(&self, id: TenantId, slot: SlotId) -> bool {
+        let account = self.budget.account(slot.tenant);
+        slot.tenant == id || account.held > account.guarantee
+    }
+}

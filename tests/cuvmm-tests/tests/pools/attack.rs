@@ -267,6 +267,26 @@ on_both! {
         figures(&pool);
     }
 
+    fn what_is_in_place_after_a_loss_is_not_reported_as_lost(rig) {
+        let pool = limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(8 * G).home_stream(&stream);
+        let mut block = block.try_allocate().unwrap();
+        fill(rig, &block, 0, 2);
+        block.shrink_to(7 * G).unwrap();
+        rig.faults.forget();
+        rig.faults.arm(Fault::nth(6, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemMap));
+        rig.faults.arm(Fault::nth(6, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        rig.faults.arm(Fault::nth(7, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        let lost = pool.compact(|_| true);
+        rig.faults.disarm();
+        balanced(rig, &pool);
+        println!("{lost:?} {:?}", block.extents().iter().map(|it| (it.offset / G, it.size / G)).collect::<Vec<_>>());
+        let Err(BlockError::Lost { offset, bytes, .. }) = lost else { panic!("{lost:?}") };
+        assert_eq!((offset, bytes), (6 * G, G), "the first six granules have their bytes");
+    }
+
     fn precommitted_memory_with_a_mapper(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = mapped_pool(rig, 128, &mapper);

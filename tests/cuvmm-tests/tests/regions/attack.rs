@@ -73,6 +73,41 @@ on_both! {
         sums(&region);
     }
 
+    fn each_call_of_a_compaction_in_host_memory_fails_once(rig) {
+        let calls = [
+            Call::MemAddressReserve, Call::MemCreate, Call::MemMap, Call::MemSetAccess, Call::MemUnmap,
+            Call::MemcpyDtoDAsync, Call::StreamSynchronize, Call::StreamIsCapturing,
+        ];
+        for twice in [false, true] {
+            for k in 1.. {
+                let stream = Stream::new(&rig.device).unwrap();
+                let layout = Layout::on(Place::HostNuma(0));
+                let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G).layout(layout);
+                let mut region = builder.reserve().unwrap();
+                region.commit(0..16 * G).unwrap();
+                stamp(rig, &mut region, &stream);
+                region.decommit_after(3 * G..8 * G, &[]).unwrap();
+                rig.faults.forget();
+                rig.faults.arm(common::nth_of(k, CUresult::CUDA_ERROR_UNKNOWN, &calls));
+                if twice {
+                    rig.faults.arm(common::nth_of(k + 1, CUresult::CUDA_ERROR_UNKNOWN, &calls));
+                }
+                let outcome = region.compact(&stream);
+                let hit = rig.faults.injected() > 0;
+                rig.faults.disarm();
+                shows(rig, &region, &stream);
+                sums(&region);
+                assert_eq!(region.committed(), 11 * G, "{k}: {outcome:?}");
+                drop((region, stream));
+                assert_eq!(rig.machine.live().physicals, 0, "{k}");
+                if !hit {
+                    assert!(k > 8);
+                    break;
+                }
+            }
+        }
+    }
+
     fn memory_that_moved_to_the_host_is_compacted(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let ready = HostExtents::new(&rig.device, 0, 64 * G);

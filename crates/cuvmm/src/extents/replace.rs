@@ -97,9 +97,9 @@ enum Bytes {
 
 impl Completed<'_> {
     /// Copies bytes of extents to other memory and maps it in their place, where no device has more
-    /// access than `most`. Bytes of an extent that no new memory covers are given up with it. Host
-    /// memory begins and ends where extents do. The location of the first physical decides the
-    /// method for all. Returns the old memory.
+    /// access than `most`. Bytes of an extent that no new memory covers are given up with it. The
+    /// location of the first physical decides the method for all, but host memory that covers an
+    /// extent in part is copied to beside. Returns the old memory.
     ///
     /// All or nothing, unless it is unknown whether a copy has ended: new host memory then stays
     /// mapped.
@@ -133,7 +133,9 @@ impl Completed<'_> {
         };
         let kind = |(_, unmapped): &(_, Unmapped)| unmapped.physical.location().kind;
         let exchanged = match new.first().map(kind) {
-            Some(LocationKind::HOST_NUMA) => exchange.in_place(new),
+            Some(LocationKind::HOST_NUMA) if exchange.covers_whole_extents(&new) => {
+                exchange.in_place(new)
+            }
             _ => exchange.through_beside(new),
         };
         match exchanged {
@@ -144,6 +146,15 @@ impl Completed<'_> {
 }
 
 impl Exchange<'_, '_> {
+    /// Returns `true` if each part of the new memory begins and ends where extents do.
+    fn covers_whole_extents(&self, new: &New) -> bool {
+        new.iter().all(|(offset, unmapped)| {
+            let (start, end) = (*offset, offset + unmapped.size());
+            let mut old = self.there.space.extents_in(start, end);
+            old.all(|extent| start <= extent.offset && extent.end() <= end)
+        })
+    }
+
     /// Copies to new memory beside, and maps it in the place of one old extent after the other
     /// while the next copies run.
     fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {

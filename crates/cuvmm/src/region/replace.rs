@@ -62,7 +62,13 @@ impl Region {
             return Err(failed.error);
         };
         log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
-        let ranges = lost.ranges();
+        // Of an extent that could not be put back, new memory may have replaced a part.
+        let holes = |range: &Range<u64>| self.holes(range);
+        let holes = lost.ranges().iter().flat_map(holes).collect::<Vec<_>>();
+        let ranges = holes
+            .into_iter()
+            .flat_map(|hole| self.committed.parts(hole));
+        let ranges: Vec<Range<u64>> = ranges.collect();
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
         let charged = self.space.count() + self.space.stuck_count();
         self.release_replaced(rest.collect(), charged);

@@ -7,6 +7,7 @@ mod common;
 #[path = "../ledger_contents_support/mod.rs"]
 mod ledger_contents_support;
 
+mod attack;
 mod basics;
 mod contents;
 mod control;

@@ -6,6 +6,7 @@
 mod common;
 
 mod adjacent;
+mod attack;
 mod basics;
 mod batch;
 mod drawn_in;

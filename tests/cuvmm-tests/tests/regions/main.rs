@@ -8,6 +8,7 @@ mod common;
 mod share_support;
 
 mod aliases;
+mod attack;
 mod basics;
 mod capture_sweep;
 mod captures;

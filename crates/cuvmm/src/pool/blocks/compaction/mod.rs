@@ -467,12 +467,25 @@ impl Locked<'_> {
             return Err(failed.error.into());
         };
         slot.broken = true;
-        let bytes = lost.bytes();
+        // Of an extent that could not be put back, new memory may have replaced a part.
+        let (mut offset, mut bytes) = (run.end(), 0);
+        for range in lost.ranges() {
+            let (start, end) = (range.start.max(run.offset), range.end.min(run.end()));
+            let there = slot.space.extents_in(start, end);
+            let mut at = start;
+            for (from, to) in there.map(|it| (it.offset, it.end())).chain([(end, end)]) {
+                if from > at {
+                    offset = offset.min(at);
+                    bytes += from - at;
+                }
+                at = at.max(to);
+            }
+        }
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
         self.put_back(rest.collect());
         Err(BlockError::Lost {
             address: slot.space.address(),
-            offset: lost.offset,
+            offset,
             bytes,
             cause: lost.error,
         })

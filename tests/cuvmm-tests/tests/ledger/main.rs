@@ -7,12 +7,12 @@ mod common;
 #[path = "../ledger_contents_support/mod.rs"]
 mod ledger_contents_support;
 
-mod attack;
 mod basics;
 mod contents;
 mod control;
 mod exports;
 mod foreign;
+mod leaving;
 mod pressure;
 mod stalls;
 mod turns;

@@ -6,9 +6,9 @@
 mod common;
 
 mod adjacent;
-mod attack;
 mod basics;
 mod batch;
+mod cuts;
 mod drawn_in;
 mod faults;
 mod figures;

@@ -8,13 +8,13 @@ mod common;
 mod share_support;
 
 mod aliases;
-mod attack;
 mod basics;
 mod capture_sweep;
 mod captures;
 mod channels;
 mod compact;
 mod container_faults;
+mod cuts;
 mod ended;
 mod export;
 mod exported;

@@ -1,4 +1,4 @@
-//! Attacks on leaving a ledger.
+//! Leaving a ledger: from several threads and out of hooks; and cuts while the ledger is full.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Barrier, Mutex};
@@ -102,11 +102,9 @@ on_both! {
         let mut kept = vec![];
         while let Ok(block) = others.try_allocate(G) { kept.push(block); }
         let done = pool_growth.compact(|_| true).unwrap();
-        println!("{} kept {done:?}", kept.len());
         assert_eq!(done.given_back + if done.no_space > 0 { 7 * G } else { 0 }, 7 * G);
         drop(kept);
         let done = pool_growth.compact(|_| true).unwrap();
-        println!("{done:?}");
         assert_eq!(tenant.stats().committed, 9 * G);
         drop(block);
         drop((tenant, others, pool));

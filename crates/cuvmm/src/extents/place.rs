@@ -133,6 +133,8 @@ pub(crate) struct PlaceFailure {
 
 impl PlaceFailure {
     /// Unmaps an extent that was just placed. Tries twice.
+    #[cold]
+    #[inline(never)]
     pub(super) fn take_out(&mut self, placed: Placed) {
         let unmapped = placed.unmap(Unused::never_used());
         let unmapped = unmapped.or_else(|(placed, error)| {

@@ -90,6 +90,7 @@ impl TakenOut {
 }
 
 impl NotPutBack {
+    #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         self.rest.bytes() + self.stuck.iter().map(|stuck| stuck.size).sum::<u64>()
     }

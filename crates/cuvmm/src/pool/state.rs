@@ -197,7 +197,7 @@ impl State {
         !self.gate.is_idle() && self.slots.is_out(id)
     }
 
-    pub(super) fn remove_range(&mut self, id: SlotId) {
+    pub(super) fn remove_slot(&mut self, id: SlotId) {
         self.slots.remove(id);
         self.forget_if_drained(id.tenant);
     }

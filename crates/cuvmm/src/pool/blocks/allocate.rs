@@ -168,9 +168,9 @@ impl Locked<'_> {
             uses: Uses::none(),
             tag: wanted.tag.clone(),
             zeroed,
-            movable: wanted.grain.movable,
+            movable: wanted.movable,
         });
-        if wanted.grain.movable {
+        if wanted.movable {
             self.slots.note_movable();
         }
         Ok(given)
@@ -213,7 +213,7 @@ impl Locked<'_> {
             Err(error) => {
                 for (number, id) in ids.into_iter().rev().enumerate() {
                     self.end_section(number);
-                    self.remove_range(id);
+                    self.remove_slot(id);
                 }
                 Err(error)
             }

@@ -32,9 +32,9 @@ impl<'a> BlockBuilder<'a> {
             grain: ExtentOptions {
                 growth: None,
                 largest: None,
-                movable: false,
             },
             exact_extents: false,
+            movable: false,
             stride: 1,
         };
         Self::of(owner, wanted)
@@ -122,7 +122,7 @@ impl<'a> BlockBuilder<'a> {
     /// there is room for the copy. A lease that is taken meanwhile waits for the copy.
     #[doc(alias = "relocatable")]
     pub const fn movable(mut self, yes: bool) -> Self {
-        self.wanted.grain.movable = yes;
+        self.wanted.movable = yes;
         self
     }
 
@@ -307,11 +307,12 @@ impl<'a> BlockBuilder<'a> {
             home,
             ref tag,
             zeroed,
+            movable,
             grain,
             ..
         } = self.wanted;
         let device = &self.owner.core.device;
-        let usable = !zeroed && device.lost().is_none() && device.forked().is_none();
+        let usable = !zeroed && !movable && device.lost().is_none() && device.forked().is_none();
         let home = home.filter(|_| usable)?;
         let tag = tag.as_ref();
         let shape = Shape {
@@ -332,9 +333,11 @@ impl<'a> BlockBuilder<'a> {
             tag: self.wanted.tag.clone(),
             grain: self.wanted.grain,
             home: self.wanted.home.cloned(),
+            // The cache does not know whether a block is movable.
             stream_cache: self
                 .wanted
                 .home
+                .filter(|_| !self.wanted.movable)
                 .map(|home| self.owner.stream_caches.of(home))
                 .cloned(),
         }

@@ -100,21 +100,14 @@ impl Core {
             false => wait,
         };
         let attempt = |state| {
-            let (mut state, mut outcome) = attempt(state);
+            let (mut state, outcome) = attempt(state);
             state.run_deferred();
-            while let Some(refused) = shortage_in(&outcome)
-                && state.cut_for(tenant, refused)
-            {
-                let place = state.place;
-                Self::unlock(state);
-                let mut again = self.lock();
-                again.place = place;
-                (state, outcome) = attempt(again);
-                state.run_deferred();
-            }
             (state, outcome)
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);
+        if shortage_in(&attempted.1).is_some() {
+            attempted = self.after_cuts(attempted, tenant, &attempt);
+        }
         if wait.calls_hooks() {
             attempted = self.call_hooks(attempted, tenant, demand, wait, &attempt);
         }
@@ -125,6 +118,7 @@ impl Core {
             let lacks = |state: &mut Locked<'_>, error: &BlockError| {
                 state.lacking_in_ledger(tenant, demand, error)
             };
+            let attempt = |state| self.after_cuts(attempt(state), tenant, &attempt);
             attempted = self.repeat(attempted, deadline, again, lacks, &attempt)?;
         }
         let (mut state, outcome) = attempted;
@@ -135,6 +129,26 @@ impl Core {
         });
         Self::unlock(state);
         outcome
+    }
+
+    /// Repeats a refused attempt while movable blocks give memory back.
+    #[cold]
+    fn after_cuts<'a, T>(
+        &'a self,
+        (mut state, mut outcome): Attempt<'a, T>,
+        tenant: TenantId,
+        attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
+    ) -> Attempt<'a, T> {
+        while let Some(refused) = shortage_in(&outcome)
+            && state.cut_for(tenant, refused)
+        {
+            let place = state.place;
+            Self::unlock(state);
+            let mut again = self.lock();
+            again.place = place;
+            (state, outcome) = attempt(again);
+        }
+        (state, outcome)
     }
 
     /// Repeats an attempt until the deadline, while `again` returns `true` for the error. Does not

@@ -15,20 +15,19 @@ pub(in crate::pool) struct Wanted<'a> {
     pub(crate) grain: ExtentOptions,
     /// `true` if idle memory is used only if nothing of an extent is left over behind the block.
     pub(in crate::pool) exact_extents: bool,
+    /// `true` if all work on the block is launched under leases, so that its memory may be replaced
+    /// while none lives.
+    pub(in crate::pool) movable: bool,
     /// The distance of blocks side by side is a multiple of this number of bytes.
     pub(crate) stride: u64,
 }
 
-/// The growth and largest extent of a block, where they differ from the pool's settings, and whether
-/// its memory may be replaced.
+/// The growth and largest extent of a block, where they differ from the pool's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::pool) struct ExtentOptions {
     pub(crate) growth: Option<Growth>,
     /// In bytes.
     pub(crate) largest: Option<u64>,
-    /// `true` if all work on the block is launched under leases, so that its memory may be replaced
-    /// while none lives.
-    pub(in crate::pool) movable: bool,
 }
 
 #[derive(Clone, Debug)]

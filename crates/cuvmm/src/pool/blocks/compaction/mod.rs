@@ -95,6 +95,25 @@ impl Run {
         self.offset + self.size
     }
 
+    /// Returns the first byte of the run that has no memory, and how many there are, in the ranges
+    /// of extents that could not be put back. New memory may have replaced a part of such an extent.
+    fn missing(&self, slot: &Slot, lost: Vec<Range<u64>>) -> (u64, u64) {
+        let (mut offset, mut bytes) = (self.end(), 0);
+        for range in lost {
+            let (start, end) = (range.start.max(self.offset), range.end.min(self.end()));
+            let there = slot.space.extents_in(start, end);
+            let mut at = start;
+            for (from, to) in there.map(|it| (it.offset, it.end())).chain([(end, end)]) {
+                if from > at {
+                    offset = offset.min(at);
+                    bytes += from - at;
+                }
+                at = at.max(to);
+            }
+        }
+        (offset, bytes)
+    }
+
     /// Returns the bytes of a slot's block in the extent in which it ends, if idle memory lies
     /// behind them there.
     fn cut(slot: &Slot) -> Option<Self> {
@@ -467,20 +486,7 @@ impl Locked<'_> {
             return Err(failed.error.into());
         };
         slot.broken = true;
-        // Of an extent that could not be put back, new memory may have replaced a part.
-        let (mut offset, mut bytes) = (run.end(), 0);
-        for range in lost.ranges() {
-            let (start, end) = (range.start.max(run.offset), range.end.min(run.end()));
-            let there = slot.space.extents_in(start, end);
-            let mut at = start;
-            for (from, to) in there.map(|it| (it.offset, it.end())).chain([(end, end)]) {
-                if from > at {
-                    offset = offset.min(at);
-                    bytes += from - at;
-                }
-                at = at.max(to);
-            }
-        }
+        let (offset, bytes) = run.missing(slot, lost.ranges());
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
         self.put_back(rest.collect());
         Err(BlockError::Lost {

@@ -56,7 +56,7 @@ impl State {
 
     pub(in crate::pool) fn free_at(&mut self, id: SlotId, now: u64) {
         let slept = self.with_slot(id, |state, slot| {
-            if let Some(block) = slot.remove_range() {
+            if let Some(block) = slot.end_block() {
                 state.overwrite(slot, block.home.as_ref(), 0);
             }
             slot.touched = now;

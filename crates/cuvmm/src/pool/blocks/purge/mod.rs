@@ -50,7 +50,7 @@ impl State {
     fn disown(&mut self, slot: &Slot) {
         let tenant = slot.id.tenant;
         self.budget.disown_addresses(tenant, slot.space.addresses());
-        self.remove_range(slot.id);
+        self.remove_slot(slot.id);
     }
 }
 

@@ -120,7 +120,7 @@ impl Slots {
 
     pub(in crate::pool) fn remove(&mut self, id: SlotId) {
         if let Some(tenancy) = self.of_mut(id.tenant) {
-            tenancy.remove_range(id.index);
+            tenancy.remove_slot(id.index);
         }
     }
 

@@ -433,7 +433,7 @@ impl Slot {
     }
 
     /// Takes the block out of the slot. Its use ends now, unless leases keep its memory.
-    pub(crate) fn remove_range(&mut self) -> Option<Occupant> {
+    pub(crate) fn end_block(&mut self) -> Option<Occupant> {
         let block = self.block.take()?;
         self.fence.merge(block.fence(&self.space));
         if self.leases > 0 {

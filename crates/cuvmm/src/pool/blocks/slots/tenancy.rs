@@ -241,7 +241,7 @@ impl Tenancy {
         }
     }
 
-    pub(crate) fn remove_range(&mut self, index: usize) {
+    pub(crate) fn remove_slot(&mut self, index: usize) {
         self.rows.forget(index);
         if let Some(place) = self.slots.get_mut(index) {
             self.sleepers -= usize::from(place.is_sleepers());

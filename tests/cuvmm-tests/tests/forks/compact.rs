@@ -229,7 +229,7 @@ on_both! {
         rig.faults.disarm();
         assert_eq!(sizes(&block), [4]);
         assert!(
-            matches!(lost, Err(BlockError::Lost { offset, bytes, .. }) if (offset, bytes) == (3 * G, 2 * G)),
+            matches!(lost, Err(BlockError::Lost { offset, bytes, .. }) if (offset, bytes) == (4 * G, G)),
             "{lost:?}"
         );
         drop((block, tenant));

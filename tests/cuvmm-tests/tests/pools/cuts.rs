@@ -156,7 +156,6 @@ on_both! {
                         };
                         rig.faults.disarm();
                         if let Err(BlockError::Lost { .. }) = outcome {
-                            println!("lost in {seed}: {outcome:?}");
                             break;
                         }
                     }
@@ -212,7 +211,7 @@ on_both! {
             }).collect();
             let outcome: Vec<_> = users.into_iter().map(|user| user.join()).collect();
             over.store(true, Ordering::SeqCst);
-            println!("given back {}", compactor.join().unwrap());
+            compactor.join().unwrap();
             outcome.into_iter().for_each(|it| it.unwrap());
         });
         books(rig, &pool);
@@ -228,9 +227,7 @@ on_both! {
         block.shrink_to(2 * G).unwrap();
         block.shrink_to(G).unwrap();
         let waiting = Task::waiting(other.allocate_async(16 * G));
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        let done = pool.compact(|_| true).unwrap();
-        println!("{done:?} {:?}", pool.stats().committed / G);
+        pool.compact(|_| true).unwrap();
         let got = waiting.finish();
         assert!(got.is_ok(), "{:?}", got.err());
         shows(rig, &block, 2);

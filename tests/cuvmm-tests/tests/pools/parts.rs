@@ -7,13 +7,14 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::books::{balanced, books};
+use crate::common::executor::Task;
 use crate::common::{self, D0, G, Rig, shareable};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
 use cuvmm::error::BlockError;
-use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
+use cuvmm::{Block, Growth, Limit, Mapper, Pool, Stream, Tenant};
 
 /// A pool whose blocks begin with extents of at most eight granules.
 fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
@@ -316,6 +317,41 @@ on_both! {
         block.shrink_to(3 * G).unwrap();
         assert!(tenant.try_allocate(12 * G).is_err());
         assert_eq!(sizes(&block), [8]);
+    }
+
+    fn memory_of_a_movable_block_does_not_make_the_next_block_movable(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(8 * G).home_stream(&stream).movable(true);
+        drop(block.try_allocate().unwrap());
+        let mut block = stamped(&tenant, &stream, 8);
+        block.shrink_to(3 * G).unwrap();
+        assert!(tenant.try_allocate(12 * G).is_err());
+        assert_eq!(sizes(&block), [8]);
+        // Nor does a plain block's memory make a movable block plain.
+        drop(block);
+        let block = tenant.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        block.shrink_to(3 * G).unwrap();
+        assert_eq!(tenant.try_allocate(12 * G).unwrap().size(), 12 * G);
+    }
+
+    fn a_future_gets_the_memory_when_a_lease_ends(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).mapper(&mapper);
+        let pool = pool.growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let block = tenant.block(8 * G).home_stream(&stream).movable(true);
+        let mut block = block.try_allocate().unwrap();
+        stamp_all(&block);
+        block.shrink_to(3 * G).unwrap();
+        let lease = block.lease();
+        let waiting = Task::waiting(tenant.allocate_async(12 * G));
+        drop(lease);
+        assert_eq!(waiting.finish().unwrap().size(), 12 * G);
+        assert_stamped(rig, &block);
     }
 
     fn a_tenants_own_limit_is_met_by_its_own_blocks(rig) {

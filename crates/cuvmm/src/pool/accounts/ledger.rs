@@ -9,6 +9,7 @@ use crate::error::{BlockError, CallError};
 use crate::ledger::{
     Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
 };
+use crate::pool::blocks::slots::Tenancy;
 use crate::pool::core::{Core, Locked};
 use crate::pool::holders::Held;
 use crate::pool::line::Demand;
@@ -109,12 +110,8 @@ impl Locked<'_> {
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // Memory that the ledger leaves is no other process's to give.
-        let holds = |id| {
-            let mut holders = self.holders.of(id).iter();
-            holders.any(|held| held.holder().figures().in_use > 0)
-        };
-        let users = self.slots.iter();
-        let users = users.filter(|(id, it)| it.uses_memory() || holds(*id));
+        let uses = |id, tenancy: &Tenancy| tenancy.uses_memory() || self.holders.in_use_of(id) > 0;
+        let users = self.slots.iter().filter(|&(id, tenancy)| uses(id, tenancy));
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
             tenants: vec![id.0],

@@ -38,9 +38,6 @@ impl Tenant {
     /// Returns the bytes that the tenant's heaps, memory pools and containers use.
     pub(crate) fn used_by_holders(&self) -> u64 {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| {
-            let holders = state.holders.of(tenant).iter();
-            holders.map(|held| held.holder.figures().in_use).sum()
-        })
+        core.look(|state| state.holders.in_use_of(tenant))
     }
 }

@@ -138,6 +138,12 @@ impl Holders {
         self.of(tenant).iter().map(Held::bytes).sum()
     }
 
+    /// Returns the bytes that a tenant's holders use.
+    pub(in crate::pool) fn in_use_of(&self, tenant: TenantId) -> u64 {
+        let holders = self.of(tenant).iter();
+        holders.map(|held| held.holder.figures().in_use).sum()
+    }
+
     /// Returns the bytes of a tenant's holders that cannot be reclaimed, however long a request
     /// waits for the GPU.
     pub(in crate::pool) fn kept_by(&self, tenant: TenantId) -> u64 {

@@ -106,6 +106,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError`] when the device does not exist or has no virtual memory management.
+    #[doc(alias("is_vmm_supported", "new_cuda"))]
     pub fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Self, DeviceError> {
         let ask = |error: DriverError| DeviceError::Call(error.into());
         let count = driver.device_count().map_err(ask)?;
@@ -164,6 +165,7 @@ impl Device {
     }
 
     /// Returns the driver's number of the device.
+    #[doc(alias = "device_ordinal")]
     #[must_use]
     pub fn ordinal(&self) -> Ordinal {
         self.shared.ordinal
@@ -188,6 +190,7 @@ impl Device {
     }
 
     /// Returns the granule in bytes, of which every mapping is a multiple.
+    #[doc(alias = "allocation_granularity")]
     #[must_use]
     #[doc(alias = "page_size")]
     pub fn granularity(&self) -> u64 {

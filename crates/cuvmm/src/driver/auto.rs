@@ -112,6 +112,7 @@ pub struct Opened {
 /// With [`Wanted::Cuda`], returns why the real driver cannot be opened. With the other two, does not
 /// fail, but in a build without the feature `model`: there the host driver is refused with
 /// [`OpenError::NoHostDriver`].
+#[doc(alias("ensure_loaded", "attach_vmm_functions"))]
 #[doc(alias = "cuInit")]
 pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
     let wanted = options.wanted;

@@ -17,6 +17,7 @@ const CAPTURES: [CUresult; 8] = [
 ];
 
 /// A driver call that failed or was not made.
+#[doc(alias = "check_status")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

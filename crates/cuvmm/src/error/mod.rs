@@ -44,6 +44,7 @@ pub use shortage::Shortage;
 pub use sleep::SleepError;
 
 /// Any error of this library.
+#[doc(alias = "VmmError")]
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]

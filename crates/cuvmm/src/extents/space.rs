@@ -15,6 +15,7 @@ use crate::own::{Access, AccessGrant, ExportMark, Physical, Place, Reservation};
 pub const DEFAULT_LARGEST_EXTENT: u64 = 1 << 30;
 
 /// One extent: a physical mapped at one offset.
+#[doc(alias = "MappingRecord")]
 #[doc(alias = "MappedRange")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

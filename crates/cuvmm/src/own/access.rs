@@ -18,6 +18,7 @@ use crate::error::ArgumentError;
 /// assert_eq!(Access::default(), Access::Read);
 /// assert_eq!(Access::ReadWrite.to_string(), "read and write");
 /// ```
+#[doc(alias = "AccessFlags")]
 #[doc(alias = "Right")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -62,6 +63,7 @@ impl Access {
 }
 
 /// An access granted to a device or a host NUMA node.
+#[doc(alias = "CUmemAccessDesc")]
 #[doc(alias = "Access")]
 #[derive(Clone, Debug)]
 pub struct AccessGrant {
@@ -73,6 +75,7 @@ pub struct AccessGrant {
 impl AccessGrant {
     /// Grants access to a device (a `&Device` converts), or to the processors of a NUMA node
     /// ([`Place::HostNuma`]), which reach host memory only.
+    #[doc(alias = "create_access_desc")]
     #[must_use]
     pub fn new(to: impl Into<Place>, access: Access) -> Self {
         let place = to.into();

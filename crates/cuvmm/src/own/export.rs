@@ -30,6 +30,7 @@ impl Physical {
     /// # Errors
     /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for
     /// that type, was imported itself, or the driver refuses.
+    #[doc(alias = "export_handle")]
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<Exported, MemoryError> {
         one_type(handle_type)?;
@@ -76,6 +77,7 @@ impl Physical {
     /// # Errors
     /// [`MemoryError`] when the size is not whole granules, the driver refuses the handle, or the
     /// memory is on another device.
+    #[doc(alias = "import_handle")]
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, MemoryError> {
         let granule = device.granule();
@@ -113,6 +115,7 @@ impl Physical {
     ///
     /// # Errors
     /// [`MemoryError`] with the reason.
+    #[doc(alias = "VMMIPCTransport")]
     pub fn probe_export(device: &Device, handle_type: HandleTypes) -> Result<(), MemoryError> {
         one_type(handle_type)?;
         let granule = Self::builder(device, device.granularity())

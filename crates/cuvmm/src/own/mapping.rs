@@ -85,6 +85,7 @@ impl Mapping {
     }
 
     /// Returns the first address.
+    #[doc(alias = "as_raw")]
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.placed.address
@@ -120,6 +121,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed then.
+    #[doc(alias = "set_memory_access")]
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
         ArgumentError::not_zero("devices to give access to", access.len() as u64)?;
@@ -203,6 +205,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`CloseError`] with the mapping in it, still mapped.
+    #[doc(alias("unmap", "unmap_memory"))]
     #[doc(alias = "cuMemUnmap")]
     pub fn close(self) -> Result<Physical, CloseError<Self>> {
         self.take_out().map_err(|(owner, cause)| CloseError {

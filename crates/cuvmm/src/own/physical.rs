@@ -18,6 +18,7 @@ use crate::error::{ArgumentError, CallError, MemoryError};
 /// Physical memory on a device or a host NUMA node. New memory reads as zero.
 ///
 /// Clones are the same memory, released with the last clone and the last mapping.
+#[doc(alias = "PhysicalAllocation")]
 #[doc(alias = "cuMemCreate")]
 #[doc(alias = "PhysicalMemory")]
 #[doc(alias = "PhysicalMemoryHandle")]
@@ -65,6 +66,7 @@ impl ExportMark {
 }
 
 /// Options of a [`Physical`].
+#[doc(alias("CUmemAllocationProp", "AllocationProp"))]
 #[derive(Debug)]
 pub struct PhysicalBuilder<'a> {
     device: &'a Device,
@@ -155,11 +157,13 @@ impl Physical {
     ///
     /// # Errors
     /// Those of [`PhysicalBuilder::create`].
+    #[doc(alias = "alloc_physical")]
     pub fn new(device: &Device, size: u64) -> Result<Self, MemoryError> {
         Self::builder(device, size).create()
     }
 
     /// Returns a builder for `size` bytes.
+    #[doc(alias = "create_allocation_prop")]
     #[must_use]
     pub fn builder(device: &Device, size: u64) -> PhysicalBuilder<'_> {
         PhysicalBuilder {
@@ -209,6 +213,7 @@ impl Physical {
     }
 
     /// Returns the location of the memory.
+    #[doc(alias = "device_ordinal")]
     #[must_use]
     pub fn location(&self) -> Location {
         self.shared.location
@@ -256,6 +261,7 @@ impl Physical {
     }
 
     /// Returns the driver's handle, which stays owned by this physical.
+    #[doc(alias = "handle")]
     #[must_use]
     pub fn as_raw(&self) -> PhysicalHandle {
         self.shared.handle
@@ -266,6 +272,7 @@ impl Physical {
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
+    #[doc(alias = "allocation_properties_from_handle")]
     pub fn props(&self) -> Result<PhysicalProps, CallError> {
         let handle = self.shared.handle;
         self.shared
@@ -281,6 +288,7 @@ impl Physical {
     /// # Errors
     /// [`CloseError`] with the physical in it while clones or mappings live, or when the driver
     /// refuses.
+    #[doc(alias("free_physical", "cuMemRelease"))]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let closed = match Arc::get_mut(&mut self.shared) {
             Some(shared) => shared.release().map_err(CloseRefusal::Call),

@@ -5,6 +5,7 @@ use cuvmm_driver::Location;
 use crate::device::Device;
 
 /// A place that physical memory can be created at.
+#[doc(alias = "CUmemLocation")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Place {

@@ -19,6 +19,7 @@ use crate::error::{ArgumentError, MemoryError};
 
 /// A reserved range of addresses, which costs no memory. It is freed with the reservation and all
 /// mappings in it.
+#[doc(alias = "VirtualMemoryManager")]
 #[doc(alias = "cuMemAddressReserve")]
 #[doc(alias = "AddressRange")]
 #[doc(alias = "VirtualAddressRange")]
@@ -30,6 +31,7 @@ pub struct Reservation {
 }
 
 /// A mapping in a [`Reservation`], as [`Reservation::mappings`] lists it.
+#[doc(alias = "MappingRecord")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MappingInfo {
@@ -146,6 +148,7 @@ impl Reservation {
     }
 
     /// Returns the first address.
+    #[doc(alias("as_raw", "base", "base_address"))]
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.part.base
@@ -219,6 +222,7 @@ impl Reservation {
     /// # Errors
     /// [`MemoryError`] when the physical does not fit, overlaps another mapping or belongs to
     /// another driver.
+    #[doc(alias = "map_memory")]
     #[doc(alias = "cuMemMap")]
     pub fn map(&self, offset: u64, physical: &Physical) -> Result<Mapping, MemoryError> {
         Mapping::place(&self.shared, self.part, offset, physical)
@@ -253,6 +257,7 @@ impl Reservation {
     ///
     /// # Errors
     /// [`MemoryError`] when nothing is mapped there.
+    #[doc(alias = "retain_allocation_handle")]
     #[doc(alias = "cuMemRetainAllocationHandle")]
     pub fn physical_at(&self, offset: u64) -> Result<Physical, MemoryError> {
         let missing = MemoryError::NotCommitted(offset..offset.saturating_add(1));
@@ -269,6 +274,7 @@ impl Reservation {
     /// # Errors
     /// [`CloseError`] with the reservation in it while mappings live in it, or when the driver
     /// refuses.
+    #[doc(alias("release", "cuMemAddressFree"))]
     pub fn close(mut self) -> Result<(), CloseError<Self>> {
         let closed = match Arc::get_mut(&mut self.shared) {
             Some(shared) => shared.free().map_err(CloseRefusal::Call),

@@ -451,6 +451,7 @@ impl Pool {
 
     /// Returns the current figures. Makes no driver call. A forked child process sees a pool
     /// without tenants and memory.
+    #[doc(alias = "global_stats")]
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.core.look(State::stats)

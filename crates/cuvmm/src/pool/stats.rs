@@ -16,6 +16,7 @@ use crate::display::{Bytes, Table};
 ///
 /// `committed = in_use + padding + precommitted + cached + pending_free + leased + shared`. The
 /// driver gave the pool `committed + free + quarantined`.
+#[doc(alias = "GlobalMemoryStats")]
 #[derive(Clone, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct PoolStats {
@@ -166,6 +167,7 @@ impl fmt::Display for PoolStats {
 }
 
 /// A tenant's statistics, in bytes; [`PoolStats`] explains the figures.
+#[doc(alias = "MemoryStats")]
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct TenantStats {

@@ -246,6 +246,7 @@ impl Tenant {
     ///
     /// # Errors
     /// As [`BlockBuilder::allocate`].
+    #[doc(alias = "allocate_for_model")]
     pub fn allocate(&self, size: u64) -> Result<Block, BlockError> {
         self.block(size).allocate()
     }
@@ -322,6 +323,7 @@ impl Tenant {
 
     /// Returns the tenant's current figures. Makes no driver call. A forked child process sees a
     /// tenant without a name and without memory.
+    #[doc(alias = "get_model_stats")]
     #[must_use]
     pub fn stats(&self) -> TenantStats {
         let owner = &self.shared.owner;
@@ -331,6 +333,7 @@ impl Tenant {
     /// Unregisters the tenant and all its clones: refuses all further allocation and growth, gives
     /// idle memory back to the pool once its work is complete (`cuMemUnmap`), and leaves memory in
     /// use charged until its use ends.
+    #[doc(alias = "unregister_model")]
     pub fn unregister(self) {
         self.shared.unregister();
     }

@@ -81,6 +81,7 @@ impl<'a> RegionBuilder<'a> {
 
     /// Sets the size of the largest extent in bytes, a power of two granules; 1 GiB by default.
     /// Smaller extents can be decommitted in smaller parts and cost more driver calls.
+    #[doc(alias = "page_size")]
     #[must_use]
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.largest = bytes;
@@ -240,6 +241,7 @@ impl<'a> RegionBuilder<'a> {
 impl Tenant {
     /// Returns a builder for a [region](Region) of at least `size` bytes that gets its memory from
     /// this tenant: see [Regions in a tenant](crate::region#regions-in-a-tenant).
+    #[doc(alias("register_model", "allocate_for_model"))]
     #[must_use]
     pub fn region(&self, size: u64) -> RegionBuilder<'_> {
         RegionBuilder::new(self.device(), size).in_tenant(self)

@@ -34,6 +34,7 @@ impl Region {
     /// # Errors
     /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been released,
     /// and that [`Region::quarantined`] may have grown if a roll-back failed as well.
+    #[doc(alias = "allocate")]
     pub fn commit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         let fence = self.fence_of_all();
         self.commit_with(range, None, fence)
@@ -44,6 +45,7 @@ impl Region {
     ///
     /// # Errors
     /// Those of [`Self::commit`].
+    #[doc(alias = "allocate")]
     pub fn commit_covering(&mut self, range: Range<u64>) -> Result<Range<u64>, MemoryError> {
         let covering = self.covering(&range)?;
         self.commit(covering.clone())?;

@@ -134,6 +134,7 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// assert_eq!(region.purge()?, 16 * MIB); // unmapped and released
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "VirtualMemoryManager")]
 #[doc(alias = "VirtualMemoryPool")]
 pub struct Region {
     space: Space,
@@ -158,12 +159,14 @@ pub struct Region {
 
 impl Region {
     /// Returns the first address, which never changes.
+    #[doc(alias = "base_address")]
     #[must_use]
     pub fn address(&self) -> DeviceAddress {
         self.space.address()
     }
 
     /// Returns the size in bytes, committed or not.
+    #[doc(alias = "capacity")]
     #[must_use]
     pub fn size(&self) -> u64 {
         self.space.size()
@@ -183,6 +186,7 @@ impl Region {
 
     /// Returns the bytes of physical memory held: committed, pending free, kept because an extent
     /// is partly in use, and backing holes with zeros.
+    #[doc(alias = "physical_memory_usage")]
     #[must_use]
     pub fn held(&self) -> u64 {
         self.memory() + self.space.stuck_bytes() + self.zeros.held()
@@ -204,6 +208,7 @@ impl Region {
     }
 
     /// Returns `true` if the whole range is committed; an empty range is.
+    #[doc(alias = "is_mapped")]
     #[must_use]
     pub fn is_committed(&self, range: Range<u64>) -> bool {
         self.committed.covers(&range)

@@ -11,6 +11,7 @@ use crate::extents::Extent;
 /// `held` is the sum of `committed`, `pending_free`, `stranded`, `quarantined` and the memory of
 /// [zeros](Region::back_with_zeros). A part of the held memory may be `registered`, `exported` or
 /// `shared`: it stays in place.
+#[doc(alias = "MemoryStats")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct RegionStats {

@@ -35,6 +35,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MemoryError`]; nothing has changed.
+    #[doc(alias("unmap", "deallocate_for_model"))]
     #[doc(alias = "deallocate")]
     pub fn decommit_after(
         &mut self,

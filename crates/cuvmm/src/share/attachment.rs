@@ -435,6 +435,7 @@ impl Attachment {
     ///
     /// # Errors
     /// [`CloseError`] with the attachment in it.
+    #[doc(alias = "close_imported_handle")]
     #[expect(
         clippy::result_large_err,
         reason = "the attachment itself is handed back"

@@ -61,6 +61,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// assert_eq!(attached.held(), region.size());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("VMMIPCTransport", "IPCTransport"))]
 pub struct Channel {
     socket: OwnedFd,
     peer: Peer,

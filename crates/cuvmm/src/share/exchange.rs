@@ -34,6 +34,7 @@ impl Channel {
     /// # Errors
     /// [`ShareError`]. The peer then holds no part of the memory, unless its last answer was lost
     /// with the channel: then it may hold all of it.
+    #[doc(alias("send_sync", "cuIpcGetMemHandle"))]
     #[doc(alias = "give")]
     pub fn send(&mut self, offer: &Offer) -> Result<(), ShareError> {
         let deadline = self.deadline();
@@ -80,6 +81,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`ShareError`]; nothing stays imported or mapped, and the reason is sent to the peer.
+    #[doc(alias("recv_sync", "cuIpcOpenMemHandle"))]
     #[doc(alias = "take")]
     pub fn recv(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, ShareError> {
         let deadline = self.deadline();

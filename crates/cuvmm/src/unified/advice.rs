@@ -31,6 +31,7 @@ pub enum PageLocation<'a> {
 
 /// Advice to the driver about the use of a range. The three kinds are independent; each can be
 /// unset by itself, or all by a [`Policy`](super::Policy).
+#[doc(alias = "ManagedMemoryHints")]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Advice<'a> {
@@ -55,6 +56,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// [`ContainerError`] when the range leaves the buffer, the stream or the location belongs to
     /// another driver, the stream captures, a device cannot move pages while the host accesses
     /// them, the node does not exist, or the driver refuses.
+    #[doc(alias("prefetch_to", "prefetch_range", "PrefetchPlan"))]
     #[doc(alias = "cuMemPrefetchAsync")]
     pub fn prefetch(
         &self,
@@ -80,6 +82,13 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// [`ContainerError`] when the range leaves the buffer, a device belongs to another driver or
     /// cannot move pages while the host accesses them, the node does not exist, or the driver
     /// refuses.
+    #[doc(alias(
+        "set_read_mostly",
+        "set_preferred_location",
+        "set_accessed_by",
+        "from_unified",
+        "for_buffer"
+    ))]
     #[doc(alias = "cuMemAdvise")]
     pub fn advise(
         &self,
@@ -101,6 +110,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// Those of [`Self::advise`].
+    #[doc(alias("unset_read_mostly", "unset_preferred_location", "unset_accessed_by"))]
     pub fn unadvise(
         &self,
         range: impl RangeBounds<usize>,

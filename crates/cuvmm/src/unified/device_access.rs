@@ -36,6 +36,7 @@ pub struct DeviceMut<'a, T> {
 
 impl<T> DeviceRead<'_, T> {
     /// Returns the address of the first element, the same on every device; null if there are none.
+    #[doc(alias = "as_device_ptr")]
     #[must_use]
     pub const fn address(&self) -> DeviceAddress {
         self.address

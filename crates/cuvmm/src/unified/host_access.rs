@@ -72,6 +72,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     ///
     /// # Errors
     /// Those of [`Self::host`].
+    #[doc(alias = "as_mut_slice")]
     pub fn host_mut(&mut self) -> Result<HostViewMut<'_, T>, ContainerError> {
         self.shared()?;
         // SAFETY: every device of the driver can work while the host accesses managed memory.

@@ -72,6 +72,7 @@ use uses::Uses;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "ManagedBuffer")]
 #[doc(alias = "cuMemAllocManaged")]
 #[doc(alias = "unified memory")]
 #[doc(alias = "managed memory")]
@@ -95,6 +96,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// [`ContainerError`] when the elements have size zero or too many bytes, the stream belongs to
     /// another device or captures, or there is no such memory.
+    #[doc(alias = "alloc")]
     pub fn zeroed(device: &Device, home: &Stream, len: usize) -> Result<Self, ContainerError> {
         let mut buffer = Self::allocate(device, home, len)?;
         buffer.fill(.., T::zeroed())?;

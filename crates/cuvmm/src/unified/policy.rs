@@ -20,6 +20,7 @@ use crate::sync::MutexGuard;
 
 /// A predefined combination of advice for a range. Setting one replaces all earlier advice of this
 /// buffer, from a policy or not.
+#[doc(alias = "MigrationPolicy")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Policy {
@@ -192,6 +193,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// Those of [`Self::advise`]; the earlier advice is in force then. If that cannot be restored
     /// either, [`ContainerError::PartlyApplied`].
+    #[doc(alias = "apply_policy")]
     pub fn set_policy(
         &self,
         range: impl RangeBounds<usize>,

@@ -221,6 +221,7 @@ impl Block {
     ///
     /// # Errors
     /// [`BlockError`] when `size` is zero or more than the block's size.
+    #[doc(alias = "deallocate_for_model")]
     pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.withdraw_growth();
         self.core().shrink(&[(*self.place(), size)])?;

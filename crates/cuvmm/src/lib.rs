@@ -68,9 +68,8 @@
 //! - [Sparse arrays and grids](guides::sparse)
 //! - [Tuning](guides::tuning)
 //!
-//! The [glossary] has the terms, and the words that other systems use.
-//! [Coming from another library](https://github.com/cuvmm/cuvmm/blob/main/docs/coming-from.md) has the
-//! calls of the driver and of other crates beside those of this one.
+//! The [glossary] has the terms, and the words that other systems use. [Coming from another
+//! library](coming_from) has the calls of the driver and of other libraries beside those of this one.
 //!
 //! # Features
 //!
@@ -177,13 +176,14 @@ pub mod guides {
 #[doc = include_str!("../docs/glossary.md")]
 pub mod glossary {}
 
-// Pages of the repository whose code is tested here.
+#[doc = include_str!("../docs/coming-from.md")]
+#[doc(alias("baracuda", "oxicuda", "Ignis", "VMMBindings", "candle-cuda-vmm"))]
+pub mod coming_from {}
+
+// A page of the repository whose code is tested here.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
-#[cfg(doctest)]
-#[doc = include_str!("../docs/coming-from.md")]
-mod coming_from {}
 
 #[macro_use]
 mod log;

@@ -4,7 +4,8 @@
 //! The rules are in [`plan`]. [`crates`] reads the manifests, [`tree`] and [`mentions`] read the
 //! source, and [`arrows`] and [`habits`] check it. [`circles`] finds the files of a crate that use
 //! each other, by their [`calls`] of [`methods`] and their [`uses`] of paths. [`prose`] checks the
-//! words, and [`links`] the links of documents. Violations are reported and not fixed.
+//! words, [`links`] the links of documents, and [`names`] the names of other libraries. Violations
+//! are reported and not fixed.
 
 mod arrows;
 mod calls;
@@ -16,6 +17,7 @@ mod invariants;
 mod links;
 mod mentions;
 mod methods;
+mod names;
 mod plan;
 mod prose;
 mod tree;
@@ -130,6 +132,7 @@ fn inspect() -> Result<Inspection> {
     }
     inspection.complaints.extend(prose::check(root)?);
     inspection.complaints.extend(links::check(root)?);
+    inspection.complaints.extend(names::check(root)?);
     inspection.complaints.extend(invariants::check(root)?);
     inspection
         .complaints

@@ -190,7 +190,7 @@ impl Device {
     }
 
     /// Returns the granule in bytes, of which every mapping is a multiple.
-    #[doc(alias = "allocation_granularity")]
+    #[doc(alias("allocation_granularity", "get_minimum_granularity"))]
     #[must_use]
     #[doc(alias = "page_size")]
     pub fn granularity(&self) -> u64 {
@@ -203,7 +203,7 @@ impl Device {
     ///
     /// # Errors
     /// [`CallError`] when the driver refuses.
-    #[doc(alias = "cuMemGetAllocationGranularity")]
+    #[doc(alias("cuMemGetAllocationGranularity", "get_recommended_granularity"))]
     pub fn recommended_granularity(&self) -> Result<u64, CallError> {
         self.call(Call::MemGetAllocationGranularity, |driver, device| {
             let props = PhysicalProps::device(device);

@@ -51,9 +51,7 @@ impl Space {
     pub(crate) fn cap(&mut self, offset: u64, most: Access) -> Result<(), MemoryError> {
         if let Some(placed) = self.extents.get_mut(&offset) {
             let host = placed.host_grant().filter(|_| placed.host);
-            let access = self.access.iter().chain(&host);
-            let access: Vec<AccessGrant> = access.map(|it| it.at_most(most)).collect();
-            placed.mapping.set_access(&access)?;
+            placed.mapping.open(self.access.iter().chain(&host), most)?;
             placed.most = most;
         }
         Ok(())
@@ -88,7 +86,7 @@ impl Space {
     fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
         self.extents
             .values()
-            .try_for_each(|placed| placed.mapping.set_access(&[access.at_most(placed.most)]))
+            .try_for_each(|placed| placed.mapping.open([access], placed.most))
     }
 
     pub(crate) fn access_of(&self, device: &Device) -> Access {
@@ -118,7 +116,7 @@ impl Space {
         for (_, placed) in self.extents.range_mut(range) {
             let host = placed.host_grant().filter(|_| !placed.host);
             if let Some(host) = host {
-                placed.mapping.set_access(&[host.at_most(placed.most)])?;
+                placed.mapping.open([&host], placed.most)?;
                 placed.host = true;
             }
         }

@@ -189,8 +189,7 @@ pub(super) fn place_one(
             });
         }
     };
-    let access: Vec<AccessGrant> = access.iter().map(|it| it.at_most(most)).collect();
-    let opened = mapping.set_access(&access);
+    let opened = mapping.open(access, most);
     let placed = Placed {
         mapping,
         last_writer: unmapped.last_writer,

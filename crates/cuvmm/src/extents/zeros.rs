@@ -209,9 +209,9 @@ impl Zeros {
     }
 
     pub(crate) fn grant_to(&self, guest: &AccessGrant) -> Result<(), MemoryError> {
-        let opened = self.open_all(&guest.at_most(Access::Read));
+        let opened = self.open_all(guest, Access::Read);
         if opened.is_err() {
-            self.close_to(&guest.at_most(Access::None));
+            self.close_to(guest);
         }
         opened
     }
@@ -221,14 +221,14 @@ impl Zeros {
     }
 
     /// Revokes access. A failure is only logged: a device that can still read zeros does no harm.
-    fn close_to(&self, none: &AccessGrant) {
-        if let Err(error) = self.open_all(none) {
+    fn close_to(&self, guest: &AccessGrant) {
+        if let Err(error) = self.open_all(guest, Access::None) {
             log!(error, %error, "zeros stay readable");
         }
     }
 
-    fn open_all(&self, access: &AccessGrant) -> Result<(), MemoryError> {
-        let one = |alias: &Placed| alias.mapping.set_access(std::slice::from_ref(access));
+    fn open_all(&self, guest: &AccessGrant, most: Access) -> Result<(), MemoryError> {
+        let one = |alias: &Placed| alias.mapping.open([guest], most);
         self.aliases.values().try_for_each(one)
     }
 }

@@ -116,10 +116,11 @@ impl AccessGrant {
             .map_or(Ok(()), |named| named.check_driver(device))
     }
 
-    pub(crate) const fn desc(&self) -> AccessDesc {
+    /// Returns the grant for a driver call, with no more access than `most`.
+    pub(crate) fn desc(&self, most: Access) -> AccessDesc {
         AccessDesc {
             location: self.location,
-            flags: self.access.flags(),
+            flags: self.access.min(most).flags(),
         }
     }
 }

@@ -124,11 +124,23 @@ impl Mapping {
     #[doc(alias = "set_memory_access")]
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, access: &[AccessGrant]) -> Result<(), MemoryError> {
-        ArgumentError::not_zero("devices to give access to", access.len() as u64)?;
-        for grant in access {
+        self.open(access, Access::ReadWrite)
+    }
+
+    /// Sets access as [`set_access`](Self::set_access) does, and gives no device or node more than
+    /// `most`.
+    pub(crate) fn open<'a>(
+        &self,
+        access: impl IntoIterator<Item = &'a AccessGrant>,
+        most: Access,
+    ) -> Result<(), MemoryError> {
+        let desc = |grant: &AccessGrant| {
             grant.check_driver(self.device())?;
-        }
-        let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
+            Ok(grant.desc(most))
+        };
+        let descs: Result<Vec<AccessDesc>, ArgumentError> = access.into_iter().map(desc).collect();
+        let descs = descs?;
+        ArgumentError::not_zero("devices to give access to", descs.len() as u64)?;
         let (address, size) = (self.address(), self.size());
         self.device()
             // SAFETY: the range is exactly this mapping. If a caller lowers access that queued work

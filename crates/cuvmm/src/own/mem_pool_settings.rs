@@ -187,7 +187,8 @@ impl MemPool {
             }
         }
         drop(granted);
-        let descs: Vec<AccessDesc> = access.iter().map(AccessGrant::desc).collect();
+        let descs = access.iter().map(|grant| grant.desc(Access::ReadWrite));
+        let descs: Vec<AccessDesc> = descs.collect();
         self.call_to_set_access(&descs)
     }
 

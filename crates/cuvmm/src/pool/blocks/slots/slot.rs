@@ -316,8 +316,8 @@ impl Slot {
 
     /// Returns the bytes that would be stranded if the first `used` bytes were in use.
     pub(in crate::pool) fn stranded_by(&self, used: u64) -> u64 {
-        // Memory is a prefix of the addresses: if all of it is used, no extent is looked up.
-        if used >= self.space.bytes() {
+        // Memory is a prefix of the addresses: if all or none of it is used, no extent is looked up.
+        if used == 0 || used >= self.space.bytes() {
             return 0;
         }
         self.space

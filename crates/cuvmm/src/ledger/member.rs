@@ -266,18 +266,37 @@ impl Member {
             return 0;
         }
         let account = self.account();
-        let layout = self.file.layout();
-        let counts = layout.charges.iter().map(|it| Count::of(it.load()).total());
-        let limit = self.limit_now();
-        let own = self.slot().limit.load();
-        let left = limit.saturating_sub(counts.sum());
-        let left = left.min(own.saturating_sub(self.count().charged()));
+        let (layout, limit) = (self.file.layout(), self.limit_now());
         let older = self.older(None);
+        let left = self.uncharged();
         let left = left.saturating_sub(passing::owed_to(layout, &older, limit));
         let left = left.min(passing::left_behind(layout, &older, limit));
         let charged = self.count().charged().saturating_add(left);
         let charged = charged.saturating_mul(self.granule.bytes());
         charged.saturating_sub(account.needed())
+    }
+
+    /// Returns the granules that no process is charged, within this process's own limit.
+    fn uncharged(&self) -> u64 {
+        let charges = self.file.layout().charges.iter();
+        let charged = charges.map(|it| Count::of(it.load()).total()).sum();
+        let own = self.slot().limit.load();
+        let left = self.limit_now().saturating_sub(charged);
+        left.min(own.saturating_sub(self.count().charged()))
+    }
+
+    pub(super) fn uncharged_bytes(&self) -> u64 {
+        self.uncharged().saturating_mul(self.granule.bytes())
+    }
+
+    /// Returns how often waiting requests of all processes were woken: a process refunded memory.
+    pub(crate) fn wake_ups(&self) -> u32 {
+        self.file.layout().header.given.count()
+    }
+
+    /// Wakes the requests of all processes that [wait](super::waiting::Waiting::await_refund).
+    pub(crate) fn wake_waiting(&self) {
+        self.file.layout().header.given.ring();
     }
 
     pub(super) fn grants(&self) -> u64 {
@@ -340,7 +359,7 @@ impl Member {
         let above = self.count().charged().saturating_sub(account.guarantee);
         passing::settle(self.slot(), above);
         if surplus > 0 {
-            layout.header.given.ring();
+            self.wake_waiting();
         }
         refunded
     }

@@ -154,6 +154,8 @@ mod machine_tests;
 mod probe;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waiting_tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -70,7 +70,7 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-fn members<const N: usize>(limit: u64) -> (tempfile::TempDir, [Arc<Member>; N]) {
+pub(super) fn members<const N: usize>(limit: u64) -> (tempfile::TempDir, [Arc<Member>; N]) {
     let (dir, path) = place();
     (dir, std::array::from_fn(|_| join(&path, limit)))
 }

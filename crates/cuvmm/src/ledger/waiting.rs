@@ -29,6 +29,8 @@ pub(super) const fn wakes(round: u64) -> bool {
 pub(crate) struct Waiting {
     member: Arc<Member>,
     place: InLine,
+    /// The bytes that the request lacks.
+    lacking: u64,
     rung: Instant,
 }
 
@@ -38,6 +40,7 @@ impl Waiting {
     }
 
     pub(crate) fn renew(&mut self, bytes: u64) {
+        self.lacking = bytes;
         let member = &self.member;
         if member.own_process().is_err() {
             return;
@@ -57,6 +60,34 @@ impl Waiting {
             if wakes(round) {
                 member.file().layout().header.wanted.ring();
             }
+        }
+    }
+
+    /// Waits for at most `longest` until the ledger leaves as much as the request lacks, or until a
+    /// thread [wakes waiting requests](Member::wake_waiting) and `ends` returns `true`. What was
+    /// refunded since the [count of wake-ups](Member::wake_ups) was `seen` ends the wait at once.
+    /// Returns `false` after `longest`.
+    pub(crate) fn await_refund(
+        &self,
+        mut seen: u32,
+        longest: Duration,
+        ends: impl Fn() -> bool,
+    ) -> bool {
+        let given = &self.member.file().layout().header.given;
+        let until = clock::now() + longest;
+        loop {
+            let count = given.count();
+            // Refunds that are not enough do not end the wait, nor does what an attempt of the
+            // request itself gave back.
+            if count != seen && (ends() || self.member.uncharged_bytes() >= self.lacking) {
+                return true;
+            }
+            let left = until.saturating_duration_since(clock::now());
+            if left.is_zero() {
+                return false;
+            }
+            seen = count;
+            given.wait(count, left);
         }
     }
 
@@ -84,7 +115,7 @@ impl Drop for Waiting {
         member.publish(&mut account, now);
         drop(account);
         // Requests behind this one may go on.
-        member.file().layout().header.given.ring();
+        member.wake_waiting();
     }
 }
 
@@ -153,6 +184,7 @@ impl Member {
         Waiting {
             member: Arc::clone(self),
             place,
+            lacking: bytes,
             rung: now,
         }
     }

@@ -171,11 +171,11 @@ impl Core {
             (mapper.filter(|_| serves), state.line.others_lack())
         });
         self.freed.notify_all();
-        if freed_count > 0
-            && let Some(joined) = self.ledger.get()
-            && others_lack
-        {
-            joined.member.wake_keeper();
+        if let Some(joined) = self.ledger.get() {
+            joined.wake_waiting();
+            if freed_count > 0 && others_lack {
+                joined.member.wake_keeper();
+            }
         }
         if let Some(mapper) = mapper {
             mapper.wake(Urgency::Now);
@@ -327,7 +327,32 @@ impl<'a> Locked<'a> {
 
     /// Ends the operation, and releases the lock until `told` is notified, for at most `longest`.
     /// May return sooner.
-    pub(super) fn wait(mut self, told: &Condvar, longest: Option<Duration>) -> Self {
+    pub(super) fn wait(self, told: &Condvar, longest: Option<Duration>) -> Self {
+        self.wait_by(|state| match longest {
+            Some(longest) => {
+                let waited = told.wait_timeout(state, longest);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
+        })
+    }
+
+    /// Ends the operation, and releases the lock while `wait` waits. May return without having
+    /// called it.
+    pub(super) fn wait_unlocked(self, wait: impl FnOnce()) -> Self {
+        let core = self.core;
+        self.wait_by(|state| {
+            drop(state);
+            wait();
+            core.guard()
+        })
+    }
+
+    /// Ends the operation, and lets `wait` release the lock and take it again.
+    fn wait_by(
+        mut self,
+        wait: impl FnOnce(MutexGuard<'a, State>) -> MutexGuard<'a, State>,
+    ) -> Self {
         let (core, place) = (self.core, self.place);
         if self.land() {
             core.settled.notify_all();
@@ -349,15 +374,8 @@ impl<'a> Locked<'a> {
         };
         // The operation has ended.
         drop(room);
-        let state = match longest {
-            Some(longest) => {
-                let waited = told.wait_timeout(state, longest);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-            None => told.wait(state).unwrap_or_else(PoisonError::into_inner),
-        };
         Self {
-            state: ManuallyDrop::new(state),
+            state: ManuallyDrop::new(wait(state)),
             flight: None,
             core,
             place,

@@ -77,6 +77,45 @@ fn refused(outcome: Result<cuvmm::Block, BlockError>) -> (LedgerRefusal, u64) {
 }
 
 on_both! {
+    // A row of the bench compares such a request with these calls by hand.
+    fn idle_memory_of_another_process_is_unmapped_released_and_created_once(rig) {
+        let dir = directory();
+        let processes = ["a", "b"].map(|name| {
+            let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G);
+            let ledger = ledger.name(name).open().unwrap();
+            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let pool = pool.largest_extent(16 * G).ledger(&ledger).build().unwrap();
+            let tenant = pool.tenant("t").register().unwrap();
+            (ledger, pool, tenant)
+        });
+        let allocate = |which: usize| {
+            let block = processes[which].2.block(64 * G);
+            block.timeout(Duration::from_secs(60)).allocate().unwrap()
+        };
+        // Both have addresses from here on.
+        drop(allocate(0));
+        drop(allocate(1));
+        rig.faults.forget();
+        let block = allocate(0);
+        let calls = rig.faults.calls();
+        let changes = [
+            Call::MemAddressReserve,
+            Call::MemAddressFree,
+            Call::MemCreate,
+            Call::MemRelease,
+            Call::MemMap,
+            Call::MemUnmap,
+            Call::MemSetAccess,
+        ];
+        let calls: Vec<Call> = calls.into_iter().filter(|it| changes.contains(it)).collect();
+        let mut expected = vec![Call::MemUnmap; 4];
+        expected.extend([Call::MemRelease; 4]);
+        expected.extend([Call::MemCreate; 4]);
+        expected.extend([Call::MemMap, Call::MemSetAccess].repeat(4));
+        assert_eq!(calls, expected);
+        drop(block);
+    }
+
     fn a_region_in_a_tenant_is_bound_by_the_ledger(rig) {
         let dir = directory();
         let (one, other) = (

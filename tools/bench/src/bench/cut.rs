@@ -12,8 +12,8 @@ use super::stage::Stage;
 
 pub(super) const NAME: &str = "cut_1GiB_to_half";
 
-const BASELINE: &str = "create, map beside, set_access, copy, unmap, map in place, set_access, \
-                        release";
+const BASELINE: &str = "create, map beside, set_access, copy, unmap both, map in place, \
+                        set_access, release";
 
 /// Measures cutting a block of one extent, which has shrunk to half, and releasing the rest.
 ///
@@ -31,9 +31,8 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     let hand = &stage.hand;
     let ours = || {
         let mut block = tenant.block(size).home_stream(&stream).allocate()?;
-        block.write(half - 4096, &[FILLED; 4096])?;
+        waited(hand, &stream, |queue| queue.fill(Memory::from(&block)))?;
         block.shrink_to(half)?;
-        stream.synchronize()?;
         let cut = || {
             let done = tenant.compact(|_| true)?;
             pool.trim(half)?;
@@ -62,9 +61,10 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
                 queue.copy(Memory::from(&beside), Memory::from(&whole).part(0..half)?)
             })?;
             whole.unmap()?;
-            whole.release()?;
             beside.move_into(&mut whole)?;
             beside.free()?;
+            // It holds the old memory now.
+            beside.release()?;
             anyhow::Ok(())
         })?;
         whole.give_back()?;

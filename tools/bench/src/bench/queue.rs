@@ -13,7 +13,7 @@ use std::ops::Range as Bytes;
 use anyhow::Context as _;
 use bytesize::ByteSize;
 use cuvmm::driver::{DeviceAddress, Ordinal};
-use cuvmm::{DeviceVec, Region, Stream};
+use cuvmm::{Block, DeviceVec, Region, Stream};
 
 use super::by_hand::{Hand, Plain, Range};
 
@@ -56,6 +56,12 @@ impl<'a> From<&'a Plain<'_>> for Memory<'a> {
 impl<'a> From<&'a Range<'_>> for Memory<'a> {
     fn from(range: &'a Range<'_>) -> Self {
         Self::new(range.address_at(0), range.mapped())
+    }
+}
+
+impl<'a> From<&'a Block> for Memory<'a> {
+    fn from(block: &'a Block) -> Self {
+        Self::new(block.address(), block.size())
     }
 }
 

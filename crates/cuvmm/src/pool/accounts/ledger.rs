@@ -14,7 +14,7 @@ use crate::pool::core::{Core, Locked};
 use crate::pool::holders::Held;
 use crate::pool::line::Demand;
 use crate::pool::stats::TenantStats;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -29,6 +29,7 @@ impl Core {
             member: Arc::clone(member),
             attached: Mutex::new(None),
             queued: Mutex::new(None),
+            awaiting: AtomicUsize::new(0),
         });
         Self::attach_to_ledger(core);
     }
@@ -92,6 +93,13 @@ impl Joined {
         }
         if let (Some(waiting), Some(pool)) = (waiting, *lock(&self.attached)) {
             waiting.note(pool, lacking);
+        }
+    }
+
+    /// Wakes the pool's threads that wait for refunds.
+    pub(in crate::pool) fn wake_waiting(&self) {
+        if self.awaiting.load(Ordering::SeqCst) > 0 {
+            self.member.wake_waiting();
         }
     }
 }
@@ -274,5 +282,34 @@ fn tenant(stats: TenantStats) -> TenantReport {
         asleep: stats.asleep,
         blocks: stats.blocks,
         refusals: stats.refusals,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::extents::rig::{G, rig};
+    use crate::ledger::Ledger;
+    use crate::pool::{Limit, Pool};
+
+    #[test]
+    fn idle_memory_wakes_threads_that_wait_for_refunds() {
+        let rig = rig();
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::builder(&rig.device, dir.path()).limit(8 * G);
+        let ledger = ledger.open().unwrap();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.ledger(&ledger).build().unwrap();
+        let joined = pool.core.ledger.get().unwrap();
+        pool.core.waiting.fetch_add(1, Ordering::SeqCst);
+        let before = joined.member.wake_ups();
+        pool.core.announce();
+        assert_eq!(joined.member.wake_ups(), before, "no thread waits there");
+        joined.awaiting.fetch_add(1, Ordering::SeqCst);
+        pool.core.announce();
+        assert_eq!(joined.member.wake_ups(), before + 1);
+        joined.awaiting.fetch_sub(1, Ordering::SeqCst);
+        pool.core.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -238,7 +238,7 @@ impl Core {
         let _waiter = Waiter::of(&self.waiting);
         state.sweep_each();
         let mut pause = Pause::default();
-        let mut told = state.line.told();
+        let mut heard = self.heard(&state);
         let mut in_ledger = None;
         (state, outcome) = attempt(state);
         while let Err(error) = &outcome
@@ -249,7 +249,8 @@ impl Core {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };
-            (state, told) = self.pause(state, told, left.min(pause.next()))?;
+            let longest = left.min(pause.next());
+            (state, heard) = self.pause(state, heard, in_ledger.as_ref(), longest)?;
             // The pause may have released the lock.
             state.place = in_ledger.as_ref().map(Waiting::place);
             (state, outcome) = attempt(state);
@@ -257,24 +258,65 @@ impl Core {
         Ok((state, outcome))
     }
 
-    /// Waits at most `left`: for memory to become idle, unless that was announced since the count
-    /// was `told`, or for the device if only that shows whether a fence is complete. Returns the
-    /// count for the next call.
+    /// Returns what was announced so far, for the pause after the next attempt.
+    fn heard(&self, state: &State) -> Heard {
+        Heard {
+            told: state.line.told(),
+            woken: self.ledger.get().map_or(0, |it| it.member.wake_ups()),
+            ended: false,
+        }
+    }
+
+    /// Waits at most `longest`: for memory to become idle, or to come back to the ledger if the
+    /// request waits there, unless that was announced since `heard`; or for the device if only that
+    /// shows whether a fence is complete. Returns what was announced, for the next call.
     fn pause<'a>(
         &'a self,
         state: Locked<'a>,
-        told: u64,
-        left: Duration,
-    ) -> Result<(Locked<'a>, u64), CallError> {
+        heard: Heard,
+        in_ledger: Option<&Waiting>,
+        longest: Duration,
+    ) -> Result<(Locked<'a>, Heard), CallError> {
         let (mut state, settled) = self.settle_device(state)?;
         if settled {
-            return Ok((state, told));
+            return Ok((state, heard));
         }
-        if state.line.told() == told {
-            state = state.wait(&self.freed, Some(left));
+        let mut ended = false;
+        if state.line.told() == heard.told {
+            // What a failed attempt gives back to the ledger may look like enough. So only each
+            // other pause ends for it.
+            (state, ended) = match (self.ledger.get(), in_ledger) {
+                (Some(joined), Some(waiting)) if !heard.ended => {
+                    self.await_refund(state, &joined.awaiting, waiting, heard, longest)
+                }
+                _ => (state.wait(&self.freed, Some(longest)), false),
+            };
         }
-        let told = state.line.told();
-        Ok((state, told))
+        let heard = Heard {
+            ended,
+            ..self.heard(&state)
+        };
+        Ok((state, heard))
+    }
+
+    /// Waits for memory that comes back to the ledger, and for idle memory of the pool. Returns
+    /// `true` if memory that came back ended the wait.
+    fn await_refund<'a>(
+        &'a self,
+        state: Locked<'a>,
+        awaiting: &AtomicUsize,
+        waiting: &Waiting,
+        heard: Heard,
+        longest: Duration,
+    ) -> (Locked<'a>, bool) {
+        // Counted under the lock: each announcement from here on wakes this thread.
+        let _waiter = Waiter::of(awaiting);
+        let mut ended = false;
+        let is_told = || self.look(|state| state.line.told() != heard.told);
+        let state =
+            state.wait_unlocked(|| ended = waiting.await_refund(heard.woken, longest, is_told));
+        let is_told = state.line.told() != heard.told;
+        (state, ended && !is_told)
     }
 
     /// Waits for the device if a polled fence needs a synchronization. Returns `true` if it waited.
@@ -309,6 +351,17 @@ impl Core {
 
 fn shortage_in<T>(outcome: &Result<T, BlockError>) -> Option<&BlockError> {
     outcome.as_ref().err().filter(|error| error.is_shortage())
+}
+
+/// The announcements that a waiting request knows of.
+#[derive(Clone, Copy)]
+struct Heard {
+    /// How often the pool has announced idle memory.
+    told: u64,
+    /// How often the ledger has woken requests that wait there.
+    woken: u32,
+    /// `true` if memory that came back to the ledger ended the last pause.
+    ended: bool,
 }
 
 /// A waiting request, counted while this value lives.

@@ -95,9 +95,8 @@ impl Space {
         size: u64,
         guard: u64,
         count: u64,
-    ) -> Result<Vec<Self>, MemoryError> {
-        let parts = Reservation::row(device, size, guard, count)?;
-        Ok(parts.into_iter().map(Self::over).collect())
+    ) -> Result<impl Iterator<Item = Self> + use<>, MemoryError> {
+        Ok(Reservation::row(device, size, guard, count)?.map(Self::over))
     }
 
     fn over(reservation: Reservation) -> Self {

@@ -122,7 +122,7 @@ impl Reservation {
         size: u64,
         guard: u64,
         count: u64,
-    ) -> Result<Vec<Self>, MemoryError> {
+    ) -> Result<impl Iterator<Item = Self> + use<>, MemoryError> {
         let too_large = ArgumentError::Overflow {
             what: "bytes of addresses",
             value: size,
@@ -136,7 +136,7 @@ impl Reservation {
         };
         let whole = Self::new(device, whole)?;
         let first = whole.address().0 + guard;
-        let part = |index| Self {
+        let part = move |index| Self {
             shared: Arc::clone(&whole.shared),
             part: Part {
                 base: DeviceAddress(first + index * stride),
@@ -144,7 +144,7 @@ impl Reservation {
             },
             guard,
         };
-        Ok((0..count).map(part).collect())
+        Ok((0..count).map(part))
     }
 
     /// Returns the first address.

@@ -242,8 +242,7 @@ impl Locked<'_> {
             let reserved = self.unlocked(|| Space::row(&core.device, size, guard, count));
             match reserved {
                 Ok(spaces) => {
-                    let opened = spaces.into_iter();
-                    let opened = opened.map(|space| space.open_to(core.guests.iter().cloned()));
+                    let opened = spaces.map(|space| space.open_to(core.guests.iter().cloned()));
                     return Ok(opened.collect());
                 }
                 Err(MemoryError::Range { cause, .. })

@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 type Step = Box<dyn FnOnce()>;
 
-/// What happens in each sleep of the thread. Behind the last step a sleep lasts to its end.
+/// The events in the sleeps of the thread, one in each. Behind the last event a sleep lasts to its end.
 struct Script {
     now: Cell<Instant>,
     steps: RefCell<VecDeque<Step>>,

@@ -60,7 +60,7 @@ pub(crate) const PATHS: &[Path] = &[
     // of 100 tenants; a block with new memory; an allocation of a heap that has nothing free; a block put
     // to sleep; a granule of a region committed, and withdrawn.
     Path { name: "reclaim",         case: "reclaim",         batch: 1,  rounds: 4,  measured: 180_654, bound: 186_100, crowded: false, in_ledger: false },
-    Path { name: "cold",            case: "cold",            batch: 8,  rounds: 2,  measured: 21_019, bound: 21_850, crowded: false, in_ledger: false },
+    Path { name: "cold",            case: "cold",            batch: 8,  rounds: 2,  measured: 20_969, bound: 21_600, crowded: false, in_ledger: false },
     Path { name: "heap-miss",       case: "heap-miss",       batch: 8,  rounds: 2,  measured: 26_377, bound: 27_170, crowded: false, in_ledger: false },
     Path { name: "sleep",           case: "sleep",           batch: 16, rounds: 2,  measured: 10_531, bound: 10_850, crowded: false, in_ledger: false },
     Path { name: "region-commit",   case: "commit",          batch: 8,  rounds: 2,  measured: 20_988, bound: 21_620, crowded: false, in_ledger: false },

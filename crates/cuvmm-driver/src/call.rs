@@ -116,6 +116,8 @@ calls! {
     MemPoolImportPointer = "cuMemPoolImportPointer",
     MemHostAlloc = "cuMemHostAlloc",
     MemFreeHost = "cuMemFreeHost",
+    MemHostRegister = "cuMemHostRegister",
+    MemHostUnregister = "cuMemHostUnregister",
     MemAllocManaged = "cuMemAllocManaged",
     MemPrefetchAsync = "cuMemPrefetchAsync",
     MemAdvise = "cuMemAdvise",
@@ -284,6 +286,10 @@ macro_rules! methods {
                     device: Ordinal, address: DeviceAddress, stream: StreamHandle
                 ) -> ();
                 plain: MemFreeHost = host_free(device: Ordinal, pointer: *mut u8) -> ();
+                plain: MemHostRegister = host_register(
+                    device: Ordinal, pointer: *mut u8, size: u64, flags: u32
+                ) -> ();
+                plain: MemHostUnregister = host_unregister(device: Ordinal, pointer: *mut u8) -> ();
                 managed: MemPrefetchAsync = prefetch(
                     device: Ordinal, address: DeviceAddress, size: u64, location: Location,
                     stream: StreamHandle

@@ -595,6 +595,29 @@ pub trait Driver: Debug + Send + Sync {
     #[doc(alias = "cuMemFreeHost")]
     unsafe fn host_free(&self, device: Ordinal, pointer: *mut u8) -> Result<()>;
 
+    /// Pins `size` bytes of the program's memory, so that devices copy to and from it at full speed.
+    ///
+    /// `flags` is a sum of 1 for all contexts (portable), 2 for a device address, which all memory
+    /// has under unified addressing, and 8 for memory that the device only reads.
+    ///
+    /// # Safety
+    /// The [common obligation](self), and the memory stays mapped until it is unregistered.
+    #[doc(alias = "cuMemHostRegister")]
+    unsafe fn host_register(
+        &self,
+        device: Ordinal,
+        pointer: *mut u8,
+        size: u64,
+        flags: u32,
+    ) -> Result<()>;
+
+    /// Unpins memory that was registered with this first byte.
+    ///
+    /// # Safety
+    /// The [common obligation](self).
+    #[doc(alias = "cuMemHostUnregister")]
+    unsafe fn host_unregister(&self, device: Ordinal, pointer: *mut u8) -> Result<()>;
+
     /// Allocates managed memory: host and device use one address, and pages migrate on access.
     ///
     /// `flags` is 1 for global and 2 for host attachment.

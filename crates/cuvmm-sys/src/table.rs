@@ -353,6 +353,8 @@ table! {
     optional (3, 2) fn cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize);
     optional (2, 2) fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
     optional (2, 0) fn cuMemFreeHost(address: *mut c_void);
+    optional (6, 5) fn cuMemHostRegister_v2(memory: *mut c_void, bytes: usize, flags: c_uint);
+    optional (4, 0) fn cuMemHostUnregister(memory: *mut c_void);
     optional (3, 2) fn cuMemHostGetDevicePointer_v2(
         address: *mut CUdeviceptr,
         host: *mut c_void,

@@ -94,19 +94,13 @@ pub(crate) fn change(object: Object, act: impl FnOnce(&mut Known)) {
 
 /// Returns the registered memory that contains an address, by its first byte, with its properties.
 pub(crate) fn registered(address: u64) -> Option<(u64, Known)> {
-    overlapping(address, 1)
-}
-
-/// Returns registered memory that overlaps a range.
-pub(crate) fn overlapping(address: u64, size: u64) -> Option<(u64, Known)> {
-    let end = address.saturating_add(size);
     table(|table| {
-        let below = Object::Registered(0)..Object::Registered(end);
+        let below = Object::Registered(0)..=Object::Registered(address);
         let (object, known) = table.objects.range(below).next_back()?;
         let Object::Registered(start) = *object else {
             return None;
         };
-        (address < start.saturating_add(known.size)).then_some((start, *known))
+        (address - start < known.size).then_some((start, *known))
     })
 }
 
@@ -129,7 +123,11 @@ pub(crate) fn end(driver: &HostDriver, device: Ordinal, context: CUcontext) {
                     let memory = std::ptr::with_exposed_provenance_mut(address as usize);
                     driver.host_free(device, memory)
                 }
-                Object::Registered(_) | Object::Executable(_) => Ok(()),
+                Object::Registered(address) => {
+                    let memory = std::ptr::with_exposed_provenance_mut(address as usize);
+                    driver.host_unregister(device, memory)
+                }
+                Object::Executable(_) => Ok(()),
             }
         };
     }

@@ -10,38 +10,20 @@ use cuvmm_sys::CUresult;
 use crate::attributes::{self, Kind};
 use crate::buffers;
 use crate::contexts::current;
-use crate::edge::{Outcome, export_also, present, put};
+use crate::edge::{Outcome, code, export_also, present, put};
 use crate::owned::{self, Known, Object};
+use crate::state::driver;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
-const TWICE: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-const NEVER: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-
-/// The existing flags: portable, mapped into the device, memory of a device's registers, and
-/// read-only.
-const FLAGS: u32 = 0xF;
-
-/// The flag of memory of a device's registers, which no program's memory is.
-const IO: u32 = 4;
 
 fn register(memory: *mut c_void, bytes: usize, flags: u32) -> Outcome {
-    let device = current()?;
+    let (device, driver) = (current()?, driver()?);
     let (start, size) = (memory.addr() as u64, bytes as u64);
-    if start == 0 || size == 0 || flags & !FLAGS != 0 || start.checked_add(size).is_none() {
-        return Err(INVALID);
-    }
-    if flags & IO != 0 {
-        return Err(INVALID);
-    }
-    if owned::overlapping(start, size).is_some() {
-        return Err(TWICE);
-    }
-    match attributes::find(device, start) {
-        Ok(_) => return Err(INVALID),
-        Err(INVALID) => (),
-        Err(other) => return Err(other),
-    }
+    // SAFETY: the caller of the exported function keeps the memory until it is unregistered.
+    unsafe { driver.host_register(device, memory.cast(), size, flags) }.map_err(code)?;
     if !crate::anywhere::is_readable(start, bytes) {
+        // SAFETY: registered above, and nothing has used it since.
+        unsafe { driver.host_unregister(device, memory.cast()) }.map_err(code)?;
         return Err(INVALID);
     }
     let known = Known {
@@ -63,15 +45,10 @@ export_also! {
     }
 
     fn cuMemHostUnregister(memory: *mut c_void) {
-        current()?;
+        let (device, driver) = (current()?, driver()?);
         let start = memory.addr() as u64;
-        if start == 0 {
-            return Err(INVALID);
-        }
-        if owned::known(Object::Registered(start)).is_none() {
-            let elsewhere = attributes::find(current()?, start).is_ok();
-            return Err(if elsewhere { INVALID } else { NEVER });
-        }
+        // SAFETY: the caller of the exported function has no copy of the memory running.
+        unsafe { driver.host_unregister(device, memory.cast()) }.map_err(code)?;
         owned::forget(Object::Registered(start));
         buffers::forget(start, 1);
         Ok(())

@@ -194,6 +194,8 @@ uses! {
     ) -> (); uses [Stream stream.0] at [destination, source];
     fn fill(device: Ordinal, destination: DeviceAddress, byte: u8, size: u64) -> ();
         uses [] at [destination];
+    fn host_register(device: Ordinal, pointer: *mut u8, size: u64, flags: u32) -> (); uses [] at [];
+    fn host_unregister(device: Ordinal, pointer: *mut u8) -> (); uses [] at [];
     fn fill_async(
         device: Ordinal, destination: DeviceAddress, byte: u8, size: u64, stream: StreamHandle
     ) -> (); uses [Stream stream.0] at [destination];

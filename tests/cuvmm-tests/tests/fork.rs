@@ -177,7 +177,11 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
             matches!(mapper, Err(DeviceError::Call(error)) if forked(&error))
         },
         |it| it.pool.clone().close().is_err(),
-        |it| it.store.free() == 0 && it.store.capacity() > 0,
+        |it| (it.store.free(), it.store.capacity(), it.store.shrink_to(0)) == (0, 0, 0),
+        |it| {
+            let taken = it.store.reserve(8 * G);
+            matches!(taken, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
+        },
         |it| {
             let slept = it.other.blocks().sleep(Contents::Keep(&it.store));
             matches!(slept, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
@@ -220,6 +224,7 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let stream = Stream::new(&rig.device).unwrap();
     let store = HostStore::builder(&rig.device)
         .pinned(4 * G)
+        .limit(64 * G)
         .build()
         .unwrap();
     let asleep = other.allocate(G).unwrap();
@@ -324,6 +329,44 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
     });
     rig.faults.set_cost(Call::StreamQuery, Duration::ZERO);
     drop((regions, stream));
+    common::nothing_left(rig);
+}
+
+/// A store takes memory while no lock of a pool is held.
+#[test]
+fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
+    let rig = common::model();
+    let builder = HostStore::builder(&rig.device);
+    let store = builder.pinned(G).limit(64 * G).build().unwrap();
+    rig.faults.forget();
+    rig.faults
+        .set_cost(Call::MemHostRegister, Duration::from_secs(1));
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| store.reserve(8 * G));
+        while rig.faults.count(Call::MemHostRegister) == 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: `alarm` only makes the system end a child that hangs.
+            unsafe { libc::alarm(20) };
+            let seen = (store.free(), store.capacity(), store.shrink_to(0));
+            let ended = rig.faults.count(Call::MemHostUnregister);
+            let right = seen == (0, 0, 0) && store.reserve(1).is_err() && ended == 0;
+            // SAFETY: ends the child without running any code of the parent's exit.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child that was just created.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child hangs, or its result is wrong");
+        growing.join().unwrap().unwrap();
+    });
+    rig.faults.set_cost(Call::MemHostRegister, Duration::ZERO);
+    assert_eq!((store.capacity(), store.free()), (8 * G, 8 * G));
+    drop(store);
+    assert_eq!(rig.machine.live().registered, 0);
     common::nothing_left(rig);
 }
 

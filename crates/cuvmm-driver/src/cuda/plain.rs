@@ -78,3 +78,28 @@ pub(super) unsafe fn host_free(
     let _current = driver.enter(device)?;
     ask_optional!(driver, MemFreeHost: cuMemFreeHost(pointer.cast()))
 }
+
+/// # Safety
+/// See [`Driver::host_register`](crate::Driver::host_register).
+pub(super) unsafe fn host_register(
+    driver: &CudaDriver,
+    device: Ordinal,
+    pointer: *mut u8,
+    size: u64,
+    flags: u32,
+) -> Result<()> {
+    let _current = driver.enter(device)?;
+    ask_optional!(driver, MemHostRegister:
+        cuMemHostRegister_v2(pointer.cast(), size as usize, flags))
+}
+
+/// # Safety
+/// See [`Driver::host_unregister`](crate::Driver::host_unregister).
+pub(super) unsafe fn host_unregister(
+    driver: &CudaDriver,
+    device: Ordinal,
+    pointer: *mut u8,
+) -> Result<()> {
+    let _current = driver.enter(device)?;
+    ask_optional!(driver, MemHostUnregister: cuMemHostUnregister(pointer.cast()))
+}

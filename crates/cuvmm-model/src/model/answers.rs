@@ -430,4 +430,24 @@ answers! {
         let address = pointer.expose_provenance() as u64;
         self.ask(Call::MemFreeHost, |state| state.host_free(device, address))
     }
+
+    unsafe fn host_register(
+        &self,
+        device: Ordinal,
+        pointer: *mut u8,
+        size: u64,
+        flags: u32,
+    ) -> Result<()> {
+        let address = pointer.expose_provenance() as u64;
+        self.ask(Call::MemHostRegister, |state| {
+            state.host_register(device, address, size, flags)
+        })
+    }
+
+    unsafe fn host_unregister(&self, device: Ordinal, pointer: *mut u8) -> Result<()> {
+        let address = pointer.expose_provenance() as u64;
+        self.ask(Call::MemHostUnregister, |state| {
+            state.host_unregister(device, address)
+        })
+    }
 }

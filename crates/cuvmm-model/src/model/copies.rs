@@ -99,6 +99,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<Option<Mark>> {
         self.context(device)?;
         require(size == 0 || from.address() != 0, INVALID_VALUE)?;
+        self.check_registration(from.address() as u64, size)?;
         self.check(device.0, destination, size, Use::Write)?;
         self.check_one_side(destination, size)?;
         self.submit(
@@ -122,6 +123,7 @@ impl<B: Backing> State<B> {
     ) -> Answer<Option<Mark>> {
         self.context(device)?;
         require(size == 0 || !destination.is_null(), INVALID_VALUE)?;
+        self.check_registration(destination.addr() as u64, size)?;
         self.check(device.0, source, size, Use::Read)?;
         self.check_one_side(source, size)?;
         let to = destination.expose_provenance();

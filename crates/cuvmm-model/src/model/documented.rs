@@ -14,6 +14,9 @@ const COMPAT_NOT_SUPPORTED_ON_DEVICE: CUresult =
     CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE;
 const DEINITIALIZED: CUresult = CUresult::CUDA_ERROR_DEINITIALIZED;
 const EXTERNAL_DEVICE: CUresult = CUresult::CUDA_ERROR_EXTERNAL_DEVICE;
+const HOST_MEMORY_ALREADY_REGISTERED: CUresult =
+    CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+const HOST_MEMORY_NOT_REGISTERED: CUresult = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 const ILLEGAL_STATE: CUresult = CUresult::CUDA_ERROR_ILLEGAL_STATE;
 const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;
 const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
@@ -190,6 +193,23 @@ pub fn documented(call: Call) -> &'static [CUresult] {
             INVALID_VALUE,
             OUT_OF_MEMORY,
             EXTERNAL_DEVICE,
+        ],
+        Call::MemHostRegister => &[
+            INVALID_VALUE,
+            DEINITIALIZED,
+            NOT_INITIALIZED,
+            INVALID_CONTEXT,
+            OUT_OF_MEMORY,
+            HOST_MEMORY_ALREADY_REGISTERED,
+            NOT_PERMITTED,
+            NOT_SUPPORTED,
+        ],
+        Call::MemHostUnregister => &[
+            DEINITIALIZED,
+            NOT_INITIALIZED,
+            INVALID_CONTEXT,
+            INVALID_VALUE,
+            HOST_MEMORY_NOT_REGISTERED,
         ],
         Call::StreamSynchronize
         | Call::StreamWaitEvent

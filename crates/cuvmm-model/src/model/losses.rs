@@ -20,6 +20,8 @@ pub(crate) enum Loss {
     Mapping { before: Rights, after: Rights },
     /// An allocation ends for every device, and for the program if it is touchable.
     Allocation { touchable: bool },
+    /// Memory of the program is no longer pinned.
+    Registration,
 }
 
 impl Taken {
@@ -37,6 +39,7 @@ impl Taken {
                 !named.of_host && allows(before) && !allows(after)
             }
             Loss::Allocation { touchable } => !named.of_host || *touchable,
+            Loss::Registration => named.of_host,
         };
         let start = self.start.max(named.start);
         let end = (self.start + self.size).min(named.start.saturating_add(named.size));

@@ -132,6 +132,8 @@ mod pool_table;
 mod pools;
 mod programs;
 mod refusals;
+mod registration_table;
+mod registrations;
 mod reservation_table;
 mod reservations;
 mod reset;

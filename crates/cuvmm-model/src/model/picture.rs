@@ -25,6 +25,8 @@ pub struct Live {
     pub mappings: usize,
     /// Plain, pooled, pinned and managed allocations.
     pub allocations: usize,
+    /// Ranges of the program's memory that are registered.
+    pub registered: usize,
     /// Memory pools that were created or imported. A destroyed pool counts until its last
     /// allocation has ended.
     pub mem_pools: usize,
@@ -108,6 +110,7 @@ impl<B: Backing> State<B> {
                 .sum(),
             physical_bytes: physicals.memories.values().map(|memory| memory.size).sum(),
             exported_only: physicals.exported_only(),
+            registered: self.registrations.count(),
             mappings: self.mappings.by_address.len(),
             allocations: self.allocations.by_address.len(),
             mem_pools: self.pools.made(),

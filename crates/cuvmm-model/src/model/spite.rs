@@ -64,7 +64,8 @@ impl RandomFailures {
             | Call::MemFree
             | Call::MemFreeAsync
             | Call::MemPoolDestroy
-            | Call::MemFreeHost => self.giving_back,
+            | Call::MemFreeHost
+            | Call::MemHostUnregister => self.giving_back,
             _ => self.acquiring,
         }
     }

@@ -16,6 +16,7 @@ use super::mapping_table::Mappings;
 use super::options::{Manner, Rules};
 use super::physical_table::Physicals;
 use super::pool_table::{Pool, Pools};
+use super::registration_table::Registrations;
 use super::reservation_table::Reservations;
 use super::rights::{Rights, Who};
 use super::shadow::Shadow;
@@ -36,6 +37,7 @@ pub(crate) struct State<B> {
     pub(crate) physicals: Physicals,
     pub(crate) allocations: Allocations,
     pub(crate) slabs: Slabs,
+    pub(crate) registrations: Registrations,
     /// Opened memory of other processes, by name: the address and the number of openings.
     pub(crate) opened: BTreeMap<PlainName, (u64, u64)>,
     pub(crate) pools: Pools,
@@ -96,6 +98,7 @@ impl<B: Backing> State<B> {
             physicals: Physicals::default(),
             allocations: Allocations::default(),
             slabs: Slabs::default(),
+            registrations: Registrations::default(),
             opened: BTreeMap::new(),
             events: BTreeMap::new(),
             captures: BTreeMap::new(),

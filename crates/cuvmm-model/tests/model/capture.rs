@@ -121,9 +121,17 @@ fn pinned_memory_and_instantiation_break_a_capture<B: Backing>(d: Machine<B>) {
     refused(&|| d.host_alloc(D0, 4096, 0).map(drop));
     refused(&free);
     refused(&|| instantiate().map(drop));
+    let memory = Box::leak(Box::new([0u8; 4096]))
+        .as_mut_ptr()
+        .expose_provenance();
+    let at = || std::ptr::with_exposed_provenance_mut(memory);
+    refused(&|| unsafe { d.host_register(D0, at(), 4096, 0) });
+    unsafe { d.host_register(D0, at(), 4096, 0) }.unwrap();
+    refused(&|| unsafe { d.host_unregister(D0, at()) });
     begin(&d, s, CaptureMode::GLOBAL);
     let before = d.exchange_capture_mode(CaptureMode::RELAXED).unwrap();
     free().unwrap();
+    unsafe { d.host_unregister(D0, at()) }.unwrap();
     let executable = instantiate().unwrap();
     d.exchange_capture_mode(before).unwrap();
     end_well(&d, s);

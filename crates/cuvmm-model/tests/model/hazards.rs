@@ -197,6 +197,7 @@ fn freeing_under_queued_work_is_a_hazard<B: Backing>(d: Machine<B>) {
     d.lose_context(D1, ILLEGAL_ADDRESS);
     let pooled = unsafe { d.alloc_async(D0, PAGE, s) }.unwrap();
     let pinned = d.host_alloc(D0, 4096, 0).unwrap();
+    let plain_again = d.alloc(D0, PAGE).unwrap();
     unsafe {
         d.fill_async(D0, pooled, 1, PAGE, other).unwrap();
         d.copy_to_device_async(D0, pooled, pinned, 4096, other)
@@ -204,10 +205,18 @@ fn freeing_under_queued_work_is_a_hazard<B: Backing>(d: Machine<B>) {
         d.free_async(D0, pooled, s).unwrap();
         d.host_free(D0, pinned).unwrap();
     }
+    let mut registered = [0u8; 64];
+    let (start, middle) = (registered.as_mut_ptr(), DeviceAddress(plain_again.0 + 64));
+    unsafe {
+        d.host_register(D0, start, 64, 0).unwrap();
+        d.copy_to_host_async(D0, start, middle, 64, other).unwrap();
+        d.host_unregister(D0, start).unwrap();
+    }
     let expected = [
         (Call::MemFreeAsync, "fill"),
         (Call::MemFreeAsync, "copy to the device"),
         (Call::MemFreeHost, "copy to the device"),
+        (Call::MemHostUnregister, "copy to the host"),
     ];
     assert_eq!(calls(), expected);
 }

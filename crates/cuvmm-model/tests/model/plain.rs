@@ -22,6 +22,7 @@ on_both!(
     pooled,
     a_pool_gives_back_when_something_is_waited_for,
     pinned,
+    registered,
     managed,
     advice,
     places_of_managed_memory,
@@ -166,6 +167,58 @@ fn pinned<B: Backing>(d: Machine<B>) {
         assert_eq!(code(d.free(D0, address)), INVALID_VALUE, "not that way");
         d.host_free(D0, pointer).unwrap();
         assert_eq!(code(d.host_free(D0, pointer)), INVALID_VALUE);
+    }
+}
+
+fn registered<B: Backing>(d: Machine<B>) {
+    let mut memory = vec![7_u8; 4 * 4096];
+    let at = memory.as_mut_ptr();
+    let (part, end) = unsafe { (at.add(4096), at.add(2 * 4096)) };
+    let null = std::ptr::null_mut();
+    let pinned = d.host_alloc(D0, 4096, 0).unwrap();
+    let known = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    let unknown = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    unsafe {
+        for (start, size, flags) in [
+            (at, 0, 0),
+            (null, 4096, 0),
+            (at, u64::MAX, 0),
+            (at, 4096, 4),
+            (at, 4096, 16),
+            (pinned, 4096, 0),
+        ] {
+            let refused = d.host_register(D0, start, size, flags);
+            assert_eq!(code(refused), INVALID_VALUE, "{start:?} {size} {flags}");
+        }
+        assert_eq!(code(d.host_unregister(D0, at)), unknown);
+        assert_eq!(code(d.host_unregister(D0, null)), INVALID_VALUE);
+        assert_eq!(code(d.host_unregister(D0, pinned)), INVALID_VALUE);
+
+        d.host_register(D0, at, 2 * 4096, 1).unwrap();
+        d.host_register(D0, end, 2 * 4096, 8).unwrap();
+        assert_eq!(d.live().registered, 2);
+        for (start, size) in [(at, 2 * 4096), (part, 1), (part, 2 * 4096), (end, 1)] {
+            assert_eq!(code(d.host_register(D0, start, size, 0)), known);
+        }
+        assert_eq!(code(d.host_unregister(D0, part)), INVALID_VALUE, "inside");
+
+        // A copy lies within one registration.
+        let r = range(&d, 1, 1);
+        d.copy_to_device_async(D0, r.at, part, 4096, StreamHandle::NULL)
+            .unwrap();
+        let spans = d.copy_to_device_async(D0, r.at, part, 4097, StreamHandle::NULL);
+        assert_eq!(code(spans), INVALID_VALUE);
+        let spans = d.copy_to_host_async(D0, part, r.at, 4097, StreamHandle::NULL);
+        assert_eq!(code(spans), INVALID_VALUE);
+        d.stream_synchronize(D0, StreamHandle::NULL).unwrap();
+        if d.kind() == DriverKind::Host {
+            assert_eq!(first_byte(&d, r.at), 7);
+        }
+        d.host_unregister(D0, at).unwrap();
+        assert_eq!(code(d.host_unregister(D0, at)), unknown);
+        d.host_unregister(D0, end).unwrap();
+        assert_eq!(d.live().registered, 0);
+        d.host_free(D0, pinned).unwrap();
     }
 }
 

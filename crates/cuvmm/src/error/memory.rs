@@ -231,9 +231,18 @@ pub enum MemoryError {
     /// from it, makes it current, and replaces it.
     #[error("the memory pool is a tenant's: allocate from its `TenantMemPool`")]
     ManagedPool,
-    /// The system has not enough pageable memory for this number of bytes.
-    #[error("cannot allocate {} of host memory", Bytes(*.0))]
-    HostOutOfMemory(u64),
+    /// The system, or a control group of the process, has too little host memory. A part of what it
+    /// has is left to others.
+    #[error(
+        "cannot take {} of host memory: {} are available to this process",
+        Bytes(*.wanted), Bytes(*.available)
+    )]
+    HostOutOfMemory {
+        /// The bytes that were still wanted.
+        wanted: u64,
+        /// The bytes that are available.
+        available: u64,
+    },
     /// Memory could not be exported.
     #[error(
         "cannot export as {handle_type}: {cause}; create it shareable as this type \

@@ -29,6 +29,7 @@ mod mem_pool_builder;
 mod mem_pool_settings;
 mod mem_pool_sharing;
 mod nccl;
+mod pages;
 mod physical;
 mod place;
 mod pool_allocation;
@@ -60,7 +61,7 @@ pub use stream::Stream;
 
 pub(crate) use copy::{CopyFailed, Span};
 pub(crate) use export::one_type;
-pub(crate) use host::HostPart;
+pub(crate) use host::{HostPart, Piece};
 pub(crate) use imported_allocation::AllocationPart;
 pub(crate) use imported_pool::WeakPool;
 pub(crate) use nccl::nccl_properties as nccl_wishes;

@@ -1,10 +1,12 @@
 //! Putting blocks to sleep.
+//!
+//! Keeps I-89.
 
 use super::Blocks;
 use super::prepared::{PreparedSleep, undo};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::{ToSleep, TransitioningBlock};
-use crate::store::{Direction, HostStore, Job, Saved, copy};
+use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> {
     let to_sleep = blocks
@@ -31,51 +33,97 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSle
         .tenant
         .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
     // Takes space for all blocks at once, so that a refusal reports the total.
-    let wanted = to_sleep.iter().map(ToSleep::bytes).sum();
-    let rooms = match store.rooms(to_sleep.iter().map(ToSleep::bytes), wanted) {
-        Ok(rooms) => rooms,
+    let sizes: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
+    let (rooms, growth) = match store.rooms(&sizes) {
+        Ok(taken) => taken,
         Err(cause) => return Err(undo(to_sleep, cause)),
     };
     for (one, room) in to_sleep.iter_mut().zip(rooms) {
         one.keep_in(room);
     }
-    match copy_out(blocks, store, &mut to_sleep) {
-        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, wanted)),
+    match copy_out(blocks, store, growth, &mut to_sleep) {
+        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, sizes.iter().sum())),
         Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
 
-/// Copies all contents, and takes each block's memory out once its own contents have been copied.
+/// Copies all contents, and takes each block's memory out once its own contents have been copied
+/// and the store has all its memory.
 fn copy_out(
     blocks: &Blocks<'_>,
     store: &HostStore,
+    growth: Growth,
     to_sleep: &mut [ToSleep],
 ) -> Result<(), SleepError> {
-    let mut left: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
-    let total = left.iter().sum();
+    let left: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
     let contents = to_sleep.iter_mut().filter_map(ToSleep::contents);
-    let (moving_blocks, saved): (Vec<&TransitioningBlock>, Vec<&mut Saved>) = contents.unzip();
+    let (moving, saved): (Vec<&TransitioningBlock>, Vec<&mut Saved>) = contents.unzip();
+    let jobs = moving.iter().zip(saved).enumerate();
+    let mut jobs = jobs
+        .flat_map(|(index, (moving, saved))| Job::all(index, moving.span(), saved))
+        .peekable();
+    let mut copied = Copied {
+        blocks,
+        moving: &moving,
+        total: left.iter().sum(),
+        left,
+        bytes: 0,
+    };
     copy(store, Direction::Out, |copies| {
-        for (index, (moving, saved)) in moving_blocks.iter().zip(saved).enumerate() {
-            Job::all(index, moving.span(), saved).for_each(|job| copies.add(job));
-        }
-        let mut copied = 0;
+        copies.add_ready(&mut jobs);
+        let grown = growth.finish(|| {
+            copies.add_ready(&mut jobs);
+            while let Some(done) = copies.try_next_done() {
+                copied.count(copies, done)?;
+            }
+            copies.aside(|| go_on(blocks, copied.bytes, copied.total))
+        })?;
+        // No refusal of host memory finds a block emptied: from here on none is taken.
+        copied.withdraw()?;
         while let Some(done) = copies.next_done() {
-            let bytes = done.copied?;
-            copied += bytes;
-            copies.aside(|| go_on(blocks, copied, total))?;
-            let (Some(moving), Some(left)) =
-                (moving_blocks.get(done.index), left.get_mut(done.index))
-            else {
-                continue;
-            };
-            *left = left.saturating_sub(bytes);
-            if *left == 0 {
-                moving.withdraw()?;
+            if let Some(block) = copied.count(copies, done)? {
+                block.withdraw()?;
             }
         }
+        grown.keep();
         Ok(())
     })
+}
+
+/// The progress of copying blocks out.
+struct Copied<'a> {
+    blocks: &'a Blocks<'a>,
+    moving: &'a [&'a TransitioningBlock],
+    /// The bytes of each block that have not been copied.
+    left: Vec<u64>,
+    bytes: u64,
+    total: u64,
+}
+
+impl<'a> Copied<'a> {
+    /// Counts a copy, and returns its block if that was the last of its contents.
+    fn count(
+        &mut self,
+        copies: &Copies<'_, '_>,
+        done: Done,
+    ) -> Result<Option<&'a TransitioningBlock>, SleepError> {
+        let bytes = done.copied?;
+        self.bytes += bytes;
+        copies.aside(|| go_on(self.blocks, self.bytes, self.total))?;
+        let (block, left) = (self.moving.get(done.index), self.left.get_mut(done.index));
+        let Some((block, left)) = block.zip(left) else {
+            return Ok(None);
+        };
+        *left = left.saturating_sub(bytes);
+        Ok((*left == 0).then_some(*block))
+    }
+
+    /// Takes out the memory of all blocks that have been copied.
+    fn withdraw(&self) -> Result<(), SleepError> {
+        let blocks = self.moving.iter().zip(&self.left);
+        let mut copied = blocks.filter(|&(_, &left)| left == 0);
+        copied.try_for_each(|(block, _)| block.withdraw())
+    }
 }
 
 fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {

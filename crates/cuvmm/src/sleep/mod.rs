@@ -6,7 +6,8 @@
 //!   [tags](crate::pool::BlockBuilder::tag), chosen with [`Tenant::blocks`]. An operation moves all
 //!   of them, or none.
 //! - **Contents** are [discarded](Contents::Discard) (caches, or weights that are loaded again), or
-//!   [kept](Contents::Keep) in a [`HostStore`] that was allocated in advance.
+//!   [kept](Contents::Keep) in a [`HostStore`], whose memory was allocated in advance or is taken
+//!   as contents come.
 //! - **Conditions**: no memory is unmapped while a [`Lease`](crate::Lease) on a block lives or
 //!   before the work queued on the block is complete; [`Blocks::timeout`] sets how long to wait for
 //!   that. Work that is queued while the operation runs is not noticed: a thread that launches such
@@ -66,6 +67,8 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
 pub use prepared::{PreparedSleep, PreparedWake};
+
+pub use crate::store::HostStoreBuilder;
 
 /// The treatment of the contents of sleeping blocks.
 #[derive(Clone, Copy, Debug)]

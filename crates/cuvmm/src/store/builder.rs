@@ -1,23 +1,18 @@
-//! The builder of a store, which allocates all of its memory.
+//! The builder of a store.
 
 use std::sync::Arc;
 use std::thread;
 
-use cuvmm_driver::Location;
-
-use super::{HostStore, Lane, Lanes, PART, Shared};
+use super::growth::Growth;
+use super::{BYTES, HostStore, Lane, Lanes, Memory, PART, Shared};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::own::{HostPart, Stream};
-use crate::size::Granularity;
 use crate::sync::{Condvar, Mutex};
 
 /// The number of streams for copies to and from pinned memory: while one is waited for, the next is
 /// copying.
 const LANES: usize = 4;
-
-/// The name of a store's size in errors.
-const BYTES: &str = "bytes of a store";
 
 /// The most streams where processors copy too, one thread for each stream.
 const MOST_LANES: usize = 16;
@@ -33,6 +28,7 @@ pub struct HostStoreBuilder<'a> {
     pinned: u64,
     ordinary: u64,
     staging: Option<u64>,
+    limit: u64,
 }
 
 impl<'a> HostStoreBuilder<'a> {
@@ -42,6 +38,7 @@ impl<'a> HostStoreBuilder<'a> {
             pinned: 0,
             ordinary: 0,
             staging: None,
+            limit: 0,
         }
     }
 
@@ -65,33 +62,47 @@ impl<'a> HostStoreBuilder<'a> {
         self
     }
 
-    /// Allocates the memory (`cuMemHostAlloc`), touches its pageable part, and creates streams for
-    /// copies. This takes seconds for some gigabytes.
+    /// Sets the most bytes that the store may have, in whole parts of 2 MiB. Contents for which it
+    /// has no free memory take more, pinned, up to this limit, and the store keeps it. The default
+    /// is the memory that it is built with.
+    pub const fn limit(mut self, bytes: u64) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Takes the memory from the system, touches it, pins it (`cuMemHostRegister`), and creates
+    /// streams for copies. Some gigabytes take a large part of a second. Where the driver refuses to
+    /// pin memory of the process, it allocates pinned memory (`cuMemHostAlloc`), which is ten times
+    /// as slow.
     ///
     /// # Errors
-    /// [`MemoryError`] if the size is zero, or there is not enough memory.
+    /// [`MemoryError`] if the size and the limit are zero, or there is not enough memory.
     #[doc(alias = "cuMemHostAlloc")]
+    #[doc(alias = "cuMemHostRegister")]
     pub fn build(self) -> Result<HostStore, MemoryError> {
-        ArgumentError::not_zero(BYTES, self.pinned.saturating_add(self.ordinary))?;
+        let asked = self.pinned.saturating_add(self.ordinary);
+        ArgumentError::not_zero(BYTES, asked.max(self.limit))?;
+        self.device.own_process()?;
+        let registers = self.registers()?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let (count, staging) = match self.ordinary {
             0 => (LANES, Vec::new()),
             _ => {
-                let staging = self.arena(self.staging.unwrap_or(STAGING).max(1))?;
+                let staging = self.staging.unwrap_or(STAGING).max(1);
+                let staging = self.prepared(staging, registers, true)?;
                 let most = cores.clamp(LANES, MOST_LANES);
                 (most.min(staging.len()), staging)
             }
         };
-        let mut free = self.touched()?;
-        if self.pinned > 0 {
-            free.extend(self.arena(self.pinned)?);
-        }
+        let mut free = self.prepared(self.ordinary, true, false)?;
+        free.extend(self.prepared(self.pinned, registers, true)?);
         let lanes = self.lanes(count, staging)?;
-        let capacity = free.iter().map(super::bytes_of).sum();
+        let bytes = free.iter().map(super::bytes_of).sum::<u64>();
         let shared = Shared {
             device: self.device.clone(),
-            capacity,
-            free: Mutex::new(free),
+            limit: bytes.max(self.limit),
+            registers,
+            memory: Mutex::new(Memory { free, bytes }),
             unfinished: Mutex::new(Vec::new()),
             lanes: Mutex::new(Lanes {
                 free: lanes,
@@ -104,34 +115,31 @@ impl<'a> HostStoreBuilder<'a> {
         })
     }
 
-    fn arena(&self, bytes: u64) -> Result<Vec<HostPart>, MemoryError> {
-        let size = whole(bytes)?;
-        let parts = HostPart::pinned(self.device, size, PART);
-        parts.map_err(|cause| MemoryError::Create {
-            size: bytes,
-            location: Location::HOST,
-            cause,
-        })
+    /// Returns `true` if the driver pins memory of the process, which one part shows.
+    fn registers(&self) -> Result<bool, MemoryError> {
+        match self.prepared(PART as u64, true, true) {
+            Ok(_) => Ok(true),
+            Err(MemoryError::Create { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Allocates pageable memory in whole parts, and touches it from several threads.
-    fn touched(&self) -> Result<Vec<HostPart>, MemoryError> {
-        let bytes = self.ordinary;
+    /// Returns memory that is ready for use, pinned or pageable. Without `registers` the driver
+    /// allocates it.
+    fn prepared(
+        &self,
+        bytes: u64,
+        registers: bool,
+        pins: bool,
+    ) -> Result<Vec<HostPart>, MemoryError> {
         if bytes == 0 {
             return Ok(Vec::new());
         }
-        let size = whole(bytes)?;
-        let parts = HostPart::ordinary(size, PART);
-        let mut parts = parts.ok_or(MemoryError::HostOutOfMemory(bytes))?;
-        let threads = thread::available_parallelism().map_or(1, usize::from);
-        let share = parts.len().div_ceil(threads.min(MOST_LANES)).max(1);
-        thread::scope(|scope| {
-            for parts in parts.chunks_mut(share) {
-                // If a thread cannot be started, its share is touched by the first copy.
-                let touch = move || parts.iter_mut().for_each(HostPart::touch);
-                drop(thread::Builder::new().spawn_scoped(scope, touch));
-            }
-        });
+        let (growth, parts) = match registers {
+            true => Growth::new(self.device, bytes, pins)?,
+            false => Growth::allocated(self.device, bytes)?,
+        };
+        growth.finish(|| Ok::<(), MemoryError>(()))?.keep();
         Ok(parts)
     }
 
@@ -147,11 +155,4 @@ impl<'a> HostStoreBuilder<'a> {
         }
         Ok(lanes)
     }
-}
-
-/// Rounds up to whole parts.
-fn whole(value: u64) -> Result<usize, ArgumentError> {
-    let part = Granularity::new(PART as u64);
-    let whole = part.and_then(|part| part.round_up(value)?.try_into().ok());
-    whole.ok_or(ArgumentError::Overflow { what: BYTES, value })
 }

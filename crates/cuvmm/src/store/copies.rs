@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::iter::zip;
+use std::iter::{Peekable, zip};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{PoisonError, mpsc};
 use std::thread;
@@ -68,6 +68,11 @@ impl<'a> Job<'a> {
                 unfinished,
             })
         })
+    }
+
+    /// Returns `true` if all its parts have bytes.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.parts.iter().all(|(_, part)| part.is_ready())
     }
 
     /// Returns the offset after the last byte that it copies.
@@ -225,9 +230,23 @@ impl<'a> Copies<'_, 'a> {
         self.open += 1;
     }
 
+    /// Adds jobs up to the first one whose parts have no bytes yet.
+    pub(crate) fn add_ready(&mut self, jobs: &mut Peekable<impl Iterator<Item = Job<'a>>>) {
+        while let Some(job) = jobs.next_if(Job::is_ready) {
+            self.add(job);
+        }
+    }
+
     /// Runs user code, which may itself copy with the same store.
     pub(crate) fn aside<T>(&self, run: impl FnOnce() -> T) -> T {
         self.store.aside(run)
+    }
+
+    /// Returns the result of a job that has ended, if there is one.
+    pub(crate) fn try_next_done(&mut self) -> Option<Done> {
+        let done = self.done.try_recv().ok()?;
+        self.open -= 1;
+        Some(done)
     }
 
     /// Waits for the result of the next job, or returns `None` if there are no more.

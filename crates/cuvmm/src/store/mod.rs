@@ -2,29 +2,40 @@
 //!
 //! A [`HostStore`] has pinned memory, which devices copy to and from at the full speed of the bus;
 //! pageable memory, which costs the system less and is reached through a small pinned staging area;
-//! or both, in which case the pinned part is used first. All of it is allocated when the store is
-//! built, because pinning memory and touching it for the first time is slower than any copy.
+//! or both, in which case the pinned part is used first. Touching memory for the first time and
+//! pinning it is slower than a copy. So a store is built with memory, and one with a higher
+//! [limit](HostStoreBuilder::limit) takes more as contents come: copies to the first pieces run
+//! while later ones are prepared.
 //!
 //! Contents are kept in parts of 2 MiB, which return to the store when the contents are dropped.
+//! [`HostStore::shrink_to`] gives memory without contents back to the system.
+//!
+//! A forked child does not inherit the memory.
 //!
 //! # Not provided
 //! This module maps and unmaps no device memory, and does not decide what is kept.
 
+mod available;
 mod builder;
 mod copies;
+mod growth;
 mod lanes;
+mod near;
 mod saved;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use crate::device::Device;
-use crate::error::SleepError;
+use crate::error::{ArgumentError, MemoryError, SleepError};
 use crate::own::{HostPart, Stream};
+use crate::size::Granularity;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 pub use builder::HostStoreBuilder;
-pub(crate) use copies::{Direction, Job, copy};
+pub(crate) use copies::{Copies, Direction, Done, Job, copy};
+pub(crate) use growth::Growth;
 pub(crate) use saved::Saved;
 
 /// The size of the parts that contents are kept in.
@@ -59,16 +70,24 @@ pub struct HostStore {
 
 struct Shared {
     device: Device,
-    /// The bytes that can be kept.
-    capacity: u64,
-    /// The free parts. Pinned parts are at the end and are taken first.
-    free: Mutex<Vec<HostPart>>,
+    /// The most bytes that the store may have.
+    limit: u64,
+    /// Memory is pinned by registering it. Otherwise the driver refused that, and allocates it.
+    registers: bool,
+    memory: Mutex<Memory>,
     /// Parts that copies may still be using, and the streams of these copies.
     unfinished: Mutex<Vec<(Vec<Stream>, Vec<HostPart>)>>,
     /// The lanes that copies use.
     lanes: Mutex<Lanes>,
     /// Notified when lanes return, or when the thread that has them calls user code.
     lanes_changed: Condvar,
+}
+
+struct Memory {
+    /// The free parts. Pinned parts are at the end and are taken first.
+    free: Vec<HostPart>,
+    /// The bytes of all parts.
+    bytes: u64,
 }
 
 struct Lanes {
@@ -98,10 +117,51 @@ impl HostStore {
         &self.shared.device
     }
 
-    /// Returns the total bytes that can be kept.
+    /// Returns the bytes of host memory that the store has, with or without contents. Returns 0 in a
+    /// forked child.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.shared.capacity
+        self.shared.memory_of(|memory| memory.bytes)
+    }
+
+    /// Returns the most bytes of host memory that the store may have.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.shared.limit
+    }
+
+    /// Takes host memory until at least `bytes` bytes are free, so that contents of that size are
+    /// kept as fast as possible. Does nothing if they are free already.
+    ///
+    /// # Errors
+    /// [`SleepError::StoreFull`] if that is more than the limit allows, and [`SleepError::Memory`]
+    /// if the system has too little memory ([`MemoryError::HostOutOfMemory`]) or the driver refuses
+    /// to pin it. The store has as much memory as before.
+    #[doc(alias = "cuMemHostRegister")]
+    pub fn reserve(&self, bytes: u64) -> Result<(), SleepError> {
+        self.shared
+            .device
+            .own_process()
+            .map_err(MemoryError::from)?;
+        let (_rooms, growth) = self.rooms(&[bytes])?;
+        let grown = growth.finish(|| Ok::<(), SleepError>(()))?;
+        grown.keep();
+        Ok(())
+    }
+
+    /// Gives free memory back to the system until the store has at most `bytes` bytes
+    /// (`cuMemHostUnregister`), and returns the bytes given back. Memory is given back in the pieces
+    /// in which it was taken, of up to 64 MiB, and only if no part of the piece has contents. So the
+    /// store may then have less than `bytes`, by less than a piece.
+    #[doc(alias = "cuMemHostUnregister")]
+    #[doc(alias = "shrink_to_fit")]
+    pub fn shrink_to(&self, bytes: u64) -> u64 {
+        if self.shared.device.is_forked() {
+            return 0;
+        }
+        self.shared.recover();
+        let given = self.shared.withdraw(bytes);
+        given.iter().map(bytes_of).sum()
     }
 
     /// Returns the free bytes. Contents take whole parts of 2 MiB. Returns 0 in a forked child.
@@ -121,44 +181,66 @@ impl HostStore {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// Takes parts for contents of several sizes, `wanted` bytes in all: for all of them, or none.
-    pub(crate) fn rooms(
-        &self,
-        sizes: impl Iterator<Item = u64>,
-        wanted: u64,
-    ) -> Result<Vec<Saved>, SleepError> {
-        let mut rooms = Vec::new();
-        for bytes in sizes {
-            // Parts that were taken before return when they are dropped.
-            let Some(parts) = self.shared.take(bytes) else {
-                drop(rooms);
-                return Err(SleepError::StoreFull {
-                    wanted,
-                    free: self.free(),
-                    capacity: self.shared.capacity,
-                });
-            };
-            rooms.push(Saved::new(parts, bytes, Arc::clone(&self.shared)));
-        }
-        Ok(rooms)
+    /// Takes parts for contents of several sizes: for all of them, or none. Those of the returned
+    /// growth have no bytes before it is finished.
+    pub(crate) fn rooms(&self, sizes: &[u64]) -> Result<(Vec<Saved>, Growth), SleepError> {
+        let parts = |bytes: u64| bytes.div_ceil(PART as u64);
+        let count = sizes.iter().map(|&bytes| parts(bytes)).sum();
+        let taken = self.shared.take(count);
+        let (found, growth) = taken.map_err(|refused| match refused {
+            Refused::Full { free } => SleepError::StoreFull {
+                wanted: sizes.iter().sum(),
+                free,
+                capacity: self.shared.limit,
+            },
+            Refused::Memory(error) => error.into(),
+        })?;
+        let mut found = found.into_iter();
+        let rooms = sizes.iter().map(|&bytes| {
+            let parts = found.by_ref().take(parts(bytes) as usize).collect();
+            Saved::new(parts, bytes, Arc::clone(&self.shared))
+        });
+        Ok((rooms.collect(), growth))
     }
 }
+
+/// Rounds up to whole parts.
+fn whole(value: u64) -> Result<usize, ArgumentError> {
+    let part = Granularity::new(PART as u64);
+    let whole = part.and_then(|part| part.round_up(value)?.try_into().ok());
+    whole.ok_or(ArgumentError::Overflow { what: BYTES, value })
+}
+
+/// The name of a store's size in errors.
+const BYTES: &str = "bytes of a store";
 
 fn bytes_of(part: &HostPart) -> u64 {
     part.size() as u64
 }
 
+/// The reason why a store has no parts for contents.
+enum Refused {
+    /// The limit allows this many bytes.
+    Full { free: u64 },
+    /// The system or the driver has too little memory.
+    Memory(MemoryError),
+}
+
 impl Shared {
-    fn free(&self) -> MutexGuard<'_, Vec<HostPart>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the free bytes, or 0 in a forked child, where the lock may be held forever.
-    fn free_bytes(&self) -> u64 {
+    /// Returns a figure of the memory, or 0 in a forked child, where the lock may be held forever.
+    fn memory_of(&self, figure: impl FnOnce(&Memory) -> u64) -> u64 {
         match self.device.is_forked() {
             true => 0,
-            false => self.free().iter().map(bytes_of).sum(),
+            false => figure(&self.memory()),
         }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.memory_of(|memory| memory.free.iter().map(bytes_of).sum())
     }
 
     fn unfinished(&self) -> MutexGuard<'_, Vec<(Vec<Stream>, Vec<HostPart>)>> {
@@ -189,18 +271,64 @@ impl Shared {
         }
     }
 
-    /// Takes parts for `bytes` bytes, or returns `None` if there are too few.
-    fn take(&self, bytes: u64) -> Option<Vec<HostPart>> {
+    /// Takes a number of parts, those that are free first.
+    fn take(&self, count: u64) -> Result<(Vec<HostPart>, Growth), Refused> {
         self.recover();
-        let mut free = self.free();
-        let mut have = 0;
-        let parts = free.iter().rev().take_while(|part| {
-            let lacks = have < bytes;
-            have += bytes_of(part);
-            lacks
-        });
-        let from = free.len() - parts.count();
-        (have >= bytes).then(|| free.split_off(from))
+        let mut memory = self.memory();
+        let Memory { free, bytes } = &mut *memory;
+        let found = free.len().min(count.try_into().unwrap_or(usize::MAX));
+        let wanted = count.saturating_mul(PART as u64);
+        let lacking = wanted - (found * PART) as u64;
+        let room = self.limit.saturating_sub(*bytes);
+        if lacking > room {
+            let free = (free.len() * PART) as u64 + room;
+            return Err(Refused::Full { free });
+        }
+        let mut parts = free.split_off(free.len() - found);
+        *bytes += lacking;
+        drop(memory);
+        if lacking == 0 {
+            return Ok((parts, Growth::nothing(&self.device)));
+        }
+        let new = match self.registers {
+            true => Growth::new(&self.device, lacking, true),
+            false => Growth::allocated(&self.device, lacking),
+        };
+        match new {
+            Ok((growth, new)) => {
+                parts.extend(new);
+                Ok((parts, growth))
+            }
+            Err(error) => {
+                self.memory().bytes -= lacking;
+                self.take_back(parts);
+                Err(Refused::Memory(error))
+            }
+        }
+    }
+
+    /// Takes pieces without contents out of the free list until the store has at most `most` bytes.
+    fn withdraw(&self, most: u64) -> Vec<HostPart> {
+        let mut memory = self.memory();
+        let Memory { free, bytes } = &mut *memory;
+        let mut free_of = BTreeMap::new();
+        for part in &*free {
+            *free_of.entry(part.allocation()).or_insert(0) += 1;
+        }
+        let mut excess = bytes.saturating_sub(most);
+        let mut given = BTreeSet::new();
+        for part in &*free {
+            let whole = free_of.get(&part.allocation()) == Some(&part.siblings());
+            if whole && excess > 0 && given.insert(part.allocation()) {
+                excess = excess.saturating_sub((part.siblings() * PART) as u64);
+            }
+        }
+        let (given, kept) = std::mem::take(free)
+            .into_iter()
+            .partition(|part| given.contains(&part.allocation()));
+        *free = kept;
+        *bytes -= given.iter().map(bytes_of).sum::<u64>();
+        given
     }
 
     fn lanes(&self) -> MutexGuard<'_, Lanes> {
@@ -213,11 +341,15 @@ impl Shared {
         if self.device.is_forked() {
             return;
         }
+        // Parts whose growth failed are dropped after the lock is released.
+        let (parts, discarded): (Vec<_>, Vec<_>) = parts.into_iter().partition(HostPart::is_kept);
         let (pinned, mut ordinary): (Vec<_>, Vec<_>) =
             parts.into_iter().partition(HostPart::is_pinned);
-        let mut free = self.free();
+        let mut memory = self.memory();
+        memory.bytes -= discarded.iter().map(bytes_of).sum::<u64>();
+        let free = &mut memory.free;
         if !ordinary.is_empty() {
-            ordinary.append(&mut free);
+            ordinary.append(free);
             *free = ordinary;
         }
         free.extend(pinned);
@@ -274,6 +406,7 @@ impl fmt::Debug for HostStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostStore")
             .field("capacity", &self.capacity())
+            .field("limit", &self.limit())
             .field("free", &self.shared.free_bytes())
             .finish_non_exhaustive()
     }

@@ -276,6 +276,8 @@ pass_on! {
             device: Ordinal, address: DeviceAddress, stream: StreamHandle
         ) -> ();
         host_free(device: Ordinal, pointer: *mut u8) -> ();
+        host_register(device: Ordinal, pointer: *mut u8, size: u64, flags: u32) -> ();
+        host_unregister(device: Ordinal, pointer: *mut u8) -> ();
         prefetch(
             device: Ordinal, address: DeviceAddress, size: u64, location: Location,
             stream: StreamHandle

@@ -19,6 +19,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{MemoryError, SleepError};
+use cuvmm::sleep::HostStoreBuilder;
 use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
 
 /// A tenant with blocks of two tags, and a store for their contents.
@@ -31,6 +32,10 @@ struct Sleepers {
 }
 
 fn sleepers(rig: &Rig<Nothing>) -> Sleepers {
+    sleepers_of(rig, HostStore::builder(&rig.device).pinned(10 * G))
+}
+
+fn sleepers_of(rig: &Rig<Nothing>, store: HostStoreBuilder<'_>) -> Sleepers {
     let pool = common::pool(rig, 64);
     let tenant = pool.tenant("model").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -39,23 +44,23 @@ fn sleepers(rig: &Rig<Nothing>) -> Sleepers {
         block.allocate().unwrap()
     };
     let blocks = vec![block(3 * G, false), block(5 * G + 1, true), block(G, false)];
-    let store = HostStore::builder(&rig.device)
-        .pinned(10 * G)
-        .build()
-        .unwrap();
     Sleepers {
         pool,
         tenant,
         blocks,
-        store,
+        store: store.build().unwrap(),
         stream,
     }
 }
 
+/// The pool's figures, which blocks sleep, and the store's free and all bytes.
+type Picture = (Books, Vec<bool>, (u64, u64));
+
 impl Sleepers {
-    fn picture(&self) -> (Books, Vec<bool>, u64) {
+    fn picture(&self) -> Picture {
         let asleep = self.blocks.iter().map(Block::is_asleep).collect();
-        (books(&self.pool), asleep, self.store.free())
+        let store = (self.store.free(), self.store.capacity());
+        (books(&self.pool), asleep, store)
     }
 }
 
@@ -84,6 +89,12 @@ fn falling_asleep_and_waking() {
     assert!(calls >= 6, "{calls}: queries, and one unmapping per extent");
     let calls = sweep(sleepers, keep, Sleepers::picture, true);
     assert!(calls >= 17, "{calls}: ten copies in addition");
+    let growing = |rig: &Rig<Nothing>| {
+        let store = HostStore::builder(&rig.device).pinned(G).limit(10 * G);
+        sleepers_of(rig, store)
+    };
+    let calls = sweep(growing, keep, Sleepers::picture, true);
+    assert!(calls >= 18, "{calls}: a registration in addition");
     let after = |fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
         move |rig: &Rig<Nothing>| {
             let world = sleepers(rig);
@@ -138,7 +149,7 @@ impl Together {
         }
     }
 
-    fn picture(&self) -> Vec<(Books, Vec<bool>, u64)> {
+    fn picture(&self) -> Vec<Picture> {
         self.sleepers.iter().map(Sleepers::picture).collect()
     }
 

@@ -177,12 +177,12 @@ on_both! {
     fn a_store_is_what_was_asked_for(rig) {
         let live = || {
             let live = rig.machine.live();
-            (live.allocations, live.streams)
+            (live.registered, live.streams)
         };
         let of = || HostStore::builder(&rig.device);
         let before = live();
-        // Pinned memory is one allocation, and so is the staging arena of ordinary memory, of which
-        // each stream has at least one part.
+        // Pinned memory of up to 64 MiB is one registration, and so is the staging area of ordinary
+        // memory, of which each stream has at least one part.
         for (builder, capacity, pinned, streams) in [
             (of().pinned(7 * G), 7 * G, 1, None),
             (of().ordinary(5 * G - 1).staging(1), 5 * G, 1, Some(1)),
@@ -218,14 +218,15 @@ on_both! {
 
     fn a_store_that_cannot_be_had_leaves_nothing(rig) {
         let builder = HostStore::builder(&rig.device).pinned(3 * G).ordinary(G).staging(G);
-        for (call, nth) in [(Call::MemHostAlloc, 1), (Call::MemHostAlloc, 2), (Call::StreamCreate, 1)] {
+        // The first registration only shows whether the driver registers memory.
+        for (call, nth) in [(Call::MemHostRegister, 2), (Call::MemHostRegister, 3), (Call::StreamCreate, 1)] {
             rig.faults.forget();
             rig.faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_OUT_OF_MEMORY).of(call));
             let refused = builder.build();
             rig.faults.disarm();
             match refused.unwrap_err() {
                 MemoryError::Create { size, location: Location::HOST, .. } => {
-                    assert_eq!((call, size), (Call::MemHostAlloc, if nth == 1 { G } else { 3 * G }));
+                    assert_eq!((call, size), (Call::MemHostRegister, if nth == 2 { G } else { 3 * G }));
                 }
                 MemoryError::Call(_) => assert_eq!(call, Call::StreamCreate),
                 other => panic!("{other}"),

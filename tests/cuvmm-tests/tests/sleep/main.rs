@@ -8,3 +8,4 @@ mod basics;
 mod faults;
 mod figures;
 mod leases;
+mod stores;

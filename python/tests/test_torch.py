@@ -266,6 +266,43 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_host_memory_of_pools(self):
+        case(
+            """
+            with cuvmm.torch.pool("weights"):
+                weights = torch.empty(5 << 20)
+            MIB = 1 << 20
+            host = lambda: cuvmm.stats().host // MIB
+            assert host() == 0
+            cuvmm.prepare("weights")
+            assert host() == 6, host()
+            cuvmm.sleep("weights")
+            assert cuvmm.release_host() == 0 and host() == 6, "it has contents"
+            cuvmm.wake("weights")
+            assert host() == 6, "kept for the next time"
+            assert cuvmm.release_host("weights") == 6 * MIB and host() == 0
+            cuvmm.limit_host("4MiB")
+            refused(cuvmm.OutOfMemoryError, lambda: cuvmm.sleep("weights"), "cannot keep 5 MiB: 4 MiB of")
+            refused(cuvmm.Error, lambda: cuvmm.prepare("weights"), "cannot keep")
+            assert not cuvmm.asleep()
+            cuvmm.limit_host(None)
+            cuvmm.sleep("weights", host="release")
+            assert host() == 6
+            cuvmm.wake("weights")
+            while host() > 0:
+                pass
+            refused(ValueError, lambda: cuvmm.sleep("weights", host="drop"), "'keep' or 'release'")
+            refused(ValueError, lambda: cuvmm.limit_host(0))
+            refused(TypeError, lambda: cuvmm.limit_host(1.5))
+            refused(cuvmm.Error, lambda: cuvmm.prepare("unknown"), "unknown")
+            refused(cuvmm.Error, lambda: cuvmm.release_host("unknown"), "unknown")
+            refused(TypeError, lambda: cuvmm.release_host(3))
+            cuvmm.sleep("weights", keep=False, host="release")
+            cuvmm.wake("weights")
+            weights.free()
+            """
+        )
+
     def test_which_tags_are_asleep_is_asked_of_the_library(self):
         case(
             """

@@ -21,6 +21,7 @@ use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
+use crate::tags::Host;
 use crate::{entered, fork, heaps, limits, live, stats, tags};
 
 /// The function that throws if the pool is open already.
@@ -383,12 +384,13 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 
 /// Puts tags to sleep, given by a JSON list of names, or `null` for all awake tags: their memory
 /// goes back to the driver, and their addresses stay. Waits for all work of the device. Refused
-/// while a graph is captured, also if the capture begins during the wait. With `keep` other than 0
-/// the contents are copied to host memory, else lost.
+/// while a graph is captured, also if the capture begins during the wait. With `keep` 0 the contents
+/// are lost. With 1 they are copied to host memory, which is kept for the next sleep; with 2 it goes
+/// back to the system after waking.
 ///
-/// An error (a tag that is asleep or unknown, work that does not end, too little host memory, a
-/// refusal of the driver) changes nothing. If the driver then also refuses to map a tag's memory
-/// again, that tag sleeps.
+/// An error (another `keep`, a tag that is asleep or unknown, work that does not end, too little host
+/// memory (-3), a refusal of the driver) changes nothing. If the driver then also refuses to map a
+/// tag's memory again, that tag sleeps.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte. No work queued later uses the memory before its tag is
@@ -398,8 +400,58 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::sleep(tags, keep != 0)
+        let keep = match keep {
+            0 => None,
+            1 => Some(Host::Keep),
+            2 => Some(Host::Release),
+            _ => return Err(Error::Keep(keep)),
+        };
+        tags::sleep(tags, keep)
     })
+}
+
+/// Takes the host memory that sleep with contents will need, for tags given by a JSON list of names,
+/// or `null` for all awake tags. Sleep is then as fast as it can be. Refused while a graph is
+/// captured.
+///
+/// An error (a tag that is asleep or unknown, too little host memory) takes nothing for that tag.
+///
+/// # Safety
+/// `tags` is null or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_host_prepare(tags: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
+        tags::host::prepare(tags)
+    })
+}
+
+/// Gives host memory that has no contents back to the system, for tags given by a JSON list of
+/// names, or `null` for all, and writes the bytes. Refused while a graph is captured. An error (an
+/// unknown tag) changes nothing.
+///
+/// # Safety
+/// `tags` is null or ends with a zero byte, and `bytes` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_host_release(tags: *const c_char, bytes: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
+        let given = tags::host::release(tags)?;
+        if !bytes.is_null() {
+            // SAFETY: the caller says so.
+            unsafe { bytes.write(given) };
+        }
+        Ok(())
+    })
+}
+
+/// Sets the most bytes of host memory for contents of sleeping tags, of all devices together. Memory
+/// beyond it is kept until it is released. By default there is no limit but the system's.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_host_limit(bytes: u64) {
+    guard((), || tags::host::set_limit(bytes));
 }
 
 /// Wakes tags, given by a JSON list of names, or `null` for all sleeping tags. They get memory at

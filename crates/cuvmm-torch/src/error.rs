@@ -61,6 +61,8 @@ pub(crate) enum Error {
     UnknownTag(String),
     #[error("the tag {0:?} is asleep")]
     Asleep(String),
+    #[error("keep is {0}: it must be 0, 1 or 2")]
+    Keep(i32),
     #[error("the tag {0:?} is awake")]
     Awake(String),
     #[error("the tag {tag:?} of device {device}: {cause}")]

@@ -5,12 +5,14 @@
 //! wait for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed
 //! memory is reused, and sleeping memory unmapped, only when all work of the device is complete.
 
+pub(crate) mod host;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use cuvmm::sleep::PreparedSleep;
-use cuvmm::{Contents, HostStore, MemoryError, SleepError, Tenant};
+use cuvmm::{Contents, HostStore, SleepError, Tenant};
 use serde::Serialize;
 
 use crate::blocks::{Blocks, block_for};
@@ -40,8 +42,19 @@ struct Tag {
     /// its memory moves: a block that came meanwhile would be awake under a sleeping tag, or asleep
     /// unknown.
     still: Arc<RwLock<()>>,
-    /// Host memory for the contents, kept for the next sleep.
+    /// Host memory for the contents.
     store: Option<HostStore>,
+    /// What becomes of the host memory after waking.
+    host: Host,
+}
+
+/// What becomes of the host memory of contents after waking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// It is kept for the next sleep.
+    Keep,
+    /// It goes back to the system.
+    Release,
 }
 
 struct State {
@@ -122,6 +135,7 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
         is_asleep: false,
         still: Arc::clone(&still),
         store: None,
+        host: Host::Keep,
     });
     Ok((state.tags.len() - 1, tenant, still))
 }
@@ -286,7 +300,7 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// Invalid JSON, an unknown or sleeping tag, work that does not end, too little host memory, or a
 /// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
 /// map its memory again.
-pub(crate) fn sleep(json: &str, keep: bool) -> Result<(), Error> {
+pub(crate) fn sleep(json: &str, keep: Option<Host>) -> Result<(), Error> {
     fork::check()?;
     let names = names(json)?;
     // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
@@ -345,6 +359,12 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
                 one.finish();
             }
             moving.end(|_| false);
+            let state = lock();
+            let tags = chosen.iter().map(|&index| &state.tags[index]);
+            let stores = tags.filter(|tag| tag.host == Host::Release);
+            let stores = stores.filter_map(|tag| tag.store.clone()).collect();
+            drop(state);
+            host::give_back(stores);
             Ok(())
         }
         Err(error) => {
@@ -355,17 +375,21 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
 }
 
 /// Does every step of putting a tag to sleep that can fail.
-fn prepare_sleep(index: usize, keep: bool) -> Result<PreparedSleep, Error> {
-    let store = match keep {
-        true => Some(store(index)?),
-        false => None,
-    };
-    let contents = store.as_ref().map_or(Contents::Discard, Contents::Keep);
+fn prepare_sleep(index: usize, keep: Option<Host>) -> Result<PreparedSleep, Error> {
     let tenant = lock().tags[index].tenant.clone();
     let blocks = tenant.blocks().timeout(LONGEST).release(true);
-    blocks
-        .prepare_sleep(contents)
-        .map_err(|cause| refused(index, cause))
+    let Some(after) = keep else {
+        let prepared = blocks.prepare_sleep(Contents::Discard);
+        return prepared.map_err(|cause| refused(index, cause));
+    };
+    lock().tags[index].host = after;
+    let store = host::store(index)?;
+    let mut prepared = blocks.prepare_sleep(Contents::Keep(&store));
+    drop(store);
+    if prepared.as_ref().is_err_and(host::is_unpinned) {
+        prepared = blocks.prepare_sleep(Contents::Keep(&host::pageable(index)?));
+    }
+    prepared.map_err(|cause| refused(index, cause))
 }
 
 fn refused(index: usize, cause: SleepError) -> Error {
@@ -419,32 +443,6 @@ impl<'a> Moving<'a> {
             state.set_asleep(index, is_asleep(at));
         }
     }
-}
-
-/// Returns host memory for the contents of a tag, pinned if possible.
-fn store(index: usize) -> Result<HostStore, Error> {
-    let mut state = lock();
-    let sizes = state.sizes(index);
-    let bytes = sizes.map(|size| size.next_multiple_of(PART));
-    let bytes = bytes.sum::<u64>().max(PART);
-    let tag = &mut state.tags[index];
-    if let Some(store) = tag.store.take_if(|store| store.free() >= bytes) {
-        tag.store = Some(store.clone());
-        return Ok(store);
-    }
-    // The old store is too small, and may cause the lack of memory.
-    let old = tag.store.take();
-    let device = tag.of.device.clone();
-    drop(state);
-    // The driver may wait for devices when it pins or releases memory.
-    let leave = graphs::waiting().ok_or(Error::Capturing)?;
-    drop(old);
-    let builder = HostStore::builder(&device);
-    let store = builder.pinned(bytes).build();
-    let store = store.or_else(|_: MemoryError| builder.ordinary(bytes).build())?;
-    drop(leave);
-    lock().tags[index].store = Some(store.clone());
-    Ok(store)
 }
 
 #[cfg(test)]

@@ -290,6 +290,91 @@ over_the_stand_in! {
         assert_eq!(tags.torch.number("cuvmm_memory_stats", "requested_bytes.all.current"), 0);
     }
 
+    host_memory_is_taken_once_and_given_back [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        let (first, second) = (tags.allocate("a", 10), tags.allocate("b", 4));
+        let fill = |address, byte, mib: usize| {
+            cuda.fill(address, byte, mib * MIB, stream);
+            cuda.synchronize(stream);
+        };
+        fill(first, 1, 10);
+        fill(second, 2, 4);
+        assert_eq!(tags.host(), 0);
+        tags.prepare(r#"["a"]"#).unwrap();
+        assert_eq!(tags.host(), 10);
+        tags.sleep("null", true).unwrap();
+        assert_eq!((tags.host(), tags.release_host("null")), (14, Ok(0)), "all of it has contents");
+        tags.wake("null").unwrap();
+        assert_eq!(tags.host(), 14, "kept for the next time");
+        assert_eq!(tags.release_host(r#"["b"]"#), Ok(4));
+        assert_eq!((tags.host(), tags.release_host("null")), (10, Ok(10)));
+
+        // The store grows with the tag.
+        tags.sleep(r#"["a"]"#, true).unwrap();
+        tags.wake("null").unwrap();
+        let third = tags.allocate("a", 30);
+        fill(third, 3, 30);
+        tags.sleep(r#"["a"]"#, true).unwrap();
+        assert_eq!(tags.host(), 40);
+        // It goes on its own thread, at the latest before the next one of the tag's memory.
+        tags.wake("null").unwrap();
+        tags.sleep_as(r#"["a"]"#, 2).unwrap();
+        tags.wake("null").unwrap();
+        while tags.host() > 0 {
+            std::thread::yield_now();
+        }
+        for (address, byte, mib) in [(first, 1, 10), (second, 2, 4), (third, 3, 30)] {
+            cuda.expect(address, byte, mib * MIB);
+            tags.free(address);
+        }
+        let wrong = tags.release_host(r#"["c"]"#).unwrap_err();
+        assert!(wrong.contains("no memory was allocated under the tag \"c\""), "{wrong}");
+        let wrong = tags.sleep_as("null", 3).unwrap_err();
+        assert!(wrong.contains("keep is 3: it must be 0, 1 or 2"), "{wrong}");
+    }
+
+    host_memory_of_all_tags_has_a_limit [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let limit: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_host_limit");
+        let stream = cuda.stream();
+        let (first, second) = (tags.allocate("a", 70), tags.allocate("b", 40));
+        for (address, byte, mib) in [(first, 1, 70), (second, 2, 40)] {
+            cuda.fill(address, byte, mib * MIB, stream);
+        }
+        cuda.synchronize(stream);
+        // SAFETY: it may be called at any time.
+        unsafe { limit(80 << 20) };
+        // Both do not fit, and nothing sleeps.
+        let refused = tags.sleep(r#"["a", "b"]"#, true).unwrap_err();
+        assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
+        assert_eq!(tags.asleep(), "[]");
+        for _ in 0..2 {
+            // Memory that one tag keeps while it is awake is given back for the other.
+            for (tag, mib) in [(r#"["a"]"#, 70), (r#"["b"]"#, 40)] {
+                tags.sleep(tag, true).unwrap();
+                assert!((mib..=80).contains(&tags.host()), "{}", tags.host());
+                tags.wake("null").unwrap();
+            }
+        }
+        // SAFETY: it may be called at any time.
+        unsafe { limit(30 << 20) };
+        let refused = tags.sleep(r#"["b"]"#, true);
+        assert!(refused.is_ok(), "what the tag has already is not asked for: {refused:?}");
+        tags.wake("null").unwrap();
+        tags.release_host("null").unwrap();
+        let refused = tags.sleep(r#"["b"]"#, true).unwrap_err();
+        assert!(refused.contains("cannot keep 40 MiB: 30 MiB of"), "{refused}");
+        let refused = tags.prepare(r#"["b"]"#).unwrap_err();
+        assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
+        // SAFETY: it may be called at any time.
+        unsafe { limit(u64::MAX) };
+        tags.prepare("null").unwrap();
+        assert_eq!(tags.host(), 110);
+        cuda.expect(first, 1, 70 * MIB);
+        cuda.expect(second, 2, 40 * MIB);
+    }
+
     without_a_tag [] says [] {
         let (tags, _cuda) = (Tags::load(), Cuda::load());
         // SAFETY: it has no requirements; null is allowed to be freed.

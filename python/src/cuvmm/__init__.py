@@ -19,7 +19,7 @@ from ._errors import Error, NotPublishedError, OutOfMemoryError
 from ._library import path as library_path
 from ._publishing import Publication, publish
 from ._settings import configure
-from ._sleeping import Slept, asleep, sleep, wake
+from ._sleeping import Slept, asleep, limit_host, prepare, release_host, sleep, wake
 from ._stats import Stats, empty_cache, stats
 from ._streams import end_stream
 
@@ -41,7 +41,10 @@ __all__ = [
     "end_stream",
     "from_dlpack",
     "library_path",
+    "limit_host",
+    "prepare",
     "publish",
+    "release_host",
     "sleep",
     "stats",
     "wake",

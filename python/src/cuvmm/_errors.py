@@ -8,7 +8,7 @@ class Error(RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """`cuvmm.empty`, `cuvmm.publish` or `cuvmm.wake` found too little memory.
+    """`cuvmm.empty`, `cuvmm.publish` or `cuvmm.wake` found too little memory, or `cuvmm.sleep` too little host memory.
 
     PyTorch's allocations raise `torch.cuda.OutOfMemoryError` instead, and CuPy's its own error.
     """

@@ -7,11 +7,12 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from . import _library
 from ._arrays import DEVICES
 from ._errors import Error
+from ._sizes import bytes_of
 
 #: The name in `Slept.held` of what PyTorch's own allocator holds outside of pools.
 _PYTORCH = "PyTorch"
@@ -118,11 +119,15 @@ def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
     return _sum(parts)
 
 
-def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
+def sleep(
+    tags: str | Iterable[str] | None = None, keep: bool = True, *, host: Literal["keep", "release"] = "keep"
+) -> Slept:
     """Gives up the device memory of pools, which keep their addresses.
 
     tags: the name of a pool (its tag), several, or None for all that are awake.
     keep: True copies the contents to host memory; False discards them: after `wake` they are not set.
+    host: the host memory of the contents is kept for the next sleep, which is then several times as fast, or
+        goes back to the system after `wake`, which does not wait for that.
 
     Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
     Waits for the work that PyTorch has queued, and is refused while a graph is captured, also if the capture
@@ -137,14 +142,16 @@ def sleep(tags: str | Iterable[str] | None = None, keep: bool = True) -> Slept:
     {'weights': 2147483648}
     >>> cuvmm.wake("weights")  # doctest: +SKIP
 
-    Raises `cuvmm.Error` if a tag is unknown or asleep, work does not end, there is too little host
-    memory, or the driver refuses. All tags are then as before, with their contents. (If the driver
+    Raises `cuvmm.OutOfMemoryError` if there is too little host memory, and `cuvmm.Error` if a tag is unknown or
+    asleep, work does not end, or the driver refuses. All tags are then as before, with their contents. (If the driver
     refuses to map memory again too, that tag sleeps: see `asleep`.)
     """
+    if host not in ("keep", "release"):
+        raise ValueError(f"host is 'keep' or 'release', not {host!r}")
     names = _names(tags)
     library = _library.get()
     before = _asleep(_figures())
-    library.check(library.sleep(names, int(keep)))
+    library.check(library.sleep(names, (1 if host == "keep" else 2) if keep else 0))
     figures = _figures()
     given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
     quarantined = sum(found["quarantined"] for found in figures.values())
@@ -169,6 +176,49 @@ def wake(tags: str | Iterable[str] | None = None) -> None:
     library = _library.get()
     _give_back(json.loads(names))
     library.check(library.wake(names))
+
+
+def prepare(tags: str | Iterable[str] | None = None) -> None:
+    """Takes the host memory that `sleep` will need to keep the contents of pools, so that it is as fast as it can be.
+
+    tags: the name of a pool (its tag), several, or None for all that are awake.
+
+    >>> cuvmm.prepare("weights")  # doctest: +SKIP
+
+    Raises `cuvmm.OutOfMemoryError` if there is too little host memory, and `cuvmm.Error` if a tag is unknown or
+    asleep, or a graph is captured.
+    """
+    names = _names(tags)
+    library = _library.get()
+    library.check(library.host_prepare(names))
+
+
+def release_host(tags: str | Iterable[str] | None = None) -> int:
+    """Gives host memory that has no contents back to the system.
+
+    tags: the name of a pool (its tag), several, or None for all.
+
+    Returns the bytes. The contents of pools that sleep stay.
+
+    >>> cuvmm.release_host("weights")  # doctest: +SKIP
+    2147483648
+
+    Raises `cuvmm.Error` if a tag is unknown, or a graph is captured.
+    """
+    return _library.get().number("host_release", _names(tags))
+
+
+def limit_host(size: int | str | None) -> None:
+    """Sets the most host memory for contents of pools that sleep, of all devices together.
+
+    size: bytes, a text such as "64GiB", or None for no limit but the system's, as it is at first.
+
+    A pool for whose contents too little is left does not sleep: memory that pools which are awake keep is given
+    back for it first. A lower limit gives nothing back by itself: see `release_host`.
+
+    >>> cuvmm.limit_host("64GiB")  # doctest: +SKIP
+    """
+    _library.get().host_limit(2**64 - 1 if size is None else bytes_of(size))
 
 
 def _give_back(names: list[str] | None) -> None:

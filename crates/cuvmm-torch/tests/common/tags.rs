@@ -50,9 +50,38 @@ impl Tags {
 
     /// Puts tags to sleep. Returns an error's text.
     pub(crate) fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
+        self.sleep_as(tags, c_int::from(keep))
+    }
+
+    /// Puts tags to sleep. Host memory is kept after waking with a `keep` of 1, and not with 2.
+    pub(crate) fn sleep_as(&self, tags: &str, keep: c_int) -> Result<(), String> {
         let tags = CString::new(tags).unwrap();
         // SAFETY: the text is terminated, and the tests do not use memory that sleeps.
-        self.outcome(unsafe { (self.sleep)(tags.as_ptr(), c_int::from(keep)) })
+        self.outcome(unsafe { (self.sleep)(tags.as_ptr(), keep) })
+    }
+
+    /// Takes host memory for tags in advance.
+    pub(crate) fn prepare(&self, tags: &str) -> Result<(), String> {
+        let prepare: unsafe extern "C" fn(*const c_char) -> c_int =
+            self.torch.function("cuvmm_host_prepare");
+        let tags = CString::new(tags).unwrap();
+        // SAFETY: the text is terminated.
+        self.outcome(unsafe { prepare(tags.as_ptr()) })
+    }
+
+    /// Gives host memory of tags back. Returns the MiB.
+    pub(crate) fn release_host(&self, tags: &str) -> Result<u64, String> {
+        let release: unsafe extern "C" fn(*const c_char, *mut u64) -> c_int =
+            self.torch.function("cuvmm_host_release");
+        let (tags, mut bytes) = (CString::new(tags).unwrap(), 0);
+        // SAFETY: the text is terminated, and the number is written.
+        self.outcome(unsafe { release(tags.as_ptr(), &raw mut bytes) })?;
+        Ok(bytes >> 20)
+    }
+
+    /// Returns the MiB of host memory that is kept for contents.
+    pub(crate) fn host(&self) -> u64 {
+        self.torch.number("cuvmm_stats", "host") >> 20
     }
 
     pub(crate) fn wake(&self, tags: &str) -> Result<(), String> {

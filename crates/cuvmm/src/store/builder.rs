@@ -100,9 +100,12 @@ impl<'a> HostStoreBuilder<'a> {
         let bytes = free.iter().map(super::bytes_of).sum::<u64>();
         let shared = Shared {
             device: self.device.clone(),
-            limit: bytes.max(self.limit),
             registers,
-            memory: Mutex::new(Memory { free, bytes }),
+            memory: Mutex::new(Memory {
+                free,
+                bytes,
+                limit: bytes.max(self.limit),
+            }),
             unfinished: Mutex::new(Vec::new()),
             lanes: Mutex::new(Lanes {
                 free: lanes,

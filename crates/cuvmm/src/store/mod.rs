@@ -70,8 +70,6 @@ pub struct HostStore {
 
 struct Shared {
     device: Device,
-    /// The most bytes that the store may have.
-    limit: u64,
     /// Memory is pinned by registering it. Otherwise the driver refused that, and allocates it.
     registers: bool,
     memory: Mutex<Memory>,
@@ -88,6 +86,8 @@ struct Memory {
     free: Vec<HostPart>,
     /// The bytes of all parts.
     bytes: u64,
+    /// The most bytes of all parts when more are taken.
+    limit: u64,
 }
 
 struct Lanes {
@@ -124,10 +124,19 @@ impl HostStore {
         self.shared.memory_of(|memory| memory.bytes)
     }
 
-    /// Returns the most bytes of host memory that the store may have.
+    /// Returns the most bytes of host memory up to which the store takes more. Returns 0 in a forked
+    /// child.
     #[must_use]
     pub fn limit(&self) -> u64 {
-        self.shared.limit
+        self.shared.memory_of(|memory| memory.limit)
+    }
+
+    /// Sets the most bytes of host memory up to which the store takes more. It keeps what it has;
+    /// [`shrink_to`](Self::shrink_to) gives that back. Does nothing in a forked child.
+    pub fn set_limit(&self, bytes: u64) {
+        if !self.shared.device.is_forked() {
+            self.shared.memory().limit = bytes;
+        }
     }
 
     /// Takes host memory until at least `bytes` bytes are free, so that contents of that size are
@@ -188,10 +197,10 @@ impl HostStore {
         let count = sizes.iter().map(|&bytes| parts(bytes)).sum();
         let taken = self.shared.take(count);
         let (found, growth) = taken.map_err(|refused| match refused {
-            Refused::Full { free } => SleepError::StoreFull {
+            Refused::Full { free, capacity } => SleepError::StoreFull {
                 wanted: sizes.iter().sum(),
                 free,
-                capacity: self.shared.limit,
+                capacity,
             },
             Refused::Memory(error) => error.into(),
         })?;
@@ -220,8 +229,8 @@ fn bytes_of(part: &HostPart) -> u64 {
 
 /// The reason why a store has no parts for contents.
 enum Refused {
-    /// The limit allows this many bytes.
-    Full { free: u64 },
+    /// The limit allows `capacity` bytes, of which `free` are free.
+    Full { free: u64, capacity: u64 },
     /// The system or the driver has too little memory.
     Memory(MemoryError),
 }
@@ -275,14 +284,16 @@ impl Shared {
     fn take(&self, count: u64) -> Result<(Vec<HostPart>, Growth), Refused> {
         self.recover();
         let mut memory = self.memory();
-        let Memory { free, bytes } = &mut *memory;
+        let Memory { free, bytes, limit } = &mut *memory;
         let found = free.len().min(count.try_into().unwrap_or(usize::MAX));
         let wanted = count.saturating_mul(PART as u64);
         let lacking = wanted - (found * PART) as u64;
-        let room = self.limit.saturating_sub(*bytes);
+        let room = limit.saturating_sub(*bytes);
         if lacking > room {
-            let free = (free.len() * PART) as u64 + room;
-            return Err(Refused::Full { free });
+            return Err(Refused::Full {
+                free: (free.len() * PART) as u64 + room,
+                capacity: (*bytes).max(*limit),
+            });
         }
         let mut parts = free.split_off(free.len() - found);
         *bytes += lacking;
@@ -310,7 +321,7 @@ impl Shared {
     /// Takes pieces without contents out of the free list until the store has at most `most` bytes.
     fn withdraw(&self, most: u64) -> Vec<HostPart> {
         let mut memory = self.memory();
-        let Memory { free, bytes } = &mut *memory;
+        let Memory { free, bytes, .. } = &mut *memory;
         let mut free_of = BTreeMap::new();
         for part in &*free {
             *free_of.entry(part.allocation()).or_insert(0) += 1;

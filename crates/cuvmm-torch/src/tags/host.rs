@@ -1,0 +1,166 @@
+//! Host memory for the contents of tags.
+//!
+//! Each tag has a store, which takes memory as contents come and keeps it for the next sleep, or
+//! gives it back after waking. All stores together stay within one limit: memory that awake tags
+//! keep is given back for one that falls asleep.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use cuvmm::driver::Location;
+use cuvmm::{HostStore, MemoryError, SleepError};
+
+use super::{MOVING, PART, chosen, lock, names};
+use crate::error::Error;
+use crate::{exit, fork, graphs};
+
+/// The most bytes of all stores.
+static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Threads that give memory back.
+static GIVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Sets the most bytes of host memory for contents, of all devices together.
+pub(crate) fn set_limit(bytes: u64) {
+    LIMIT.store(bytes, Ordering::Relaxed);
+}
+
+/// Returns `true` if host memory could not be pinned, and pageable memory may do.
+pub(super) const fn is_unpinned(error: &SleepError) -> bool {
+    matches!(
+        error,
+        SleepError::Memory(MemoryError::Create {
+            location: Location::HOST,
+            ..
+        })
+    )
+}
+
+/// Returns the store of a tag, whose limit is what the others leave.
+pub(super) fn store(index: usize) -> Result<HostStore, Error> {
+    let room = room(index)?;
+    let mut state = lock();
+    let tag = &mut state.tags[index];
+    if let Some(store) = &tag.store {
+        store.set_limit(room);
+        return Ok(store.clone());
+    }
+    let device = tag.of.device.clone();
+    drop(state);
+    let store = HostStore::builder(&device).limit(room.max(1)).build()?;
+    lock().tags[index].store = Some(store.clone());
+    Ok(store)
+}
+
+/// Gives a tag a store of pageable memory for its contents.
+pub(super) fn pageable(index: usize) -> Result<HostStore, Error> {
+    let bytes = needed(index);
+    let mut state = lock();
+    let tag = &mut state.tags[index];
+    // The old store may cause the lack of memory.
+    let old = tag.store.take();
+    let device = tag.of.device.clone();
+    drop(state);
+    drop(old);
+    let store = HostStore::builder(&device).ordinary(bytes).build()?;
+    lock().tags[index].store = Some(store.clone());
+    Ok(store)
+}
+
+/// Returns the bytes that the contents of a tag take, at least one part.
+fn needed(index: usize) -> u64 {
+    let state = lock();
+    let sizes = state.sizes(index);
+    let parts = sizes.map(|size| size.next_multiple_of(PART));
+    parts.sum::<u64>().max(PART)
+}
+
+/// Returns the most bytes that a tag's store may have. If they are too few for its contents, the
+/// stores of other tags give free memory back first.
+fn room(index: usize) -> Result<u64, Error> {
+    let limit = LIMIT.load(Ordering::Relaxed);
+    let others: Vec<HostStore> = {
+        let state = lock();
+        let tags = state.tags.iter().enumerate();
+        let others = tags.filter(|&(other, _)| other != index);
+        others.filter_map(|(_, tag)| tag.store.clone()).collect()
+    };
+    let room = || {
+        let taken = others.iter().map(HostStore::capacity).sum();
+        limit.saturating_sub(taken)
+    };
+    let needed = needed(index);
+    for other in &others {
+        let short = needed.saturating_sub(room());
+        if short > 0 {
+            // The driver may wait for devices when it releases memory.
+            let _leave = graphs::waiting().ok_or(Error::Capturing)?;
+            other.shrink_to(other.capacity().saturating_sub(short));
+        }
+    }
+    Ok(room())
+}
+
+/// Takes the memory that the contents of tags will need, as `cuvmm_host_prepare` describes.
+pub(crate) fn prepare(json: &str) -> Result<(), Error> {
+    fork::check()?;
+    let names = names(json)?;
+    drop(graphs::waiting().ok_or(Error::Capturing)?);
+    let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    for index in chosen(names.as_deref(), false)? {
+        let reserved = store(index)?.reserve(needed(index));
+        match reserved {
+            Err(error) if is_unpinned(&error) => drop(pageable(index)?),
+            reserved => reserved.map_err(|cause| super::refused(index, cause))?,
+        }
+    }
+    Ok(())
+}
+
+/// Gives memory of tags without contents back to the system, as `cuvmm_host_release` describes.
+/// Returns the bytes.
+pub(crate) fn release(json: &str) -> Result<u64, Error> {
+    fork::check()?;
+    let names = names(json)?;
+    let mut stores = Vec::new();
+    let state = lock();
+    for name in names.iter().flatten() {
+        if !state.tags.iter().any(|tag| &tag.name == name) {
+            return Err(Error::UnknownTag(name.clone()));
+        }
+    }
+    for tag in &state.tags {
+        if names.as_ref().is_none_or(|names| names.contains(&tag.name)) {
+            stores.extend(tag.store.clone());
+        }
+    }
+    drop(state);
+    let _leave = graphs::waiting().ok_or(Error::Capturing)?;
+    Ok(stores.iter().map(|store| store.shrink_to(0)).sum())
+}
+
+/// Gives the free memory of stores back on a thread of its own, for which nothing waits but the exit
+/// of the process. Keeps it if a graph may be captured then.
+pub(super) fn give_back(stores: Vec<HostStore>) {
+    static AT_EXIT: Once = Once::new();
+    if stores.is_empty() || !exit::watch() {
+        return;
+    }
+    AT_EXIT.call_once(|| exit::at_end(|| giving().drain(..).for_each(|one| drop(one.join()))));
+    let give = move || {
+        if let Some(_leave) = graphs::waiting() {
+            for store in &stores {
+                store.shrink_to(0);
+            }
+        }
+    };
+    let named = thread::Builder::new().name("cuvmm-host".into());
+    let mut giving = giving();
+    giving.retain(|one| !one.is_finished());
+    giving.extend(named.spawn(give));
+}
+
+fn giving() -> std::sync::MutexGuard<'static, Vec<JoinHandle<()>>> {
+    GIVING.lock().unwrap_or_else(PoisonError::into_inner)
+}

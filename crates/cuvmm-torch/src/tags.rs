@@ -44,11 +44,11 @@ struct Tag {
     still: Arc<RwLock<()>>,
     /// Host memory for the contents.
     store: Option<HostStore>,
-    /// What becomes of the host memory after waking.
+    /// The use of the host memory after waking.
     host: Host,
 }
 
-/// What becomes of the host memory of contents after waking.
+/// The use of the host memory of contents after waking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Host {
     /// It is kept for the next sleep.

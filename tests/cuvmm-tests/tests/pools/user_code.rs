@@ -402,12 +402,12 @@ fn a_store_ends_with_a_sleeping_block_after_the_lock() {
     tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
     drop(store);
     assert_eq!(
-        (rig.faults.count(Call::MemFreeHost), streams > 0),
+        (rig.faults.count(Call::MemHostUnregister), streams > 0),
         (0, true)
     );
     // Not under the lock, which the library checks.
     drop(block);
-    assert_eq!(rig.faults.count(Call::MemFreeHost), 1);
+    assert_eq!(rig.faults.count(Call::MemHostUnregister), 1);
     assert_eq!(rig.machine.live().streams, 0);
     drop((tenant, pool));
     common::nothing_left(rig);

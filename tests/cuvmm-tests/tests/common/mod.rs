@@ -312,7 +312,8 @@ where
     Machine<B>: Driver,
 {
     let live = rig.machine.live();
-    let things = live.reservations + live.mappings + live.streams + live.allocations;
+    let memory = live.reservations + live.mappings + live.allocations + live.registered;
+    let things = memory + live.streams;
     let pools = live.mem_pools - rig.device.kept_memory_pools();
     let left = (things + pools) as u64 + live.references;
     let failures = rig.device.drop_failures();

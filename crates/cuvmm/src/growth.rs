@@ -4,6 +4,7 @@
 //!
 //! Keeps I-82.
 
+use crate::extent_sizes::ExtentSizes;
 use crate::size::Granularity;
 
 /// The amount of memory that a block gets when it outgrows the memory it has.
@@ -35,8 +36,8 @@ pub(crate) struct Steps {
     growth: Growth,
     /// The most bytes added by doubling.
     doubled: u64,
-    /// The most bytes added at once, a power of two granules.
-    largest: u64,
+    /// The sizes of extents; the largest is the most bytes added at once.
+    sizes: ExtentSizes,
 }
 
 impl Steps {
@@ -47,18 +48,18 @@ impl Steps {
             granule,
             growth: Growth::default(),
             doubled: DOUBLED,
-            largest,
+            sizes: ExtentSizes::up_to(largest),
         }
     }
 
     /// The steps of a block. A block never doubles: the memory that it has ahead is charged to its
     /// tenant, under a limit shared with other tenants, so it is bounded by part of its size.
-    pub(crate) const fn of_block(granule: Granularity, growth: Growth, largest: u64) -> Self {
+    pub(crate) const fn of_block(granule: Granularity, growth: Growth, sizes: ExtentSizes) -> Self {
         Self {
             granule,
             growth,
             doubled: 0,
-            largest,
+            sizes,
         }
     }
 
@@ -74,7 +75,7 @@ impl Steps {
             self.doubled
         };
         let step = if part > twice { part } else { twice };
-        self.granule.step(step, self.largest)
+        self.granule.step(step, self.sizes.largest())
     }
 
     /// The new end of memory that ends at `held` and must reach `need`: a step of memory of `size`
@@ -90,7 +91,7 @@ impl Steps {
             return None;
         }
         let step = self.step(used).max(self.granule.bytes());
-        Some(step.min(self.granule.extent_within(most - held, self.largest)))
+        Some(step.min(self.granule.extent_within(most - held, self.sizes.at(held))))
     }
 }
 
@@ -107,7 +108,7 @@ mod tests {
     }
 
     fn block(growth: Growth) -> Steps {
-        Steps::of_block(granule(), growth, LARGEST)
+        Steps::of_block(granule(), growth, ExtentSizes::up_to(LARGEST))
     }
 
     #[test]
@@ -160,5 +161,9 @@ mod tests {
         assert_eq!(steps.extent(40 * G, 100 * G, 100 * G), None);
         assert_eq!(steps.extent(4096 * G, 4096 * G, u64::MAX), Some(LARGEST));
         assert_eq!(block(Growth::Exact).extent(40 * G, 40 * G, 100 * G), None);
+        let sizes = ExtentSizes::up_to(LARGEST).expect_shrink(true);
+        let steps = Steps::of_block(granule(), Growth::Part(1), sizes);
+        let sizes = [16, 32, 64].map(|held| steps.extent(held * G, held * G, 1000 * G));
+        assert_eq!(sizes, [Some(8 * G), Some(8 * G), Some(16 * G)]);
     }
 }

@@ -202,6 +202,7 @@ pub mod driver;
 mod drops;
 mod elements;
 pub mod error;
+mod extent_sizes;
 mod extents;
 mod fork;
 mod growth;

@@ -3,7 +3,7 @@
 //! The driver accepts only multiples of the granularity; users specify bytes. Every conversion
 //! between the two is here, checked, in 64 bits.
 //!
-//! Keeps I-81 and I-84.
+//! Keeps I-81.
 
 use std::ops::Range;
 
@@ -95,19 +95,6 @@ impl Granularity {
         } else {
             self.extent_within(bytes, most)
         }
-    }
-
-    /// The sizes of the extents that cover `bytes` (a whole number of granules), largest first.
-    pub(crate) fn cover(self, bytes: u64, most: u64) -> impl Iterator<Item = u64> {
-        let mut left = bytes;
-        std::iter::from_fn(move || {
-            if left == 0 {
-                return None;
-            }
-            let size = self.extent_within(left, most);
-            left = left.saturating_sub(size);
-            Some(size)
-        })
     }
 
     /// The least whole number of granules that holds `bytes` and a whole number of elements of
@@ -278,20 +265,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn a_cover_is_powers_of_two_that_add_up(granules in 1u64..5000, most_log in 0u32..12) {
-            let most = G.0 << most_log;
-            let sizes: Vec<u64> = G.cover(granules * G.0, most).collect();
-            prop_assert_eq!(sizes.iter().sum::<u64>(), granules * G.0);
-            for size in &sizes {
-                prop_assert!((size / G.0).is_power_of_two() && G.divides(*size) && *size <= most);
-            }
-            // No shorter cover exists: each whole `most`, then one extent for each set bit.
-            let whole = granules >> most_log;
-            let rest = (granules & ((1 << most_log) - 1)).count_ones();
-            prop_assert_eq!(sizes.len() as u64, whole + u64::from(rest));
-        }
-
         // I-81
         #[test]
         fn rounding_holds_its_bytes_and_wastes_less_than_a_granule(bytes in 0u64..1 << 62) {

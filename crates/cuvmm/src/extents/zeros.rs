@@ -12,6 +12,7 @@ use super::place::{PlaceFailure, Placed, Unmapped, place_one};
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::own::{Access, AccessGrant, Physical};
 use crate::size::Granularity;
 
@@ -73,8 +74,13 @@ impl Zeros {
         self.by_size.values().map(Physical::size).sum()
     }
 
+    /// The sizes of the aliases that back a hole.
+    fn sizes(&self, granule: Granularity, hole: &Range<u64>) -> impl Iterator<Item = u64> + use<> {
+        ExtentSizes::up_to(self.extent).cover(granule, hole.clone())
+    }
+
     pub(crate) fn needed(&self, granule: Granularity, hole: &Range<u64>) -> u64 {
-        granule.cover(hole.end - hole.start, self.extent).count() as u64
+        self.sizes(granule, hole).count() as u64
     }
 
     pub(crate) fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
@@ -125,7 +131,7 @@ impl Zeros {
     ) -> Result<(), MemoryError> {
         let granule = space.device().granule();
         let mut at = hole.start;
-        for size in granule.cover(hole.end - hole.start, self.extent) {
+        for size in self.sizes(granule, hole) {
             let physical = match self.by_size.get(&size) {
                 Some(physical) => physical.clone(),
                 None => {

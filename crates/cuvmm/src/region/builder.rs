@@ -14,6 +14,7 @@ use super::register::Register;
 use super::{DEFAULT_LARGEST_EXTENT, DEFAULT_MAPPING_LIMIT, Region};
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::{DEFAULT_ZERO_EXTENT, Space, Zeros};
 use crate::own::{Access, AccessGrant, Stream, nccl_wishes};
 use crate::pool::Tenant;
@@ -26,7 +27,7 @@ pub struct RegionBuilder<'a> {
     props: PhysicalProps,
     layout: Layout,
     guests: Vec<AccessGrant>,
-    largest: u64,
+    sizes: ExtentSizes,
     mapping_limit: u64,
     zero_extent: u64,
     prepared: Option<HostExtents>,
@@ -43,7 +44,7 @@ impl<'a> RegionBuilder<'a> {
             props: PhysicalProps::device(device.ordinal()),
             layout: Layout::on(device),
             guests: Vec::new(),
-            largest: DEFAULT_LARGEST_EXTENT,
+            sizes: ExtentSizes::up_to(DEFAULT_LARGEST_EXTENT),
             mapping_limit: DEFAULT_MAPPING_LIMIT,
             zero_extent: DEFAULT_ZERO_EXTENT,
             prepared: None,
@@ -84,7 +85,23 @@ impl<'a> RegionBuilder<'a> {
     #[doc(alias = "page_size")]
     #[must_use]
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
-        self.largest = bytes;
+        self.sizes = self.sizes.with_largest(bytes);
+        self
+    }
+
+    /// Makes extents small in proportion to what lies before them, so that most of the memory
+    /// behind the end is released when the end is [decommitted](Region::decommit); `false` by
+    /// default. An extent has at most 16 MiB, or a quarter of the committed bytes directly before
+    /// it if that is more, and at most the [largest extent](Self::largest_extent). 1 GiB then takes
+    /// 20 extents instead of one.
+    ///
+    /// An extent is released whole. So after a decommit up to the end of committed bytes, at most a
+    /// quarter of the bytes that stay, or 16 MiB, is withdrawn and still mapped. That does not hold
+    /// for bytes that stay behind a decommitted part: for those, set a smaller largest extent.
+    #[doc(alias = "ladder")]
+    #[must_use]
+    pub const fn expect_shrink(mut self, yes: bool) -> Self {
+        self.sizes = self.sizes.expect_shrink(yes);
         self
     }
 
@@ -167,7 +184,7 @@ impl<'a> RegionBuilder<'a> {
     /// memory has not the properties that were set.
     pub fn reserve(self) -> Result<Region, MemoryError> {
         let granule = self.device.granule();
-        for size in [self.largest, self.zero_extent] {
+        for size in [self.sizes.largest(), self.zero_extent] {
             ArgumentError::extent(size, granule.bytes())?;
         }
         let size = granule.whole("bytes of a reservation", self.size)?;
@@ -191,7 +208,7 @@ impl<'a> RegionBuilder<'a> {
                 .as_ref()
                 .map_or(self.props, |family| family.tenant.props()),
             layout: self.layout,
-            largest: self.largest,
+            sizes: self.sizes,
             mapping_limit: self.mapping_limit,
             zeros: Zeros::new(self.zero_extent),
             prepared: self.prepared,
@@ -259,7 +276,7 @@ impl Region {
             space: space.open_like(&self.space),
             props: self.props,
             layout: self.layout.clone(),
-            largest: self.largest,
+            sizes: self.sizes,
             mapping_limit: self.mapping_limit,
             zeros: self.zeros.empty_like(),
             prepared: self.prepared.clone(),

@@ -202,21 +202,17 @@ impl Region {
     }
 
     fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
-        let granule = self.device().granule();
         let chosen = place.map(|place| Layout::on(place.clone()));
         let layout = chosen.as_ref().unwrap_or(&self.layout);
         let mut planned = vec![];
         for gap in self.holes(range) {
             for (part, place) in layout.parts(gap) {
-                let mut offset = part.start;
-                for size in granule.cover(part.end - part.start, self.largest) {
-                    planned.push(Planned {
-                        offset,
-                        size,
-                        place: place.clone(),
-                    });
-                    offset += size;
-                }
+                let extents = self.extents_for(range, part);
+                planned.extend(extents.map(|(offset, size)| Planned {
+                    offset,
+                    size,
+                    place: place.clone(),
+                }));
             }
         }
         planned

@@ -34,6 +34,14 @@ impl Committed {
         self.ranges.get(&0).map_or(0, |first| first.end)
     }
 
+    /// Returns the start of the committed bytes that end at an offset or contain it, or else the
+    /// offset.
+    pub(super) fn start_before(&self, offset: u64) -> u64 {
+        let last = offset.checked_sub(1);
+        let before = last.and_then(|last| self.ranges.get(&last));
+        before.map_or(offset, |range| range.start)
+    }
+
     pub(crate) fn overlaps(&self, range: &Range<u64>) -> bool {
         self.ranges.overlaps(range)
     }

@@ -1,7 +1,5 @@
 //! Compaction: gives the withdrawn parts of extents back that are committed in part.
 
-use std::ops::Range;
-
 use super::Region;
 use crate::error::MemoryError;
 use crate::extents::{Extent, New, Unmapped, Unused};
@@ -81,15 +79,9 @@ impl Region {
     /// Copies the committed parts of an extent to smaller extents, which replace it. Returns the
     /// bytes copied.
     fn cut(&mut self, extent: &Extent, stream: &Stream, proof: Unused) -> Result<u64, MemoryError> {
-        let granule = self.device().granule();
-        let mut pieces: Vec<(u64, u64)> = vec![];
-        for part in self.committed.parts(extent.offset..extent.end()) {
-            let Range { mut start, end } = part;
-            for size in granule.cover(end - start, self.largest) {
-                pieces.push((start, size));
-                start += size;
-            }
-        }
+        let parts = self.committed.parts(extent.offset..extent.end());
+        let pieces = parts.flat_map(|part| self.extents_for(&part.clone(), part));
+        let pieces: Vec<(u64, u64)> = pieces.collect();
         self.check_mapping_limit(pieces.len() as u64, 1)?;
         let new = self.memory_for_parts(extent, &pieces)?;
         self.replace(new, stream, proof)?;

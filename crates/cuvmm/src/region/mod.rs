@@ -90,6 +90,7 @@ use cuvmm_driver::{DeviceAddress, PhysicalProps};
 
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Fence, Space, Zeros};
 use crate::own::{Access, Stream};
 #[cfg(doc)]
@@ -140,7 +141,7 @@ pub struct Region {
     space: Space,
     props: PhysicalProps,
     layout: Layout,
-    largest: u64,
+    sizes: ExtentSizes,
     mapping_limit: u64,
     zeros: Zeros,
     prepared: Option<HostExtents>,

@@ -1,5 +1,7 @@
 //! Creation and release of a region's physicals.
 
+use std::ops::Range;
+
 use cuvmm_driver::PhysicalProps;
 
 use super::Region;
@@ -18,6 +20,28 @@ impl Region {
         let mut props = self.props;
         props.location = place.location();
         props
+    }
+
+    /// Returns the offsets and sizes of the extents to be made for a part of a range that is
+    /// committed, or is about to be.
+    pub(super) fn extents_for(
+        &self,
+        range: &Range<u64>,
+        part: Range<u64>,
+    ) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let before = match self.sizes.shrinks() {
+            true => self.committed.start_before(range.start),
+            false => range.start,
+        };
+        let Range { mut start, end } = part;
+        let sizes = self
+            .sizes
+            .cover(self.device().granule(), start - before..end - before);
+        sizes.map(move |size| {
+            let offset = start;
+            start += size;
+            (offset, size)
+        })
     }
 
     /// Obtains memory for copies of extents, which will be overwritten.

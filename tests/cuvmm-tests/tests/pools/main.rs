@@ -30,5 +30,6 @@ mod pressure;
 mod proof;
 mod quarantine;
 mod quarantine_aliases;
+mod shrinks;
 mod user_code;
 mod warm;

@@ -25,6 +25,7 @@ mod peers;
 mod places;
 mod register;
 mod share_wire;
+mod shrinks;
 mod sparse;
 mod tenant;
 mod tenant_faults;

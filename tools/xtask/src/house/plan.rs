@@ -82,7 +82,7 @@ const LIBRARY: &[Layer] = &[
     room(&["sync"]),
     room(&["deferred", "descriptors"]),
     room(&["log"]),
-    open(&["display", "error", "size", "growth"]),
+    open(&["display", "error", "size", "extent_sizes", "growth"]),
     open(&["calls", "drops", "fork", "device"]),
     room(&["own"]),
     room(&["extents"]),

@@ -8,6 +8,7 @@ use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
 use super::slots::{BYTES, BlockPlace, Class, Occupant, Slot, SlotId, too_large};
 use crate::error::{ArgumentError, BlockError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Space, Uses};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
@@ -259,7 +260,7 @@ impl State {
         home.map_or(Ok(()), |home| home.check_on(&self.device))?;
         let class = Class {
             size: size_of_slot,
-            largest: self.largest_extent(wanted.grain)?,
+            sizes: self.extent_sizes(wanted)?,
         };
         self.check_usable(id)?;
         let strands = match wanted.exact_extents {
@@ -274,17 +275,16 @@ impl State {
         })
     }
 
-    fn largest_extent(&self, grain: ExtentOptions) -> Result<u64, BlockError> {
+    fn extent_sizes(&self, wanted: &Wanted<'_>) -> Result<ExtentSizes, BlockError> {
         let pools = self.policy.largest_extent;
-        let granule = self.device.granule();
-        match grain.largest {
+        let largest = match wanted.grain.largest {
             Some(bytes) => {
-                ArgumentError::extent(bytes, granule.bytes())?;
-                Ok(bytes.min(pools))
+                ArgumentError::extent(bytes, self.device.granule().bytes())?;
+                bytes.min(pools)
             }
-
-            None => Ok(pools),
-        }
+            None => pools,
+        };
+        Ok(ExtentSizes::up_to(largest).expect_shrink(wanted.shrinks))
     }
 
     /// In a hardened pool nothing is mapped behind a block's end.

@@ -216,8 +216,9 @@ impl Block {
     /// Whole extents behind the block's end are cached: a request that lacks memory reclaims them,
     /// and so does [`Pool::trim`](crate::Pool::trim). The rest of the extent in which the block ends
     /// is [stranded](crate::pool::TenantStats::stranded) until
-    /// [`Tenant::compact`](crate::Tenant::compact). What `nvidia-smi` shows as used falls when
-    /// `trim` releases the memory to the driver.
+    /// [`Tenant::compact`](crate::Tenant::compact);
+    /// [`expect_shrink`](crate::pool::BlockBuilder::expect_shrink) bounds it. What `nvidia-smi`
+    /// shows as used falls when `trim` releases the memory to the driver.
     ///
     /// # Errors
     /// [`BlockError`] when `size` is zero or more than the block's size.

@@ -35,6 +35,7 @@ impl<'a> BlockBuilder<'a> {
             },
             exact_extents: false,
             movable: false,
+            shrinks: false,
             stride: 1,
         };
         Self::of(owner, wanted)
@@ -106,6 +107,25 @@ impl<'a> BlockBuilder<'a> {
     /// cost more driver calls and strand less memory.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
         self.wanted.grain.largest = Some(bytes);
+        self
+    }
+
+    /// Makes the block's extents small in proportion to what lies before them, so that most of the
+    /// memory behind its end is free for other blocks after a [shrink](Block::shrink_to); `false`
+    /// by default. An extent has at most 16 MiB, or a quarter of the bytes before it if that is
+    /// more, and at most the [largest extent](Self::largest_extent).
+    ///
+    /// An extent is unmapped whole. So the block's end strands at most a quarter of the block's
+    /// size, or 16 MiB, where it may strand 1 GiB by default. In return a block of 1 GiB takes the
+    /// driver calls of 20 extents instead of one.
+    ///
+    /// The rule holds for all memory that the block gets: by allocation, growth, wake and
+    /// compaction. Only [`compact_prefix`](Block::compact_prefix) makes larger extents. A freed
+    /// block goes to the pool instead of a stream cache. Its memory serves later blocks with this
+    /// option without a driver call, and other blocks when it is unmapped.
+    #[doc(alias = "ladder")]
+    pub const fn expect_shrink(mut self, yes: bool) -> Self {
+        self.wanted.shrinks = yes;
         self
     }
 
@@ -307,12 +327,12 @@ impl<'a> BlockBuilder<'a> {
             home,
             ref tag,
             zeroed,
-            movable,
             grain,
             ..
         } = self.wanted;
         let device = &self.owner.core.device;
-        let usable = !zeroed && !movable && device.lost().is_none() && device.forked().is_none();
+        let cacheable = self.wanted.is_cacheable() && !zeroed;
+        let usable = cacheable && device.lost().is_none() && device.forked().is_none();
         let home = home.filter(|_| usable)?;
         let tag = tag.as_ref();
         let shape = Shape {
@@ -333,11 +353,11 @@ impl<'a> BlockBuilder<'a> {
             tag: self.wanted.tag.clone(),
             grain: self.wanted.grain,
             home: self.wanted.home.cloned(),
-            // The cache does not know whether a block is movable.
+            // The cache does not know whether a block is movable or expected to shrink.
             stream_cache: self
                 .wanted
                 .home
-                .filter(|_| !self.wanted.movable)
+                .filter(|_| self.wanted.is_cacheable())
                 .map(|home| self.owner.stream_caches.of(home))
                 .cloned(),
         }

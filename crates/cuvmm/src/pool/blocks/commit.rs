@@ -1,5 +1,7 @@
 //! Placing memory under a slot: charge, gather, place, scrub. On failure nothing changes.
 
+use std::ops::Range;
+
 use super::fills::Unfinished;
 use super::slots::Slot;
 use crate::error::{BlockError, MemoryError};
@@ -134,19 +136,19 @@ impl Locked<'_> {
         bytes: u64,
         claims: bool,
     ) -> Result<(), BlockError> {
-        let gathered = self.gather_to_place(slot, bytes, claims)?;
+        let gathered = self.gather_to_place(slot, begun..begun + bytes, claims)?;
         self.place_gathered(slot, begun, gathered)
     }
 
-    /// Gathers charged bytes for a slot that is out.
+    /// Gathers charged memory for a range of a slot that is out.
     pub(super) fn gather_to_place(
         &mut self,
         slot: &Slot,
-        bytes: u64,
+        range: Range<u64>,
         claims: bool,
     ) -> Result<Gathered, BlockError> {
         let id = slot.id.tenant;
-        let physicals = self.gather(id, bytes, slot.class.largest, claims)?;
+        let physicals = self.gather(id, range, slot.class.sizes, claims)?;
         let count = physicals.len() as u64;
         if let Err(error) = self.make_mapping_room(id, count, claims) {
             self.put_back(physicals);

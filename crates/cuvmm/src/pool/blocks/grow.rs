@@ -207,7 +207,7 @@ impl Locked<'_> {
             to,
             zeroed: block.zeroed,
             home: block.home.clone(),
-            steps: Steps::of_block(self.device.granule(), block.growth, slot.class.largest),
+            steps: Steps::of_block(self.device.granule(), block.growth, slot.class.sizes),
             reach: block.reach.max(block.used),
             most: block.most,
         };

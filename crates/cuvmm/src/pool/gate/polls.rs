@@ -44,6 +44,7 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
+    use crate::extent_sizes::ExtentSizes;
     use crate::extents::rig::{G, Rig, rig};
     use crate::extents::{Fence, Round};
     use crate::pool::accounts::TenantId;
@@ -63,7 +64,7 @@ mod tests {
         };
         let class = Class {
             size: G,
-            largest: G,
+            sizes: ExtentSizes::up_to(G),
         };
         let mut slot = Slot::new(id, rig.space(1), class, 0, false);
         slot.fence = Fence::stream(stream.clone());

@@ -57,6 +57,7 @@ enum Kind {
         zeroed: bool,
         capacity: u64,
         largest: Option<u64>,
+        shrinks: bool,
         exact_extents: bool,
     },
     /// The growth of a block, by its slot: the block may have memory behind its end.
@@ -75,6 +76,7 @@ impl Group {
                     zeroed: wanted.zeroed,
                     capacity: wanted.capacity,
                     largest: wanted.grain.largest,
+                    shrinks: wanted.shrinks,
                     exact_extents: wanted.exact_extents,
                 };
                 (whole(wanted.size), kind)

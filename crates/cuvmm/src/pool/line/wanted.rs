@@ -18,8 +18,17 @@ pub(in crate::pool) struct Wanted<'a> {
     /// `true` if all work on the block is launched under leases, so that its memory may be replaced
     /// while none lives.
     pub(in crate::pool) movable: bool,
+    /// `true` if the extents are to be small in proportion to what lies before them.
+    pub(in crate::pool) shrinks: bool,
     /// The distance of blocks side by side is a multiple of this number of bytes.
     pub(crate) stride: u64,
+}
+
+impl Wanted<'_> {
+    /// Returns `true` if the block may go to a stream cache, which keeps neither option.
+    pub(in crate::pool) const fn is_cacheable(&self) -> bool {
+        !(self.movable | self.shrinks)
+    }
 }
 
 /// The growth and largest extent of a block, where they differ from the pool's settings.

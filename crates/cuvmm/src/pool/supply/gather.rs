@@ -1,9 +1,11 @@
 //! The supply of memory: from the free list, or else from the driver.
 
+use std::ops::Range;
 use std::sync::PoisonError;
 
 use super::Room;
 use crate::error::{BlockError, CallError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::Unmapped;
 use crate::own::Physical;
 use crate::pool::accounts::TenantId;
@@ -18,24 +20,24 @@ use crate::sync::atomic::Ordering;
 const WORTH_MAPPING: u64 = 4;
 
 impl Locked<'_> {
-    /// Gathers unmapped physicals of at most `largest` that make up `bytes` (whole granules), which
-    /// the tenant has been charged. With `claims`, reclaims memory from other tenants if the driver
+    /// Gathers unmapped physicals for a range of offsets in whole granules, in their order, of at
+    /// most these `sizes`. The tenant has been charged for them. With `claims`, reclaims memory from other tenants if the driver
     /// has no more. On failure nothing has changed, except that memory of the free list may have
     /// been released.
     pub(in crate::pool) fn gather(
         &mut self,
         id: TenantId,
-        bytes: u64,
-        largest: u64,
+        range: Range<u64>,
+        sizes: ExtentSizes,
         claims: bool,
     ) -> Result<Vec<Unmapped>, BlockError> {
+        let Range { start: mut at, end } = range;
         let mut physicals = vec![];
-        let mut left = bytes;
-        self.room.foresee(bytes);
-        while left > 0 {
-            match self.one_unmapped(id, left, largest, claims) {
+        self.room.foresee(end.saturating_sub(at));
+        while at < end {
+            match self.one_unmapped(id, end - at, sizes.at(at), claims) {
                 Ok(unmapped) => {
-                    left -= unmapped.size();
+                    at += unmapped.size();
                     physicals.push(unmapped);
                 }
                 Err(error) => {
@@ -87,7 +89,7 @@ impl Locked<'_> {
         {
             return Ok(vec![unmapped]);
         }
-        self.gather(id, size, size, true)
+        self.gather(id, 0..size, ExtentSizes::up_to(size), true)
     }
 
     /// Gets one physical of exactly `size`. If there are only smaller ones, releases as many as make

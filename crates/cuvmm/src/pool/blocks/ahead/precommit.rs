@@ -58,13 +58,13 @@ impl State {
         let slot = self.slots.get_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
-        let largest = slot.class.largest;
+        let sizes = slot.class.sizes;
         let block = slot.block.as_mut()?;
         block.pace.called = false;
         if busy || !registered {
             return None;
         }
-        let steps = Steps::of_block(granule, block.growth, largest);
+        let steps = Steps::of_block(granule, block.growth, sizes);
         let step = steps.extent(block.used, offset, block.most)?;
         block.pace.learn(block.used, step);
         let precommitted = offset.saturating_sub(block.used);

@@ -90,7 +90,7 @@ impl State {
         if !settled || block.used < bytes {
             return None;
         }
-        let steps = Steps::of_block(granule, block.growth, slot.class.largest);
+        let steps = Steps::of_block(granule, block.growth, slot.class.sizes);
         steps.extent(bytes, bytes, block.most)
     }
 }

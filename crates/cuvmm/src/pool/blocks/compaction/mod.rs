@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::error::{BlockError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 use crate::ledger::Purpose;
 use crate::own::{Access, Stream};
@@ -75,8 +76,8 @@ pub(in crate::pool) struct Run {
     pub(in crate::pool) offset: u64,
     pub(in crate::pool) size: u64,
     extents: Vec<Extent>,
-    /// The largest extent that may replace `extents`.
-    largest: u64,
+    /// The sizes of extents that may replace `extents`.
+    sizes: ExtentSizes,
     /// `true` if the slot's fence covers the work to wait for; otherwise all work queued by now
     /// counts.
     fenced: bool,
@@ -93,6 +94,10 @@ enum Moved {
 impl Run {
     pub(in crate::pool) const fn end(&self) -> u64 {
         self.offset + self.size
+    }
+
+    const fn range(&self) -> Range<u64> {
+        self.offset..self.end()
     }
 
     /// Returns the first byte of the run that has no memory, and how many there are, in the ranges
@@ -123,7 +128,7 @@ impl Run {
             offset: extent.offset,
             size: end - extent.offset,
             extents: vec![extent],
-            largest: slot.class.largest,
+            sizes: slot.class.sizes,
             fenced: false,
         })
     }
@@ -253,7 +258,7 @@ impl State {
             } else {
                 0
             };
-            let run = self.run_of(slot, offset..u64::MAX, slot.class.largest)?;
+            let run = self.run_of(slot, offset..u64::MAX, slot.class.sizes)?;
             let slot = slot.id;
             Some((Cursor { slot, offset }, run))
         })?;
@@ -268,9 +273,9 @@ impl State {
         }
     }
 
-    /// Returns the first and longest run of extents in a range of a slot that fewer extents of at
-    /// most `largest` bytes can replace.
-    fn run_of(&self, slot: &Slot, within: Range<u64>, largest: u64) -> Option<Run> {
+    /// Returns the first and longest run of extents in a range of a slot that fewer extents of these
+    /// `sizes` can replace. Its size is at most that of the largest of them.
+    fn run_of(&self, slot: &Slot, within: Range<u64>, sizes: ExtentSizes) -> Option<Run> {
         let granule = self.device.granule();
         let from = within.start.max(slot.bound());
         let extents: Vec<Extent> = slot
@@ -280,23 +285,25 @@ impl State {
             .collect();
         (0..extents.len()).find_map(|first| {
             let rest = extents.get(first..)?;
+            let offset = rest.first()?.offset;
             let mut size = 0;
             let mut best = None;
             for (count, extent) in rest.iter().enumerate() {
                 size += extent.size;
-                if size > largest {
+                if size > sizes.largest() {
                     break;
                 }
-                if granule.cover(size, largest).count() < count + 1 {
+                let replacing = sizes.cover(granule, offset..offset + size);
+                if replacing.count() < count + 1 {
                     best = Some((count + 1, size));
                 }
             }
             let (count, size) = best?;
             Some(Run {
-                offset: rest.first()?.offset,
+                offset,
                 size,
                 extents: rest.get(..count)?.to_vec(),
-                largest,
+                sizes,
                 fenced: false,
             })
         })
@@ -350,7 +357,7 @@ impl Locked<'_> {
             return Ok(Moved::Shared);
         }
         self.grant_for_copy(run.size);
-        let physicals = match self.gather(slot.id.tenant, run.size, run.largest, false) {
+        let physicals = match self.gather(slot.id.tenant, run.range(), run.sizes, false) {
             Ok(physicals) => physicals,
             Err(error) if error.is_shortage() => return Ok(Moved::NoSpace(error)),
             Err(error) => return Err(error),
@@ -426,13 +433,13 @@ impl Locked<'_> {
     fn gather_for(&mut self, slot: &Slot, run: &Run) -> Result<Vec<Unmapped>, BlockError> {
         let tenant = slot.id.tenant;
         self.grant_for_copy(run.size);
-        let physicals = self.gather(tenant, run.size, run.largest, false)?;
+        let physicals = self.gather(tenant, run.range(), run.sizes, false)?;
         if physicals.len() < run.extents.len() {
             return Ok(physicals);
         }
         self.put_back(physicals);
         self.release_small_free();
-        self.gather(tenant, run.size, run.largest, false)
+        self.gather(tenant, run.range(), run.sizes, false)
     }
 
     fn replace_run(
@@ -461,7 +468,7 @@ impl Locked<'_> {
         });
         let new = new.collect();
         let before = slot.space.footing();
-        slot.merged |= run.largest > slot.class.largest;
+        slot.merged |= run.sizes != slot.class.sizes;
         let replaced = self.unlocked(|| match slot.completed() {
             Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
             Err(error) => Err(NotReplaced::unchanged(error, new)),

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use super::Moved;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::pool::blocks::Block;
 use crate::pool::blocks::slots::{BYTES, BlockPlace, Slot, SlotId};
 use crate::pool::core::{Core, Locked};
@@ -148,7 +149,8 @@ impl Locked<'_> {
         let state: &State = self;
         let slot = state.slots.get(id).ok_or_else(gone)?;
         slot.check_awake()?;
-        let Some(mut run) = state.run_of(slot, from..to, state.policy.largest_extent) else {
+        let sizes = ExtentSizes::up_to(state.policy.largest_extent);
+        let Some(mut run) = state.run_of(slot, from..to, sizes) else {
             return Ok(None);
         };
         if slot.leases > 0 || slot.broken {

@@ -312,7 +312,8 @@ impl Locked<'_> {
             return self.keep_alone(slot, extent);
         }
         let charge = self.obtain(id, bytes, Purpose::Growth)?;
-        let own = match self.gather_to_place(slot, bytes, true) {
+        let range = extent.offset..extent.offset + bytes;
+        let own = match self.gather_to_place(slot, range, true) {
             Ok(gathered) => Own {
                 bytes,
                 charge,

@@ -100,8 +100,8 @@ impl ToWake {
         };
         let mut state = moving.lock();
         state.room.take_from(room);
-        let step = (moving.used, u64::MAX);
-        let furnished = state.furnish_next(moving.place().slot, step, home.as_ref(), zeroed);
+        let place = moving.place().slot;
+        let furnished = state.furnish_next(place, (moving.used, false), home.as_ref(), zeroed);
         room.take_from(&mut state.room);
         self.filled |= furnished?.1;
         Ok(())
@@ -121,9 +121,8 @@ impl TransitioningBlock {
     /// memory.
     pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
         let mut state = self.lock();
-        let largest = state.largest_under(self.place().slot);
-        let step = (self.used, largest);
-        let (end, _) = state.furnish_next(self.place().slot, step, None, false)?;
+        let place = self.place().slot;
+        let (end, _) = state.furnish_next(place, (self.used, true), None, false)?;
         Ok(end)
     }
 }
@@ -154,11 +153,6 @@ impl State {
         slots
             .filter_map(|slot| Some(slot.block.as_ref()?.used))
             .sum()
-    }
-
-    fn largest_under(&self, id: SlotId) -> u64 {
-        let slot = self.slots.get(id);
-        slot.map_or(self.policy.largest_extent, |slot| slot.class.largest)
     }
 }
 
@@ -229,22 +223,19 @@ impl Locked<'_> {
         Some((chosen, to_wake))
     }
 
-    /// Places memory that a moving block of `used` bytes lacks: one extent of at most `most` bytes,
-    /// or all. Returns the offset up to which there is memory, and `true` if the home stream zeroes
+    /// Places memory that a moving block of `used` bytes lacks, all of it or `one` extent. Returns the offset up to which there is memory, and `true` if the home stream zeroes
     /// some of it.
     fn furnish_next(
         &mut self,
         id: SlotId,
-        (used, most): (u64, u64),
+        (used, one): (u64, bool),
         home: Option<&Stream>,
         zeroed: bool,
     ) -> Result<(u64, bool), BlockError> {
         let furnished = self.with_slot_out(id, |state, slot| {
-            let left = used.saturating_sub(slot.space.bytes());
-            let bytes = match most {
-                u64::MAX => left,
-                most => state.device.granule().extent_within(left, most),
-            };
+            let begun = slot.space.bytes();
+            let lacking = slot.class.sizes.cover(state.device.granule(), begun..used);
+            let bytes = lacking.take(if one { 1 } else { usize::MAX }).sum();
             let filled = state.furnish_moving(slot, bytes, home, zeroed)?;
             Ok((slot.space.bytes(), filled))
         });

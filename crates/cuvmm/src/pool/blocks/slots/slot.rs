@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::ids::{BlockPlace, SlotId};
 use super::sleep_state::SleepState;
 use crate::error::{CallError, MemoryError};
+use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Completed, Extent, Fence, Space, Uses};
 use crate::growth::Growth;
 use crate::ledger::Purpose;
@@ -37,8 +38,8 @@ pub(crate) enum Freed {
 pub(crate) struct Class {
     /// Follows from the capacities of the blocks.
     pub(crate) size: u64,
-    /// The largest extent under the blocks.
-    pub(crate) largest: u64,
+    /// The sizes of the extents under the blocks.
+    pub(crate) sizes: ExtentSizes,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,7 @@ pub(crate) struct Slot {
     /// `true` if some of the memory was [exported](crate::pool::blocks::exported), or is about to be: the slot
     /// serves one block, since importers can write to the memory.
     pub(crate) exported: bool,
-    /// `true` if the slot has larger extents than its class allows, which a fork of another block
+    /// `true` if the slot may have larger extents than its class allows, which a fork of another block
     /// could not share: the slot serves one block.
     pub(crate) merged: bool,
     /// The offset up to which other slots map the memory too. While it is not zero the slot serves

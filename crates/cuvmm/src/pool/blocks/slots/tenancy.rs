@@ -13,11 +13,12 @@ use super::ids::SlotId;
 use super::rows::Rows;
 use super::share_table::ShareTable;
 use super::slot::{Class, Figures, Slot};
+use crate::extent_sizes::ExtentSizes;
 
 /// The class of empty slots that no block may be put in.
 const NO_CLASS: Class = Class {
     size: 0,
-    largest: 0,
+    sizes: ExtentSizes::up_to(0),
 };
 
 pub(in crate::pool) type Aged = (u64, usize);

@@ -55,6 +55,7 @@ const NAMES: &[&str] = &[
     "sleep_keep_8GiB_staged",
     "wake_kept_8GiB_staged",
     "cut_1GiB_to_half",
+    "shrink_1GiB_to_half",
     "take_back_16GiB",
     "take_back_16GiB_scrub",
     "lower_limit_16GiB",

@@ -261,6 +261,24 @@ impl<'a> Range<'a> {
         Ok(())
     }
 
+    /// Unmaps, in one call, and releases the physicals that begin at `kept` bytes or behind.
+    pub(super) fn shrink(&mut self, kept: u64) -> Result<()> {
+        let mut end = self.mapped;
+        let mut back = Vec::with_capacity(self.held.len());
+        while let Some(bare) = self.held.pop_if(|bare| end - bare.size >= kept) {
+            end -= bare.size;
+            back.push(bare);
+        }
+        // SAFETY: no work was launched on this memory, and the range is one of whole mappings.
+        unsafe {
+            self.hand
+                .driver
+                .unmap(self.address_at(end), self.mapped - end)?
+        };
+        self.mapped = end;
+        back.into_iter().try_for_each(Bare::release)
+    }
+
     /// Moves everything to another range: one unmap, a map for each extent, one set_access.
     pub(super) fn move_into(&mut self, other: &mut Range<'a>) -> Result<()> {
         self.unmap()?;

@@ -1,7 +1,8 @@
-//! The memory that a block has given up in an extent of 1 GiB, and what getting it back costs.
+//! The memory that a block of 1 GiB gives up by shrinking to half, and what getting it back costs:
+//! from one extent by a copy, from several by a release.
 
 use anyhow::ensure;
-use cuvmm::{Limit, Pool, Stream};
+use cuvmm::{Block, Limit, Pool, Stream, Tenant};
 
 use super::commit::GIB;
 use super::pairs::alternate;
@@ -11,6 +12,8 @@ use super::row::Row;
 use super::stage::Stage;
 
 pub(super) const NAME: &str = "cut_1GiB_to_half";
+
+pub(super) const SHRINK: &str = "shrink_1GiB_to_half";
 
 const BASELINE: &str = "create, map beside, set_access, copy, unmap both, map in place, \
                         set_access, release";
@@ -72,5 +75,64 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> anyhow::Result<()> 
     };
     let (ours, baselines) = alternate(stage.times(20, 2), ours, by_hand)?;
     report.add(Row::new(NAME, &ours, BASELINE, &baselines));
+    Ok(())
+}
+
+const BASELINE_OF_SHRINK: &str =
+    "the same extents: reserve, create and map each, set_access, unmap half, release";
+
+/// Measures a cold block of 1 GiB that is expected to shrink: its allocation, the shrink to half,
+/// and the release of the rest.
+///
+/// # Errors
+/// The memory was not given back.
+pub(super) fn shrink(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    let half = GIB / 2;
+    stage.room(2 * GIB)?;
+    let pool = Pool::builder(&stage.device).limit(Limit::Bytes(GIB));
+    let pool = pool.build()?;
+    let stream = Stream::new(&stage.device)?;
+    let hand = &stage.hand;
+    // A tenant for each block, so that each has new addresses.
+    let tenant = || pool.tenant("bench").register();
+    let allocate = |tenant: &Tenant| {
+        let block = tenant.block(GIB).home_stream(&stream);
+        block.expect_shrink(true).allocate()
+    };
+    let extents = |block: &Block| -> Vec<u64> {
+        let extents = block.extents();
+        extents.iter().map(|extent| extent.size).collect()
+    };
+    let shape = extents(&allocate(&tenant()?)?);
+    let ours = || {
+        stream.synchronize()?;
+        pool.trim(0)?;
+        let tenant = tenant()?;
+        let (took, block) = stage.watch.time(|| {
+            let mut block = allocate(&tenant)?;
+            block.shrink_to(half)?;
+            pool.trim(half)?;
+            anyhow::Ok(block)
+        })?;
+        let stats = pool.stats();
+        ensure!(
+            (stats.committed, stats.free) == (half, 0),
+            "the rest was not released"
+        );
+        drop(block);
+        Ok(took)
+    };
+    let by_hand = || {
+        let (took, range) = stage.watch.time(|| {
+            let mut range = hand.commit(&shape)?;
+            range.shrink(half)?;
+            anyhow::Ok(range)
+        })?;
+        range.give_back()?;
+        Ok(took)
+    };
+    let (ours, baselines) = alternate(stage.times(50, 2), ours, by_hand)?;
+    let row = Row::new(SHRINK, &ours, BASELINE_OF_SHRINK, &baselines);
+    report.add(row.count("extents", shape.len() as f64));
     Ok(())
 }

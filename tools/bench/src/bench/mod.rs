@@ -201,6 +201,7 @@ fn containers() -> Vec<Group> {
     groups.push(Group::one(snapshot::MAKE_MUT, snapshot::make_mut));
     groups.push(Group::one(ring::NAME, ring::measure));
     groups.push(Group::one(cut::NAME, cut::measure));
+    groups.push(Group::one(cut::SHRINK, cut::shrink));
     let names = [relocate::TO_HOST, relocate::TO_DEVICE];
     groups.push(Group::new(names, relocate::measure));
     groups.push(Group::new(peers::names(), peers::measure));

@@ -85,9 +85,9 @@ impl Steps {
     }
 
     /// The size of the one extent to commit behind `held` bytes, of which `used` are used: a step,
-    /// at least a granule. `None` if growth is exact or `most` is reached.
+    /// at least a granule. `None` if growth is exact, `most` is reached, or nothing is used yet.
     pub(crate) fn extent(&self, used: u64, held: u64, most: u64) -> Option<u64> {
-        if self.growth == Growth::Exact || held >= most {
+        if self.growth == Growth::Exact || held >= most || used == 0 {
             return None;
         }
         let step = self.step(used).max(self.granule.bytes());
@@ -155,7 +155,8 @@ mod tests {
     #[test]
     fn an_extent_ahead_fits_behind_what_is_held() {
         let steps = block(Growth::Part(8));
-        assert_eq!(steps.extent(0, 0, 100 * G), Some(G), "at least a granule");
+        assert_eq!(steps.extent(G, G, 100 * G), Some(G), "at least a granule");
+        assert_eq!(steps.extent(0, 0, 100 * G), None, "addresses only");
         assert_eq!(steps.extent(40 * G, 40 * G, 100 * G), Some(4 * G));
         assert_eq!(steps.extent(40 * G, 97 * G, 100 * G), Some(2 * G));
         assert_eq!(steps.extent(40 * G, 100 * G, 100 * G), None);

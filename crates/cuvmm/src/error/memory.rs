@@ -322,8 +322,8 @@ impl MemoryError {
 #[error(transparent)]
 #[non_exhaustive]
 pub enum BlockError {
-    /// An argument cannot be used: a size of zero, above the capacity, or below the block's size; a
-    /// stream of another device.
+    /// An argument cannot be used: a size above the capacity or below the block's size, a capacity
+    /// of zero, a stream of another device.
     Argument(#[from] ArgumentError),
     /// A block belongs to another tenant.
     #[error("block {index} belongs to another tenant")]

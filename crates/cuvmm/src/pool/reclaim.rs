@@ -6,7 +6,7 @@
 //! used memory. Whole extents move, so that many bytes cost few driver calls. Memory of heaps
 //! ([holders](super::holders::holder)) comes after the slots of tenants of the same rank.
 //!
-//! Keeps I-3, I-4 and I-31.
+//! Keeps I-3, I-4, I-31 and I-88.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -72,7 +72,8 @@ impl Locked<'_> {
         bytes: u64,
         purpose: Purpose,
     ) -> Result<(), BlockError> {
-        while self.budget.missing(id, bytes).1 > 0 {
+        // Nothing is missing for zero bytes, even beyond a lowered limit.
+        while bytes > 0 && self.budget.missing(id, bytes).1 > 0 {
             // Bytes that the tenant's own limit refuses have to come from the tenant, not from the
             // ledger.
             let (own, _) = self.budget.missing(id, bytes);

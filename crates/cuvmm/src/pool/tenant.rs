@@ -237,7 +237,8 @@ impl Tenant {
         &self.shared.name
     }
 
-    /// Returns a builder of a block of `size` bytes.
+    /// Returns a builder of a block of `size` bytes. With a
+    /// [capacity](BlockBuilder::capacity) the size may be zero: a range of addresses only.
     pub fn block(&self, size: u64) -> BlockBuilder<'_> {
         BlockBuilder::new(&self.shared.owner, size)
     }

@@ -116,7 +116,7 @@ impl Offer {
     /// dropped.
     ///
     /// # Errors
-    /// [`ShareError`] if the block is asleep, shares memory with [forks](Block::fork), the pool's
+    /// [`ShareError`] if the block has zero bytes or is asleep, shares memory with [forks](Block::fork), the pool's
     /// ledger counts no more exported blocks, or a description cannot express the place of its
     /// memory.
     pub fn block(block: &Block) -> Result<Self, ShareError> {

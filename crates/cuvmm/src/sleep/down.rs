@@ -78,6 +78,7 @@ fn copy_out(
             }
             copies.aside(|| go_on(blocks, copied.bytes, copied.total))
         })?;
+        // Blocks of zero bytes, which may have idle memory, count as copied.
         // No refusal of host memory finds a block emptied: from here on none is taken.
         copied.withdraw()?;
         while let Some(done) = copies.next_done() {

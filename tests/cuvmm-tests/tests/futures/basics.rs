@@ -192,6 +192,27 @@ on_both! {
         assert_eq!((stats.in_use, stats.tenants[0].blocks), (2 * G, 1));
     }
 
+    fn a_range_waits_for_no_memory_and_is_one_again_when_its_growth_is_dropped(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = mapped_pool(rig, 4, &mapper);
+        let tenant = pool.tenant("a").register().unwrap();
+        let other = tenant.try_allocate(4 * G).unwrap();
+        let mut range = block_on(tenant.block(0).capacity(8 * G).allocate_async()).unwrap();
+        // Nothing waits for memory, also behind a request that does.
+        let waiting = Task::waiting(tenant.allocate_async(G));
+        let second = block_on(tenant.block(0).capacity(8 * G).allocate_async()).unwrap();
+        drop(waiting);
+        drop(Task::waiting(range.grow_to_async(G)));
+        drop(other);
+        let granted = Task::waiting(range.grow_to_async(2 * G));
+        assert!(granted.is_woken(WHILE));
+        assert_eq!(tenant.stats().in_use, 2 * G);
+        drop(granted);
+        assert_eq!((tenant.stats().in_use, range.size(), second.size()), (0, 0, 0));
+        block_on(range.grow_to_async(G)).unwrap();
+        assert_eq!(books(rig, &pool).in_use, G);
+    }
+
     fn what_no_waiting_can_serve_is_refused_at_once(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = mapped_pool(rig, 4, &mapper);

@@ -30,6 +30,7 @@ mod pressure;
 mod proof;
 mod quarantine;
 mod quarantine_aliases;
+mod ranges;
 mod shrinks;
 mod user_code;
 mod warm;

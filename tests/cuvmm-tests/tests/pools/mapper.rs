@@ -41,6 +41,21 @@ on_both! {
         pool.close().unwrap();
     }
 
+    fn nothing_is_mapped_ahead_of_a_block_of_zero_bytes(rig) {
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let pool = mapped_pool(rig, 256, &mapper);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut range = tenant.block(0).capacity(256 * G).try_allocate().unwrap();
+        let mut other = tenant.block(8 * G).capacity(16 * G).try_allocate().unwrap();
+        range.try_grow_to(0).unwrap();
+        // The mapper comes to the other block after the range.
+        other.try_grow_to(9 * G).unwrap();
+        until(&pool, "precommitted", || tenant.stats().precommitted > 0);
+        assert!(range.extents().is_empty());
+        drop((range, other, tenant));
+        pool.close().unwrap();
+    }
+
     fn a_mapper_hears_whoever_rings_rarely_and_whoever_hurries(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = mapped_pool(rig, 256, &mapper);

@@ -133,7 +133,7 @@ impl Locked<'_> {
         id: TenantId,
         bytes: u64,
     ) -> Result<(), BlockError> {
-        if !self.line.others_lack() {
+        if bytes == 0 || !self.line.others_lack() {
             return Ok(());
         }
         let Some(joined) = self.core().ledger.get() else {

@@ -250,8 +250,9 @@ impl State {
         wanted: &Wanted<'_>,
     ) -> Result<Needs, BlockError> {
         let &Wanted { size, capacity, .. } = wanted;
-        ArgumentError::not_zero(BYTES, size)?;
         ArgumentError::at_most(BYTES, size, capacity)?;
+        // A block of zero bytes is a range of addresses, and needs some.
+        ArgumentError::not_zero(BYTES, capacity)?;
         let granule = self.device.granule();
         let most = granule.whole(BYTES, capacity)?;
         let used = granule.whole(BYTES, size)?;

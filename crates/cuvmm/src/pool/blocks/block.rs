@@ -208,20 +208,24 @@ impl Block {
         Ok(())
     }
 
-    /// Shrinks the block to `size` bytes. Makes no driver call. If the block grows again before the
+    /// Shrinks the block to `size` bytes, which may be zero: the block keeps its addresses. Makes
+    /// no driver call. If the block grows again before the
     /// memory is reclaimed, it gets the memory back with its old contents. A [hardened
     /// pool](crate::pool#hardened-pools) fills and unmaps the memory as for a dropped block, and any pool
     /// unmaps memory that the block [shares](Self::fork).
     ///
-    /// Whole extents behind the block's end are cached: a request that lacks memory reclaims them,
-    /// and so does [`Pool::trim`](crate::Pool::trim). The rest of the extent in which the block ends
-    /// is [stranded](crate::pool::TenantStats::stranded) until
+    /// **When the memory returns.** Whole extents behind the block's end are cached, and pending
+    /// free until the work on them is complete: a request that lacks memory reclaims them then, and
+    /// so does [`Pool::trim`](crate::Pool::trim). The rest of the extent in which the block ends is
+    /// [stranded](crate::pool::TenantStats::stranded) until
     /// [`Tenant::compact`](crate::Tenant::compact);
-    /// [`expect_shrink`](crate::pool::BlockBuilder::expect_shrink) bounds it. What `nvidia-smi`
-    /// shows as used falls when `trim` releases the memory to the driver.
+    /// [`expect_shrink`](crate::pool::BlockBuilder::expect_shrink) bounds it. A lease keeps all of it.
+    ///
+    /// What `nvidia-smi` shows as used stays the same when memory is cached or reclaimed, since the
+    /// pool holds it, and falls when `trim` releases it to the driver.
     ///
     /// # Errors
-    /// [`BlockError`] when `size` is zero or more than the block's size.
+    /// [`BlockError`] when `size` is more than the block's size, or the block sleeps.
     #[doc(alias = "deallocate_for_model")]
     pub fn shrink_to(&mut self, size: u64) -> Result<(), BlockError> {
         self.withdraw_growth();

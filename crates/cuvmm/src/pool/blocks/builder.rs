@@ -51,6 +51,11 @@ impl<'a> BlockBuilder<'a> {
 
     /// Sets the size in bytes that the block may grow to: at least its size, which is the default.
     /// Takes addresses, not memory.
+    ///
+    /// With a capacity the size may be zero: the block is then a range of addresses, charged as
+    /// such ([`PoolBuilder::address_limit`](crate::pool::PoolBuilder::address_limit)), and neither
+    /// memory nor mappings are charged, nor precommitted by a mapper, before it first
+    /// [grows](Block::grow_to).
     pub const fn capacity(mut self, bytes: u64) -> Self {
         self.wanted.capacity = bytes;
         self
@@ -175,7 +180,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// # Errors
     /// [`BlockError`], with the figures, when memory, mappings or addresses are short; when the
-    /// size is zero or above the capacity, an extent or stride is out of range, or the home stream
+    /// capacity is zero or below the size, an extent or stride is out of range, or the home stream
     /// is another device's; when the tenant is unregistered; and when a driver call fails. Every
     /// block is then as before.
     pub fn allocate(self) -> Result<Block, BlockError> {
@@ -200,7 +205,7 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// # Errors
     /// As [`Self::allocate`], and [`ArgumentError::TooLarge`] when they need more memory than the
-    /// device has.
+    /// device has, where a block of zero bytes counts as a granule.
     pub fn allocate_many(self, count: usize) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of(self.wait);
         self.many(count, wait)
@@ -231,7 +236,7 @@ impl<'a> BlockBuilder<'a> {
     /// driver when all of its blocks have been freed and addresses are needed.
     ///
     /// # Errors
-    /// As [`Self::allocate`].
+    /// As [`Self::allocate_many`].
     pub fn allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         let wait = Wait::of(self.wait);
         self.adjacent(count, wait)
@@ -241,7 +246,7 @@ impl<'a> BlockBuilder<'a> {
     /// no waiting. See [`allocate_adjacent`](Self::allocate_adjacent).
     ///
     /// # Errors
-    /// As [`Self::allocate`].
+    /// As [`Self::allocate_many`].
     pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.adjacent(count, Wait::Never)
     }
@@ -273,6 +278,7 @@ impl<'a> BlockBuilder<'a> {
         if count == 0 {
             return Ok(Vec::new());
         }
+        self.check_count(count)?;
         let Owner { core, tenant, .. } = &**self.owner;
         let placement = (count, Placement::Adjacent);
         let places = core.allocate_many(*tenant, &self.wanted, placement, wait)?;

@@ -128,7 +128,8 @@ impl Block {
     /// by is exported by another call.
     ///
     /// # Errors
-    /// [`MemoryError`] when the pool's memory is not shareable as this type, the block sleeps or
+    /// [`MemoryError`] when the pool's memory is not shareable as this type, the block has zero
+    /// bytes, sleeps or
     /// shares memory with [forks](Self::fork), or the driver refuses. Nothing is exported then.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export(&self, handle_type: HandleTypes) -> Result<ExportedBlock, MemoryError> {

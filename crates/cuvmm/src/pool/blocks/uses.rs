@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::slots::{BlockPlace, Slot};
-use crate::error::{MemoryError, ShareError};
+use crate::error::{ArgumentError, MemoryError, ShareError};
 use crate::own::Access;
 use crate::pool::core::Locked;
 use crate::pool::state::State;
@@ -68,6 +68,9 @@ impl State {
             return Err(MemoryError::NotCommitted(range.clone()));
         };
         slot.check_awake()?;
+        if wanted == Use::Export && range.is_empty() {
+            return Err(ArgumentError::Zero("bytes to be exported").into());
+        }
         if !slot.has(range) {
             return Err(MemoryError::NotCommitted(range.clone()));
         }

@@ -279,6 +279,7 @@ impl Locked<'_> {
             && !self.has_deferred
             && !self.others_in_flight();
         settled
+            && bytes > 0
             && self.core().ledger.get().is_none()
             && self.budget.missing(tenant, bytes).1 > 0
             && self.holders.all().next().is_none()

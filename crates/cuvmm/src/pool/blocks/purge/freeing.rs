@@ -11,7 +11,6 @@ use crate::pool::state::State;
 
 impl State {
     pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
-        ArgumentError::not_zero(BYTES, wanted)?;
         let Some(slot) = self.slots.get(id) else {
             return Ok(());
         };

@@ -183,9 +183,7 @@ impl Locked<'_> {
             }
             let asleep = self.asleep(id, choice);
             let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
-            if asleep > 0 {
-                self.leave_to_others(id, asleep)?;
-            }
+            self.leave_to_others(id, asleep)?;
             if asleep == 0 || fits_now {
                 // Each block owes its part of the charge.
                 let charge = self.budget.charge(Some(id), Amount::bytes(asleep));

@@ -418,6 +418,18 @@ pub enum BlockError {
         /// The number of other blocks that share the first of them.
         others: usize,
     },
+    /// The place in a row of blocks is not free: a block is there, or a lease or work that is not
+    /// complete keeps the memory of the last block there.
+    #[error(
+        "the place at distance {distance} from the block has {}",
+        if *.occupied { "a block: drop it first" } else { "memory in use: wait for the work, and drop the leases" }
+    )]
+    PlaceInUse {
+        /// The number of places from the given block on.
+        distance: isize,
+        /// `true` if a block is there.
+        occupied: bool,
+    },
     /// One of several blocks could not grow. All of them are unchanged.
     #[error("cannot grow block {index} to {}: {cause}", Bytes(*.size))]
     Refused {
@@ -469,6 +481,7 @@ impl BlockError {
     pub fn is_shortage(&self) -> bool {
         match self {
             Self::SharedInUse { .. } => true,
+            Self::PlaceInUse { occupied, .. } => !occupied,
             Self::Refused { cause, .. } => cause.is_shortage(),
             Self::Lost { .. } | Self::Memory(_) => false,
             other => other.is_out_of_memory(),

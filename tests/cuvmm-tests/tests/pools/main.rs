@@ -8,6 +8,7 @@ mod common;
 mod adjacent;
 mod basics;
 mod batch;
+mod beside;
 mod calls;
 mod cuts;
 mod drawn_in;

@@ -18,7 +18,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine, RandomFailures};
 use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
-use cuvmm::error::{ArgumentError, BlockError, PoolError};
+use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{
     Access, AccessGrant, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool,
     PoolStats, Region, Registration, Reservation, Stream, Tenant, TenantStats,
@@ -51,6 +51,15 @@ enum Step {
         granules: u64,
         count: usize,
         stream: usize,
+        zeroed: bool,
+    },
+    /// Allocates a block of the tenant of another block, at a place beside that block in its row.
+    Beside {
+        block: usize,
+        distance: isize,
+        granules: u64,
+        stream: usize,
+        home: bool,
         zeroed: bool,
     },
     Grow {
@@ -129,6 +138,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..TENANTS, 0u64..4, 1usize..4, 0..STREAMS, any::<bool>()).prop_map(
             |(tenant, granules, count, stream, zeroed)| Step::Adjacent {
                 tenant, granules, count, stream, zeroed
+            }
+        ),
+        3 => (0usize..8, -2isize..3, 0u64..5, 0..STREAMS, any::<bool>(), any::<bool>()).prop_map(
+            |(block, distance, granules, stream, home, zeroed)| Step::Beside {
+                block, distance, granules, stream, home, zeroed
             }
         ),
         4 => (0usize..8, 1u64..5).prop_map(|(block, by)| Step::Grow { block, by }),
@@ -454,6 +468,20 @@ where
                     Err(error) => self.refused(tenant, count as u64 * size, &error, faulted),
                 }
             }
+            Step::Beside {
+                block,
+                distance,
+                granules,
+                stream,
+                home,
+                zeroed,
+            } => self.fill(
+                block,
+                distance,
+                (granules * G, zeroed),
+                (stream, home),
+                faulted,
+            ),
             Step::Grow { block, by } => {
                 let Some(index) = self.index(block) else {
                     return;
@@ -571,6 +599,42 @@ where
             Step::Check => self.check(),
         }
         self.books();
+    }
+
+    fn fill(
+        &mut self,
+        block: usize,
+        distance: isize,
+        (size, zeroed): (u64, bool),
+        (stream, home): (usize, bool),
+        faulted: bool,
+    ) {
+        let Some(index) = self.index(block) else {
+            return;
+        };
+        let (tenant, neighbor) = (self.known[index].tenant, &self.known[index].block);
+        let mut builder = self.tenants[tenant].block(size).capacity(4 * G);
+        if home {
+            builder = builder.home_stream(&self.streams[stream]);
+        }
+        match builder
+            .zeroed(zeroed)
+            .try_allocate_beside(neighbor, distance)
+        {
+            Ok(filled) => {
+                let stride = filled.address().0.abs_diff(neighbor.address().0);
+                assert_eq!(stride, 4 * G * distance.unsigned_abs() as u64);
+                self.know(filled, tenant, stream, zeroed);
+            }
+            Err(BlockError::PlaceInUse { .. } | BlockError::WrongTenant { .. }) => {}
+            Err(BlockError::Argument(
+                ArgumentError::NoSuch { .. } | ArgumentError::TooLarge { .. },
+            )) => {}
+            Err(BlockError::Memory(MemoryError::Quarantined { .. })) => {
+                assert!(self.pool.stats().quarantined > 0);
+            }
+            Err(error) => self.refused(tenant, size, &error, faulted),
+        }
     }
 
     fn set_limit(&self, bytes: u64, faulted: bool) {

@@ -2,9 +2,9 @@
 //!
 //! Each block has a slot of its own in a [row](super::slots::rows) reserved at once, and its memory never
 //! reaches into its neighbor's addresses. The slots of a row with at most 1,024 slots, on which one
-//! locked section works, serve later blocks too, side by side or single. The driver gets the
-//! addresses back when the last slot of the row is gone. Until then they count against the pool's
-//! limit and no tenant's.
+//! locked section works, serve later blocks too: side by side, single, or [in a hole of the
+//! row](super::beside). The driver gets the addresses back when the last slot of the row is gone.
+//! Until then those of slots that are gone count against the pool's limit and no tenant's.
 
 use super::allocate::{CANDIDATES, Needs};
 use super::change::Change;

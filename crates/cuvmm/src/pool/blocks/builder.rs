@@ -229,7 +229,8 @@ impl<'a> BlockBuilder<'a> {
     /// a [hardened pool](crate::pool#hardened-pools). Between a block's end and the next block no memory
     /// of another block is ever mapped.
     ///
-    /// Each block is otherwise an ordinary block. If `count` blocks that were side by side, at most
+    /// Each block is otherwise an ordinary block. After one was dropped,
+    /// [`allocate_beside`](Self::allocate_beside) puts another in its place. If `count` blocks that were side by side, at most
     /// 1,024, have been freed and their places are unused, the new blocks take over these places
     /// with the memory that is still mapped there. Otherwise the call makes one reservation
     /// (`cuMemAddressReserve`), once there is memory for all blocks. Its addresses go back to the
@@ -249,6 +250,46 @@ impl<'a> BlockBuilder<'a> {
     /// As [`Self::allocate_many`].
     pub fn try_allocate_adjacent(self, count: usize) -> Result<Vec<Block>, BlockError> {
         self.adjacent(count, Wait::Never)
+    }
+
+    /// Allocates the block at a free place beside another block of the tenant: `distance` places
+    /// behind it in its row, or before it if negative. So a row of blocks that were allocated [side
+    /// by side](Self::allocate_adjacent), or forked from such a row, is whole again after one of
+    /// them was freed. If memory is short, or the last block's work there is not complete, calls
+    /// pressure hooks and waits for at most the [timeout](Self::timeout).
+    ///
+    /// The options have to be those of the row: the same [largest extent](Self::largest_extent), and
+    /// a capacity of at most the distance between the blocks. The
+    /// [stride multiple](Self::stride_multiple) has no effect.
+    ///
+    /// The place is free once the last block there was dropped and no lease on it lives. On the home
+    /// stream of that block it is used again at once; any other stream is ordered behind its work,
+    /// and without a home stream the work must be complete. Until the place is filled, the tenant's
+    /// other allocations may take it too.
+    ///
+    /// Memory that is still mapped there is used again, except that too large an extent is unmapped,
+    /// for which the work must be complete. Makes the driver calls of
+    /// [`try_allocate`](Self::try_allocate), without a new slot.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), and
+    /// - [`BlockError::PlaceInUse`] if a block is there, or a lease or queued work keeps the memory;
+    /// - [`ArgumentError::NoSuch`] if there is no such place: the row ends before it, has more than
+    ///   1,024 blocks, or is in a [hardened pool](crate::pool#hardened-pools), which uses no
+    ///   address again;
+    /// - [`BlockError::WrongTenant`] if `block` is another tenant's.
+    pub fn allocate_beside(self, block: &Block, distance: isize) -> Result<Block, BlockError> {
+        let wait = Wait::of(self.wait);
+        self.beside(block, distance, wait)
+    }
+
+    /// Allocates the block at a free place beside another block, if that needs no waiting. See
+    /// [`allocate_beside`](Self::allocate_beside).
+    ///
+    /// # Errors
+    /// As [`Self::allocate_beside`].
+    pub fn try_allocate_beside(self, block: &Block, distance: isize) -> Result<Block, BlockError> {
+        self.beside(block, distance, Wait::Never)
     }
 
     pub(in crate::pool) fn into_parts(self) -> (&'a Arc<Owner>, Wanted<'a>) {
@@ -272,6 +313,16 @@ impl<'a> BlockBuilder<'a> {
             }
         };
         Ok(self.block(held))
+    }
+
+    fn beside(self, block: &Block, distance: isize, wait: Wait) -> Result<Block, BlockError> {
+        let Owner { core, tenant, .. } = &**self.owner;
+        let slot = block.place().slot;
+        if !block.is_of(core) || slot.tenant != *tenant {
+            return Err(BlockError::WrongTenant { index: 0 });
+        }
+        let place = core.allocate_beside(*tenant, &self.wanted, (slot, distance), wait)?;
+        Ok(self.block_at(place))
     }
 
     fn adjacent(self, count: usize, wait: Wait) -> Result<Vec<Block>, BlockError> {

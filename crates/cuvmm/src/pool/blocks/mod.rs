@@ -6,6 +6,7 @@ mod adjacent;
 pub(in crate::pool) mod ahead;
 mod allocate;
 mod batch;
+mod beside;
 mod block;
 mod builder;
 mod change;

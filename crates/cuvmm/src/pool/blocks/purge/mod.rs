@@ -167,7 +167,7 @@ impl Locked<'_> {
             false => Ok(()),
         };
         slot.purging = outcome.is_err();
-        if slot.is_vacant() && slot.space.bytes() == 0 {
+        if slot.is_vacant() && slot.space.bytes() == 0 && !self.serves_its_row(&mut slot) {
             self.put_away(slot);
         } else if slot.purging {
             self.put_unlisted(slot);
@@ -175,6 +175,20 @@ impl Locked<'_> {
             self.put_slot(slot);
         }
         outcome.map(|()| true)
+    }
+
+    /// Lets an empty slot, which is out, serve blocks again as a place of its row, which keeps its
+    /// addresses in any case. Returns `false` if it is in no row, or serves no block any more.
+    fn serves_its_row(&self, slot: &mut Slot) -> bool {
+        let SlotId { tenant, index } = slot.id;
+        let rows = self.slots.of(tenant).map(|tenancy| &tenancy.rows);
+        let in_row = rows.is_some_and(|rows| rows.has(index));
+        let serves = in_row && !slot.single && !slot.broken && !self.terms.drains(tenant);
+        if serves {
+            // What was exported, merged or lent is not there any more.
+            (slot.exported, slot.merged, slot.lent) = (false, false, 0);
+        }
+        serves
     }
 
     /// Drops a slot that is in no place, and frees its addresses. Stuck mappings are kept.

@@ -48,6 +48,12 @@ impl Rows {
         !self.of.is_empty() && self.of.contains_key(&slot)
     }
 
+    /// Returns the row that a slot is in.
+    pub(crate) fn around(&self, slot: usize) -> Option<&[usize]> {
+        let row = self.of.get(&slot)?;
+        self.rows.get(row).map(Vec::as_slice)
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[usize]> {
         self.rows.values().map(Vec::as_slice)
     }
@@ -63,6 +69,7 @@ mod tests {
         rows.add(vec![3, 1, 2]);
         rows.add(vec![7, 8]);
         assert!(rows.has(2) && rows.has(7) && !rows.has(4));
+        assert_eq!((rows.around(8), rows.around(4)), (Some(&[7, 8][..]), None));
         assert_eq!(rows.iter().collect::<Vec<_>>(), [&[3, 1, 2][..], &[7, 8]]);
         rows.forget(4);
         rows.forget(1);

@@ -48,6 +48,19 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Shows the option that sets the device's memory, after an error with a figure of that memory, or
+/// nothing if there is none.
+pub(crate) struct SetBy(pub(crate) Option<&'static str>);
+
+impl fmt::Display for SetBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(option) => write!(f, "; `{option}` sets the device's memory"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Rows of text in columns: the first aligned to the left, the others to the right.
 #[derive(Debug)]
 pub(crate) struct Table<const COLUMNS: usize> {

@@ -17,6 +17,14 @@ pub use cuvmm_driver::*;
 #[cfg_attr(docsrs, doc(cfg(feature = "model")))]
 pub use cuvmm_model::{host, model};
 
+/// The option that sets the memory of a driver's devices, unless they are GPUs.
+pub(crate) const fn memory_option(kind: DriverKind) -> Option<&'static str> {
+    match kind {
+        DriverKind::Host => Some("HostOptions::capacity"),
+        _ => None,
+    }
+}
+
 /// The name of a pool's limit in an error about the device's memory; on the host driver, with the
 /// option that sets that memory.
 pub(crate) const fn limit_name(kind: DriverKind) -> &'static str {

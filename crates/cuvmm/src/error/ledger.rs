@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{ArgumentError, CallError};
 use crate::descriptors;
-use crate::display::Bytes;
+use crate::display::{Bytes, SetBy};
 
 /// An error of opening a ledger or of changing its terms. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,8 +36,8 @@ pub enum LedgerError {
     /// (vGPU). A ledger is for processes that see the same memory.
     #[error(
         "{} cannot have a limit of {}: this process sees {} of the device. Processes in different \
-         slices of a GPU need a ledger for each slice, in directories of their own",
-        .path.display(), Bytes(*.limit), Bytes(*.view)
+         slices of a GPU need a ledger for each slice, in directories of their own{}",
+        .path.display(), Bytes(*.limit), Bytes(*.view), SetBy(*.memory_set_by)
     )]
     BeyondView {
         /// The ledger's file.
@@ -46,6 +46,8 @@ pub enum LedgerError {
         limit: u64,
         /// The device's memory as this process sees it, in bytes.
         view: u64,
+        /// The option that sets the device's memory, if it is no GPU.
+        memory_set_by: Option<&'static str>,
     },
     /// A process cannot join under this name.
     #[error("a process cannot be named {name:?} in a ledger: {problem}")]
@@ -122,6 +124,16 @@ pub enum LedgerError {
         /// The system's error.
         errno: Errno,
     },
+}
+
+impl LedgerError {
+    /// Adds the option that sets the device's memory to an error that shows that memory.
+    pub(crate) fn set_by(mut self, option: Option<&'static str>) -> Self {
+        if let Self::BeyondView { memory_set_by, .. } = &mut self {
+            *memory_set_by = option;
+        }
+        self
+    }
 }
 
 /// An error of a request to a process of a ledger.

@@ -196,21 +196,16 @@ pub enum MemoryError {
         #[source]
         cause: CallError,
     },
-    /// The region's device has too little memory for a commit.
-    #[error(
-        "no memory for a commit of {}: {} are free on the device, and the region holds {}: {cause}",
-        Bytes(*.asked), Bytes(*.free), Bytes(*.held)
-    )]
+    /// A device has too little memory for an operation of a region in no tenant. The
+    /// [figures](Self::shortage) say how much the operation needed in all, how much the device had
+    /// free afterwards, and how much the region holds.
+    #[error("no memory: {}: {cause}", .shortage.summary())]
     OutOfMemory {
-        /// The bytes of the commit that had no memory.
-        asked: u64,
-        /// The device's free bytes afterwards (`cuMemGetInfo`), or 0 if the driver does not say.
-        free: u64,
-        /// The bytes that the region holds.
-        held: u64,
         /// The driver's answer.
         #[source]
         cause: CallError,
+        /// The figures.
+        shortage: Box<Shortage>,
     },
     /// A memory pool of the driver could not be created.
     #[error("cannot create a memory pool of {location}: {cause}")]

@@ -186,6 +186,7 @@ mod tests {
             quarantined: 0,
             holders: vec![],
             ledger: None,
+            memory_set_by: None,
         };
         let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         let cause = CallError::from(DriverError::new(Call::MemCreate, code));

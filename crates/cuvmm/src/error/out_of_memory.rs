@@ -30,7 +30,8 @@ macro_rules! out_of_memory {
                 }
             }
 
-            /// Returns the pool's figures if a pool had too little memory.
+            /// Returns the figures if a pool had too little memory, or the device of a region in no
+            /// tenant.
             #[must_use]
             #[allow(unreachable_patterns, reason = "some variants have both figures and a cause")]
             pub fn shortage(&self) -> Option<&Shortage> {
@@ -54,7 +55,8 @@ macro_rules! out_of_memory {
 }
 
 out_of_memory! {
-    MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. } => {
+    MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. },
+        with Self::OutOfMemory { shortage, .. } => shortage => {
         Self::Create { cause, .. } | Self::OutOfMemory { cause, .. } | Self::CreatePool { cause, .. } | Self::Export { cause, .. }
         | Self::Range { cause, .. } | Self::ImportPool(cause) | Self::ImportPointer(cause)
         | Self::Call(cause) => cause,
@@ -133,7 +135,7 @@ impl CallError {
         Some(self)
     }
 
-    /// Returns `None`, since a driver has no figures of a pool.
+    /// Returns `None`, since a driver call has no figures.
     #[must_use]
     pub const fn shortage(&self) -> Option<&Shortage> {
         None

@@ -1,7 +1,7 @@
 //! Errors of pools and tenants.
 
 use super::{ArgumentError, LedgerShortage, MemoryError};
-use crate::display::Bytes;
+use crate::display::{Bytes, SetBy};
 
 /// An error of building a pool, registering a tenant, or changing a limit or a guarantee. Sizes are
 /// in bytes.
@@ -33,8 +33,8 @@ pub enum PoolError {
     /// than the pool's limit.
     #[error(
         "a guarantee of {} exceeds the {} that other guarantees and memory in use leave of the \
-         pool's limit of {}",
-        Bytes(*.guarantee), Bytes(*.left), Bytes(*.limit)
+         pool's limit of {}{}",
+        Bytes(*.guarantee), Bytes(*.left), Bytes(*.limit), SetBy(*.memory_set_by)
     )]
     GuaranteeTooLarge {
         /// The requested guarantee in bytes.
@@ -43,6 +43,9 @@ pub enum PoolError {
         left: u64,
         /// The pool's limit.
         limit: u64,
+        /// The option that sets the device's memory, if that memory is the limit and the device no
+        /// GPU.
+        memory_set_by: Option<&'static str>,
     },
     /// The ledger leaves too little for the guarantees of the pool's tenants.
     Ledger(#[from] LedgerShortage),

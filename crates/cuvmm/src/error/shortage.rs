@@ -3,13 +3,14 @@
 use std::fmt;
 
 use super::LedgerShortage;
-use crate::display::{Bytes, Table};
+use crate::display::{Bytes, SetBy, Table};
 
-/// The figures of a refused request. All sizes are in bytes.
+/// The figures of a refused request, of a pool or of a [region](crate::Region) in no tenant. All
+/// sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Shortage {
-    /// The tenant that made the request.
+    /// The tenant that made the request. Empty for a region in no tenant.
     pub tenant: String,
     /// The bytes that the request would bring into use, in whole granules.
     pub wanted: u64,
@@ -21,14 +22,18 @@ pub struct Shortage {
     /// reclaimed blocks of other sizes strand memory. A larger one may succeed with the shape and
     /// home stream of a block just freed on that stream, which can reuse the block's memory before
     /// its fence is complete.
+    ///
+    /// For a region in no tenant it is what the driver reports as free after the refusal
+    /// (`cuMemGetInfo`), or 0 if it does not say.
     pub available: u64,
-    /// The largest single extent that could be created right now without reclaiming.
+    /// The largest single extent that could be created right now without reclaiming. Not known, and
+    /// 0, for a region in no tenant.
     pub largest_run: u64,
-    /// The pool's limit.
+    /// The pool's limit. For a region in no tenant, the device's memory.
     pub limit: u64,
-    /// The tenant's own limit.
+    /// The tenant's own limit. For a region in no tenant, the device's memory.
     pub tenant_limit: u64,
-    /// The bytes that the tenant holds.
+    /// The bytes that the tenant, or the region in no tenant, holds.
     pub tenant_held: u64,
     /// The bytes kept for other tenants' guarantees.
     pub guaranteed_to_others: u64,
@@ -47,6 +52,9 @@ pub struct Shortage {
     /// The figures of the [ledger](crate::ledger) that the pool shares with other processes, if it
     /// refused.
     pub ledger: Option<LedgerShortage>,
+    /// The option that sets the device's memory, if that memory is the limit and the device no GPU:
+    /// `HostOptions::capacity` on the host driver.
+    pub memory_set_by: Option<&'static str>,
 }
 
 impl Shortage {
@@ -57,9 +65,38 @@ impl Shortage {
         Summary(self)
     }
 
+    /// Returns the figures of a region in no tenant that needs `wanted` bytes and holds `held`, on a
+    /// device that has `free` of `limit` bytes.
+    pub(crate) const fn of_region(wanted: u64, held: u64, (free, limit): (u64, u64)) -> Self {
+        Self {
+            tenant: String::new(),
+            wanted,
+            available: free,
+            largest_run: 0,
+            limit,
+            tenant_limit: limit,
+            tenant_held: held,
+            guaranteed_to_others: 0,
+            pending_free: 0,
+            leased: 0,
+            stranded: 0,
+            quarantined: 0,
+            holders: Vec::new(),
+            ledger: None,
+            memory_set_by: None,
+        }
+    }
+
+    const fn is_of_region(&self) -> bool {
+        self.tenant.is_empty()
+    }
+
     fn heading(&self) -> String {
         let (tenant, wanted, available) = (&self.tenant, Bytes(self.wanted), Bytes(self.available));
-        format!("tenant {tenant:?} needs {wanted} more, {available} available")
+        match self.is_of_region() {
+            true => format!("a region needs {wanted} more, {available} free"),
+            false => format!("tenant {tenant:?} needs {wanted} more, {available} available"),
+        }
     }
 
     /// Returns why memory is stranded and what helps, if the request would fit in what is.
@@ -90,7 +127,14 @@ impl Shortage {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.heading())?;
-        let mut table = Table::new(["limit of the pool", &Bytes(self.limit).to_string()]);
+        let limit = Bytes(self.limit).to_string();
+        if self.is_of_region() {
+            let mut table = Table::new(["memory of the device", &limit]);
+            let held = Bytes(self.tenant_held).to_string();
+            table.row(["held by the region".to_owned(), held]);
+            return write!(f, "{table}{}", SetBy(self.memory_set_by));
+        }
+        let mut table = Table::new(["limit of the pool", &limit]);
         let mut row = |name: String, bytes| table.row([name, Bytes(bytes).to_string()]);
         row("limit of the tenant".to_owned(), self.tenant_limit);
         row("held by the tenant".to_owned(), self.tenant_held);
@@ -105,10 +149,10 @@ impl fmt::Display for Shortage {
         if let Some(reason) = self.stranding() {
             write!(f, "\n{reason}")?;
         }
-        match self.ledger {
-            Some(ledger) => write!(f, "\n{ledger}"),
-            None => Ok(()),
+        if let Some(ledger) = self.ledger {
+            write!(f, "\n{ledger}")?;
         }
+        SetBy(self.memory_set_by).fmt(f)
     }
 }
 
@@ -122,6 +166,10 @@ impl fmt::Display for Summary<'_> {
         let shortage = self.0;
         let (held, most) = (Bytes(shortage.tenant_held), Bytes(shortage.tenant_limit));
         let (heading, limit) = (shortage.heading(), Bytes(shortage.limit));
+        let set_by = SetBy(shortage.memory_set_by);
+        if shortage.is_of_region() {
+            return write!(f, "{heading} (of {limit}, the region holds {held}){set_by}");
+        }
         write!(
             f,
             "{heading} (limit {limit}, tenant holds {held} of at most {most}"
@@ -140,10 +188,10 @@ impl fmt::Display for Summary<'_> {
         if let Some(reason) = shortage.stranding() {
             write!(f, "; {reason}")?;
         }
-        match shortage.ledger {
-            Some(ledger) => write!(f, "; {ledger}"),
-            None => Ok(()),
+        if let Some(ledger) = shortage.ledger {
+            write!(f, "; {ledger}")?;
         }
+        set_by.fmt(f)
     }
 }
 
@@ -169,6 +217,7 @@ mod tests {
             quarantined: 0,
             holders: vec![("code".to_owned(), 22 * MIB)],
             ledger: None,
+            memory_set_by: None,
         }
     }
 
@@ -183,6 +232,24 @@ mod tests {
              held by \"code\"       22 MiB\n\
              pending on GPU work   8 MiB\n\
              largest free extent   2 MiB"
+        );
+    }
+
+    #[test]
+    fn a_region_and_the_option_that_sets_its_memory() {
+        let mut shortage = Shortage::of_region(6 * MIB, 2 * MIB, (4 * MIB, 8 * MIB));
+        let line = "a region needs 6 MiB more, 4 MiB free (of 8 MiB, the region holds 2 MiB)";
+        assert_eq!(shortage.summary().to_string(), line);
+        shortage.memory_set_by = Some("HostOptions::capacity");
+        let option = "; `HostOptions::capacity` sets the device's memory";
+        assert_eq!(shortage.summary().to_string(), format!("{line}{option}"));
+        assert_eq!(
+            shortage.to_string(),
+            format!(
+                "a region needs 6 MiB more, 4 MiB free\n\
+                 memory of the device  8 MiB\n\
+                 held by the region    2 MiB{option}"
+            )
         );
     }
 

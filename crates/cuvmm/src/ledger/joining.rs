@@ -83,6 +83,7 @@ pub(super) fn check_view(path: &Path, limit: u64, view: u64) -> Result<(), Ledge
         path: path.to_owned(),
         limit,
         view,
+        memory_set_by: None,
     })
 }
 

@@ -171,6 +171,7 @@ use self::joining::Wishes;
 use self::member::check_limit;
 use self::seen::Seen;
 use crate::device::Device;
+use crate::driver::memory_option;
 use crate::error::{ArgumentError, LedgerError};
 use crate::modes;
 
@@ -317,12 +318,14 @@ impl LedgerBuilder<'_> {
         device.own_process()?;
         let granule = device.granule();
         let total = device.total_memory();
+        let kind = device.driver().kind();
+        let set_by = |error: LedgerError| error.set_by(memory_option(kind));
         let path = self.directory.join(file_name(device.uuid()));
         // The path is used later too, when the working directory may have changed.
         let path = std::path::absolute(&path).unwrap_or(path);
         if let Some(limit) = self.limit {
             ArgumentError::at_least("bytes of a ledger's limit", limit, granule.bytes())?;
-            joining::check_view(&path, limit, total)?;
+            joining::check_view(&path, limit, total).map_err(set_by)?;
         }
         let name = match self.name {
             Some(name) => joining::check_name(&name).map(|()| name)?,
@@ -346,14 +349,14 @@ impl LedgerBuilder<'_> {
             priority: self.priority,
             name,
             device: device.downgrade(),
-            lingers: match device.driver().kind() {
+            lingers: match kind {
                 DriverKind::Cuda => dead::LINGERS,
                 // Memory of the model and the host driver ends with its process.
                 _ => Duration::ZERO,
             },
         };
         make_directory(&self.directory, self.commands.group)?;
-        let member = Arc::new(Member::join(path, terms, &wishes)?);
+        let member = Arc::new(Member::join(path, terms, &wishes).map_err(set_by)?);
         let commands = Arc::new(self.commands);
         keeper::start(&member, &commands)?;
         member.await_guarantee(self.guarantee, Instant::now().checked_add(self.timeout))?;

@@ -16,6 +16,7 @@ use super::holders::{Held, Holders};
 use super::line::Line;
 use super::supply::Supply;
 use crate::device::Device;
+use crate::driver::memory_option;
 use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
 use crate::own::Stream;
@@ -271,8 +272,16 @@ impl State {
         wanted: u64,
         cause: CallError,
     ) -> BlockError {
-        let shortage = self.shortage(id, wanted, 0);
+        let mut shortage = self.shortage(id, wanted, 0);
+        shortage.memory_set_by = memory_option(self.device.driver().kind());
         BlockError::DriverOutOfMemory { cause, shortage }
+    }
+
+    /// Returns the option that sets the device's memory, if that memory is the pool's limit.
+    pub(super) fn memory_set_by(&self) -> Option<&'static str> {
+        let option = memory_option(self.device.driver().kind());
+        let all = self.device.granule().round_down(self.device.total_memory());
+        option.filter(|_| self.policy.leave_free > 0 || self.budget.limits().bytes >= all)
     }
 
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
@@ -327,6 +336,7 @@ impl State {
             quarantined: self.budget.quarantined(),
             holders,
             ledger: None,
+            memory_set_by: self.memory_set_by(),
         })
     }
 }

@@ -7,16 +7,11 @@ use std::sync::Arc;
 use super::Region;
 use super::family::Family;
 use super::layout::Layout;
+use super::supply::Planned;
 use crate::error::{BlockError, MemoryError};
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
 use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
-
-struct Planned {
-    offset: u64,
-    size: u64,
-    place: Place,
-}
 
 impl Region {
     /// Commits memory to a range, placed by the [layout](super::RegionBuilder::layout). Parts that
@@ -121,7 +116,7 @@ impl Region {
             self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
             // Polled before anything is created, so that a refusal costs nothing.
             let proof = self.zeros_are_unread(&range, fence)?;
-            let physicals = self.create(planned)?;
+            let physicals = self.create(&planned)?;
             let taken = self.zeros.take(&mut self.space, &range, proof)?;
             let placed = self.place(physicals);
             let settled = placed.and_then(|placed| {
@@ -216,29 +211,6 @@ impl Region {
             }
         }
         planned
-    }
-
-    fn create(&self, planned: Vec<Planned>) -> Result<Vec<(u64, Unmapped)>, MemoryError> {
-        let asked = planned.iter().map(|planned| planned.size).sum();
-        let one = |planned: Planned| {
-            let physical = self.physical(planned.size, &planned.place)?;
-            Ok((planned.offset, Unmapped::fresh(physical)))
-        };
-        let created: Result<Vec<_>, _> = planned.into_iter().map(one).collect();
-        // By now all that was created is released.
-        created.map_err(|error| match error {
-            MemoryError::Create {
-                location, cause, ..
-            } if cause.is_out_of_memory() && location == self.device().location() => {
-                MemoryError::OutOfMemory {
-                    asked,
-                    free: self.device().memory_info().map_or(0, |info| info.free),
-                    held: self.held(),
-                    cause,
-                }
-            }
-            error => error,
-        })
     }
 
     /// Maps physicals and returns their offsets: all of them or none.

@@ -1,8 +1,9 @@
 //! Compaction: gives the withdrawn parts of extents back that are committed in part.
 
 use super::Region;
+use super::supply::Planned;
 use crate::error::MemoryError;
-use crate::extents::{Extent, New, Unmapped, Unused};
+use crate::extents::{Extent, New, Unused};
 use crate::own::Stream;
 use crate::pool::Compaction;
 
@@ -91,15 +92,18 @@ impl Region {
 
     /// Obtains memory of these offsets and sizes, at the place of an extent.
     fn memory_for_parts(&self, of: &Extent, pieces: &[(u64, u64)]) -> Result<New, MemoryError> {
-        let sizes: Vec<u64> = pieces.iter().map(|&(_, size)| size).collect();
-        let offsets = pieces.iter().map(|&(offset, _)| offset);
         if let Some(family) = self.supply.family() {
+            let sizes: Vec<u64> = pieces.iter().map(|&(_, size)| size).collect();
+            let offsets = pieces.iter().map(|&(offset, _)| offset);
             return Ok(offsets.zip(family.lend_exactly(&sizes)?).collect());
         }
-        let place = self.space.place_of(of.offset);
-        let place = place.unwrap_or_else(|| self.device().into());
-        let one = |(offset, size)| Ok((offset, Unmapped::fresh(self.physical(size, &place)?)));
-        offsets.zip(sizes).map(one).collect()
+        let place = self.place_at(of.offset);
+        let planned = pieces.iter().map(|&(offset, size)| Planned {
+            offset,
+            size,
+            place: place.clone(),
+        });
+        self.create(&planned.collect::<Vec<_>>())
     }
 }
 

@@ -5,12 +5,64 @@ use std::ops::Range;
 use cuvmm_driver::PhysicalProps;
 
 use super::Region;
-use crate::error::MemoryError;
+use crate::driver::memory_option;
+use crate::error::{MemoryError, Shortage};
 use crate::extents::{Extent, New, Unmapped};
 use crate::own::{Physical, Place};
 
+/// An extent to be created.
+pub(super) struct Planned {
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    pub(super) place: Place,
+}
+
 impl Region {
-    pub(super) fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
+    /// Creates the physicals of planned extents: all of them or none.
+    pub(super) fn create(&self, planned: &[Planned]) -> Result<New, MemoryError> {
+        let asked = planned.iter().map(|one| (one.size, &one.place));
+        let one = |planned: &Planned| {
+            let physical = self.physical(planned.size, &planned.place)?;
+            Ok((planned.offset, Unmapped::fresh(physical)))
+        };
+        let created: Result<New, _> = planned.iter().map(one).collect();
+        // By now all that was created is released.
+        created.map_err(|error| self.with_figures(error, asked))
+    }
+
+    /// Adds the figures to the error of a device that had no memory for one of several physicals,
+    /// each with its size and place.
+    fn with_figures<'a>(
+        &self,
+        error: MemoryError,
+        asked: impl Iterator<Item = (u64, &'a Place)>,
+    ) -> MemoryError {
+        let MemoryError::Create {
+            location, cause, ..
+        } = error
+        else {
+            return error;
+        };
+        let there: Vec<_> = asked.filter(|(_, it)| it.location() == location).collect();
+        let (true, Some((_, Place::Device(device)))) = (cause.is_out_of_memory(), there.first())
+        else {
+            return error;
+        };
+        let wanted = there.iter().map(|(size, _)| size).sum();
+        let free = device.memory_info().map_or(0, |info| info.free);
+        let device_has = (free, device.total_memory());
+        let mut shortage = Box::new(Shortage::of_region(wanted, self.held(), device_has));
+        shortage.memory_set_by = memory_option(device.driver().kind());
+        MemoryError::OutOfMemory { cause, shortage }
+    }
+
+    /// Returns the place of the extent at an offset.
+    pub(super) fn place_at(&self, offset: u64) -> Place {
+        let place = self.space.place_of(offset);
+        place.unwrap_or_else(|| self.device().into())
+    }
+
+    fn physical(&self, size: u64, place: &Place) -> Result<Physical, MemoryError> {
         Physical::builder(place.through(self.device()), size)
             .with_props(self.props_at(place))
             .create()
@@ -51,13 +103,12 @@ impl Region {
             let sizes: Vec<u64> = extents.iter().map(|extent| extent.size).collect();
             return Ok(offsets.zip(family.lend_exactly(&sizes)?).collect());
         }
-        let one = |extent: &Extent| {
-            let place = self.space.place_of(extent.offset);
-            let place = place.unwrap_or_else(|| self.device().into());
-            let physical = self.physical(extent.size, &place)?;
-            Ok((extent.offset, Unmapped::fresh(physical)))
-        };
-        extents.iter().map(one).collect()
+        let planned = extents.iter().map(|extent| Planned {
+            offset: extent.offset,
+            size: extent.size,
+            place: self.place_at(extent.offset),
+        });
+        self.create(&planned.collect::<Vec<_>>())
     }
 
     /// Obtains memory at a place for the bytes of extents, which will be overwritten.
@@ -71,7 +122,9 @@ impl Region {
             let ready = self.prepared.as_ref();
             let ready =
                 ready.and_then(|prepared| prepared.take(extent.size, &self.props_at(place)));
-            let physical = ready.map_or_else(|| self.physical(extent.size, place), Ok)?;
+            let physical = ready.map_or_else(|| self.physical(extent.size, place), Ok);
+            let asked = extents.iter().map(|extent| (extent.size, place));
+            let physical = physical.map_err(|error| self.with_figures(error, asked))?;
             new.push((extent.offset, Unmapped::fresh(physical)));
         }
         Ok(())

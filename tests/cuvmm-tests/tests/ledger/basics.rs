@@ -569,7 +569,18 @@ fn a_limit_above_the_memory_that_a_process_sees_is_refused_with_both() {
             None => builder,
         };
         match builder.open().unwrap_err() {
-            LedgerError::BeyondView { path, limit, view } => {
+            error @ LedgerError::BeyondView { .. } => {
+                assert!(
+                    error
+                        .to_string()
+                        .ends_with("`HostOptions::capacity` sets the device's memory")
+                );
+                let LedgerError::BeyondView {
+                    path, limit, view, ..
+                } = error
+                else {
+                    unreachable!()
+                };
                 assert!(path.starts_with(dir.path()), "{path:?}");
                 (limit / G, view / G)
             }

@@ -139,7 +139,12 @@ on_both! {
         let used = b.try_allocate(4 * G).unwrap();
         drop(b.try_allocate(2 * G).unwrap());
         let refused = a.set_guarantee(7 * G).unwrap_err();
-        let figures = PoolError::GuaranteeTooLarge { guarantee: 7 * G, left: 6 * G, limit: 10 * G };
+        let figures = PoolError::GuaranteeTooLarge {
+            guarantee: 7 * G,
+            left: 6 * G,
+            limit: 10 * G,
+            memory_set_by: None,
+        };
         assert_eq!(refused, figures);
         let refused = a.set_guarantee(8 * G).unwrap_err();
         let figures = ArgumentError::TooLarge { what: GUARANTEE, value: 8 * G, most: 7 * G };

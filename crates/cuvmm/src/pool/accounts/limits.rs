@@ -172,6 +172,7 @@ impl State {
                 guarantee,
                 left,
                 limit: pool,
+                memory_set_by: self.memory_set_by(),
             });
         }
         Ok(())

@@ -330,7 +330,7 @@ impl<T: Pod> SparseArray<T> {
     /// [`ContainerError`] from the driver.
     #[doc(alias = "reclaim")]
     pub fn purge(&mut self) -> Result<u64, ContainerError> {
-        Ok(self.elements.region.purge()?)
+        Ok(self.elements.region.give_back_pending()?)
     }
 
     /// Backs the holes among the tiles that a range touches with zeros. Kernels may read them; a

@@ -252,7 +252,7 @@ impl<T: Pod> DeviceVec<T> {
             self.elements.withdraw(used..self.held)?;
             self.held = used;
         }
-        Ok(self.elements.region.purge()?)
+        Ok(self.elements.region.give_back_pending()?)
     }
 
     /// Notes that work outside this library's streams uses the elements too, such as that of

@@ -309,7 +309,7 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         .set_cost(Call::StreamQuery, Duration::from_secs(3));
     let [ours, theirs] = &mut regions;
     std::thread::scope(|scope| {
-        scope.spawn(move || assert_eq!(theirs.purge().unwrap(), G));
+        scope.spawn(move || assert_eq!(theirs.purge().unwrap().given_back, G));
         while rig.faults.count(Call::StreamQuery) == 0 {
             std::thread::yield_now();
         }

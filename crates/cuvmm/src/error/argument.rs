@@ -56,6 +56,26 @@ pub enum ArgumentError {
         /// The number that it must be a multiple of.
         multiple: u64,
     },
+    /// A range of bytes does not consist of whole granules. Nothing outside the range is ever taken
+    /// for it: the granules that it touches are to be named as such, or committed by
+    /// [`Region::commit_covering`](crate::Region::commit_covering).
+    #[error(
+        "bytes {start}..{end} are not whole granules of {}: those that they touch are bytes \
+         {covering_start}..{covering_end}",
+        Bytes(*.granule)
+    )]
+    MisalignedRange {
+        /// The first byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// The bytes of a granule.
+        granule: u64,
+        /// The first byte of the granules that the range touches.
+        covering_start: u64,
+        /// One past the last byte of these granules.
+        covering_end: u64,
+    },
     /// A heap, or a region in a tenant, was to be built over a hardened pool, which guards blocks only.
     #[error(
         "a hardened pool has blocks only: allocate those, or build the pool without `hardened`"

@@ -6,7 +6,7 @@ use crate::device::Device;
 
 /// A place that physical memory can be created at.
 #[doc(alias = "CUmemLocation")]
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Place {
     /// The memory of a device.

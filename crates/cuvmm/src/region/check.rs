@@ -10,18 +10,17 @@ use crate::own::Stream;
 impl Region {
     /// Refuses a range that is empty, not in whole granules, or not within the region.
     pub(crate) fn check(&self, range: &Range<u64>) -> Result<(), ArgumentError> {
-        let Range { start, end } = *range;
-        if start >= end {
-            let what = "bytes";
-            return Err(ArgumentError::Empty { what, start, end });
+        let covering = self.covering(range)?;
+        if covering == *range {
+            return Ok(());
         }
-        let granularity = self.device().granularity();
-        ArgumentError::aligned("the first byte of a range", start, granularity)?;
-        ArgumentError::aligned("the end of a range in bytes", end, granularity)?;
-        match end > self.size() {
-            true => Err(ArgumentError::bytes(start, end - start, self.size())),
-            false => Ok(()),
-        }
+        Err(ArgumentError::MisalignedRange {
+            start: range.start,
+            end: range.end,
+            granule: self.device().granularity(),
+            covering_start: covering.start,
+            covering_end: covering.end,
+        })
     }
 
     /// Returns the range of all granules that a range of bytes touches. Refuses a range that is

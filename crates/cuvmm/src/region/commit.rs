@@ -27,7 +27,10 @@ impl Region {
     /// devices with access is complete.
     ///
     /// # Errors
-    /// [`MemoryError`]; nothing has changed, except that withdrawn memory may have been released,
+    /// [`MemoryError`], for a range of other than whole granules
+    /// [`MisalignedRange`](crate::error::ArgumentError::MisalignedRange), which names the granules
+    /// that [`commit_covering`](Self::commit_covering) takes, and without memory
+    /// [`OutOfMemory`](MemoryError::OutOfMemory) with the figures. Nothing has changed, except that withdrawn memory may have been released,
     /// and that [`Region::quarantined`] may have grown if a roll-back failed as well.
     #[doc(alias = "allocate")]
     pub fn commit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
@@ -36,7 +39,7 @@ impl Region {
     }
 
     /// Commits memory to all granules that a range of bytes touches, as [`commit`](Self::commit)
-    /// does. Returns their range.
+    /// does. Returns their range: that which the error of a commit of the bytes themselves names.
     ///
     /// # Errors
     /// Those of [`Self::commit`].

@@ -1,20 +1,35 @@
 //! Compaction: gives the withdrawn parts of extents back that are committed in part.
 
 use super::Region;
+use super::kept::Kept;
 use super::supply::Planned;
 use crate::error::MemoryError;
 use crate::extents::{Extent, New, Unused};
 use crate::own::Stream;
-use crate::pool::Compaction;
+
+/// The result of a compaction of a region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Compacted {
+    /// Extents that were replaced by smaller ones.
+    pub steps: u64,
+    /// Mappings when the compaction began.
+    pub extents_before: u64,
+    /// Mappings now.
+    pub extents_after: u64,
+    /// Bytes copied to new extents.
+    pub copied: u64,
+    /// Bytes given back: to the driver, or to the pool of the region's tenant.
+    pub given_back: u64,
+    /// The memory that stays although it is not committed.
+    pub kept: Kept,
+}
 
 impl Region {
     /// Gives back all memory that is not committed, also the withdrawn part of an extent: committed
     /// bytes of such an extent are copied to smaller extents at the same addresses. Afterwards the
-    /// region holds what is committed, in whole granules, except for the extents that
-    /// [`Compaction`] counts as left in place: [registered](Self::register) ones as
-    /// [`in_use`](Compaction::in_use), [exported](Self::export) ones, and those that a
-    /// [fork](Self::fork) or an [alias](Self::alias) shows too. In a tenant, the pool gets the
-    /// memory.
+    /// region holds what is committed, in whole granules, and what the result's
+    /// [`kept`](Compacted::kept) says, with the reasons. In a tenant, the pool gets the memory.
     ///
     /// Waits for all work of the devices with access, copies on `stream` and waits for the copies.
     /// Work launched meanwhile must not use the region. Extents of which the least is copied come
@@ -26,31 +41,32 @@ impl Region {
     /// # Errors
     /// [`MemoryError`] when `stream` belongs to another device or captures, or the driver refuses.
     /// Steps before the failure stay done.
-    pub fn compact(&mut self, stream: &Stream) -> Result<Compaction, MemoryError> {
+    pub fn compact(&mut self, stream: &Stream) -> Result<Compacted, MemoryError> {
         stream.check_on(self.device())?;
-        let mut report = Compaction {
+        let mut report = Compacted {
             extents_before: self.mappings(),
-            ..Compaction::default()
+            ..Compacted::default()
         };
         let proof = Unused::after_drain(self.space.users())?;
-        report.given_back += self.purge()?;
+        report.given_back += self.give_back_pending()?;
+        let aliased = self.is_aliased();
         for extent in self.partly_committed() {
-            match self.stays(&extent) {
-                Some(Stays::Registered) => report.in_use += 1,
-                Some(Stays::Exported) => report.exported += 1,
-                Some(Stays::Shared) => report.shared += 1,
-                None => match self.cut(&extent, stream, proof) {
-                    Ok(copied) => {
-                        report.steps += 1;
-                        report.copied += copied;
-                        report.given_back += extent.size - copied;
-                    }
-                    Err(error) if error.is_out_of_memory() => report.no_space += 1,
-                    Err(error) => return Err(error),
-                },
+            if self.stays(&extent, aliased).is_some() {
+                continue;
+            }
+            match self.cut(&extent, stream, proof) {
+                Ok(copied) => {
+                    report.steps += 1;
+                    report.copied += copied;
+                    report.given_back += extent.size - copied;
+                }
+                // The extent stays, and others may need less.
+                Err(error) if error.is_out_of_memory() => {}
+                Err(error) => return Err(error),
             }
         }
         report.extents_after = self.mappings();
+        report.kept = self.kept();
         Ok(report)
     }
 
@@ -62,19 +78,6 @@ impl Region {
         let mut found: Vec<Extent> = self.space.extents().filter(partly).collect();
         found.sort_by_key(live);
         found
-    }
-
-    fn stays(&self, extent: &Extent) -> Option<Stays> {
-        let range = extent.offset..extent.end();
-        if self.unregistered(&range).is_err() {
-            Some(Stays::Registered)
-        } else if self.check_unexported(std::slice::from_ref(extent)).is_err() {
-            Some(Stays::Exported)
-        } else if self.is_aliased() || !self.space.is_own(extent.offset) {
-            Some(Stays::Shared)
-        } else {
-            None
-        }
     }
 
     /// Copies the committed parts of an extent to smaller extents, which replace it. Returns the
@@ -105,11 +108,4 @@ impl Region {
         });
         self.create(&planned.collect::<Vec<_>>())
     }
-}
-
-/// Why an extent stays in place.
-enum Stays {
-    Registered,
-    Exported,
-    Shared,
 }

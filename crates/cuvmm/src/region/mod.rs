@@ -70,6 +70,7 @@ mod grow;
 mod holder;
 mod host_access;
 mod host_extents;
+mod kept;
 mod layout;
 mod lent;
 mod noted;
@@ -103,8 +104,10 @@ use register::Register;
 
 pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};
 pub use builder::RegionBuilder;
+pub use compact::Compacted;
 pub use dma_buf::DmaBuf;
 pub use host_extents::HostExtents;
+pub use kept::{Kept, Purged};
 pub use layout::Layout;
 pub use stats::RegionStats;
 
@@ -132,7 +135,7 @@ pub const DEFAULT_MAPPING_LIMIT: u64 = 65_536;
 /// region.write(&stream, 0, b"bytes")?;
 /// region.decommit_after(0..16 * MIB, &[stream.clone()])?; // pending free; does not wait
 /// stream.synchronize()?;
-/// assert_eq!(region.purge()?, 16 * MIB); // unmapped and released
+/// assert_eq!(region.purge()?.given_back, 16 * MIB); // unmapped and released
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "VirtualMemoryManager")]
@@ -177,6 +180,18 @@ impl Region {
     #[must_use]
     pub fn device(&self) -> &Device {
         self.space.device()
+    }
+
+    /// Returns the size up to which the region's extents go, in bytes, as
+    /// [`RegionBuilder::largest_extent`] set it. Memory comes back by whole extents: of a commit, a
+    /// granule times a power of two each, the largest first. With the [granularity](Device::granularity)
+    /// as this size every granule comes back by itself, and costs a mapping.
+    ///
+    /// [`RegionStats::largest_extent`] is that of the extents that there are.
+    #[doc(alias("page_size", "granularity"))]
+    #[must_use]
+    pub const fn largest_extent(&self) -> u64 {
+        self.largest
     }
 
     /// Returns the number of committed bytes.

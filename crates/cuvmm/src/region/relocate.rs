@@ -66,7 +66,8 @@ impl Region {
             Err(error) => {
                 let unused = new.into_iter().map(|(_, unmapped)| unmapped);
                 unused.for_each(|unmapped| self.release_unmapped(unmapped));
-                return Err(error);
+                let asked = moving.iter().map(|extent| (extent.size, place));
+                return Err(self.with_figures(error, asked));
             }
         }
         Ok(bytes)

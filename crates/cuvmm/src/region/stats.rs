@@ -83,17 +83,17 @@ impl Region {
             let extents = self.space.extents().filter(is);
             extents.map(|extent| extent.size).sum()
         };
-        let in_part = sum(&|extent| self.committed.overlaps(&(extent.offset..extent.end())));
+        let kept = self.kept();
         RegionStats {
             reserved: self.size(),
             committed: self.committed(),
             held: self.held(),
-            pending_free: self.pending_free(),
-            stranded: in_part.saturating_sub(self.committed()),
+            pending_free: kept.pending_free,
+            stranded: kept.stranded(),
             registered: sum(&|extent| self.unregistered(&(extent.offset..extent.end())).is_err()),
             exported: self.space.exported().map(|extent| extent.size).sum(),
             shared: self.shared(),
-            quarantined: self.quarantined(),
+            quarantined: kept.quarantined,
             extents: self.space.count(),
             largest_extent: self.space.extents().map(|it| it.size).max().unwrap_or(0),
         }

@@ -31,8 +31,8 @@ impl Region {
     }
 
     /// Adds the figures to the error of a device that had no memory for one of several physicals,
-    /// each with its size and place.
-    fn with_figures<'a>(
+    /// each with its size and place. Those created before are released already.
+    pub(super) fn with_figures<'a>(
         &self,
         error: MemoryError,
         asked: impl Iterator<Item = (u64, &'a Place)>,
@@ -122,9 +122,7 @@ impl Region {
             let ready = self.prepared.as_ref();
             let ready =
                 ready.and_then(|prepared| prepared.take(extent.size, &self.props_at(place)));
-            let physical = ready.map_or_else(|| self.physical(extent.size, place), Ok);
-            let asked = extents.iter().map(|extent| (extent.size, place));
-            let physical = physical.map_err(|error| self.with_figures(error, asked))?;
+            let physical = ready.map_or_else(|| self.physical(extent.size, place), Ok)?;
             new.push((extent.offset, Unmapped::fresh(physical)));
         }
         Ok(())

@@ -4,15 +4,22 @@
 use std::ops::Range;
 
 use super::Region;
+use super::kept::Purged;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::extents::{Fence, Round, Unused};
 use crate::own::Stream;
 
 impl Region {
     /// Withdraws a range after all work of the devices with access: extents with no committed byte
-    /// left become pending free, and are released by [`purge`](Self::purge). An extent with another
-    /// committed byte stays whole until [`compact`](Self::compact). Makes no driver call and never
-    /// waits.
+    /// left become pending free. Makes no driver call and never waits.
+    ///
+    /// **When the memory returns.** [`purge`](Self::purge) gives pending frees back once the work
+    /// on them is complete; only then does what `nvidia-smi` shows as used fall. Memory returns by
+    /// whole extents: one with another committed byte stays whole until its last byte is
+    /// decommitted, or until [`compact`](Self::compact). The range of one commit returns whole;
+    /// of a part of it, [`largest_extent`](Self::largest_extent) bounds what is held back. In a tenant, the pool takes pending frees when another request needs memory,
+    /// or by `purge`, and what `nvidia-smi` shows falls when [`Pool::trim`](crate::Pool::trim)
+    /// releases them.
     ///
     /// Purging the range later marks all work of the context in the driver, which breaks a running
     /// capture on it; [`decommit_after`](Self::decommit_after) does not.
@@ -54,8 +61,9 @@ impl Region {
         self.withdraw(range, |region| Ok(region.and_noted(fence)))
     }
 
-    /// Unmaps and releases pending frees whose fences are complete, and returns their bytes. Never
-    /// waits. [`stats`](Self::stats) says what stays, and why.
+    /// Unmaps and releases pending frees whose fences are complete. Never waits. The result says how
+    /// much that was, and what stays, with the reasons. In a tenant, the pool gets the memory, also
+    /// that of the region's forks.
     ///
     /// Makes `cuMemUnmap` and `cuMemRelease` for each extent, and the calls that poll the fences.
     ///
@@ -63,7 +71,14 @@ impl Region {
     /// The first [`CallError`] of the driver. The extents concerned stay pending free; the rest is
     /// released.
     #[doc(alias = "reclaim")]
-    pub fn purge(&mut self) -> Result<u64, CallError> {
+    pub fn purge(&mut self) -> Result<Purged, CallError> {
+        let given_back = self.give_back_pending()?;
+        let kept = self.kept();
+        Ok(Purged { given_back, kept })
+    }
+
+    /// [Purges](Self::purge), and returns the bytes given back.
+    pub(crate) fn give_back_pending(&mut self) -> Result<u64, CallError> {
         if let Some(family) = self.supply.family() {
             return family.purge_all();
         }
@@ -126,7 +141,7 @@ impl Region {
     /// # Errors
     /// Those of [`Region::purge`].
     #[doc(alias = "reclaim_blocking")]
-    pub fn purge_blocking(&mut self) -> Result<u64, CallError> {
+    pub fn purge_blocking(&mut self) -> Result<Purged, CallError> {
         let lent = !self.withdrawn_physicals().is_empty();
         if lent || self.withdrawn.values().any(|fence| !fence.is_complete()) {
             Unused::after_drain(self.space.users())?;

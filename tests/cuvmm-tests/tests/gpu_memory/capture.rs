@@ -179,7 +179,7 @@ on_each! {
             assert_eq!(vec.shrink_to_fit().unwrap(), 0);
             assert!(vec.read(0, &mut [0]).is_err());
             region.decommit_after(0..stage.g(), &[]).unwrap();
-            assert_eq!(region.purge().unwrap(), 0);
+            assert_eq!(region.purge().unwrap().given_back, 0);
             destroy(stage, finish(stage, &home));
             let graph = end(stage, &theirs);
             launch(stage, graph, &theirs);
@@ -187,7 +187,7 @@ on_each! {
             stage.settle();
             forget(stage, graph);
             drop(vec);
-            gpu::eventually(|| match region.purge().unwrap() {
+            gpu::eventually(|| match region.purge().unwrap().given_back {
                 0 => Err("pending"),
                 given => Ok(given),
             });

@@ -2,11 +2,13 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
 
 use crate::common::{G, Rig, model_options, rig};
+use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{ModelDriver, Nothing};
 use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::MemoryError;
 use cuvmm::{
-    CowBuffer, DeviceVec, Error, Limit, Physical, Pool, Region, Reservation, RingBuffer,
+    CowBuffer, DeviceVec, Error, Limit, Physical, Place, Pool, Region, Reservation, RingBuffer,
     SparseArray, Stream, UnifiedBuffer,
 };
 
@@ -74,6 +76,71 @@ fn a_driver_that_has_no_more_is_out_of_memory_at_every_layer() {
             );
         }
         operation(&rig).unwrap();
+    }
+}
+
+on_both! {
+    fn the_option_of_the_host_drivers_memory_is_named_where_that_is_the_limit(rig) {
+        let named = |error: &dyn std::fmt::Display| {
+            error.to_string().contains("`HostOptions::capacity` sets the device's memory")
+        };
+        let of_host = rig.keeps_bytes();
+        let total = rig.device.total_memory();
+        let free = || rig.device.memory_info().unwrap().free;
+        // By default a pool leaves some of the device's memory free.
+        let pool = Pool::builder(&rig.device).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let refused = tenant.try_allocate(total).unwrap_err();
+        assert_eq!((named(&refused), refused.shortage().unwrap().limit < total), (of_host, true));
+        assert_eq!(named(refused.shortage().unwrap()), of_host);
+        let refused = pool.tenant("b").guarantee(total).register().unwrap_err();
+        assert_eq!(named(&refused), of_host, "{refused}");
+        // A limit of bytes is another option's.
+        let small = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G)).build().unwrap();
+        let one = small.tenant("a").register().unwrap();
+        let refused = one.try_allocate(5 * G).unwrap_err();
+        assert!(!named(&refused), "{refused}");
+        assert!(!named(&small.tenant("b").guarantee(5 * G).register().unwrap_err()));
+        // What the driver lacks below it is the device's.
+        let mut region = Region::reserve(&rig.device, total).unwrap();
+        region.commit(0..total - 2 * G).unwrap();
+        let refused = one.try_allocate(4 * G).unwrap_err();
+        assert!(matches!(refused, cuvmm::BlockError::DriverOutOfMemory { .. }), "{refused}");
+        assert_eq!(named(&refused), of_host, "{refused}");
+        assert_eq!(free(), 2 * G);
+    }
+
+    fn a_region_that_finds_no_memory_for_copies_says_how_much(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let total = rig.device.total_memory();
+        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(2 * G).reserve().unwrap();
+        region.commit(0..8 * G).unwrap();
+        let fork = region.fork(&[]).unwrap();
+        let mut rest = Region::reserve(&rig.device, total).unwrap();
+        rest.commit(0..total - 12 * G).unwrap();
+        let figures = |refused: MemoryError| {
+            let MemoryError::OutOfMemory { ref shortage, .. } = refused else {
+                panic!("{refused:?}");
+            };
+            assert!(refused.is_out_of_memory() && refused.call().is_some());
+            assert_eq!(shortage.limit, total);
+            let it = refused.shortage().unwrap();
+            [it.wanted, it.available, it.tenant_held].map(|bytes| bytes / G)
+        };
+        // Of all copies, not of one extent.
+        let refused = region.unshare(0..8 * G, &stream, &[]).unwrap_err();
+        assert_eq!(figures(refused), [8, 4, 8]);
+        drop(fork);
+        let host = Place::HostNuma(0);
+        region.relocate(0..8 * G, &host, &stream).unwrap();
+        rest.commit(0..total - 6 * G).unwrap();
+        let back = region.relocate(0..8 * G, &Place::from(&rig.device), &stream).unwrap_err();
+        assert_eq!(figures(back), [8, 6, 8]);
+        // The memory of another device has its own figures, and the host has none.
+        let second = rig.second();
+        let mut beside = Region::reserve(&second, 2 * total).unwrap();
+        let refused = beside.commit(0..2 * total).unwrap_err();
+        assert_eq!(figures(refused), [2 * total / G, total / G, 0]);
     }
 }
 

@@ -92,8 +92,8 @@ on_both! {
         rig.faults.forget();
         assert!(matches!(region.alias(0..0, 4 * G), Err(MemoryError::Argument(ArgumentError::Empty { .. }))));
         assert!(matches!(region.alias(0..2 * G, 15 * G), Err(MemoryError::Argument(ArgumentError::OutOfRange { .. }))));
-        assert!(matches!(region.alias(0..2 * G, 4 * G + 1), Err(MemoryError::Argument(ArgumentError::Misaligned { .. }))));
-        assert!(matches!(region.alias(0..2 * G, u64::MAX), Err(MemoryError::Argument(ArgumentError::Empty { .. } | ArgumentError::Misaligned { .. }))));
+        assert!(matches!(region.alias(0..2 * G, 4 * G + 1), Err(MemoryError::Argument(ArgumentError::MisalignedRange { .. }))));
+        assert!(matches!(region.alias(0..2 * G, u64::MAX), Err(MemoryError::Argument(ArgumentError::Empty { .. } | ArgumentError::OutOfRange { .. }))));
         assert!(matches!(region.alias(0..3 * G, 4 * G), Err(MemoryError::NotCommitted { .. })));
         assert!(matches!(region.alias(0..G, 4 * G), Err(MemoryError::CutsExtent(extent)) if extent.start == 0));
         assert!(matches!(region.alias(0..2 * G, G), Err(MemoryError::Overlap { taken: 0, .. })));

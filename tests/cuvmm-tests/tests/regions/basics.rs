@@ -59,7 +59,7 @@ on_both! {
         for (size, kind) in [(0, "empty"), (G + 1, "off"), (17 * G, "out")] {
             let refused = match region.grow_to(size) {
                 Err(MemoryError::Argument(ArgumentError::Empty { .. })) => "empty",
-                Err(MemoryError::Argument(ArgumentError::Misaligned { .. })) => "off",
+                Err(MemoryError::Argument(ArgumentError::MisalignedRange { .. })) => "off",
                 Err(MemoryError::Argument(ArgumentError::OutOfRange { .. })) => "out",
                 other => panic!("{size}: {other:?}"),
             };
@@ -90,7 +90,7 @@ on_both! {
             };
             let as_said = match error {
                 MemoryError::Argument(ArgumentError::Empty { .. }) => kind == "empty",
-                MemoryError::Argument(ArgumentError::Misaligned { .. }) => kind == "off",
+                MemoryError::Argument(ArgumentError::MisalignedRange { .. }) => kind == "off",
                 MemoryError::Argument(ArgumentError::OutOfRange { .. }) => kind == "out",
                 _ => false,
             };
@@ -112,10 +112,10 @@ on_both! {
         region.decommit_after(0..4 * G, std::slice::from_ref(&stream)).unwrap();
         assert_eq!(rig.faults.total(), 0, "a decommit makes no driver call");
         assert_eq!((region.committed(), region.pending_free(), region.held()), (0, 4 * G, 4 * G));
-        assert_eq!(region.purge().unwrap(), 0, "the kernel has not run");
+        assert_eq!(region.purge().unwrap().given_back, 0, "the kernel has not run");
         assert_eq!(rig.machine.live().mappings, 1);
         rig.machine.release_stream(D0, stream.as_raw());
-        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap().given_back, 4 * G);
         assert_eq!((region.pending_free(), region.held(), rig.machine.live().mappings), (0, 0, 0));
         stream.synchronize().unwrap();
     }
@@ -127,9 +127,9 @@ on_both! {
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
         region.decommit(0..G).unwrap();
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         rig.machine.release_all_streams(D0);
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
     }
 
     fn a_driver_without_context_events_needs_a_synchronisation(rig) {
@@ -138,8 +138,8 @@ on_both! {
         region.decommit(0..G).unwrap();
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
-        assert_eq!(region.purge().unwrap(), 0);
-        assert_eq!(region.purge_blocking().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, 0);
+        assert_eq!(region.purge_blocking().unwrap().given_back, G);
         rig.faults.disarm();
     }
 
@@ -153,7 +153,7 @@ on_both! {
         rig.faults.forget();
         region.commit(0..4 * G).unwrap();
         assert_eq!((rig.faults.total(), region.pending_free()), (0, 0));
-        assert_eq!(region.purge().unwrap(), 0, "committed memory is not reclaimed");
+        assert_eq!(region.purge().unwrap().given_back, 0, "committed memory is not reclaimed");
         let mut seen = [0; 4];
         region.read(&stream, 5, &mut seen).unwrap();
         if rig.keeps_bytes() {
@@ -172,9 +172,9 @@ on_both! {
         region.decommit_after(G..4 * G, std::slice::from_ref(&two)).unwrap();
         assert_eq!(region.pending_free(), 4 * G);
         // The first part was used on a stream that is still busy, so the whole extent waits for it.
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         rig.machine.release_all_streams(D0);
-        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap().given_back, 4 * G);
     }
 
     fn dropping_a_region_waits_for_the_device(rig) {

@@ -122,7 +122,7 @@ on_both! {
         assert!(matches!(refused, Err(MemoryError::Call(CallError::Capturing))), "{refused:?}");
         let refused = publisher.publish("a", Manifest::default(), published).unwrap_err();
         assert_eq!(refused.owner.exported(), 0, "it is unchanged");
-        assert_eq!(unmapped.purge().unwrap(), 0);
+        assert_eq!(unmapped.purge().unwrap().given_back, 0);
         assert!(unmapped.purge_blocking().is_err());
         let mut exported = refused.owner;
         if rig.keeps_bytes() {
@@ -161,17 +161,17 @@ on_both! {
                     _ => {}
                 })));
             }
-            assert_eq!(region.purge().unwrap(), 0);
+            assert_eq!(region.purge().unwrap().given_back, 0);
             rig.faults.watch(None);
             for _ in 0..3 {
-                assert_eq!(region.purge().unwrap(), 0);
+                assert_eq!(region.purge().unwrap().given_back, 0);
             }
             if !over {
                 end(&rig.machine, &home);
             }
-            assert_eq!(region.purge().unwrap(), 0, "the kernel is queued");
+            assert_eq!(region.purge().unwrap().given_back, 0, "the kernel is queued");
             rig.machine.release_all_streams(D0);
-            while region.purge().unwrap() == 0 {}
+            while region.purge().unwrap().given_back == 0 {}
         }
     }
 

@@ -4,9 +4,11 @@
 use crate::common::books::books;
 use crate::common::{self, D0, G, Rig, pool};
 use crate::on_both;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
-use cuvmm::error::MemoryError;
+use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::error::{ArgumentError, MemoryError};
+use cuvmm::region::Kept;
 use cuvmm::{Limit, Pool, Region, Stream};
 
 /// A region of sixteen granules in extents of at most eight, wholly committed. The first bytes of
@@ -79,11 +81,11 @@ on_both! {
         region.decommit_after(9 * G..12 * G, &[]).unwrap();
         region.decommit_after(14 * G..16 * G, &[]).unwrap();
         stream.synchronize().unwrap();
-        assert_eq!((region.purge().unwrap(), region.held()), (0, 16 * G));
+        assert_eq!((region.purge().unwrap().given_back, region.held()), (0, 16 * G));
         let done = region.compact(&stream).unwrap();
         assert_eq!((done.given_back, done.copied, done.steps), (9 * G, 7 * G, 2));
         assert_eq!((done.extents_before, done.extents_after), (2, 3));
-        assert_eq!((done.in_use, done.no_space, done.exported, done.shared), (0, 0, 0, 0));
+        assert_eq!((done.kept, done.kept.total()), (Kept::default(), 0));
         assert_eq!(extents(&region), [(0, 4), (8, 1), (12, 2)]);
         assert_eq!((region.held(), region.committed()), (7 * G, 7 * G));
         assert_eq!(rig.machine.live().physical_bytes, 7 * G);
@@ -127,6 +129,65 @@ on_both! {
         assert_eq!((region.stats().extents, region.stats().largest_extent), (2, 4 * G));
     }
 
+    fn a_purge_says_what_it_leaves_and_why(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        for in_pool in [false, true] {
+            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).largest_extent(8 * G);
+            let pool = pool.shareable(HandleTypes::POSIX_FD).build().unwrap();
+            let tenant = pool.tenant("a").register().unwrap();
+            let builder = match in_pool {
+                true => tenant.region(40 * G),
+                false => Region::builder(&rig.device, 40 * G).shareable(HandleTypes::POSIX_FD),
+            };
+            let mut region = builder.largest_extent(8 * G).reserve().unwrap();
+            region.commit(0..40 * G).unwrap();
+            let exported = region.export(8 * G..16 * G, HandleTypes::POSIX_FD).unwrap();
+            rig.machine.hold(D0, stream.as_raw());
+            let writes = vec![(region.address() + 32 * G, G, 7)];
+            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+            for range in [7 * G..8 * G, 14 * G..16 * G, 20 * G..24 * G, 24 * G..32 * G] {
+                region.decommit_after(range, &[]).unwrap();
+            }
+            region.decommit_after(32 * G..40 * G, std::slice::from_ref(&stream)).unwrap();
+            let registration = region.register(0..G).unwrap();
+            let purged = region.purge().unwrap();
+            let kept = purged.kept;
+            assert_eq!(purged.given_back, 8 * G);
+            let reasons = [kept.pending_free, kept.partly_used, kept.registered, kept.exported, kept.shared];
+            assert_eq!(reasons.map(|bytes| bytes / G), [8, 4, 1, 2, 0], "{kept:?}");
+            assert_eq!((kept.total(), region.held()), (15 * G, region.committed() + 15 * G));
+            assert_eq!(
+                purged.to_string(),
+                "16 MiB given back, kept: 16 MiB pending on GPU work, 8 MiB in extents partly used, \
+                 2 MiB in registered extents, 4 MiB in exported extents"
+            );
+            assert_eq!(region.stats().stranded, 7 * G);
+            rig.machine.release_all_streams(D0);
+            drop((registration, exported));
+            let done = region.compact(&stream).unwrap();
+            assert_eq!((done.given_back, done.kept.exported, done.kept.total()), (13 * G, 2 * G, 2 * G));
+            region.decommit_after(8 * G..14 * G, &[]).unwrap();
+            let purged = region.purge().unwrap();
+            assert_eq!((purged.given_back, purged.kept.to_string()), (8 * G, "nothing".to_owned()));
+            assert_eq!(region.held(), region.committed());
+            region.close().unwrap();
+        }
+    }
+
+    fn what_the_driver_refuses_to_unmap_is_kept_and_said(rig) {
+        let mut region = Region::builder(&rig.device, 8 * G).largest_extent(G).reserve().unwrap();
+        region.commit(0..8 * G).unwrap();
+        region.decommit_after(0..8 * G, &[]).unwrap();
+        rig.faults.arm(Fault::nth(3, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
+        assert!(region.purge().is_err());
+        rig.faults.disarm();
+        assert_eq!(region.pending_free(), G);
+        let purged = region.purge().unwrap();
+        assert_eq!((purged.given_back, purged.kept), (G, Kept::default()));
+        // The size by which memory comes back.
+        assert_eq!(region.largest_extent(), G);
+    }
+
     fn what_is_pending_goes_back_with_it(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let mut region = stamped(rig, None, &stream);
@@ -166,7 +227,7 @@ on_both! {
         region.decommit_after(10 * G..16 * G, &[]).unwrap();
         let done = region.compact(&stream).unwrap();
         // The second extent is copied first, which makes room for the first.
-        assert_eq!((done.no_space, done.given_back), (0, 7 * G));
+        assert_eq!((done.kept.total(), done.given_back), (0, 7 * G));
         shows(rig, &region, &stream, &[]);
         books(rig, &pool);
     }
@@ -177,7 +238,8 @@ on_both! {
         let mut region = stamped(rig, Some(&pool), &stream);
         region.decommit_after(6 * G..8 * G, &[]).unwrap();
         let done = region.compact(&stream).unwrap();
-        assert_eq!((done.no_space, done.given_back, region.held()), (1, 0, 16 * G));
+        assert_eq!((done.kept.partly_used, done.kept.total()), (2 * G, 2 * G));
+        assert_eq!((done.given_back, region.held()), (0, 16 * G));
         shows(rig, &region, &stream, &[]);
         books(rig, &pool);
     }
@@ -189,12 +251,12 @@ on_both! {
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
         let registration = region.register(0..G).unwrap();
         let done = region.compact(&stream).unwrap();
-        assert_eq!((done.in_use, done.given_back), (1, 4 * G));
+        assert_eq!((done.kept.registered, done.kept.total(), done.given_back), (4 * G, 4 * G, 4 * G));
         assert_eq!(extents(&region), [(0, 8), (8, 4)]);
         drop(registration);
         let fork = region.fork(&[]).unwrap();
         let done = region.compact(&stream).unwrap();
-        assert_eq!((done.shared, done.given_back), (1, 0));
+        assert_eq!((done.kept.shared, done.kept.total(), done.given_back), (4 * G, 4 * G, 0));
         drop(fork);
         region.unshare(0..4 * G, &stream, &[]).unwrap();
         assert_eq!(region.compact(&stream).unwrap().given_back, 4 * G);
@@ -219,6 +281,21 @@ on_both! {
 
     fn what_touches_a_granule_commits_it(rig) {
         let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
+        for range in [G + 1..2 * G + 1, 0..1, G..2 * G + 1, 7 * G + 1..8 * G] {
+            let refused = region.commit(range.clone()).unwrap_err();
+            let MemoryError::Argument(error @ ArgumentError::MisalignedRange {
+                start, end, granule: G, covering_start, covering_end,
+            }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!(start..end, range);
+            let covering = covering_start..covering_end;
+            let says = format!("touch are bytes {covering:?}");
+            assert!(error.to_string().ends_with(&says), "{error}");
+            assert_eq!(region.commit_covering(range).unwrap(), covering);
+            region.decommit_after(covering, &[]).unwrap();
+            region.purge().unwrap();
+        }
         assert_eq!(region.commit_covering(G + 1..2 * G + 1).unwrap(), G..3 * G);
         assert_eq!(region.commit_covering(5 * G..6 * G).unwrap(), 5 * G..6 * G);
         assert_eq!(region.commit_covering(8 * G - 1..8 * G).unwrap(), 7 * G..8 * G);

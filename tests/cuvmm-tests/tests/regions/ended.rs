@@ -75,7 +75,7 @@ on_both! {
         }
         assert!(UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 4).is_err());
         region.decommit_after(0..G, &[stream.clone(), live.clone()]).unwrap();
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
         let pool = pool(rig, 2);
         let tenant = pool.tenant("a").register().unwrap();
         let busy = tenant.allocate_on(&live, 2 * G).unwrap();

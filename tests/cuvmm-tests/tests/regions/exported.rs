@@ -613,7 +613,7 @@ on_both! {
         }
         // Once it is purged, a commit gets other memory.
         region.decommit_after(4 * G..6 * G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap().given_back, 4 * G);
         assert_eq!((region.exported(), rig.machine.live().exported_only), (0, 2));
         region.commit(2 * G..6 * G).unwrap();
         region.read(&stream, 4 * G, &mut seen).unwrap();
@@ -637,7 +637,7 @@ on_both! {
         assert_eq!(books(rig, &pool, 0).exported, 4 * G, "exported twice, counted once");
         region.decommit_after(2 * G..6 * G, &[]).unwrap();
         assert_eq!((tenant.stats().in_use, tenant.stats().exported), (2 * G, 4 * G));
-        assert_eq!(region.purge().unwrap(), 4 * G);
+        assert_eq!(region.purge().unwrap().given_back, 4 * G);
         assert_eq!(books(rig, &pool, 4 * G).exported, 0);
         drop(handles);
         // Through a registration, or to be offered.

@@ -70,14 +70,14 @@ on_both! {
         let stream = held(rig);
         region.fill(&stream, 0..G, 7).unwrap();
         region.decommit_after(0..G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         release(rig, &stream);
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
         // Later work of the stream uses other memory.
         rig.machine.hold(D0, stream.as_raw());
         rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
         region.decommit_after(G..2 * G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
         release(rig, &stream);
     }
 
@@ -92,9 +92,9 @@ on_both! {
         assert!(region.fill(&stream, 0..2 * G, 7).is_err());
         rig.faults.disarm();
         region.decommit_after(0..2 * G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         release(rig, &stream);
-        assert_eq!(region.purge().unwrap(), 2 * G);
+        assert_eq!(region.purge().unwrap().given_back, 2 * G);
     }
 
     fn a_copy_keeps_both_ends(rig) {
@@ -106,11 +106,11 @@ on_both! {
         let size = |region: &Region| region.size();
         for region in [&mut within, &mut from, &mut to] {
             region.decommit_after(0..size(region), &[]).unwrap();
-            assert_eq!(region.purge().unwrap(), 0);
+            assert_eq!(region.purge().unwrap().given_back, 0);
         }
         release(rig, &stream);
         for region in [&mut within, &mut from, &mut to] {
-            assert_eq!(region.purge().unwrap(), size(region));
+            assert_eq!(region.purge().unwrap().given_back, size(region));
         }
     }
 
@@ -173,9 +173,9 @@ on_both! {
         read(rig, &stream, region.address());
         drop(registration);
         region.decommit_after(0..G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         release(rig, &stream);
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
     }
 
     fn fills_on_many_streams_are_all_waited_for(rig) {
@@ -187,10 +187,10 @@ on_both! {
         }
         region.decommit_after(0..G, &[]).unwrap();
         for stream in &streams {
-            assert_eq!(region.purge().unwrap(), 0);
+            assert_eq!(region.purge().unwrap().given_back, 0);
             release(rig, stream);
         }
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
         // Streams whose fills are complete are let go.
         let before = rig.machine.live().streams;
         for _ in 0..200 {
@@ -199,7 +199,7 @@ on_both! {
         }
         assert!(rig.machine.live().streams <= before + 64);
         region.decommit_after(G..2 * G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), G);
+        assert_eq!(region.purge().unwrap().given_back, G);
     }
 
     fn what_a_peer_fills_and_what_is_copied_from_a_peer_is_waited_for(rig) {
@@ -215,14 +215,14 @@ on_both! {
         region.copy_from(&home, G, &source, 0..G).unwrap();
         region.decommit_after(0..2 * G, &[]).unwrap();
         source.decommit_after(0..G, &[]).unwrap();
-        assert_eq!((region.purge().unwrap(), source.purge().unwrap()), (0, 0));
+        assert_eq!((region.purge().unwrap().given_back, source.purge().unwrap().given_back), (0, 0));
         rig.machine.release_stream(D1, by.as_raw());
         for _ in 0..3 {
-            assert_eq!((region.purge().unwrap(), source.purge().unwrap()), (0, 0));
+            assert_eq!((region.purge().unwrap().given_back, source.purge().unwrap().given_back), (0, 0));
         }
         release(rig, &home);
         for region in [&mut region, &mut source] {
-            while region.purge().unwrap() == 0 {}
+            while region.purge().unwrap().given_back == 0 {}
         }
     }
 

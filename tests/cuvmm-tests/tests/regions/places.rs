@@ -2,6 +2,8 @@
 //! addresses, host memory beside device memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::collections::HashMap;
+
 use crate::common;
 use crate::common::{D0, D1, G};
 use crate::on_both;
@@ -78,6 +80,20 @@ on_both! {
         );
     }
 
+    fn a_place_is_one_key_however_its_device_was_opened(rig) {
+        let (second, again, stranger) = (rig.second(), rig.second(), common::model());
+        let mut bytes: HashMap<Place, u64> = HashMap::new();
+        for device in [&rig.device, &second, &again, &stranger.device] {
+            *bytes.entry(Place::from(device)).or_default() += G;
+        }
+        for node in [0, 1, 0] {
+            *bytes.entry(Place::HostNuma(node)).or_default() += G;
+        }
+        assert_eq!(bytes.len(), 5);
+        assert_eq!(bytes[&Place::from(&again)], 2 * G);
+        assert_eq!(bytes[&Place::HostNuma(0)], 2 * G);
+    }
+
     fn layouts_that_cannot_be_are_refused(rig) {
         let (second, stranger) = (rig.second(), common::model());
         let refused = |layout| match Region::builder(&rig.device, 8 * G).layout(layout).reserve() {
@@ -131,9 +147,9 @@ on_both! {
         assert!(matches!(region.revoke(&second), Err(MemoryError::InUse(ON_1))));
         // A decommit waits for every device with access.
         region.decommit(0..2 * G).unwrap();
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         rig.machine.release_all_streams(D1);
-        assert_eq!(region.purge().unwrap(), 2 * G);
+        assert_eq!(region.purge().unwrap().given_back, 2 * G);
         region.revoke(&second).unwrap();
         assert_eq!(region.access_of(&second), Access::None);
         assert!(second.lost().is_none() && rig.device.lost().is_none());

@@ -110,7 +110,7 @@ on_both! {
             other => panic!("{other:?}"),
         };
         assert!(matches!(wrong(G..G), ArgumentError::Empty { .. }));
-        assert!(matches!(wrong(0..G + 1), ArgumentError::Misaligned { .. }));
+        assert!(matches!(wrong(0..G + 1), ArgumentError::MisalignedRange { .. }));
         assert!(matches!(wrong(0..17 * G), ArgumentError::OutOfRange { .. }));
         assert_eq!((region.registrations(), rig.faults.total()), (0, 0));
         region.close().unwrap();
@@ -149,7 +149,7 @@ on_both! {
         region.commit(20 * G..22 * G).unwrap();
         region.decommit_after(12 * G..16 * G, &[]).unwrap();
         region.decommit_after(0..4 * G, &[]).unwrap();
-        assert_eq!(region.purge().unwrap(), 8 * G);
+        assert_eq!(region.purge().unwrap().given_back, 8 * G);
         region.relocate(20 * G..22 * G, &host, &stream).unwrap();
         region.alias(4 * G..8 * G, 32 * G).unwrap();
         region.decommit_after(32 * G..36 * G, &[]).unwrap();

@@ -88,7 +88,7 @@ where
     vector.shrink_to_fit().unwrap();
     let stats = books(&rig, &pool);
     assert_eq!(stats.tenants[0].committed, region.held() + array.held());
-    assert_eq!(region.purge().unwrap(), 2 * G);
+    assert_eq!(region.purge().unwrap().given_back, 2 * G);
     assert_eq!((region.held(), a.stats().committed), (2 * G, 3 * G));
     drop((region, vector, array));
     assert_eq!(a.stats().committed, 0);
@@ -192,7 +192,7 @@ fn memory_under_queued_work_is_pending_and_a_drop_does_not_wait() {
     let withdrawn = |mut region: Region| {
         region.decommit_after(0..6 * G, from_ref(&work)).unwrap();
         assert_eq!(region.pending_free(), 6 * G);
-        assert_eq!(region.purge().unwrap(), 0);
+        assert_eq!(region.purge().unwrap().given_back, 0);
         Some(region)
     };
     let dropped = |region: Region| {
@@ -259,9 +259,13 @@ fn revived_memory_is_taken_back_and_need_not_be_complete() {
     let stats = balanced(&rig, &pool);
     assert_eq!((stats.in_use, stats.pending_free), (4 * G, 4 * G));
     region.decommit_after(G..3 * G, &[]).unwrap();
-    assert_eq!(region.purge().unwrap(), 0, "the kernel still uses them");
+    assert_eq!(
+        region.purge().unwrap().given_back,
+        0,
+        "the kernel still uses them"
+    );
     rig.machine.release_stream(D0, work.as_raw());
-    assert_eq!(region.purge().unwrap(), 8 * G);
+    assert_eq!(region.purge().unwrap().given_back, 8 * G);
     assert_eq!(region.mappings(), 0);
 }
 
@@ -362,7 +366,7 @@ fn memory_that_forks_and_aliases_show_is_charged_once() {
     region.decommit_after(0..4 * G, from_ref(&home)).unwrap();
     b.try_allocate(13 * G).unwrap_err();
     assert_eq!(a.stats().in_use, 4 * G);
-    assert_eq!(region.purge().unwrap(), G);
+    assert_eq!(region.purge().unwrap().given_back, G);
     assert_eq!(
         (a.stats().committed, books(&rig, &pool).mappings),
         (4 * G, 4)
@@ -463,7 +467,10 @@ fn a_commit_in_a_capture_takes_memory_that_needs_no_clearing() {
     region.commit(0..4 * G).unwrap();
     let before = rig.faults.total();
     region.decommit(0..G).unwrap();
-    assert_eq!((region.purge().unwrap(), rig.faults.total()), (0, before));
+    assert_eq!(
+        (region.purge().unwrap().given_back, rig.faults.total()),
+        (0, before)
+    );
     let refused = region.commit(0..8 * G).unwrap_err();
     assert!(refused.is_out_of_memory(), "{refused}");
     assert_eq!(region.committed(), 3 * G);

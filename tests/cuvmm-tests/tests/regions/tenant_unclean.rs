@@ -114,7 +114,7 @@ fn memory_that_was_never_zeroed_is_shown_by_no_region_and_no_block() {
                 assert_eq!(first_bytes(&world), [[0; 6]; 3]);
             }
             true => {
-                assert!(world.region.purge().unwrap() > 0);
+                assert!(world.region.purge().unwrap().given_back > 0);
                 let block = world.a.allocate(7 * G).unwrap();
                 for at in 0..7 {
                     let mut bytes = [0; 6];

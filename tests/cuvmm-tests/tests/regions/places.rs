@@ -82,6 +82,7 @@ on_both! {
 
     fn a_place_is_one_key_however_its_device_was_opened(rig) {
         let (second, again, stranger) = (rig.second(), rig.second(), common::model());
+        #[allow(clippy::mutable_key_type, reason = "what a place is compared by never changes")]
         let mut bytes: HashMap<Place, u64> = HashMap::new();
         for device in [&rig.device, &second, &again, &stranger.device] {
             *bytes.entry(Place::from(device)).or_default() += G;

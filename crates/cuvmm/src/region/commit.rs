@@ -27,11 +27,12 @@ impl Region {
     /// devices with access is complete.
     ///
     /// # Errors
-    /// [`MemoryError`], for a range of other than whole granules
+    /// [`MemoryError`]: for a range of other than whole granules
     /// [`MisalignedRange`](crate::error::ArgumentError::MisalignedRange), which names the granules
-    /// that [`commit_covering`](Self::commit_covering) takes, and without memory
-    /// [`OutOfMemory`](MemoryError::OutOfMemory) with the figures. Nothing has changed, except that withdrawn memory may have been released,
-    /// and that [`Region::quarantined`] may have grown if a roll-back failed as well.
+    /// that [`commit_covering`](Self::commit_covering) takes; without memory
+    /// [`OutOfMemory`](MemoryError::OutOfMemory) with the figures. Nothing has changed, except that
+    /// withdrawn memory may have been released, and that [`Region::quarantined`] may have grown if a
+    /// roll-back failed as well.
     #[doc(alias = "allocate")]
     pub fn commit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
         let fence = self.fence_of_all();

@@ -16,10 +16,11 @@ impl Region {
     /// **When the memory returns.** [`purge`](Self::purge) gives pending frees back once the work
     /// on them is complete; only then does what `nvidia-smi` shows as used fall. Memory returns by
     /// whole extents: one with another committed byte stays whole until its last byte is
-    /// decommitted, or until [`compact`](Self::compact). The range of one commit returns whole;
-    /// of a part of it, [`largest_extent`](Self::largest_extent) bounds what is held back. In a tenant, the pool takes pending frees when another request needs memory,
-    /// or by `purge`, and what `nvidia-smi` shows falls when [`Pool::trim`](crate::Pool::trim)
-    /// releases them.
+    /// decommitted, or until [`compact`](Self::compact). The range of one commit returns whole; of a
+    /// part of it, [`largest_extent`](Self::largest_extent) bounds what is held back.
+    ///
+    /// In a tenant, the pool takes pending frees when another request needs memory, or by `purge`;
+    /// what `nvidia-smi` shows falls when [`Pool::trim`](crate::Pool::trim) releases them.
     ///
     /// Purging the range later marks all work of the context in the driver, which breaks a running
     /// capture on it; [`decommit_after`](Self::decommit_after) does not.

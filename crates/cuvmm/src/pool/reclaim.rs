@@ -6,7 +6,7 @@
 //! used memory. Whole extents move, so that many bytes cost few driver calls. Memory of heaps
 //! ([holders](super::holders::holder)) comes after the slots of tenants of the same rank.
 //!
-//! Keeps I-3, I-4, I-31 and I-88.
+//! Keeps I-3, I-4, I-31 and I-90.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

@@ -191,7 +191,7 @@ impl Region {
     #[doc(alias("page_size", "granularity"))]
     #[must_use]
     pub const fn largest_extent(&self) -> u64 {
-        self.largest
+        self.sizes.largest()
     }
 
     /// Returns the number of committed bytes.

@@ -79,7 +79,7 @@ on_both! {
         assert_eq!((rig.faults.total(), pool.stats().addresses), (0, 0));
     }
 
-    // I-88
+    // I-90
     fn a_full_pool_and_one_beyond_its_limit_have_ranges(rig) {
         let pool = pool(rig, 8);
         let asked = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));

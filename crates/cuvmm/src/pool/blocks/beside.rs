@@ -71,9 +71,9 @@ impl State {
         needs: &Needs,
         beside: Beside,
     ) -> Result<(), BlockError> {
-        let (extent, largest) = ("bytes of an extent", slot.class.largest);
-        ArgumentError::at_least(extent, needs.class.largest, largest)?;
-        ArgumentError::at_most(extent, needs.class.largest, largest)?;
+        let (extent, largest) = ("bytes of an extent", slot.class.sizes.largest());
+        ArgumentError::at_least(extent, needs.class.sizes.largest(), largest)?;
+        ArgumentError::at_most(extent, needs.class.sizes.largest(), largest)?;
         ArgumentError::at_most(BYTES, wanted.capacity, slot.class.size)?;
         if slot.block.is_some() {
             return Err(in_use(beside, true));

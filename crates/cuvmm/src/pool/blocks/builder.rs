@@ -260,7 +260,8 @@ impl<'a> BlockBuilder<'a> {
     ///
     /// The options have to be those of the row: the same [largest extent](Self::largest_extent), and
     /// a capacity of at most the distance between the blocks. The
-    /// [stride multiple](Self::stride_multiple) has no effect.
+    /// [stride multiple](Self::stride_multiple) has no effect, and the row's
+    /// [`expect_shrink`](Self::expect_shrink) holds.
     ///
     /// The place is free once the last block there was dropped and no lease on it lives. On the home
     /// stream of that block it is used again at once; any other stream is ordered behind its work,

@@ -224,7 +224,7 @@ macro_rules! methods {
                 ) -> ();
                 mapping: MemGetHandleForAddressRange = dma_buf(
                     device: Ordinal, address: DeviceAddress, size: u64
-                ) -> OwnedFd;
+                ) -> OsHandle;
                 copies: MemcpyHtoD = copy_to_device(
                     device: Ordinal, destination: DeviceAddress, source: &[u8]
                 ) -> ();

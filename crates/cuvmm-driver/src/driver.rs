@@ -34,24 +34,23 @@
 #![allow(unsafe_code)]
 
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
 
 use cuvmm_sys::CudaVersion;
 
 use crate::error::Result;
+use crate::shareable::{Exported, ImportSource, OsHandle};
 use crate::types::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
-    EventFlags, EventHandle, Exported, GranularityKind, GraphExecHandle, GraphHandle, HandleTypes,
-    ImportSource, Location, MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket,
-    MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute,
-    StreamFlags, StreamHandle,
+    EventFlags, EventHandle, GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, Location,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal,
+    PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 
 /// The kind of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DriverKind {
-    /// The real driver, `libcuda`.
+    /// The real driver, `libcuda.so.1` or `nvcuda.dll`.
     Cuda,
     /// The host driver: the rules of the driver over real host memory.
     Host,
@@ -193,8 +192,8 @@ pub trait Driver: Debug + Send + Sync {
     /// Imports a physical that another process, or this one, exported.
     ///
     /// # Safety
-    /// A descriptor in `source` is open and stays open during the call, or is not a descriptor at
-    /// all (which is an error).
+    /// A handle of the operating system in `source` is open and stays open during the call, or is not a
+    /// handle at all (which is an error).
     #[doc(alias = "cuMemImportFromShareableHandle")]
     unsafe fn import(
         &self,
@@ -261,13 +260,17 @@ pub trait Driver: Debug + Send + Sync {
         attribute: PointerAttribute,
     ) -> Result<u64>;
 
-    /// Exports a mapped range as a dma-buf.
+    /// Exports a mapped range as a dma-buf, which only Linux has.
     ///
     /// # Safety
     /// The range stays mapped for as long as the descriptor is used.
     #[doc(alias = "cuMemGetHandleForAddressRange")]
-    unsafe fn dma_buf(&self, device: Ordinal, address: DeviceAddress, size: u64)
-    -> Result<OwnedFd>;
+    unsafe fn dma_buf(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        size: u64,
+    ) -> Result<OsHandle>;
 
     /// Returns the legacy IPC handle of an allocation. Mappings have none.
     #[doc(alias = "cuIpcGetMemHandle")]
@@ -797,8 +800,8 @@ pub trait Driver: Debug + Send + Sync {
     /// Imports a memory pool that another process exported. Nothing can be allocated from it.
     ///
     /// # Safety
-    /// A descriptor in `source` is open and stays open during the call, or is not a descriptor at
-    /// all (which is an error).
+    /// A handle of the operating system in `source` is open and stays open during the call, or is not a
+    /// handle at all (which is an error).
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     unsafe fn mem_pool_import(
         &self,

@@ -15,6 +15,7 @@ pub mod cuda;
 pub mod driver;
 mod error;
 pub mod fault;
+mod shareable;
 mod types;
 
 pub use call::Call;
@@ -22,4 +23,5 @@ pub use cuvmm_sys as sys;
 pub use cuvmm_sys::{CUresult, CudaVersion};
 pub use driver::{DeviceMemory, Driver, DriverKind};
 pub use error::{DriverError, Result};
+pub use shareable::{Exported, ImportSource, OsHandle, RawOsHandle};
 pub use types::*;

@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::os::fd::OwnedFd;
 
 use bitflags::bitflags;
 
@@ -240,7 +239,8 @@ bitflags! {
         const POSIX_FD = 0x1;
         /// A Win32 NT handle.
         const WIN32 = 0x2;
-        /// A Win32 D3DKMT handle.
+        /// A Win32 D3DKMT handle, which nothing closes. The driver may know it; no [`Exported`](crate::Exported)
+        /// holds one.
         const WIN32_KMT = 0x4;
         /// A fabric handle, which can be imported on other nodes.
         const FABRIC = 0x8;
@@ -424,26 +424,6 @@ pub struct MemoryInfo {
     pub free: u64,
     /// Total bytes.
     pub total: u64,
-}
-
-/// The handle that `export` returns.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Exported {
-    /// A close-on-exec descriptor that keeps the memory alive, for [`HandleTypes::POSIX_FD`].
-    Fd(OwnedFd),
-    /// 64 bytes that name the memory across nodes, for [`HandleTypes::FABRIC`].
-    Fabric([u8; 64]),
-}
-
-/// The handle that `import` takes.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum ImportSource {
-    /// A descriptor by value. The caller keeps ownership.
-    Fd(i32),
-    /// A fabric handle.
-    Fabric([u8; 64]),
 }
 
 /// A device attribute (`CUdevice_attribute`).

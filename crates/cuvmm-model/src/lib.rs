@@ -1,7 +1,7 @@
 //! Two drivers for machines without a GPU, which keep the rules of the real one.
 //!
 //! - [`model`]: the driver's rules and costs without memory, on a virtual clock.
-//! - [`host`]: the driver's rules over real host memory.
+//! - `host`: the driver's rules over real host memory, on Linux only.
 //!
 //! Both are one machine, whose answers are those that real GPUs gave. Streams can be held back, calls
 //! can be made to fail, and work may run late.
@@ -42,5 +42,6 @@
 //! # Ok::<(), cuvmm_driver::DriverError>(())
 //! ```
 
+#[cfg(target_os = "linux")]
 pub mod host;
 pub mod model;

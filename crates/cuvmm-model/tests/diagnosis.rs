@@ -3,6 +3,7 @@
 //!
 //! `unsafe` is allowed here to make the calls of the trait. The machine refuses or records what a GPU
 //! would not survive.
+#![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
 use cuvmm_driver::{

@@ -1,6 +1,7 @@
 //! The system's limit on memory areas. There is one test only, because it uses all areas.
 //!
 //! `unsafe` because the driver's methods are.
+#![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

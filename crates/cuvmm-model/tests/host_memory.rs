@@ -2,6 +2,7 @@
 //!
 //! The tests run one at a time, because they examine the resources of the whole process. `unsafe`
 //! because the driver's methods are, and to access memory by address.
+#![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -2,6 +2,7 @@
 //! import.
 //!
 //! `unsafe` because the driver's methods are.
+#![cfg(target_os = "linux")]
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use cuvmm_driver::{CaptureMode, Driver, EventFlags, Ordinal, StreamFlags, StreamHandle};
-use cuvmm_model::host::HostOptions;
 use cuvmm_model::model::{Backing, Machine};
 use model_support::*;
 
@@ -212,6 +211,8 @@ fn a_synchronization_waits_for_the_function<B: Backing>(d: Machine<B>) {
 }
 
 /// A thread may wait for a function without a call of the driver. Other work stays late.
+// It looks at bytes.
+#[cfg(target_os = "linux")]
 #[test]
 fn late_work_before_a_function_runs() {
     let d = host(HostOptions::new().late(true));

@@ -1,6 +1,6 @@
 //! The part of NVIDIA's driver library that `cuvmm` uses, as plain data: a table of symbols with
 //! the CUDA version that introduced each, result codes and options as integers with names,
-//! structures laid out as in C, and loading `libcuda.so.1` at run time.
+//! structures laid out as in C, and loading `libcuda.so.1` or `nvcuda.dll` at run time.
 //!
 //! This crate calls no driver function. It looks functions up and returns them. What they mean,
 //! when they may be called and what they return is documented by NVIDIA, and `cuvmm-driver` wraps
@@ -27,8 +27,9 @@
 //!
 //! # Platforms
 //!
-//! The layouts are those of 64-bit Linux. On other platforms the crate compiles, and [`Api::load`]
-//! returns [`LoadError::Unsupported`].
+//! The layouts are those of 64-bit Linux, which are those of 64-bit Windows too: no structure contains a
+//! `long`, and both have one calling convention. On other platforms the crate compiles, and
+//! [`Api::load`] returns [`LoadError::Unsupported`].
 
 // The C names are kept, so that they can be found in NVIDIA's documentation.
 #![allow(non_camel_case_types, non_snake_case)]

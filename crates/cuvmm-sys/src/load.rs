@@ -1,4 +1,4 @@
-//! Finding libcuda and the functions in it.
+//! Finding the driver's library and the functions in it.
 //!
 //! No driver function is called, so nothing here checks that the library is a real driver: the
 //! toolkit ships a stub named `libcuda.so` for linking, which has every symbol and returns
@@ -21,11 +21,15 @@ use crate::{Api, MissingSymbol};
 /// The names under which the driver's library is looked for, in this order: the name that the
 /// driver installs, its path in the Windows subsystem for Linux, and a name that a toolkit's stub
 /// has too (see the [module](self)).
+#[cfg(not(windows))]
 const CANDIDATES: &[&str] = &[
     "libcuda.so.1",
     "/usr/lib/wsl/lib/libcuda.so.1",
     "libcuda.so",
 ];
+/// The name under which the driver installs its library on Windows.
+#[cfg(windows)]
+const CANDIDATES: &[&str] = &["nvcuda.dll"];
 
 /// A library that could not be opened, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +72,8 @@ pub enum LoadError {
         missing: MissingSymbol,
     },
 
-    /// This crate knows the driver's binary interface on 64-bit Linux only.
-    #[error("the CUDA driver is supported on 64-bit Linux only, and this is {system}")]
+    /// This crate knows the driver's binary interface on 64-bit Linux and Windows only.
+    #[error("the CUDA driver is supported on 64-bit Linux and Windows only, and this is {system}")]
     Unsupported {
         /// The operating system and architecture of this build.
         system: String,
@@ -98,9 +102,10 @@ impl Api {
     /// Opens the driver's library and looks up every function of the table.
     ///
     /// Tries `libcuda.so.1` by the dynamic linker's rules, then `/usr/lib/wsl/lib/libcuda.so.1`,
-    /// then `libcuda.so`. The first library that opens is used and never unloaded. No driver
-    /// function is called, so a toolkit's stub is not noticed here: its `cuInit` returns
-    /// `CUDA_ERROR_STUB_LIBRARY`.
+    /// then `libcuda.so`. On Windows tries `nvcuda.dll` in the system's folder, and in no other, so that
+    /// a file beside the program does not take its place. The first library that opens is used and never
+    /// unloaded. No driver function is called, so a toolkit's stub is not noticed here: its `cuInit`
+    /// returns `CUDA_ERROR_STUB_LIBRARY`.
     ///
     /// # Errors
     ///
@@ -112,7 +117,7 @@ impl Api {
         for candidate in CANDIDATES {
             // SAFETY: these are the names of NVIDIA's driver library. A user who installs another
             // library under them on the linker's path has replaced the driver for every program.
-            match unsafe { open(Path::new(candidate)) } {
+            match unsafe { open(Path::new(candidate), find) } {
                 Ok(library) => {
                     // SAFETY: the library was opened under a name of NVIDIA's driver library.
                     return unsafe { resolve(library, candidate.into()) };
@@ -138,7 +143,7 @@ impl Api {
     pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref();
         // SAFETY: the caller vouches for the library.
-        match unsafe { open(path) } {
+        match unsafe { open(path, |path| Library::new(path)) } {
             // SAFETY: the caller vouches for the library.
             Ok(library) => unsafe { resolve(library, path.to_owned()) },
             Err(OpenError::Unsupported(error)) => Err(error),
@@ -154,19 +159,39 @@ enum OpenError {
     Failed(Attempt),
 }
 
-/// Opens one library.
+/// A function that opens a library and runs its initializers.
+type Open = unsafe fn(&Path) -> Result<Library, libloading::Error>;
+
+/// Opens the library of this name where the dynamic linker finds it.
+#[cfg(not(windows))]
+unsafe fn find(name: &Path) -> Result<Library, libloading::Error> {
+    // SAFETY: the caller vouches for the initializers.
+    unsafe { Library::new(name) }
+}
+
+/// Opens the library of this name in the system's folder.
+#[cfg(windows)]
+unsafe fn find(name: &Path) -> Result<Library, libloading::Error> {
+    use libloading::os::windows as system;
+    // SAFETY: the caller vouches for the initializers.
+    unsafe { system::Library::load_with_flags(name, system::LOAD_LIBRARY_SEARCH_SYSTEM32) }
+        .map(Into::into)
+}
+
+/// Opens one library with a function.
 ///
 /// # Safety
 ///
 /// It must be sound to run the library's initializers.
-unsafe fn open(path: &Path) -> Result<Library, OpenError> {
-    if !cfg!(all(target_os = "linux", target_pointer_width = "64")) {
+unsafe fn open(path: &Path, open: Open) -> Result<Library, OpenError> {
+    let known = cfg!(any(target_os = "linux", windows)) && cfg!(target_pointer_width = "64");
+    if !known {
         return Err(OpenError::Unsupported(LoadError::Unsupported {
             system: format!("{} on {}", std::env::consts::OS, std::env::consts::ARCH),
         }));
     }
     // SAFETY: the caller vouches for the initializers.
-    unsafe { Library::new(path) }.map_err(|error| {
+    unsafe { open(path) }.map_err(|error| {
         OpenError::Failed(Attempt {
             library: path.to_owned(),
             reason: reason(path, &error),

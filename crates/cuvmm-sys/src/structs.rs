@@ -1,4 +1,4 @@
-//! The structures that are passed to and from the driver, laid out as in C on 64-bit Linux.
+//! The structures that are passed to and from the driver, laid out as in C on 64-bit Linux and Windows.
 //!
 //! Fields keep their C names, except that `type` is `kind`. Reserved bytes must be zero, so every
 //! structure that has them has a constructor or a `Default`.
@@ -32,7 +32,8 @@ pub struct CUmemAllocationProp {
     pub requestedHandleTypes: CUmemAllocationHandleType,
     /// The location of the memory.
     pub location: CUmemLocation,
-    /// Windows only; null elsewhere.
+    /// A pointer to an `OBJECT_ATTRIBUTES` of Windows with the security attributes of exported handles, if
+    /// the memory can be exported as a Win32 handle; null in all other cases.
     pub win32HandleMetaData: *mut c_void,
     /// Compression, RDMA and usage.
     pub allocFlags: CUmemAllocationPropFlags,
@@ -94,7 +95,8 @@ pub struct CUmemPoolProps {
     pub handleTypes: CUmemAllocationHandleType,
     /// The location of the memory.
     pub location: CUmemLocation,
-    /// Windows only; null elsewhere.
+    /// A pointer to the `SECURITY_ATTRIBUTES` of Windows of exported handles, if the pool can be exported
+    /// as a Win32 handle; null in all other cases.
     pub win32SecurityAttributes: *mut c_void,
     /// The maximum size of the pool in bytes; 0 leaves it to the driver.
     pub maxSize: usize,

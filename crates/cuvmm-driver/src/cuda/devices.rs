@@ -9,6 +9,7 @@ use cuvmm_sys::{CUdevice_attribute, CUmemAllocationGranularity_flags, CUuuid, Cu
 
 use super::CudaDriver;
 use super::answer::{ask, ask_optional};
+use super::os::Security;
 use super::physical::to_c;
 use crate::{Call, DeviceAttribute, GranularityKind, MemoryInfo, Ordinal, PhysicalProps, Result};
 
@@ -87,7 +88,8 @@ pub(super) fn allocation_granularity(
     props: &PhysicalProps,
     kind: GranularityKind,
 ) -> Result<u64> {
-    let props = to_c(props);
+    let security = Security::of(Call::MemGetAllocationGranularity, props.handle_types)?;
+    let props = to_c(props, &security);
     let kind = CUmemAllocationGranularity_flags(kind.0);
     let mut granularity = 0;
     ask!(driver, MemGetAllocationGranularity:

@@ -4,8 +4,6 @@
 //! files too, and the caller's obligation is passed on unchanged.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-
 use cuvmm_sys::CudaVersion;
 
 use super::{
@@ -17,8 +15,8 @@ use crate::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
     DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
     GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location, MemPoolAttribute,
-    MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal, PhysicalHandle, PhysicalProps,
-    PointerAttribute, RangeAttribute, Result, StreamFlags, StreamHandle,
+    MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal, OsHandle, PhysicalHandle,
+    PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags, StreamHandle,
 };
 
 macro_rules! forward {

@@ -4,7 +4,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::{OwnedFd, RawFd};
 use std::ptr;
 
 use cuvmm_sys::{
@@ -13,10 +12,10 @@ use cuvmm_sys::{
 
 use super::CudaDriver;
 use super::answer::{ask, ask_optional};
-use super::physical::{location_to_c, own};
+use super::physical::{Shareable, location_to_c};
 use crate::{
-    AccessDesc, AccessFlags, Call, DeviceAddress, Location, Ordinal, PhysicalHandle,
-    PointerAttribute, Result,
+    AccessDesc, AccessFlags, Call, DeviceAddress, HandleTypes, Location, Ordinal, OsHandle,
+    PhysicalHandle, PointerAttribute, Result,
 };
 
 /// # Safety
@@ -111,14 +110,14 @@ pub(super) unsafe fn dma_buf(
     device: Ordinal,
     address: DeviceAddress,
     size: u64,
-) -> Result<OwnedFd> {
+) -> Result<OsHandle> {
     let _current = driver.enter(device)?;
-    let mut fd: RawFd = -1;
-    let place = ptr::from_mut(&mut fd).cast::<c_void>();
+    let mut shareable = Shareable::new();
+    let place = ptr::from_mut(&mut shareable).cast::<c_void>();
     let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
     ask_optional!(driver, MemGetHandleForAddressRange:
         cuMemGetHandleForAddressRange(place, address.0, size as usize, kind, 0))?;
-    own(Call::MemGetHandleForAddressRange, fd)
+    shareable.os_handle(Call::MemGetHandleForAddressRange, HandleTypes::POSIX_FD)
 }
 
 pub(super) fn ipc_mem_handle(

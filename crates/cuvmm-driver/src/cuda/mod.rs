@@ -1,4 +1,4 @@
-//! The real driver: `libcuda`, loaded at run time.
+//! The real driver: `libcuda.so.1`, or `nvcuda.dll` on Windows, loaded at run time.
 //!
 //! Each method of [`Driver`](crate::Driver) is one driver call here. Nothing is checked, rounded,
 //! retried or remembered, except the context of each device: a call that needs a context uses it if
@@ -29,6 +29,14 @@ mod physical;
 mod plain;
 mod pools;
 mod streams;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
 
 pub use context::KeepAlive;
 pub use open::{CudaDriver, OpenError};
+#[cfg(unix)]
+use unix as os;
+#[cfg(windows)]
+use windows as os;

@@ -1,11 +1,9 @@
 //! Physical memory: creating, releasing, sharing with other processes.
 //!
-//! `unsafe` makes driver calls (see `answer`), and takes ownership of file descriptors
-//! that the driver has just made.
+//! `unsafe` makes driver calls (see `answer`).
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::ptr;
 
 use cuvmm_sys::{
@@ -15,9 +13,10 @@ use cuvmm_sys::{
 
 use super::CudaDriver;
 use super::answer::{ask, ask_optional};
+use super::os;
 use crate::{
     AllocationType, Call, DeviceAddress, DriverError, Exported, HandleTypes, ImportSource,
-    Location, LocationKind, PhysicalHandle, PhysicalProps, Result,
+    Location, LocationKind, OsHandle, PhysicalHandle, PhysicalProps, Result,
 };
 
 /// Converts a location to its C form.
@@ -28,13 +27,13 @@ pub(super) fn location_to_c(location: Location) -> CUmemLocation {
     }
 }
 
-/// Converts properties to their C form.
-pub(super) fn to_c(props: &PhysicalProps) -> CUmemAllocationProp {
+/// Converts properties to their C form, which points to `security`.
+pub(super) fn to_c(props: &PhysicalProps, security: &os::Security) -> CUmemAllocationProp {
     CUmemAllocationProp {
         kind: CUmemAllocationType(props.allocation_type.0),
         requestedHandleTypes: handle_type_to_c(props.handle_types),
         location: location_to_c(props.location),
-        win32HandleMetaData: ptr::null_mut(),
+        win32HandleMetaData: security.of_physical(),
         allocFlags: CUmemAllocationPropFlags {
             compressionType: props.compression,
             gpuDirectRDMACapable: props.rdma_capable.into(),
@@ -69,7 +68,8 @@ pub(super) fn create(
     props: &PhysicalProps,
     flags: u64,
 ) -> Result<PhysicalHandle> {
-    let props = to_c(props);
+    let security = os::Security::of(Call::MemCreate, props.handle_types)?;
+    let props = to_c(props, &security);
     let mut handle = 0;
     ask!(driver, MemCreate: cuMemCreate(&mut handle, size as usize, &props, flags))?;
     Ok(PhysicalHandle(handle))
@@ -105,40 +105,42 @@ pub(super) unsafe fn physical_props(
     Ok(from_c(&props))
 }
 
-/// The buffer that an export writes to: a descriptor or 64 bytes, depending on the type. It is
-/// zeroed and large enough for every type.
+/// The buffer that an export writes to: a handle of the system or 64 bytes, depending on the type. It is
+/// large enough for every type. What it holds at first is no handle.
 #[repr(C, align(8))]
 pub(super) struct Shareable([u8; 64]);
 
 impl Shareable {
     pub(super) const fn new() -> Self {
-        Self([0; 64])
+        Self([0xff; 64])
     }
 
     /// Returns the handle of a type that `call` has written.
     pub(super) fn exported(self, call: Call, handle_type: HandleTypes) -> Result<Exported> {
         match handle_type {
-            HandleTypes::POSIX_FD => {
-                let [a, b, c, d, ..] = self.0;
-                own(call, RawFd::from_ne_bytes([a, b, c, d])).map(Exported::Fd)
-            }
             HandleTypes::FABRIC => Ok(Exported::Fabric(self.0)),
+            _ => self.os_handle(call, handle_type).map(Exported::from),
+        }
+    }
+
+    /// Returns the handle of the system that `call` has written, if `handle_type` is its type.
+    pub(super) fn os_handle(self, call: Call, handle_type: HandleTypes) -> Result<OsHandle> {
+        match handle_type {
+            HandleTypes::OS => os::own(call, self.0),
             // The driver exported a type that this crate can neither hold nor close.
             _ => Err(DriverError::new(call, CUresult::CUDA_ERROR_NOT_SUPPORTED)),
         }
     }
 }
 
-/// Returns the pointer for a handle to import: a descriptor is passed as the pointer's value, a
+/// Returns the pointer for a handle to import: a handle of the system is passed as the pointer's value, a
 /// fabric handle by reference.
 pub(super) fn place_of(source: ImportSource, fabric: &mut CUmemFabricHandle) -> *mut c_void {
-    match source {
-        ImportSource::Fd(fd) => fd as isize as *mut c_void,
-        ImportSource::Fabric(data) => {
-            fabric.data = data;
-            ptr::from_mut(fabric).cast()
-        }
+    if let ImportSource::Fabric(data) = source {
+        fabric.data = data;
     }
+    let named = ptr::from_mut(fabric).cast();
+    source.os_handle().map_or(named, os::pointer_of)
 }
 
 /// # Safety
@@ -170,13 +172,4 @@ pub(super) unsafe fn import(
     ask!(driver, MemImportFromShareableHandle:
         cuMemImportFromShareableHandle(&mut handle, place, handle_type))?;
     Ok(PhysicalHandle(handle))
-}
-
-/// Takes ownership of a descriptor that `call` returned.
-pub(super) fn own(call: Call, fd: RawFd) -> Result<OwnedFd> {
-    if fd < 0 {
-        return Err(DriverError::new(call, CUresult::CUDA_ERROR_UNKNOWN));
-    }
-    // SAFETY: the driver has made this descriptor for the caller and does not use it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -13,6 +13,7 @@ use cuvmm_sys::{
 
 use super::CudaDriver;
 use super::answer::ask_optional;
+use super::os::Security;
 use super::physical::{Shareable, handle_type_to_c, location_to_c, place_of};
 use crate::{
     AccessDesc, AccessFlags, Call, DeviceAddress, Exported, HandleTypes, ImportSource, Location,
@@ -33,9 +34,11 @@ pub(super) fn mem_pool_create(
     props: &MemPoolProps,
 ) -> Result<MemPoolHandle> {
     let _current = driver.enter(device)?;
+    let security = Security::of(Call::MemPoolCreate, props.handle_types)?;
     let props = CUmemPoolProps {
         allocType: CUmemAllocationType(props.allocation_type.0),
         handleTypes: handle_type_to_c(props.handle_types),
+        win32SecurityAttributes: security.of_pool(),
         maxSize: props.maximum as usize,
         usage: props.usage,
         ..CUmemPoolProps::pinned(location_to_c(props.location))

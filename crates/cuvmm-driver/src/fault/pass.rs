@@ -4,15 +4,13 @@
 //! passed on to the inner driver unchanged.
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
-
 use super::FaultDriver;
 use crate::call::methods;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
     DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
     GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location,
-    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal, OsHandle,
     PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, Result, StreamFlags,
     StreamHandle,
 };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::pages::page_size;
 use cuvmm_driver::Location;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +31,7 @@ impl Advised {
 
     /// Changes the attributes of a range, extended to whole pages of the host as the driver does.
     pub(crate) fn change(&mut self, start: u64, end: u64, change: impl Fn(&mut Attributes)) {
-        let page = rustix::param::page_size() as u64;
+        let page = page_size();
         let (start, end) = (start - start % page, end.next_multiple_of(page));
         self.split(start);
         self.split(end);

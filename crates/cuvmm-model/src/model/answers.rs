@@ -4,7 +4,6 @@
 //! callers' promises; they pass host pointers on to [`execution`](super::execution).
 #![allow(unsafe_code)]
 
-use std::os::fd::OwnedFd;
 use std::ptr;
 
 use super::backing::Backing;
@@ -16,7 +15,7 @@ use cuvmm_driver::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
     DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
     GranularityKind, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, Location,
-    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal,
+    MemPoolAttribute, MemPoolHandle, MemPoolProps, MemPoolTicket, MemoryInfo, Ordinal, OsHandle,
     PhysicalHandle, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags, StreamHandle,
 };
 
@@ -153,7 +152,7 @@ answers! {
         MemSetAccess = set_access(address: DeviceAddress, size: u64, access: &[AccessDesc]) -> ();
         MemGetHandleForAddressRange = dma_buf(
             device: Ordinal, address: DeviceAddress, size: u64
-        ) -> OwnedFd;
+        ) -> OsHandle;
         StreamDestroy = stream_destroy(device: Ordinal, stream: StreamHandle) -> ();
         StreamQuery = stream_query(device: Ordinal, stream: StreamHandle) -> bool;
         StreamWaitEvent = stream_wait_event(

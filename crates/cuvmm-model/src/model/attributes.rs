@@ -1,6 +1,7 @@
 //! The attributes of an H200, as its driver of CUDA 13.0 reports them.
 //!
-//! The answers of `conformance-c` hold the values; the place on the bus is that of the recorded device.
+//! The answers of `conformance-c` hold the values; the place on the bus is that of the recorded device. On
+//! Windows, where no GPU was asked, exports are Win32 handles, and there are no dma-bufs.
 
 /// Attributes by number, in order.
 pub(super) const ATTRIBUTES: &[(i32, i32)] = &[
@@ -106,8 +107,8 @@ pub(super) const ATTRIBUTES: &[(i32, i32)] = &[
     (100, 0),
     (101, 0),
     (102, 1),
-    (103, 1),
-    (104, 0),
+    (103, !cfg!(windows) as i32),
+    (104, cfg!(windows) as i32),
     (105, 0),
     (106, 32),
     (107, 1),
@@ -127,7 +128,7 @@ pub(super) const ATTRIBUTES: &[(i32, i32)] = &[
     (121, 1),
     (122, 1),
     (123, 1),
-    (124, 1),
+    (124, !cfg!(windows) as i32),
     (125, 1),
     (126, 4),
     (127, 1),

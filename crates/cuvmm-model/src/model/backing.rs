@@ -4,11 +4,10 @@
 //! (addresses, memory, the system's mappings), and has then changed nothing.
 
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::answer::{Answer, NOT_SUPPORTED};
-use cuvmm_driver::{DeviceMemory, DriverKind};
+use cuvmm_driver::{DeviceMemory, DriverKind, OsHandle};
 
 /// The key of the bytes of one physical, which may have several handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +35,8 @@ pub enum Reach {
 }
 
 /// A change of the host's access to a part.
+// Only the host driver reads it.
+#[cfg_attr(not(target_os = "linux"), expect(dead_code))]
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
     pub(crate) part: Part,
@@ -83,7 +84,7 @@ pub trait Backing: Debug + Send + 'static {
     #[doc(hidden)]
     fn unreserve(&mut self, address: u64, size: u64) -> Answer;
     #[doc(hidden)]
-    fn create(&mut self, key: MemoryKey, size: u64, file: Option<&Arc<OwnedFd>>) -> Answer;
+    fn create(&mut self, key: MemoryKey, size: u64, file: Option<&Arc<OsHandle>>) -> Answer;
     #[doc(hidden)]
     fn destroy(&mut self, key: MemoryKey);
     #[doc(hidden)]

@@ -25,7 +25,9 @@
 //! results, except for these:
 //! - Mapping a handle that has been released and has no mapping ends the process on the GPU. Here
 //!   it is `INVALID_VALUE`.
-//! - An exported descriptor is a file of the model, and a dma-buf is an empty descriptor.
+//! - An exported descriptor is a file of the model, and a dma-buf is an empty descriptor. On Windows an
+//!   exported handle is one of a section, D3DKMT handles are `INVALID_VALUE`, and a dma-buf is
+//!   `NOT_SUPPORTED`.
 //! - Work takes virtual time only for a call that waits for the work: a query reports it as done.
 //! - Memory imported from another process is not charged, nor are managed pages.
 //! - An allocation on a capturing stream is `NOT_SUPPORTED`, and so is a pool of host NUMA memory
@@ -164,10 +166,14 @@ pub use picture::{Live, MappedAt, PhysicalSeen, Snapshot};
 pub use shadow::Unwritten;
 pub use spite::RandomFailures;
 
-pub(crate) use answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
-pub(crate) use options::{Rules, shared_options};
-pub(crate) use pages::Pages;
-pub(crate) use space::Space;
+// For the host driver.
+#[cfg(target_os = "linux")]
+pub(crate) use {
+    answer::{Answer, INVALID_VALUE, OUT_OF_MEMORY},
+    options::{Rules, shared_options},
+    pages::Pages,
+    space::Space,
+};
 
 /// The driver's rules and costs, without memory.
 pub type ModelDriver = Machine<Nothing>;

@@ -1,17 +1,21 @@
 //! The backing of the model: addresses without memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::answer::{Answer, OUT_OF_MEMORY};
 use super::backing::{Backing, Change, MemoryKey, Part, Place};
 use super::pages::Pages;
 use super::space::Space;
-use cuvmm_driver::{DeviceMemory, DriverKind};
+use cuvmm_driver::{DeviceMemory, DriverKind, OsHandle};
 
-/// The lowest address that the model uses.
+/// The lowest address that the model uses. The system may place pages below it, as Windows does.
 const FIRST_ADDRESS: u64 = 1 << 34;
+
+/// Returns `true` if a range of the system lies below all addresses of the model.
+fn is_below(address: u64, size: u64) -> bool {
+    address.saturating_add(size) <= FIRST_ADDRESS
+}
 
 /// A backing without memory.
 ///
@@ -68,7 +72,7 @@ impl Backing for Nothing {
         Ok(())
     }
 
-    fn create(&mut self, _: MemoryKey, _: u64, _: Option<&Arc<OwnedFd>>) -> Answer {
+    fn create(&mut self, _: MemoryKey, _: u64, _: Option<&Arc<OsHandle>>) -> Answer {
         Ok(())
     }
 
@@ -93,7 +97,7 @@ impl Backing for Nothing {
         let pages = Pages::new(size)?;
         let address = pages.address();
         // The model may use the system's address already.
-        if !self.addresses.claim(address, size) {
+        if !is_below(address, size) && !self.addresses.claim(address, size) {
             return Err(OUT_OF_MEMORY);
         }
         self.pages.insert(address, pages);
@@ -102,7 +106,9 @@ impl Backing for Nothing {
 
     fn deallocate(&mut self, address: u64, size: u64) {
         self.pages.remove(&address);
-        self.addresses.give_back(address, size);
+        if !is_below(address, size) {
+            self.addresses.give_back(address, size);
+        }
     }
 
     fn read(&mut self, _: Place, to: &mut [u8]) -> Answer {

@@ -222,6 +222,7 @@ macro_rules! shared_options {
         }
     };
 }
+#[cfg(target_os = "linux")]
 pub(crate) use shared_options;
 
 /// Options of a [`ModelDriver`](super::ModelDriver).

@@ -1,7 +1,6 @@
 //! The table of physical allocations and of the memory that they name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use super::answer::{Answer, INVALID_VALUE};
 use super::backing::MemoryKey;
 use super::device_state::Owner;
 use super::exports::Identity;
-use cuvmm_driver::{Location, PhysicalProps};
+use cuvmm_driver::{Location, OsHandle, PhysicalProps};
 
 /// A physical allocation, named by one handle value, which ends when it has neither references nor
 /// mappings.
@@ -33,7 +32,7 @@ pub(crate) struct Memory {
     /// The owner that is charged; `None` if another process created the memory.
     pub(crate) owner: Option<Owner>,
     pub(crate) handles: u64,
-    pub(crate) file: Option<Arc<OwnedFd>>,
+    pub(crate) file: Option<Arc<OsHandle>>,
     pub(crate) identity: Option<Identity>,
     pub(crate) exported: bool,
 }

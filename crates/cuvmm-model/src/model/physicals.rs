@@ -29,10 +29,10 @@ impl<B: Backing> State<B> {
             INVALID_VALUE,
         )?;
         let owner = self.owner_of(props.location)?;
-        let refused = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
-        require(!props.handle_types.intersects(refused), INVALID_VALUE)?;
+        let refused = props.handle_types.intersects(exports::REFUSED);
+        require(!refused, INVALID_VALUE)?;
         if self.strict() {
-            let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+            let known = HandleTypes::OS | HandleTypes::FABRIC;
             require(known.contains(props.handle_types), INVALID_VALUE)?;
         }
         let fabric = props.handle_types.contains(HandleTypes::FABRIC);
@@ -80,7 +80,7 @@ impl<B: Backing> State<B> {
     }
 
     fn new_memory(&mut self, size: u64, props: &PhysicalProps, owner: Owner) -> Answer<MemoryKey> {
-        let at_once = B::FILES_AT_ONCE && props.handle_types.contains(HandleTypes::POSIX_FD);
+        let at_once = B::FILES_AT_ONCE && props.handle_types.contains(HandleTypes::OS);
         let file = match at_once {
             true => Some(Arc::new(exports::new_file(size, props.location)?)),
             false => None,
@@ -284,7 +284,7 @@ impl<B: Backing> State<B> {
             name[8..16].copy_from_slice(&key.0.to_le_bytes());
             return Ok(Exported::Fabric(name));
         }
-        require(handle_type == HandleTypes::POSIX_FD, INVALID_VALUE)?;
+        require(handle_type == HandleTypes::OS, INVALID_VALUE)?;
         let memory = self.physicals.memories.get_mut(&key).ok_or(INVALID_VALUE)?;
         let file = match &memory.file {
             Some(file) => Arc::clone(file),
@@ -298,7 +298,7 @@ impl<B: Backing> State<B> {
         };
         let given = exports::hand_out(&file)?;
         memory.exported = true;
-        Ok(Exported::Fd(given))
+        Ok(given.into())
     }
 
     /// Imports a physical. Memory of this machine is recognized; a descriptor of another machine or
@@ -308,9 +308,12 @@ impl<B: Backing> State<B> {
         source: ImportSource,
         handle_type: HandleTypes,
     ) -> Answer<PhysicalHandle> {
-        let key = match (source, handle_type) {
-            (ImportSource::Fd(descriptor), HandleTypes::POSIX_FD) => {
-                let found = exports::examine(descriptor)?;
+        require(source.handle_type() == handle_type, INVALID_VALUE)?;
+        let key = match source {
+            ImportSource::Fabric(name) => fabric_key(&name)?,
+            other => {
+                let handle = other.os_handle().ok_or(INVALID_VALUE)?;
+                let found = exports::examine(handle)?;
                 match self.physicals.by_identity.get(&found.identity) {
                     Some(&key) => key,
                     None => self.adopt(Memory {
@@ -324,8 +327,6 @@ impl<B: Backing> State<B> {
                     })?,
                 }
             }
-            (ImportSource::Fabric(name), HandleTypes::FABRIC) => fabric_key(&name)?,
-            _ => return Err(INVALID_VALUE),
         };
         let memory = self.physicals.memories.get(&key).ok_or(UNKNOWN)?;
         let (size, location) = (memory.size, self.place_here(memory.location));

@@ -1,14 +1,15 @@
 //! Queries about addresses.
 
-use std::os::fd::OwnedFd;
-
 use super::allocation_table::{Allocation, Kind};
 use super::answer::{Answer, INVALID_VALUE, require};
 use super::backing::Backing;
 use super::exports;
+use super::pages::page_size;
 use super::rights::Who;
 use super::state::State;
-use cuvmm_driver::{AccessFlags, CUresult, DeviceAddress, LocationKind, Ordinal, PointerAttribute};
+use cuvmm_driver::{
+    AccessFlags, CUresult, DeviceAddress, LocationKind, Ordinal, OsHandle, PointerAttribute,
+};
 
 const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 const HOST_MEMORY: u64 = 1;
@@ -130,10 +131,10 @@ impl<B: Backing> State<B> {
         device: Ordinal,
         address: DeviceAddress,
         size: u64,
-    ) -> Answer<OwnedFd> {
+    ) -> Answer<OsHandle> {
         self.context(device)?;
         // The granularity is a page of the host and not a granule.
-        let page = rustix::param::page_size() as u64;
+        let page = page_size();
         let whole = address.0.is_multiple_of(page) && size.is_multiple_of(page);
         require(size != 0 && whole, INVALID_VALUE)?;
         let mapped = self.mappings.containing(address.0).is_some();

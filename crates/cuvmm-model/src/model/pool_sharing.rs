@@ -42,7 +42,7 @@ impl<B: Backing> State<B> {
         if handle_type == HandleTypes::FABRIC {
             return Ok(Exported::Fabric(numbers(FABRIC, &[key.0])));
         }
-        exports::hand_out(&shared.file).map(Exported::Fd)
+        exports::hand_out(&shared.file).map(Exported::from)
     }
 
     pub(crate) fn mem_pool_import(
@@ -54,12 +54,9 @@ impl<B: Backing> State<B> {
     ) -> Answer<MemPoolHandle> {
         self.context(device)?;
         require(flags == 0, INVALID_VALUE)?;
-        let (file, location) = match (source, handle_type) {
-            (ImportSource::Fd(descriptor), HandleTypes::POSIX_FD) => {
-                let found = exports::examine_pool(descriptor)?;
-                (Arc::new(found.file), found.location)
-            }
-            (ImportSource::Fabric(name), HandleTypes::FABRIC) => {
+        require(source.handle_type() == handle_type, INVALID_VALUE)?;
+        let (file, location) = match source {
+            ImportSource::Fabric(name) => {
                 let [key] = read(FABRIC, &name)?;
                 let mut pools = self.pools.by_key.iter();
                 let found = pools.find(|(known, _)| known.0 == key);
@@ -67,7 +64,11 @@ impl<B: Backing> State<B> {
                 let shared = pool.shared.as_ref().ok_or(INVALID_VALUE)?;
                 (Arc::clone(&shared.file), pool.props.location)
             }
-            _ => return Err(INVALID_VALUE),
+            other => {
+                let handle = other.os_handle().ok_or(INVALID_VALUE)?;
+                let found = exports::examine_pool(handle)?;
+                (Arc::new(found.file), found.location)
+            }
         };
         let identity = exports::identity(&file)?;
         let key = self.physicals.new_key();
@@ -110,7 +111,7 @@ impl<B: Backing> State<B> {
         let shared = own.and_then(|pool| pool.shared.as_ref());
         // As measured: the pool is exported before its allocations.
         let shared = shared.filter(|shared| shared.exported);
-        let Identity { device, inode } = shared.ok_or(INVALID_VALUE)?.identity;
+        let Identity([device, inode]) = shared.ok_or(INVALID_VALUE)?.identity;
         let says = [device, inode, offset, allocation.size];
         Ok(MemPoolTicket(numbers(TICKET, &says)))
     }
@@ -127,7 +128,7 @@ impl<B: Backing> State<B> {
         let pool = self.pools.get(pool)?;
         let shared = pool.shared.as_ref().ok_or(INVALID_VALUE)?;
         let imported = pool.owner.is_none();
-        let same = shared.identity == Identity { device, inode };
+        let same = shared.identity == Identity([device, inode]);
         require(imported && same && size != 0, INVALID_VALUE)?;
         // Whole granules are mapped, and a small allocation is a piece of one.
         let granule = self.rules.granularity;

@@ -1,7 +1,6 @@
 //! The table of memory pools.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::answer::{Answer, INVALID_VALUE};
@@ -11,7 +10,7 @@ use super::exports::Identity;
 use super::rights::Rights;
 use super::space::Space;
 use super::stream_table::Mark;
-use cuvmm_driver::{MemPoolHandle, MemPoolProps};
+use cuvmm_driver::{MemPoolHandle, MemPoolProps, OsHandle};
 
 /// A pool obtains and releases memory in steps of this size, as measured on an H200.
 pub(crate) const STEP: u64 = 32 << 20;
@@ -78,7 +77,7 @@ pub(crate) struct Freed {
 pub(crate) struct SharedMemory {
     pub(crate) exported: bool,
     pub(crate) key: MemoryKey,
-    pub(crate) file: Arc<OwnedFd>,
+    pub(crate) file: Arc<OsHandle>,
     pub(crate) identity: Identity,
     /// The free ranges; `None` for an imported pool, whose ranges its exporter chooses.
     pub(crate) space: Option<Space>,

@@ -40,9 +40,7 @@ impl<B: Backing> State<B> {
         let unlimited = !managed || props.maximum == 0;
         require(known && unlimited && props.usage == 0, INVALID_VALUE)?;
         let owner = self.pool_owner(props)?;
-        let refused = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
-        require(!props.handle_types.intersects(refused), INVALID_VALUE)?;
-        let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        let known = HandleTypes::OS | HandleTypes::FABRIC;
         require(known.contains(props.handle_types), INVALID_VALUE)?;
         let fabric = props.handle_types.contains(HandleTypes::FABRIC);
         require(!fabric || self.rules.fabric, NOT_PERMITTED)?;

@@ -11,7 +11,6 @@ use crate::model_support::*;
 use cuvmm_driver::{
     AccessFlags, CUresult, DeviceAddress, Driver, Location, PhysicalHandle, PhysicalProps,
 };
-use cuvmm_model::host::{HostDriver, HostOptions};
 use cuvmm_model::model::{Backing, Machine, Manner, ModelDriver, ModelOptions};
 use proptest::prelude::*;
 

@@ -11,11 +11,10 @@ use crate::on_both;
 use cuvmm_driver::{
     AccessDesc, AccessFlags, AllocationType, CUresult, Call, CudaVersion, DeviceAddress,
     DeviceAttribute, Driver, DriverError, Exported, GranularityKind, HandleTypes, ImportSource,
-    Location, LocationKind, Ordinal, PhysicalHandle, PhysicalProps, PointerAttribute,
+    Location, LocationKind, Ordinal, OsHandle, PhysicalHandle, PhysicalProps, PointerAttribute,
 };
-use cuvmm_model::host::HostOptions;
 use cuvmm_model::model::{Backing, Machine, Manner, ModelOptions};
-use std::os::fd::AsRawFd;
+use std::fs::File;
 
 on_both!(
     reserving,
@@ -171,7 +170,10 @@ fn creating<B: Backing>(d: Machine<B>) {
         ..plain
     };
     assert_eq!(create(PAGE, typed(HandleTypes::FABRIC), 0), NOT_PERMITTED);
-    assert_eq!(create(PAGE, typed(HandleTypes::WIN32), 0), INVALID_VALUE);
+    let of_other_systems = HandleTypes::POSIX_FD | HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
+    for one in of_other_systems.difference(HandleTypes::OS) {
+        assert_eq!(create(PAGE, typed(one), 0), INVALID_VALUE, "{one}");
+    }
     assert_eq!(create(1 << 40, plain, 0), OUT_OF_MEMORY);
     assert_eq!(create(!(PAGE - 1), plain, 0), OUT_OF_MEMORY);
     assert!(d.live().is_nothing(), "nothing was made so far");
@@ -180,7 +182,7 @@ fn creating<B: Backing>(d: Machine<B>) {
         create(PAGE, typed(HandleTypes::from_bits_retain(0x40)), 0),
         SUCCESS
     );
-    assert_eq!(create(PAGE, typed(HandleTypes::POSIX_FD), 0), SUCCESS);
+    assert_eq!(create(PAGE, typed(HandleTypes::OS), 0), SUCCESS);
     assert_eq!(create(PAGE, PhysicalProps::at(Location::HOST), 0), SUCCESS);
     assert_eq!(
         create(PAGE, PhysicalProps::at(Location::host_numa(0)), 0),
@@ -562,15 +564,15 @@ fn handles_and_their_lives<B: Backing>(d: Machine<B>) {
 
 fn shareable() -> PhysicalProps {
     PhysicalProps {
-        handle_types: HandleTypes::POSIX_FD,
+        handle_types: HandleTypes::OS,
         ..PhysicalProps::device(D0)
     }
 }
 
 fn exporting_and_importing<B: Backing>(d: Machine<B>) {
     let export = |handle, kind, flags| unsafe { d.export(handle, kind, flags) };
-    let import = |fd, kind| unsafe { d.import(ImportSource::Fd(fd), kind) };
-    let fd_type = HandleTypes::POSIX_FD;
+    let import = |source, kind| unsafe { d.import(source, kind) };
+    let fd_type = HandleTypes::OS;
     let unshared = page(&d);
     let handle = d.create(PAGE, &shareable(), 0).unwrap();
     assert_eq!(code(export(unshared, fd_type, 0)), INVALID_VALUE);
@@ -581,38 +583,20 @@ fn exporting_and_importing<B: Backing>(d: Machine<B>) {
         code(export(PhysicalHandle::NULL, fd_type, 0)),
         INVALID_VALUE
     );
-    let Exported::Fd(fd) = export(handle, fd_type, 0).unwrap() else {
-        panic!("a descriptor")
-    };
-    let Exported::Fd(second) = export(handle, fd_type, 0).unwrap() else {
-        panic!("a descriptor")
-    };
-    assert_ne!(fd.as_raw_fd(), second.as_raw_fd());
-    let flags = rustix::io::fcntl_getfd(&fd).unwrap();
-    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let first = export(handle, fd_type, 0).unwrap();
+    let second = export(handle, fd_type, 0).unwrap();
+    let source = first.as_source();
+    assert_ne!(source.os_handle(), second.as_source().os_handle());
 
-    let null = std::fs::File::open("/dev/null").unwrap();
-    let some_file = std::fs::File::open("/proc/self/exe").unwrap();
-    let unsealed = rustix::fs::memfd_create("cuvmm-1-0", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    for bad in [
-        null.as_raw_fd(),
-        some_file.as_raw_fd(),
-        unsealed.as_raw_fd(),
-        -1,
-        9999,
-    ] {
-        assert_eq!(code(import(bad, fd_type)), UNKNOWN, "{bad}");
+    let some_file = OsHandle::from(File::open(std::env::current_exe().unwrap()).unwrap());
+    let bad = NO_HANDLES.map(source_of);
+    for bad in [Exported::from(some_file).as_source()].iter().chain(&bad) {
+        assert_eq!(code(import(*bad, fd_type)), UNKNOWN, "{bad:?}");
     }
-    assert_eq!(
-        code(import(fd.as_raw_fd(), HandleTypes::FABRIC)),
-        INVALID_VALUE
-    );
-    assert_eq!(
-        code(import(fd.as_raw_fd(), HandleTypes::empty())),
-        INVALID_VALUE
-    );
+    assert_eq!(code(import(source, HandleTypes::FABRIC)), INVALID_VALUE);
+    assert_eq!(code(import(source, HandleTypes::empty())), INVALID_VALUE);
 
-    let imported = import(fd.as_raw_fd(), fd_type).unwrap();
+    let imported = import(source, fd_type).unwrap();
     assert_ne!(imported, handle);
     assert_eq!(
         d.live().physical_bytes,
@@ -644,20 +628,35 @@ fn exporting_and_importing<B: Backing>(d: Machine<B>) {
     }
 }
 
-fn an_open_descriptor_keeps_memory<B: Backing>(d: Machine<B>) {
-    let free = || d.memory_info(D0).unwrap().free;
-    let handle = d.create(GIB, &shareable(), 0).unwrap();
+#[cfg(target_os = "linux")]
+#[test]
+fn a_descriptor_is_close_on_exec_and_only_a_sealed_file_is_imported() {
+    let d = model(Default::default());
+    let handle = d.create(PAGE, &shareable(), 0).unwrap();
     let Exported::Fd(fd) = unsafe { d.export(handle, HandleTypes::POSIX_FD, 0) }.unwrap() else {
         panic!("a descriptor")
     };
+    let flags = rustix::io::fcntl_getfd(&fd).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let null = OsHandle::from(File::open("/dev/null").unwrap());
+    let unsealed = rustix::fs::memfd_create("cuvmm-1-0", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    for bad in [null, unsealed].map(Exported::from) {
+        let imported = unsafe { d.import(bad.as_source(), HandleTypes::POSIX_FD) };
+        assert_eq!(code(imported), UNKNOWN, "{bad:?}");
+    }
+}
+
+fn an_open_descriptor_keeps_memory<B: Backing>(d: Machine<B>) {
+    let free = || d.memory_info(D0).unwrap().free;
+    let handle = d.create(GIB, &shareable(), 0).unwrap();
+    let exported = unsafe { d.export(handle, HandleTypes::OS, 0) }.unwrap();
     unsafe { d.release(handle) }.unwrap();
     assert_eq!(free(), 3 * GIB, "the descriptor keeps it");
     assert_eq!(d.live().exported_only, 1);
-    let copy = fd.try_clone().unwrap();
-    drop(fd);
+    let copy = copy_of(&exported);
+    drop(exported);
     assert_eq!(free(), 3 * GIB, "a copy of the descriptor keeps it");
-    let source = ImportSource::Fd(copy.as_raw_fd());
-    let again = unsafe { d.import(source, HandleTypes::POSIX_FD) }.unwrap();
+    let again = unsafe { d.import(copy.as_source(), HandleTypes::OS) }.unwrap();
     drop(copy);
     assert_eq!(free(), 3 * GIB, "the import keeps it");
     assert_eq!(d.live().exported_only, 0);
@@ -793,13 +792,13 @@ fn pointers<B: Backing>(d: Machine<B>) {
     assert_eq!(code(d.ipc_mem_handle(D0, r.at)), INVALID_VALUE);
     unsafe {
         assert_eq!(code(d.free(D0, r.at)), INVALID_VALUE);
-        let buffer = d.dma_buf(D0, r.at, 2 * PAGE).unwrap();
-        let source = ImportSource::Fd(buffer.as_raw_fd());
-        assert_eq!(
-            code(d.import(source, HandleTypes::POSIX_FD)),
-            UNKNOWN,
-            "no physical"
-        );
+        let buffer = d.dma_buf(D0, r.at, 2 * PAGE).map(Exported::from);
+        if cfg!(windows) {
+            assert_eq!(code(buffer), NOT_SUPPORTED);
+        } else {
+            let imported = d.import(buffer.unwrap().as_source(), HandleTypes::OS);
+            assert_eq!(code(imported), UNKNOWN, "no physical");
+        }
         assert_eq!(code(d.dma_buf(D0, r.at, 3 * PAGE)), INVALID_VALUE, "a hole");
     }
 }
@@ -990,7 +989,7 @@ fn older_versions_lack_symbols() {
 #[test]
 fn fabric_handles_where_they_are_permitted() {
     let d = model(ModelOptions::new().fabric(true));
-    let handle_types = HandleTypes::FABRIC | HandleTypes::POSIX_FD;
+    let handle_types = HandleTypes::FABRIC | HandleTypes::OS;
     let props = PhysicalProps {
         handle_types,
         ..PhysicalProps::device(D0)

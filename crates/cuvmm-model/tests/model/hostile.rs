@@ -11,10 +11,9 @@ use std::collections::BTreeSet;
 use crate::model_support::*;
 use cuvmm_driver::{
     CUresult, Call, CaptureMode, CudaVersion, Driver, DriverError, DriverKind, EventFlags,
-    EventHandle, GraphExecHandle, GraphHandle, HandleTypes, ImportSource, PhysicalHandle,
-    PhysicalProps, StreamFlags, StreamHandle,
+    EventHandle, GraphExecHandle, GraphHandle, HandleTypes, PhysicalHandle, PhysicalProps,
+    StreamFlags, StreamHandle,
 };
-use cuvmm_model::host::{HostDriver, HostOptions};
 use cuvmm_model::model::{
     Backing, Machine, Manner, ModelDriver, ModelOptions, RandomFailures, documented,
 };
@@ -295,7 +294,7 @@ fn misuse<B: Backing>(d: &Machine<B>) -> Vec<(Call, CUresult)> {
         handle_types: HandleTypes::FABRIC,
         ..props
     };
-    let posix = HandleTypes::POSIX_FD;
+    let posix = HandleTypes::OS;
     unsafe {
         vec![
             (Call::MemAddressReserve, code(d.reserve(1, 0, ANYWHERE, 0))),
@@ -324,7 +323,7 @@ fn misuse<B: Backing>(d: &Machine<B>) -> Vec<(Call, CUresult)> {
             ),
             (
                 Call::MemImportFromShareableHandle,
-                code(d.import(ImportSource::Fd(-1), posix)),
+                code(d.import(source_of(NO_HANDLES[0]), posix)),
             ),
             (Call::MemGetAddressRange, code(d.address_range(D0, stray))),
             (Call::MemGetInfo, code(d.memory_info(bad_device()))),

@@ -4,22 +4,19 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::os::fd::AsRawFd;
-
 use crate::model_support::*;
 use crate::on_both;
 use cuvmm_driver::{
     AccessDesc, AccessFlags, AllocationType, Call, CudaVersion, DeviceAddress, Driver, DriverError,
-    DriverKind, EventFlags, Exported, HandleTypes, ImportSource, Location, MemPoolAttribute as A,
-    MemPoolHandle, MemPoolProps, MemPoolTicket, Ordinal, PhysicalProps, PointerAttribute,
-    StreamFlags, StreamHandle,
+    DriverKind, EventFlags, Exported, HandleTypes, Location, MemPoolAttribute as A, MemPoolHandle,
+    MemPoolProps, MemPoolTicket, Ordinal, PhysicalProps, PointerAttribute, StreamFlags,
+    StreamHandle,
 };
-use cuvmm_model::host::HostOptions;
 use cuvmm_model::model::{Backing, Machine, Manner, ModelOptions};
 
 /// The size in which a pool obtains memory.
 const STEP: u64 = 32 << 20;
-const FD: HandleTypes = HandleTypes::POSIX_FD;
+const FD: HandleTypes = HandleTypes::OS;
 
 on_both!(
     bytes_and_figures,
@@ -383,7 +380,7 @@ fn properties_that_are_refused<B: Backing>(d: Machine<B>) {
         handle_types,
         ..plain()
     };
-    assert_eq!(make(typed(HandleTypes::WIN32)), INVALID_VALUE);
+    assert_eq!(make(typed(HandleTypes::WIN32_KMT)), INVALID_VALUE);
     assert_eq!(
         make(typed(HandleTypes::from_bits_retain(0x40))),
         INVALID_VALUE
@@ -498,11 +495,7 @@ fn give<B: Backing>(
 }
 
 fn import<B: Backing>(d: &Machine<B>, exported: &Exported) -> MemPoolHandle {
-    let Exported::Fd(fd) = exported else {
-        panic!("no descriptor")
-    };
-    let source = ImportSource::Fd(fd.as_raw_fd());
-    unsafe { d.mem_pool_import(D0, source, FD, 0) }.unwrap()
+    unsafe { d.mem_pool_import(D0, exported.as_source(), FD, 0) }.unwrap()
 }
 
 fn shared_with_another_process<B: Backing>(d: Machine<B>) {
@@ -708,17 +701,11 @@ fn misuse_of_what_is_shared<B: Backing>(d: Machine<B>) {
             assert_eq!(code(d.mem_pool_export_pointer(D0, wrong)), INVALID_VALUE);
         }
         let (exported, ticket) = give(&d, p, a);
-        let Exported::Fd(fd) = d.export(physical, FD, 0).unwrap() else {
-            panic!("no descriptor")
-        };
-        for wrong in [-1, fd.as_raw_fd()] {
-            let source = ImportSource::Fd(wrong);
-            assert_eq!(code(d.mem_pool_import(D0, source, FD, 0)), UNKNOWN);
+        let other = d.export(physical, FD, 0).unwrap();
+        for wrong in [source_of(NO_HANDLES[0]), other.as_source()] {
+            assert_eq!(code(d.mem_pool_import(D0, wrong, FD, 0)), UNKNOWN);
         }
-        let Exported::Fd(pool_fd) = &exported else {
-            panic!("no descriptor")
-        };
-        let source = ImportSource::Fd(pool_fd.as_raw_fd());
+        let source = exported.as_source();
         assert_eq!(code(d.import(source, FD)), UNKNOWN, "no physical");
         let q = import(&d, &exported);
         let take = |pool, ticket: &MemPoolTicket| code(d.mem_pool_import_pointer(D0, pool, ticket));

@@ -7,11 +7,15 @@
 )]
 
 use cuvmm_driver::{
-    AccessDesc, AccessFlags, CUresult, DeviceAddress, Driver, Location, Ordinal, PhysicalHandle,
-    PhysicalProps, Result,
+    AccessDesc, AccessFlags, CUresult, DeviceAddress, Driver, Exported, ImportSource, Location,
+    Ordinal, PhysicalHandle, PhysicalProps, RawOsHandle, Result,
 };
-use cuvmm_model::host::{HostDriver, HostOptions};
+#[cfg(target_os = "linux")]
+pub use cuvmm_model::host::{HostDriver, HostOptions};
+// The host driver is for Linux. Elsewhere a second model takes the place of the other machine.
 use cuvmm_model::model::{Backing, Machine, ModelDriver, ModelOptions};
+#[cfg(not(target_os = "linux"))]
+pub use cuvmm_model::model::{ModelDriver as HostDriver, ModelOptions as HostOptions};
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -69,6 +73,41 @@ pub fn model(options: ModelOptions) -> ModelDriver {
 pub fn host(options: HostOptions) -> HostDriver {
     HostDriver::new(options.capacity(4 * GIB).devices(2))
 }
+
+/// A handle of the operating system to import, by value.
+#[cfg(unix)]
+pub fn source_of(handle: RawOsHandle) -> ImportSource {
+    ImportSource::Fd(handle)
+}
+
+/// A handle of the operating system to import, by value.
+#[cfg(windows)]
+pub fn source_of(handle: RawOsHandle) -> ImportSource {
+    ImportSource::Win32(handle)
+}
+
+/// Duplicates an exported handle of the operating system.
+pub fn copy_of(exported: &Exported) -> Exported {
+    match exported {
+        #[cfg(unix)]
+        Exported::Fd(handle) => handle.try_clone().unwrap().into(),
+        #[cfg(windows)]
+        Exported::Win32(handle) => handle.try_clone().unwrap().into(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Values that are no handles of the operating system.
+#[cfg(unix)]
+pub const NO_HANDLES: [RawOsHandle; 2] = [-1, 9999];
+
+/// Values that are no handles of the operating system. -1 is the calling process.
+#[cfg(windows)]
+pub const NO_HANDLES: [RawOsHandle; 3] = [
+    std::ptr::null_mut(),
+    std::ptr::without_provenance_mut(usize::MAX),
+    std::ptr::without_provenance_mut(0x7fff_fffc),
+];
 
 /// A reservation with physicals of one page each, mapped side by side at its start, which the first
 /// device can access.
@@ -135,6 +174,7 @@ macro_rules! on_both {
                 }
             )+
         }
+        #[cfg(target_os = "linux")]
         mod on_host {
             $(
                 #[test]

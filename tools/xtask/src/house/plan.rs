@@ -71,6 +71,7 @@ const fn open(rooms: &'static [&'static str]) -> Layer {
 
 const DRIVER: &[Layer] = &[
     open(&["call", "error", "types"]),
+    room(&["shareable"]),
     room(&["driver"]),
     room(&["cuda", "fault"]),
 ];

@@ -97,7 +97,7 @@ impl Args {
         let count = driver.device_count()?;
         let full = self.json || self.verbose;
         let info = Info {
-            drivers: [Choice::Cuda, Choice::Host]
+            drivers: [Choice::Cuda, Choice::WITHOUT_GPU]
                 .map(|choice| found(choice, &like, full))
                 .into(),
             driver: driver.kind().name(),

@@ -1,11 +1,14 @@
 //! The command `cuvmm`. Each command is a module. `replay` and `heap` are the crate `cuvmm-lab`;
-//! the crate `cuvmm-command` is shared with `cuvmm-bench`.
+//! the crate `cuvmm-command` is shared with `cuvmm-bench`. Commands for several processes are for Linux.
 
+#[cfg(target_os = "linux")]
 mod fake;
 mod generated;
 mod info;
+#[cfg(target_os = "linux")]
 mod ledger;
 mod plan;
+#[cfg(target_os = "linux")]
 mod share;
 #[cfg(not(feature = "lab"))]
 mod without_lab;
@@ -31,7 +34,7 @@ enum Command {
     Info(info::Args),
     #[cfg(feature = "lab")]
     Replay(cuvmm_lab::replay::Args),
-    #[cfg(feature = "lab")]
+    #[cfg(all(feature = "lab", target_os = "linux"))]
     #[command(hide = true)]
     ReplayOne(cuvmm_lab::replay::One),
     #[cfg(not(feature = "lab"))]
@@ -43,13 +46,20 @@ enum Command {
     #[cfg(not(feature = "lab"))]
     #[command(hide = true)]
     Heap(without_lab::Args),
+    #[cfg(target_os = "linux")]
     Share(share::Args),
+    #[cfg(target_os = "linux")]
     Fake(fake::Args),
+    #[cfg(target_os = "linux")]
     Demo(ledger::demo::Args),
+    #[cfg(target_os = "linux")]
     #[command(hide = true)]
     DemoService(ledger::demo::Service),
+    #[cfg(target_os = "linux")]
     Top(ledger::top::Args),
+    #[cfg(target_os = "linux")]
     Ctl(ledger::ctl::Args),
+    #[cfg(target_os = "linux")]
     Metrics(ledger::metrics::Args),
     Completions(generated::Completions),
     #[command(hide = true)]
@@ -60,16 +70,23 @@ fn main() -> ExitCode {
     command::run("cuvmm", |cli: Cli| match cli.command {
         Command::Info(args) => args.run(),
         Command::Replay(args) => args.run(),
-        #[cfg(feature = "lab")]
+        #[cfg(all(feature = "lab", target_os = "linux"))]
         Command::ReplayOne(one) => one.run(),
         Command::Plan(args) => args.run(),
         Command::Heap(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::Share(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::Fake(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::Demo(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::DemoService(service) => service.run(),
+        #[cfg(target_os = "linux")]
         Command::Top(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::Ctl(args) => args.run(),
+        #[cfg(target_os = "linux")]
         Command::Metrics(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Man(args) => args.run(),

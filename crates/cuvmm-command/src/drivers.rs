@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use cuvmm::driver::auto::{self, OpenOptions, Wanted};
+use cuvmm::driver::auto::{self, OpenError, OpenOptions, Wanted};
 use cuvmm::driver::cuda::CudaDriver;
+#[cfg(target_os = "linux")]
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Costs, ModelDriver, ModelOptions};
 use cuvmm::driver::{Driver, DriverKind};
@@ -19,6 +20,7 @@ pub enum Choice {
     /// The real driver
     Cuda,
     /// Host memory by the driver's rules
+    #[cfg(target_os = "linux")]
     Host,
     /// The driver's rules without memory
     Model,
@@ -54,17 +56,26 @@ pub enum Concrete {
     /// The real driver.
     Cuda(Arc<CudaDriver>),
     /// The host driver.
+    #[cfg(target_os = "linux")]
     Host(Arc<HostDriver>),
     /// The model.
     Model(Arc<ModelDriver>),
 }
 
 impl Choice {
+    /// The driver where there is no GPU: the host driver on Linux, the model on other systems.
+    #[cfg(target_os = "linux")]
+    pub const WITHOUT_GPU: Self = Self::Host;
+    /// The driver where there is no GPU: the host driver on Linux, the model on other systems.
+    #[cfg(not(target_os = "linux"))]
+    pub const WITHOUT_GPU: Self = Self::Model;
+
     /// Returns the word of the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::Cuda => "cuda",
+            #[cfg(target_os = "linux")]
             Self::Host => "host",
             Self::Model => "model",
         }
@@ -75,7 +86,7 @@ impl Choice {
         match kind {
             DriverKind::Cuda => Self::Cuda,
             DriverKind::Model => Self::Model,
-            _ => Self::Host,
+            _ => Self::WITHOUT_GPU,
         }
     }
 
@@ -94,16 +105,21 @@ impl Choice {
     pub fn open_as(self, like: &StandIn) -> anyhow::Result<Opened> {
         let (driver, concrete, reason): (Arc<dyn Driver>, _, _) = match self {
             Self::Auto => {
-                let found = auto::open(OpenOptions::new().wanted(Wanted::Best))?;
-                let mut opened = Self::of(found.kind).open_as(like)?;
-                opened.reason = found.reason;
-                return Ok(opened);
+                let found = auto::open(OpenOptions::new().wanted(Wanted::Best));
+                let (choice, reason) = match found {
+                    Ok(found) => (Self::of(found.kind), found.reason),
+                    Err(OpenError::NoHostDriver { reason }) => (Self::Model, reason),
+                    Err(error) => return Err(error.into()),
+                };
+                let opened = choice.open_as(like)?;
+                return Ok(Opened { reason, ..opened });
             }
             Self::Cuda => {
                 let driver = Arc::new(CudaDriver::open()?);
                 let reason = format!("{} was requested", shown(driver.api().library()));
                 (driver.clone(), Concrete::Cuda(driver), reason)
             }
+            #[cfg(target_os = "linux")]
             Self::Host => {
                 let mut options = HostOptions::new();
                 if let Some(bytes) = like.capacity {
@@ -153,7 +169,7 @@ impl Opened {
     pub fn model(&self) -> Option<Arc<ModelDriver>> {
         match &self.concrete {
             Concrete::Model(model) => Some(Arc::clone(model)),
-            Concrete::Cuda(_) | Concrete::Host(_) => None,
+            _ => None,
         }
     }
 

@@ -3,30 +3,27 @@
 //! A file that does not exist, cannot be opened, or is of the wrong kind is wrong usage, like an
 //! invalid option: exit code 2, with the path and the kind of file found.
 
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, IsTerminal as _, Read as _};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use anyhow::Context as _;
-use rustix::fs::OFlags;
 
 use crate::command::usage;
 use crate::size::iec;
 use crate::terminal::shown;
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
 
 /// The most bytes of a text file that is read whole: a plan, a cost table, recorded answers.
 const MOST_TEXT: u64 = 64 << 20;
-
-fn kind(found: FileType) -> &'static str {
-    match found {
-        found if found.is_dir() => "a folder",
-        found if found.is_fifo() => "a pipe",
-        found if found.is_socket() => "a socket",
-        found if found.is_char_device() || found.is_block_device() => "a device",
-        _ => "no regular file",
-    }
-}
 
 /// Returns the error for an unusable file: wrong usage, with the path.
 pub fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
@@ -39,13 +36,13 @@ pub fn wrong(path: &Path, what: impl std::fmt::Display) -> anyhow::Error {
 /// # Errors
 /// Wrong usage: the file cannot be opened or is not a regular file.
 pub fn regular(path: &Path) -> anyhow::Result<File> {
-    let file = without_waiting(OpenOptions::new().read(true), path);
+    let file = system::without_waiting(OpenOptions::new().read(true), path);
     let file = file.map_err(|error| wrong(path, error))?;
     let found = file.metadata().map_err(|error| wrong(path, error))?;
     match found.is_file() {
         true => Ok(file),
         false => {
-            let kind = kind(found.file_type());
+            let kind = system::kind(found.file_type());
             Err(wrong(
                 path,
                 format!("this is {kind}, and a regular file is needed"),
@@ -71,10 +68,10 @@ pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let other = io::Error::other::<String>;
     let read = || -> io::Result<Vec<u8>> {
         // The type is checked before opening too, because opening a device may have side effects.
-        let readable = |found: FileType| found.is_file() || found.is_fifo();
+        let readable = |found: FileType| found.is_file() || system::is_pipe(found);
         let found = std::fs::metadata(path)?.file_type();
-        if !readable(found) && !found.is_char_device() {
-            let kind = kind(found);
+        if !readable(found) && !system::is_char_device(found) {
+            let kind = system::kind(found);
             return Err(other(format!("this is {kind}, and a file is needed")));
         }
         let file = File::open(path)?;
@@ -99,7 +96,7 @@ pub fn bytes(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
 /// # Errors
 /// Wrong usage: the file cannot be opened for writing.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
-    let opened = without_waiting(OpenOptions::new().append(true).create(true), path);
+    let opened = system::without_waiting(OpenOptions::new().append(true).create(true), path);
     opened.map(drop).map_err(|error| wrong(path, error))
 }
 
@@ -109,9 +106,4 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
 /// The file cannot be written; the error names its path.
 pub fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| shown(path))
-}
-
-fn without_waiting(how: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
-    how.custom_flags(flags.bits().cast_signed()).open(path)
 }

@@ -7,15 +7,18 @@
 //! - [`fault`]: a wrapper around any driver that fails, delays and records calls.
 //! - [`auto`]: opens the real driver where there is a GPU, and the host driver elsewhere.
 //!
-//! `host` and `model` are there with the feature `model`, which is on by default. They are the crate
-//! `cuvmm-model`, the others the crate `cuvmm-driver`.
+//! `host` and `model` are there with the feature `model`, which is on by default, and `host` on Linux only.
+//! They are the crate `cuvmm-model`, the others the crate `cuvmm-driver`.
 
 pub mod auto;
 
 pub use cuvmm_driver::*;
+#[cfg(all(feature = "model", target_os = "linux"))]
+#[cfg_attr(docsrs, doc(cfg(feature = "model")))]
+pub use cuvmm_model::host;
 #[cfg(feature = "model")]
 #[cfg_attr(docsrs, doc(cfg(feature = "model")))]
-pub use cuvmm_model::{host, model};
+pub use cuvmm_model::model;
 
 /// The option that sets the memory of a driver's devices, unless they are GPUs.
 pub(crate) const fn memory_option(kind: DriverKind) -> Option<&'static str> {

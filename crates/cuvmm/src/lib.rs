@@ -90,6 +90,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
+// What serves ledgers and sharing has no caller on other systems.
+#![cfg_attr(not(target_os = "linux"), allow(dead_code))]
 
 /// Guides: how to do common things, step by step.
 ///
@@ -193,6 +195,7 @@ pub mod cow;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;
 mod deferred;
+#[cfg(target_os = "linux")]
 mod descriptors;
 mod device;
 mod display;
@@ -201,21 +204,28 @@ pub mod dlpack;
 pub mod driver;
 mod drops;
 mod elements;
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
 pub mod error;
 mod extent_sizes;
 mod extents;
+#[cfg(target_os = "linux")]
 mod fork;
 mod growth;
 pub mod heap;
 pub mod kv;
+#[cfg(target_os = "linux")]
 pub mod ledger;
 pub mod mem_pool;
+#[cfg(target_os = "linux")]
 mod modes;
 pub mod own;
+#[cfg(target_os = "linux")]
 mod peer;
 pub mod pool;
 pub mod region;
 pub mod ring;
+#[cfg(target_os = "linux")]
 pub mod share;
 mod size;
 pub mod sleep;
@@ -226,6 +236,11 @@ pub mod unified;
 mod users;
 pub mod vec;
 pub mod view;
+mod wanted;
+
+// Their names, for the modules above.
+#[cfg(not(target_os = "linux"))]
+use elsewhere::{descriptors, fork, ledger};
 
 /// The crate bytemuck, whose derive macros make a type usable as the elements of a container.
 ///
@@ -248,6 +263,7 @@ pub use drops::{DropFailure, DropHook};
 pub use error::*;
 pub use heap::{Allocation, Heap};
 pub use kv::KvCache;
+#[cfg(target_os = "linux")]
 pub use ledger::{Ledger, LedgerView};
 pub use mem_pool::{CurrentTenantMemPool, TenantMemPool};
 pub use own::{
@@ -257,8 +273,11 @@ pub use own::{
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };
-pub use region::{DmaBuf, Extent, HostExtents, Layout, Mapper, Region, Registration};
+#[cfg(target_os = "linux")]
+pub use region::DmaBuf;
+pub use region::{Extent, HostExtents, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
+#[cfg(target_os = "linux")]
 pub use share::{Attachment, Channel, Offer, Publisher, Subscriber};
 pub use sleep::Contents;
 pub use sparse::{SparseArray, SparseGrid};

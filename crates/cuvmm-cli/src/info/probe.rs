@@ -25,6 +25,16 @@ pub(super) struct Capability {
     pub(super) reason: Option<String>,
 }
 
+/// The export as a handle of the system: the capability's name, and the attribute that promises it.
+const EXPORT: (&str, DeviceAttribute) = if cfg!(windows) {
+    ("export as Win32 handle", DeviceAttribute::HANDLE_TYPE_WIN32)
+} else {
+    (
+        "export as descriptor",
+        DeviceAttribute::HANDLE_TYPE_POSIX_FD,
+    )
+};
+
 /// Result of a probe, with the reason why the capability is missing.
 type Tried = Result<(), String>;
 
@@ -41,7 +51,7 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
         props
     };
     let plain = with(|_| ());
-    let fd = with(|props| props.handle_types = HandleTypes::POSIX_FD);
+    let of_system = with(|props| props.handle_types = HandleTypes::OS);
     let fabric = with(|props| props.handle_types = HandleTypes::FABRIC);
     let rdma = with(|props| props.rdma_capable = true);
     let packed = with(|props| props.compression = 1);
@@ -57,11 +67,9 @@ pub(super) fn all(driver: &Arc<dyn Driver>, device: Ordinal) -> Vec<Capability> 
             Some(DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT),
             || bench.mapped(&plain, |_| Ok(())),
         ),
-        bench.judged(
-            "export as descriptor",
-            Some(DeviceAttribute::HANDLE_TYPE_POSIX_FD),
-            || bench.exported(&fd, HandleTypes::POSIX_FD),
-        ),
+        bench.judged(EXPORT.0, Some(EXPORT.1), || {
+            bench.exported(&of_system, HandleTypes::OS)
+        }),
         bench.judged(
             "export as fabric handle",
             Some(DeviceAttribute::HANDLE_TYPE_FABRIC),

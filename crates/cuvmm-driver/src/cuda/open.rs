@@ -69,7 +69,9 @@ pub enum OpenError {
     },
 
     /// The host driver was to be opened, in a program that was built without it.
-    #[error("the host driver is not in this program (feature `model` of cuvmm): {reason}")]
+    #[error(
+        "the host driver is not in this program (feature `model` of cuvmm, on Linux): {reason}"
+    )]
     NoHostDriver {
         /// The reason why the host driver was chosen, such as the absence of a GPU.
         reason: String,

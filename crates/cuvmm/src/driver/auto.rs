@@ -24,7 +24,7 @@ use cuvmm_driver::cuda::CudaDriver;
 pub use cuvmm_driver::cuda::{KeepAlive, OpenError};
 use cuvmm_driver::sys::CUcontext;
 use cuvmm_driver::{DeviceAttribute, Driver, DriverKind, Ordinal, Result};
-#[cfg(feature = "model")]
+#[cfg(all(feature = "model", target_os = "linux"))]
 use cuvmm_model::host::{HostDriver, HostOptions};
 
 /// The driver to open.
@@ -46,7 +46,7 @@ pub enum Wanted {
 pub struct OpenOptions {
     wanted: Wanted,
     library: Option<PathBuf>,
-    #[cfg(feature = "model")]
+    #[cfg(all(feature = "model", target_os = "linux"))]
     host_options: HostOptions,
 }
 
@@ -65,7 +65,7 @@ impl OpenOptions {
     }
 
     /// Sets the options of the host driver, which apply if the host driver is opened.
-    #[cfg(feature = "model")]
+    #[cfg(all(feature = "model", target_os = "linux"))]
     #[cfg_attr(docsrs, doc(cfg(feature = "model")))]
     #[must_use]
     #[doc(alias = "host")]
@@ -149,7 +149,7 @@ pub fn open(options: OpenOptions) -> Result<Opened, OpenError> {
 }
 
 /// Opens the host driver, for a reason.
-#[cfg(feature = "model")]
+#[cfg(all(feature = "model", target_os = "linux"))]
 fn on_host(options: OpenOptions, reason: String) -> Result<Opened, OpenError> {
     Ok(Opened {
         driver: Arc::new(HostDriver::new(options.host_options)),
@@ -159,7 +159,7 @@ fn on_host(options: OpenOptions, reason: String) -> Result<Opened, OpenError> {
 }
 
 /// Refuses the host driver, which this build does not have, with the reason why it was chosen.
-#[cfg(not(feature = "model"))]
+#[cfg(not(all(feature = "model", target_os = "linux")))]
 fn on_host(_: OpenOptions, reason: String) -> Result<Opened, OpenError> {
     Err(OpenError::NoHostDriver { reason })
 }
@@ -217,7 +217,7 @@ fn first_able(driver: &dyn Driver) -> Result<Option<String>> {
     Ok(None)
 }
 
-#[cfg(all(test, feature = "model"))]
+#[cfg(all(test, feature = "model", target_os = "linux"))]
 mod tests {
     use cuvmm_driver::sys::{CudaVersion, SYMBOLS};
 
@@ -293,7 +293,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(all(test, not(all(feature = "model", target_os = "linux"))))]
 mod tests_without_the_model {
     use super::{OpenError, OpenOptions, Wanted, open};
 

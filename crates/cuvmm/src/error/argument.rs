@@ -131,11 +131,24 @@ pub enum ArgumentError {
     /// means something else.
     #[error("{0} belongs to another driver")]
     WrongDriver(&'static str),
-    /// The handle type of these bits is unknown, exists only on Windows, or is several types where one
-    /// is required.
-    #[error("{}: use a descriptor (POSIX_FD) or a fabric handle (FABRIC)", Unsupported(HandleTypes::from_bits_retain(*.0)))]
+    /// The handle type of these bits is unknown, exists only on another system, is D3DKMT (which nothing
+    /// closes), or is several types where one is required.
+    #[error("{}: use {} or a fabric handle (FABRIC)", Unsupported(HandleTypes::from_bits_retain(*.0)), OS_HANDLE)]
     HandleType(u32),
 }
+
+/// The name of the system's own handle type, the other systems' handle types, and the system that has those.
+const OS_HANDLE: &str = if cfg!(windows) {
+    "an NT handle (WIN32)"
+} else {
+    "a descriptor (POSIX_FD)"
+};
+const FOREIGN: (HandleTypes, &str) = if cfg!(windows) {
+    (HandleTypes::POSIX_FD, "Linux")
+} else {
+    (WIN32, "Windows")
+};
+const WIN32: HandleTypes = HandleTypes::WIN32.union(HandleTypes::WIN32_KMT);
 
 /// Handle types that are not supported, with the reason.
 struct Unsupported(HandleTypes);
@@ -143,14 +156,15 @@ struct Unsupported(HandleTypes);
 impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let types = self.0;
-        let windows = HandleTypes::WIN32 | HandleTypes::WIN32_KMT;
-        let known = windows | HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        let known = WIN32 | HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        let (foreign, system) = FOREIGN;
         match types {
             none if none.is_empty() => f.write_str("no known handle type"),
             _ if !known.contains(types) => write!(f, "handle type {types} is unknown"),
-            _ if types.intersects(windows) => {
-                write!(f, "handle type {types} exists only on Windows")
+            _ if types.intersects(foreign) => {
+                write!(f, "handle type {types} exists only on {system}")
             }
+            HandleTypes::WIN32_KMT => write!(f, "nothing closes a handle of type {types}"),
             _ => write!(f, "handle types {types} where one is required"),
         }
     }

@@ -10,6 +10,8 @@
 
 mod argument;
 mod call;
+#[cfg(target_os = "linux")]
+mod channel;
 mod container;
 #[cfg(feature = "cudarc")]
 mod cudarc;
@@ -18,7 +20,9 @@ mod device;
 mod dlpack;
 mod handed_back;
 mod kv;
+#[cfg(target_os = "linux")]
 mod ledger;
+mod ledger_shortage;
 mod memory;
 mod out_of_memory;
 mod pool;
@@ -28,6 +32,8 @@ mod sleep;
 
 pub use argument::ArgumentError;
 pub use call::CallError;
+#[cfg(target_os = "linux")]
+pub use channel::{ChannelError, FolderError};
 pub use container::ContainerError;
 #[cfg(feature = "cudarc")]
 pub use cudarc::CudarcError;
@@ -36,10 +42,12 @@ pub use device::DeviceError;
 pub use dlpack::TensorError;
 pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
-pub use ledger::{ControlError, LedgerError, LedgerRefusal, LedgerShortage};
+#[cfg(target_os = "linux")]
+pub use ledger::{ControlError, LedgerError};
+pub use ledger_shortage::{LedgerRefusal, LedgerShortage};
 pub use memory::{BlockError, MemoryError};
 pub use pool::PoolError;
-pub use share::{ChannelError, DescriptionError, FolderError, ShareError};
+pub use share::{DescriptionError, ShareError};
 pub use shortage::Shortage;
 pub use sleep::SleepError;
 
@@ -67,10 +75,12 @@ pub enum Error {
     /// An operation on a KV cache failed.
     KvCache(#[from] KvCacheError),
     /// A ledger could not be opened, or its terms could not be changed.
+    #[cfg(target_os = "linux")]
     Ledger(#[from] LedgerError),
     /// Memory could not be shared with another process.
     Share(#[from] ShareError),
     /// A connection to another process failed.
+    #[cfg(target_os = "linux")]
     Channel(#[from] ChannelError),
     /// A description of shared memory is invalid.
     Description(#[from] DescriptionError),

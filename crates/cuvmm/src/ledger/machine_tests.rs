@@ -28,7 +28,7 @@ use super::tests::{
     G, LIMIT, TERMS, charged, collected, directory, join, not_tried, refusal, stop_time,
 };
 use crate::error::{LedgerError, LedgerRefusal};
-use crate::ledger::member::Purpose;
+use crate::wanted::Purpose;
 
 /// The environment variable with a part, a colon, and the ledger's path.
 const PART: &str = "CUVMM_LEDGER_MACHINE";

@@ -31,10 +31,7 @@ use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, MutexGuard};
-
-/// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
-/// pool keeps while it is in use. So small changes do not touch the shared file.
-pub(crate) const GRANT: u64 = 64 << 20;
+use crate::wanted::Purpose;
 
 /// Checks a process's limit: at least a granule and at least the guarantee. All sizes in bytes.
 pub(super) fn check_limit(limit: u64, guarantee: u64, granule: u64) -> Result<(), ArgumentError> {
@@ -48,17 +45,6 @@ const LONGEST_CONTENTION: Duration = Duration::from_millis(50);
 
 /// How long another process's tentative granules may stay unchanged before they are removed.
 const TENTATIVE_AGE: Duration = Duration::from_millis(10);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// A new block, memory kept ready, or a guarantee. It comes after older requests of other
-    /// processes, unless it may [pass](super::passing) them.
-    New,
-    /// More memory for a block that has some. A waiting request does not hold growth up: otherwise
-    /// work that cannot go on would give up its memory for other work that cannot go on either.
-    /// Growth is bounded by the capacities of blocks.
-    Growth,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct InLine {

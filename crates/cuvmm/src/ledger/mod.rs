@@ -178,10 +178,9 @@ use crate::modes;
 pub(crate) use control::Change;
 pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{GRANT, InLine, Member, NamedExport, Purpose};
+pub(crate) use member::{InLine, Member, NamedExport};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
-pub(crate) use stall::Lacking;
 pub use stats::{
     ExportStats, GivenStats, LedgerStats, LedgerView, ProcessState, ProcessStats, StallAverages,
 };

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::layout::{Layout, State};
 use super::seen::{Seen, TICKET_AGE};
+use crate::wanted::Lacking;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stall {
@@ -28,30 +29,6 @@ impl Stall {
             Self::Some => 1,
             Self::Full => 2,
         }
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Lacking {
-    pub(crate) bytes: u64,
-    pub(crate) tenants: Vec<u64>,
-    /// The tenants of the pool that have memory in use.
-    pub(crate) users: Vec<u64>,
-}
-
-impl Lacking {
-    /// Adds another request of the same queue: the larger size counts.
-    pub(crate) fn with(self, other: Option<Self>) -> Self {
-        let Some(mut other) = other else {
-            return self;
-        };
-        other.bytes = other.bytes.max(self.bytes);
-        let new = self.tenants.into_iter();
-        let new: Vec<u64> = new.filter(|it| !other.tenants.contains(it)).collect();
-        other.tenants.extend(new);
-        // `self` has the newer users.
-        other.users = self.users;
-        other
     }
 }
 

@@ -16,7 +16,7 @@ use super::control::{self, socket_path};
 use super::file::{LedgerFile, Terms};
 use super::joining::Wishes;
 use super::layout::{SLOTS, Slot, State};
-use super::member::{Member, Purpose};
+use super::member::Member;
 use super::probe::{self, Probe};
 use super::proc::Life;
 use super::seen::Seen;
@@ -24,6 +24,7 @@ use super::waiting::Waiting;
 use super::{clock, crash, dead};
 use crate::device::WeakDevice;
 use crate::error::{LedgerError, LedgerRefusal, LedgerShortage};
+use crate::wanted::Purpose;
 
 pub(super) const G: u64 = 2 << 20;
 

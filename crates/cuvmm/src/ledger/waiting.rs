@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::clock;
 use super::member::{Account, InLine, Member};
-use super::stall::Lacking;
 use crate::error::LedgerError;
+use crate::wanted::Lacking;
 
 const ROUND: Duration = Duration::from_millis(5);
 

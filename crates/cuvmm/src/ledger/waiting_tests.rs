@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::member::Purpose;
 use super::probe::{self, Probe};
 use super::tests::{G, members};
+use crate::wanted::Purpose;
 
 const LONG: Duration = Duration::from_secs(60);
 

@@ -4,15 +4,12 @@
 //! [`share`](crate::share) or the caller's own means. The driver does not know the size and access
 //! of imported memory: an importer can always write to it.
 //!
-//! `unsafe` is used to export and to import. The exported handle is alive; a descriptor is borrowed
+//! `unsafe` is used to export and to import. The exported handle is alive; an imported one is borrowed
 //! for the call.
 #![allow(unsafe_code)]
 
-use std::os::fd::AsRawFd as _;
-
 use cuvmm_driver::{
-    Call, Exported, HandleTypes, ImportSource, Location, LocationKind, PhysicalHandle,
-    PhysicalProps,
+    Call, Exported, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
 };
 
 use super::physical::Physical;
@@ -20,12 +17,12 @@ use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
 impl Physical {
-    /// Exports a handle for another process (`cuMemExportToShareableHandle`): a descriptor, or 64
-    /// bytes that name the memory across nodes.
+    /// Exports a handle for another process (`cuMemExportToShareableHandle`): a descriptor, on Windows an
+    /// NT handle, or 64 bytes that name the memory across nodes.
     ///
     /// From then on the memory counts as [exported](Self::is_exported) for good: a pool releases it
-    /// like other memory, but never gives it to another user. It stays allocated while a descriptor
-    /// or an importer holds it.
+    /// like other memory, but never gives it to another user. It stays allocated while a descriptor,
+    /// an NT handle or an importer holds it.
     ///
     /// # Errors
     /// [`MemoryError`] when the memory was not [created](super::PhysicalBuilder::shareable) for
@@ -82,15 +79,11 @@ impl Physical {
     pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, MemoryError> {
         let granule = device.granule();
         ArgumentError::whole("bytes of an import", size, granule.bytes())?;
-        let (source, handle_type) = match handle {
-            Exported::Fd(fd) => (ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD),
-            Exported::Fabric(name) => (ImportSource::Fabric(*name), HandleTypes::FABRIC),
-            _ => return Err(UNKNOWN.into()),
-        };
+        let source = handle.as_source();
         let imported = device
-            // SAFETY: the descriptor is borrowed, so it is open for the call.
+            // SAFETY: the handle is borrowed, so it is open for the call.
             .call(Call::MemImportFromShareableHandle, |driver, _| unsafe {
-                driver.import(source, handle_type)
+                driver.import(source, source.handle_type())
             })?;
         // Owned from here on, so that a refusal releases it.
         let physical = Self::owning(device, imported, size, device.location());
@@ -105,7 +98,8 @@ impl Physical {
                 wanted: device.location(),
             });
         }
-        physical.relocated(location).ok_or(UNKNOWN.into())
+        let unknown = ArgumentError::HandleType(0);
+        physical.relocated(location).ok_or(unknown.into())
     }
 
     /// Tries to export one granule of a device's memory as a handle type, since the driver may
@@ -126,11 +120,9 @@ impl Physical {
     }
 }
 
-const UNKNOWN: ArgumentError = ArgumentError::HandleType(0);
-
 pub(crate) fn one_type(handle_type: HandleTypes) -> Result<(), ArgumentError> {
     match handle_type {
-        HandleTypes::POSIX_FD | HandleTypes::FABRIC => Ok(()),
+        HandleTypes::OS | HandleTypes::FABRIC => Ok(()),
         _ => Err(ArgumentError::HandleType(handle_type.bits())),
     }
 }

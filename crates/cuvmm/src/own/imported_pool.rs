@@ -5,16 +5,15 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use cuvmm_driver::{Call, Exported, HandleTypes, ImportSource, MemPoolHandle, MemPoolTicket};
+use cuvmm_driver::{Call, Exported, MemPoolHandle, MemPoolTicket};
 
 use super::pool_memory::PoolMemory;
 use super::processes::GivingProcess;
 use crate::device::Device;
-use crate::error::{ArgumentError, CallError, MemoryError};
+use crate::error::{CallError, MemoryError};
 
 /// A memory pool of another process. Clones are the same pool. Nothing can be allocated from it.
 ///
@@ -63,16 +62,12 @@ impl ImportedPool {
     /// [`MemoryError`] when the driver is older than CUDA 11.2 or refuses the handle.
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     pub fn import(device: &Device, handle: &Exported) -> Result<Self, MemoryError> {
-        let (source, handle_type) = match handle {
-            Exported::Fd(fd) => (ImportSource::Fd(fd.as_raw_fd()), HandleTypes::POSIX_FD),
-            Exported::Fabric(name) => (ImportSource::Fabric(*name), HandleTypes::FABRIC),
-            _ => return Err(ArgumentError::HandleType(0).into()),
-        };
+        let source = handle.as_source();
         let call = Call::MemPoolImportFromShareableHandle;
         let handle = device
-            // SAFETY: the descriptor is borrowed, so it is open for the call.
+            // SAFETY: the handle is borrowed, so it is open for the call.
             .call(call, |driver, device| unsafe {
-                driver.mem_pool_import(device, source, handle_type, 0)
+                driver.mem_pool_import(device, source, source.handle_type(), 0)
             })
             .map_err(MemoryError::ImportPool)?;
         let device = device.clone();

@@ -29,7 +29,10 @@ mod mem_pool_builder;
 mod mem_pool_settings;
 mod mem_pool_sharing;
 mod nccl;
+#[cfg(target_os = "linux")]
 mod pages;
+#[cfg(not(target_os = "linux"))]
+mod pages_of_heap;
 mod physical;
 mod place;
 mod pool_allocation;
@@ -59,13 +62,19 @@ pub use pool_allocation::PoolAllocation;
 pub use reservation::{MappingInfo, Reservation, ReservationBuilder};
 pub use stream::Stream;
 
+#[cfg(not(target_os = "linux"))]
+use pages_of_heap as pages;
+
 pub(crate) use copy::{CopyFailed, Span};
 pub(crate) use export::one_type;
 pub(crate) use host::{HostPart, Piece};
+#[cfg(target_os = "linux")]
 pub(crate) use imported_allocation::AllocationPart;
+#[cfg(target_os = "linux")]
 pub(crate) use imported_pool::WeakPool;
 pub(crate) use nccl::nccl_properties as nccl_wishes;
 pub(crate) use physical::{ExportMark, creatable_as};
+#[cfg(target_os = "linux")]
 pub(crate) use processes::{GivingProcess, Recipients};
 pub(crate) use reach::{check_guests, reachable};
 pub(crate) use stream_keys::StreamKeys;

@@ -300,7 +300,7 @@ impl Physical {
 
 /// Refuses handle types that memory cannot be created for.
 pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), ArgumentError> {
-    let known = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+    let known = HandleTypes::OS | HandleTypes::FABRIC;
     if known.contains(types) {
         return Ok(());
     }

@@ -77,7 +77,7 @@ impl PoolAllocation {
     /// [`MemoryError`] when the pool is not shareable, or the driver refuses.
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn export(&self) -> Result<MemPoolTicket, MemoryError> {
-        let handle_type = HandleTypes::POSIX_FD;
+        let handle_type = HandleTypes::OS;
         let address = self.address();
         if !self.pool().is_exported() {
             drop(self.pool().export(handle_type)?);

@@ -111,6 +111,7 @@ use crate::own::{
 };
 
 pub use self::accounts::{Limit, LimitChange};
+#[cfg(target_os = "linux")]
 pub(crate) use self::blocks::Promised;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use self::blocks::Use;
@@ -262,6 +263,7 @@ impl<'a> PoolBuilder<'a> {
     /// A request that the ledger refuses fails with [`BlockError::OutOfMemory`], and
     /// [`Shortage::ledger`](crate::error::Shortage::ledger) says why; with a timeout it waits for
     /// other processes.
+    #[cfg(target_os = "linux")]
     pub const fn ledger(mut self, ledger: &'a Ledger) -> Self {
         self.ledger = Some(ledger);
         self

@@ -18,7 +18,7 @@ use super::holders::HolderId;
 use super::state::State;
 use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::extents::Round;
-use crate::ledger::{GRANT, Purpose};
+use crate::wanted::{GRANT, Purpose};
 
 #[derive(Clone, Copy, Debug)]
 struct Take {

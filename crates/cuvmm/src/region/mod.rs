@@ -61,6 +61,7 @@ mod check;
 mod commit;
 mod committed;
 mod compact;
+#[cfg(target_os = "linux")]
 mod dma_buf;
 mod end;
 mod export;
@@ -105,6 +106,7 @@ use register::Register;
 pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};
 pub use builder::RegionBuilder;
 pub use compact::Compacted;
+#[cfg(target_os = "linux")]
 pub use dma_buf::DmaBuf;
 pub use host_extents::HostExtents;
 pub use kept::{Kept, Purged};

@@ -15,11 +15,14 @@
 //! # Not provided
 //! This module maps and unmaps no device memory, and does not decide what is kept.
 
+#[cfg(not(target_os = "linux"))]
+mod anywhere;
 mod available;
 mod builder;
 mod copies;
 mod growth;
 mod lanes;
+#[cfg(target_os = "linux")]
 mod near;
 mod saved;
 
@@ -32,6 +35,9 @@ use crate::error::{ArgumentError, MemoryError, SleepError};
 use crate::own::{HostPart, Stream};
 use crate::size::Granularity;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+
+#[cfg(not(target_os = "linux"))]
+use anywhere as near;
 
 pub use builder::HostStoreBuilder;
 pub(crate) use copies::{Copies, Direction, Done, Job, copy};

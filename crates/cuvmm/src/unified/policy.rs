@@ -105,12 +105,24 @@ pub(super) struct AdviceRecord {
     page: Option<Granularity>,
 }
 
+/// Returns the size of a page of the host in bytes.
+#[cfg(unix)]
+fn host_page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Returns the size of a page of the host in bytes, which is the same on all 64-bit Windows.
+#[cfg(windows)]
+const fn host_page() -> u64 {
+    4096
+}
+
 impl AdviceRecord {
     /// A record of no advice for a number of bytes.
     pub(super) fn nothing(bytes: u64) -> Self {
         let mut told = Self {
             pages: RangeMap::new(),
-            page: Granularity::new(rustix::param::page_size() as u64),
+            page: Granularity::new(host_page()),
         };
         let all = told.pages_of(&(0..bytes));
         if !all.is_empty() {

@@ -12,10 +12,13 @@ mod figures;
 mod instant;
 mod memory;
 mod meter;
+#[cfg(not(target_os = "linux"))]
+mod one_process;
 mod options;
 mod policy;
 mod pooled;
 mod process;
+#[cfg(target_os = "linux")]
 mod processes;
 mod progress;
 mod report;
@@ -45,8 +48,11 @@ use cuvmm_command::costs;
 use cuvmm_command::drivers::StandIn;
 use cuvmm_command::page::Page;
 use cuvmm_command::terminal::print;
+#[cfg(not(target_os = "linux"))]
+use one_process as processes;
 
 pub use options::Args;
+#[cfg(target_os = "linux")]
 pub use processes::One;
 
 impl Args {

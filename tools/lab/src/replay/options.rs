@@ -4,11 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use cuvmm::driver::DriverKind;
 use cuvmm::driver::model::Costs;
 
 use super::policy::Policy;
-use super::processes::Terms;
 use super::settings::Settings;
 use super::workload::{self, Workload};
 use cuvmm_command::command::usage;
@@ -16,7 +14,6 @@ use cuvmm_command::costs;
 use cuvmm_command::drivers::Choice;
 use cuvmm_command::duration::duration;
 use cuvmm_command::size::{iec, size};
-use cuvmm_command::stop::Stop;
 use cuvmm_command::terminal::counted;
 
 /// The memory of a driver without a GPU beyond the replay's.
@@ -184,31 +181,6 @@ impl Args {
             ));
         }
         costs::chosen(self.costs.as_deref(), self.gpu.as_deref())
-    }
-
-    /// Returns the terms for processes, if time is real.
-    ///
-    /// # Errors
-    /// Options contradict each other, or signals cannot be handled.
-    pub(super) fn terms(&self, driver: DriverKind, costs: String) -> anyhow::Result<Option<Terms>> {
-        if !self.processes {
-            return Ok(None);
-        }
-        if self.policy == Policies::Static {
-            return Err(usage(
-                "--processes: under --policy static processes share no memory",
-            ));
-        }
-        Ok(Some(Terms {
-            driver: Choice::of(driver).word(),
-            capacity: self.capacity(),
-            costs,
-            device: self.device,
-            ledger: self.ledger.clone(),
-            speed: self.speed.unwrap_or(20.0),
-            patience: self.patience,
-            stop: Stop::on_signals()?,
-        }))
     }
 
     /// Returns the memory in bytes of a driver without a GPU: no pool leaves anything free.

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+#[cfg(target_os = "linux")]
+use cuvmm::Ledger;
 use cuvmm::driver::model::ModelDriver;
 use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::pool::BlockBuilder;
+use cuvmm::pool::PoolBuilder;
 use cuvmm::pool::futures::AllocateFuture;
-use cuvmm::{Block, Device, Ledger, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{Block, Device, Limit, Mapper, Pool, Stream, Tenant};
 use serde::{Deserialize, Serialize};
 
 use super::figures::Cost;
@@ -106,6 +109,20 @@ impl Bytes for Block {
     }
 }
 
+/// A ledger, of which there is none on this system.
+#[cfg(not(target_os = "linux"))]
+pub(crate) type Ledger = std::convert::Infallible;
+
+#[cfg(target_os = "linux")]
+fn in_ledger<'a>(pool: PoolBuilder<'a>, ledger: &'a Ledger) -> PoolBuilder<'a> {
+    pool.ledger(ledger)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_ledger<'a>(_: PoolBuilder<'a>, ledger: &'a Ledger) -> PoolBuilder<'a> {
+    match *ledger {}
+}
+
 impl Pooled {
     /// Makes pools and tenants for the models, on a stream of their own. On a model, `clock` gives
     /// the time of calls. Pools in a ledger have a mapper, which serves requests that wait for
@@ -140,7 +157,7 @@ impl Pooled {
             if memory.pools.is_empty() || division.policy == Policy::Static {
                 let mut pool = Pool::builder(&memory.meter.device).limit(Limit::Bytes(limit));
                 if let (Some(ledger), Some(mapper)) = (ledger, &memory.mapper) {
-                    pool = pool.ledger(ledger).mapper(mapper);
+                    pool = in_ledger(pool, ledger).mapper(mapper);
                 }
                 memory.pools.push(pool.build()?);
             }

@@ -84,6 +84,8 @@ const LIBRARY: &[Layer] = &[
     room(&["deferred", "descriptors"]),
     room(&["log"]),
     open(&["display", "error", "size", "extent_sizes", "growth"]),
+    room(&["wanted"]),
+    room(&["elsewhere"]),
     open(&["calls", "drops", "fork", "device"]),
     room(&["own"]),
     room(&["extents"]),

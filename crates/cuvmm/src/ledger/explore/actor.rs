@@ -15,9 +15,10 @@ use crate::ledger::file::Terms;
 use crate::ledger::givers::Giver;
 use crate::ledger::joining::Wishes;
 use crate::ledger::keeper::Keeper;
-use crate::ledger::member::{Member, NamedExport, Purpose};
+use crate::ledger::member::{Member, NamedExport};
 use crate::ledger::waiting::Waiting;
 use crate::ledger::{Change, Hook, clock};
+use crate::wanted::Purpose;
 
 /// In bytes.
 pub(super) const G: u64 = 2 << 20;

@@ -31,9 +31,10 @@ use world::{Handle, Killed, Uses, World};
 
 use super::charge::Count;
 use super::layout::State;
-use super::member::{Member, Purpose};
+use super::member::Member;
 use super::seen::Seen;
 use super::{clock, dead, exports, probe};
+use crate::wanted::Purpose;
 
 /// The operations of one member: uninterrupted preparations, then interrupted ones.
 #[derive(Clone, Debug, Default)]

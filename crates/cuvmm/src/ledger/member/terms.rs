@@ -1,8 +1,9 @@
 //! Changes of the process's guarantee, limit and priority.
 
 use super::super::charge::MOST;
-use super::{InLine, Member, Purpose, check_limit};
+use super::{InLine, Member, check_limit};
 use crate::error::LedgerError;
+use crate::wanted::Purpose;
 
 impl Member {
     /// Changes the guarantee, in bytes. A higher guarantee is a charge.

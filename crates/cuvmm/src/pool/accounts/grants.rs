@@ -10,10 +10,10 @@
 use super::budget::TenantId;
 use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::extents::Extent;
-use crate::ledger::{GRANT, Purpose};
 use crate::own::Physical;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
+use crate::wanted::{GRANT, Purpose};
 
 impl Core {
     pub(in crate::pool) fn note_created(&self, size: u64) {

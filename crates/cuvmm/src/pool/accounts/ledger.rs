@@ -6,16 +6,19 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::joined::Joined;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{
-    Change, Giver, Hook, InLine, Lacking, Member, PoolReport, TenantReport, Waiting,
-};
+#[cfg(target_os = "linux")]
+use crate::ledger::{Change, Giver, Hook, PoolReport, TenantReport};
+use crate::ledger::{InLine, Member, Waiting};
 use crate::pool::blocks::slots::Tenancy;
 use crate::pool::core::{Core, Locked};
+#[cfg(target_os = "linux")]
 use crate::pool::holders::Held;
 use crate::pool::line::Demand;
+#[cfg(target_os = "linux")]
 use crate::pool::stats::TenantStats;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::wanted::Lacking;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -172,6 +175,7 @@ impl Locked<'_> {
     }
 }
 
+#[cfg(target_os = "linux")]
 impl Giver for Core {
     fn idle(&self) -> u64 {
         if self.device.usable().is_err() {
@@ -266,6 +270,7 @@ impl Giver for Core {
     }
 }
 
+#[cfg(target_os = "linux")]
 fn tenant(stats: TenantStats) -> TenantReport {
     TenantReport {
         name: stats.name,

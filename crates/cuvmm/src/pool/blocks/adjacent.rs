@@ -10,12 +10,12 @@ use super::allocate::{CANDIDATES, Needs};
 use super::change::Change;
 use super::slots::{BlockPlace, Slot, SlotId, Tenancy, too_large};
 use crate::error::{ArgumentError, BlockError};
-use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::pool::accounts::{Charge, TenantId};
 use crate::pool::core::{Core, Locked, SLOTS_A_SECTION};
 use crate::pool::line::{Attempt, Wait, Wanted};
 use crate::pool::state::{State, gone};
+use crate::wanted::Purpose;
 
 /// The rank of part of a row, the best first: whether memory is lacking, whether a fence must
 /// become complete, the length of the row that the part is cut from, and the bytes of memory too

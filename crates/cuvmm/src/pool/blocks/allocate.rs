@@ -11,12 +11,12 @@ use crate::error::{ArgumentError, BlockError};
 use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Space, Uses};
 use crate::growth::Growth;
-use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::pool::accounts::{Amount, Charge, TenantId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, ExtentOptions, Wait, Wanted};
 use crate::pool::state::{State, gone};
+use crate::wanted::Purpose;
 
 /// The most idle slots to compare.
 pub(super) const CANDIDATES: usize = 8;

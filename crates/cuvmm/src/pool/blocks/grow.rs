@@ -10,12 +10,12 @@ use super::sharing::Refused;
 use super::slots::{BYTES, BlockPlace, Slot, Tenancy};
 use crate::error::{ArgumentError, BlockError, CallError};
 use crate::growth::Steps;
-use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, Demand, Wait};
 use crate::pool::state::{State, gone};
+use crate::wanted::Purpose;
 
 impl Slot {
     /// Returns `true` if the block can grow to `size` bytes, `used` in whole granules, without a

@@ -29,6 +29,7 @@ pub use builder::BlockBuilder;
 pub(in crate::pool) use change::Change;
 use commit::{Fit, Gathered, PlacedMemory};
 pub use exported::ExportedBlock;
+#[cfg(target_os = "linux")]
 pub(crate) use exported::Promised;
 pub(in crate::pool) use fills::Unfinished;
 pub use headroom::Headroom;

@@ -12,9 +12,9 @@ use super::held::{Held, HolderId};
 use super::holder::Given;
 use crate::error::CallError;
 use crate::extents::{Space, Urgency};
-use crate::ledger::Purpose;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::core::Locked;
+use crate::wanted::Purpose;
 
 impl Locked<'_> {
     /// Takes at most about `wanted` bytes. Returns their number.

@@ -9,7 +9,7 @@ use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Space, Unmapped};
-use crate::ledger::{InLine, Purpose};
+use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::pool::accounts::Amount;
 use crate::pool::core::{Core, Locked};
@@ -17,6 +17,7 @@ use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
 use crate::pool::state::{Scrub, State, gone};
 use crate::pool::tenant::Tenant;
+use crate::wanted::Purpose;
 
 /// The part of its addresses that a holder gets first, and the least bytes that it gets if the pool
 /// has them.

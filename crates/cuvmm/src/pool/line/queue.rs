@@ -10,11 +10,12 @@ use cuvmm_driver::StreamHandle;
 use super::Pause;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
-use crate::ledger::{InLine, Lacking};
+use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::pool::accounts::TenantId;
 use crate::pool::blocks::slots::BlockPlace;
 use crate::size::Granularity;
+use crate::wanted::Lacking;
 
 #[derive(Clone, Debug)]
 pub(super) enum Want {

@@ -10,11 +10,12 @@ use super::relief::Demand;
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
-use crate::ledger::{Lacking, Waiting};
+use crate::ledger::Waiting;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
 use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::wanted::Lacking;
 
 /// How often an operation that finds too little memory waits for other operations in flight.
 const ATTEMPTS: usize = 32;

@@ -14,17 +14,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use cuvmm::driver::DriverKind;
 use indicatif::ProgressBar;
 use tempfile::TempDir;
 
 use self::children::Children;
 use self::message::{Order, Played, Said, StartAt};
 use super::figures::{Cost, Run};
+use super::options::{Args, Policies};
 use super::policy::Policy;
 use super::report::Setup;
 use super::simulate::{self, Request};
 use super::timeline::{Course, Timeline};
 use super::workload::Workload;
+use cuvmm_command::command::usage;
+use cuvmm_command::drivers::Choice;
 use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess::private_directory;
 
@@ -50,6 +54,33 @@ pub(crate) struct Terms {
     /// The longest silence of a process.
     pub(crate) patience: Duration,
     pub(crate) stop: Stop,
+}
+
+impl Args {
+    /// Returns the terms for processes, if time is real.
+    ///
+    /// # Errors
+    /// Options contradict each other, or signals cannot be handled.
+    pub(crate) fn terms(&self, driver: DriverKind, costs: String) -> anyhow::Result<Option<Terms>> {
+        if !self.processes {
+            return Ok(None);
+        }
+        if self.policy == Policies::Static {
+            return Err(usage(
+                "--processes: under --policy static processes share no memory",
+            ));
+        }
+        Ok(Some(Terms {
+            driver: Choice::of(driver).word(),
+            capacity: self.capacity(),
+            costs,
+            device: self.device,
+            ledger: self.ledger.clone(),
+            speed: self.speed.unwrap_or(20.0),
+            patience: self.patience,
+            stop: Stop::on_signals()?,
+        }))
+    }
 }
 
 /// Plays the workload in one process, or in one for each model if that is the policy.

@@ -12,12 +12,12 @@ use super::pace::Precommit;
 use crate::error::MemoryError;
 use crate::extents::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::growth::Steps;
-use crate::ledger::{GRANT, Purpose};
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::slots::SlotId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::{Policy, State};
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::wanted::{GRANT, Purpose};
 
 /// How often the mapper checks the memory of unregistered tenants until its fences are complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

@@ -4,12 +4,12 @@
 
 use crate::error::BlockError;
 use crate::growth::Steps;
-use crate::ledger::Purpose;
 use crate::pool::blocks::slots::{BlockPlace, Slot};
 use crate::pool::blocks::{Block, Fit};
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
 use crate::pool::tenant::Tenant;
+use crate::wanted::Purpose;
 
 impl Tenant {
     /// Precommits a step of memory behind each of the given blocks that has none, out of memory

@@ -19,12 +19,12 @@ use std::ops::Range;
 use crate::error::{BlockError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
-use crate::ledger::Purpose;
 use crate::own::{Access, Stream};
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::state::State;
+use crate::wanted::Purpose;
 
 /// The progress and result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

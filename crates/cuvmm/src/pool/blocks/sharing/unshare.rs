@@ -16,7 +16,6 @@ use crate::deferred::is_in_hook;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Extent, Fence, LastWriter, Poll, TakenOut};
-use crate::ledger::Purpose;
 use crate::own::Access;
 use crate::pool::accounts::{Charge, TenantId};
 use crate::pool::blocks::slots::{BlockPlace, Slot, SlotId};
@@ -24,6 +23,7 @@ use crate::pool::blocks::{Gathered, Unfinished};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, Wait};
 use crate::pool::state::State;
+use crate::wanted::Purpose;
 
 /// The longest time that an attempt waits for its own copies: several times as long as a copy of
 /// the largest extent takes.

@@ -12,7 +12,6 @@ use std::time::Instant;
 use super::moving::{Choice, Chosen, TransitioningBlock};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, wait_for};
-use crate::ledger::Purpose;
 use crate::own::Stream;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::Fit;
@@ -23,6 +22,7 @@ use crate::pool::state::State;
 use crate::pool::supply::Room;
 use crate::pool::tenant::Tenant;
 use crate::store::{HostStore, Saved};
+use crate::wanted::Purpose;
 
 /// A block that wakes. If this value is dropped before that, the block sleeps on, with the contents
 /// that were kept.

@@ -17,9 +17,9 @@ use crate::error::{CallError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Completed, Extent, Fence, Space, Uses};
 use crate::growth::Growth;
-use crate::ledger::Purpose;
 use crate::own::{Physical, Stream};
 use crate::pool::blocks::ahead::Pace;
+use crate::wanted::Purpose;
 
 /// The state of a slot's idle memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

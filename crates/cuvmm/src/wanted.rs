@@ -1,0 +1,42 @@
+//! A pool's requests to a [ledger](crate::ledger): their purpose and size, and the tenants that wait.
+//!
+//! Pools are built with these types on every system, ledgers on Linux only.
+
+/// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
+/// pool keeps while it is in use. So small changes do not touch the shared file.
+pub(crate) const GRANT: u64 = 64 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A new block, memory kept ready, or a guarantee. It comes after older requests of other
+    /// processes, unless it may pass them.
+    New,
+    /// More memory for a block that has some. A waiting request does not hold growth up: otherwise
+    /// work that cannot go on would give up its memory for other work that cannot go on either.
+    /// Growth is bounded by the capacities of blocks.
+    Growth,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lacking {
+    pub(crate) bytes: u64,
+    pub(crate) tenants: Vec<u64>,
+    /// The tenants of the pool that have memory in use.
+    pub(crate) users: Vec<u64>,
+}
+
+impl Lacking {
+    /// Adds another request of the same queue: the larger size counts.
+    pub(crate) fn with(self, other: Option<Self>) -> Self {
+        let Some(mut other) = other else {
+            return self;
+        };
+        other.bytes = other.bytes.max(self.bytes);
+        let new = self.tenants.into_iter();
+        let new: Vec<u64> = new.filter(|it| !other.tenants.contains(it)).collect();
+        other.tenants.extend(new);
+        // `self` has the newer users.
+        other.users = self.users;
+        other
+    }
+}

@@ -7,6 +7,7 @@ mod house;
 mod instructions;
 mod pack;
 mod release;
+mod windows;
 
 use clap::Parser;
 
@@ -20,6 +21,7 @@ enum Task {
     Instructions(instructions::Instructions),
     Pack(pack::Pack),
     Release(release::Release),
+    Windows(windows::Windows),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -30,5 +32,6 @@ fn main() -> anyhow::Result<()> {
         Task::Instructions(instructions) => instructions.run(),
         Task::Pack(pack) => pack.run(),
         Task::Release(release) => release.run(),
+        Task::Windows(windows) => windows.run(),
     }
 }

@@ -87,6 +87,10 @@
 //!
 //! 64-bit Linux; libcuda is loaded at run time, and no CUDA toolkit is needed. Tested on x86-64 with
 //! NVIDIA H200 GPUs. The minimum supported Rust version is 1.88.
+//!
+//! On 64-bit Windows there are no ledgers ([`Ledger`]), no sharing over sockets ([`share`]), no dma-bufs
+//! ([`DmaBuf`]) and no host driver. Memory is exported as Win32 handles. That build ran under Wine on the
+//! model, and never on a GPU.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]

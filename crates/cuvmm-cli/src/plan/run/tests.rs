@@ -161,7 +161,7 @@ fn what_cannot_be_meant_is_named_with_its_step() {
         ),
         (
             "commit = { in = \"a\", at = 1, size = 1 }",
-            "1 B is not a multiple of 2 MiB",
+            "bytes 1..2097152 are not whole granules of 2 MiB",
         ),
         (
             "decommit = { in = \"a\", at = 0, size = 1 }",

@@ -7,7 +7,7 @@ use crate::display::Bytes;
 use crate::extents::Extent;
 
 /// The memory that a region holds beside its committed bytes, in bytes, by the reason why it stays.
-/// Each byte counts once.
+/// Each byte of mapped addresses counts once: memory with an [alias](Region::alias) counts at both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Kept {
@@ -36,7 +36,8 @@ pub struct Kept {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Purged {
-    /// Memory given back: to the driver, or to the pool of the region's tenant.
+    /// Memory given back: to the driver, or to the pool of the region's tenant. What a
+    /// [fork](Region::fork) or an [alias](Region::alias) shows too goes back with the last of them.
     pub given_back: u64,
     /// The memory that stays although it is not committed.
     pub kept: Kept,

@@ -10,7 +10,8 @@ use crate::extents::Extent;
 ///
 /// `held` is the sum of `committed`, `pending_free`, `stranded`, `quarantined` and the memory of
 /// [zeros](Region::back_with_zeros). A part of the held memory may be `registered`, `exported` or
-/// `shared`: it stays in place.
+/// `shared`: it stays in place. Memory with an [alias](Region::alias) counts once in `held`, and in
+/// the parts at both addresses.
 #[doc(alias = "MemoryStats")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]

@@ -111,29 +111,35 @@ impl Region {
         let round = Round::begin(self.device());
         for extent in self.pending.meeting(range).collect::<Vec<_>>() {
             match self.purge_one(extent.start, &round) {
-                Ok(true) => given += extent.end - extent.start,
-                Ok(false) => {}
+                Ok(bytes) => given += bytes,
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         outcome.map(|()| given)
     }
 
-    fn purge_one(&mut self, offset: u64, round: &Round) -> Result<bool, CallError> {
+    /// Unmaps a pending extent if its fence is complete. Returns the bytes given back: none of
+    /// memory that an alias or a fork shows too.
+    fn purge_one(&mut self, offset: u64, round: &Round) -> Result<u64, CallError> {
         let Some(fence) = self.withdrawn.get_mut(&offset) else {
-            return Ok(false);
+            return Ok(0);
         };
         fence.poll_in(round)?;
         let Some(mut completed) = fence.completed(&mut self.space) else {
-            return Ok(false);
+            return Ok(0);
         };
         let freed = completed.withdraw(offset)?;
         self.withdrawn.remove(&offset);
         self.pending.remove(offset);
-        freed
-            .into_iter()
-            .for_each(|unmapped| self.release_unmapped(unmapped));
-        Ok(true)
+        let Some(unmapped) = freed else {
+            return Ok(0);
+        };
+        let given = match unmapped.physical.is_shared() {
+            true => 0,
+            false => unmapped.size(),
+        };
+        self.release_unmapped(unmapped);
+        Ok(given)
     }
 
     /// Waits for the devices with access (`cuCtxSynchronize`), then [`purge`](Self::purge)s all

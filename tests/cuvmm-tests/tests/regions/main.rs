@@ -18,6 +18,7 @@ mod cuts;
 mod ended;
 mod export;
 mod exported;
+mod figures;
 mod grid;
 mod own;
 mod own_work;

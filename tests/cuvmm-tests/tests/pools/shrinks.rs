@@ -6,7 +6,7 @@ use crate::common::books::{balanced, books};
 use crate::common::executor::block_on;
 use crate::common::sweep::{sweep, text};
 use crate::common::world;
-use crate::common::{self, G, Rig, limited};
+use crate::common::{self, G, Rig, cases, limited};
 use crate::on_both;
 use cuvmm::driver::Call;
 use cuvmm::driver::model::Nothing;
@@ -71,6 +71,67 @@ on_both! {
             assert!(held - block.size() < most_stranded(block.size()), "{granules}: {held}");
         }
         books(rig, &pool);
+    }
+
+    fn no_program_makes_an_end_that_strands_more(rig) {
+        for seed in 0..u64::from(cases(24)) {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let growth = random.choice([Growth::Exact, Growth::Part(8), Growth::Part(1)]).unwrap();
+            let pool = limited(rig, 320).growth(growth).build().unwrap();
+            let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
+            let stream = Stream::new(&rig.device).unwrap();
+            let largest = G << random.u32(0..10);
+            let builder = shrinking(&a, &stream, 1).capacity(128 * G).largest_extent(largest);
+            let mut blocks = vec![builder.clone().allocate().unwrap()];
+            let mut others = vec![];
+            for _ in 0..80 {
+                let granules = random.u64(1..=128);
+                let at = random.usize(0..blocks.len());
+                match random.u8(0..16) {
+                    0..4 => drop(blocks[at].grow_to(granules * G)),
+                    4..8 => {
+                        let size = blocks[at].size().min(granules * G);
+                        blocks[at].shrink_to(size).unwrap();
+                    }
+                    8 => others.extend(b.block(granules * G).home_stream(&stream).allocate()),
+                    9 => others.truncate(1),
+                    10 if blocks.len() < 2 => blocks.extend(builder.clone().allocate()),
+                    11 if blocks.len() < 2 => {
+                        let fork = blocks[at].fork(blocks[at].size().min(granules * G), 128 * G);
+                        blocks.extend(fork);
+                    }
+                    12 if blocks.len() > 1 => drop(blocks.swap_remove(at)),
+                    13 => {
+                        stream.synchronize().unwrap();
+                        a.blocks().release(random.bool()).sleep(Contents::Discard).unwrap();
+                        // Another tenant may have the memory meanwhile.
+                        others.clear();
+                        stream.synchronize().unwrap();
+                        let awake = a.blocks().wake();
+                        assert!(awake.is_ok(), "{awake:?}");
+                    }
+                    14 => {
+                        stream.synchronize().unwrap();
+                        a.compact(|_| true).unwrap();
+                    }
+                    _ => {
+                        stream.synchronize().unwrap();
+                        pool.trim(0).unwrap();
+                    }
+                }
+                for block in &blocks {
+                    assert_shaped(block);
+                    let size = block.size();
+                    let extents = block.extents();
+                    let last = extents.iter().rfind(|it| it.offset < size).unwrap();
+                    let stranded = (last.offset + last.size).saturating_sub(size);
+                    assert!(stranded < most_stranded(size), "{size}: {last:?}");
+                }
+            }
+            drop((blocks, others));
+            stream.synchronize().unwrap();
+            balanced(rig, &pool);
+        }
     }
 
     fn half_of_a_block_serves_another_tenant_without_a_copy(rig) {

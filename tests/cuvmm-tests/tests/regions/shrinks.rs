@@ -1,8 +1,10 @@
 //! Regions that are expected to shrink at their end: a decommit there releases most of the memory.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::cell::RefCell;
+
 use crate::common::books::books;
-use crate::common::{self, G, Rig};
+use crate::common::{self, G, Rig, cases};
 use crate::on_both;
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
@@ -48,6 +50,41 @@ on_both! {
             }
         });
         books(rig, &pool);
+    }
+
+    fn no_program_makes_an_end_that_strands_more(rig) {
+        for seed in 0..u64::from(cases(16)) {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let pool = common::pool(rig, 320);
+            let stream = Stream::new(&rig.device).unwrap();
+            let largest = G << random.u32(0..10);
+            let random = RefCell::new(random);
+            builders(rig, &pool, 200, |builder| {
+                let mut random = random.borrow_mut();
+                let mut region = builder.largest_extent(largest).reserve().unwrap();
+                let mut forks = vec![];
+                for _ in 0..60 {
+                    let to = random.u64(1..=200) * G;
+                    // All granules from 0 on are committed.
+                    let end = region.committed();
+                    match random.u8(0..12) {
+                        0..3 if to > end => drop(region.commit(end..to)),
+                        // Also what is committed already.
+                        3 => drop(region.commit(random.u64(0..=end / G) * G..to.max(end))),
+                        4 if to > end => drop(region.grow_to(to)),
+                        5..9 if to < end => region.decommit_after(to..end, &[]).unwrap(),
+                        9 => drop(region.compact(&stream).unwrap()),
+                        10 => forks.extend(region.fork(&[])),
+                        11 => forks.clear(),
+                        _ => {}
+                    }
+                    region.purge().unwrap();
+                    let stranded = region.held() - region.committed();
+                    let kept = region.committed();
+                    assert!(stranded == 0 || stranded < (kept / 4).max(8 * G), "{kept}: {stranded}");
+                }
+            });
+        }
     }
 
     fn each_run_of_committed_bytes_has_the_shape(rig) {

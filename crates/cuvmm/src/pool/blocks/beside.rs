@@ -57,7 +57,7 @@ impl State {
             row.get(here.checked_add_signed(distance)?).copied()
         });
         let none = ArgumentError::NoSuch {
-            what: "place beside the block at distance",
+            what: "place in the row of the block at distance",
             number: distance as i64,
         };
         let index = found.ok_or(none)?;

@@ -39,7 +39,7 @@ struct HostMemory {
     /// The pages; without, the driver allocated the memory.
     pages: Option<Pages>,
     state: AtomicU8,
-    is_discarded: AtomicBool,
+    is_kept: AtomicBool,
 }
 
 // SAFETY: plain memory, accessed only through its parts, which are disjoint, and before that by
@@ -104,7 +104,8 @@ fn unregister(device: &Device, pages: Pages, size: u64) {
     }
 }
 
-/// Host memory on its way to use: its parts exist, and have no bytes before it is finished.
+/// Host memory on its way to use: its parts exist, and have no bytes before it is finished. Unless
+/// it is [kept](Self::keep), it is freed as soon as its parts are no longer in use.
 pub(crate) struct Piece {
     memory: Arc<HostMemory>,
 }
@@ -120,7 +121,7 @@ impl Piece {
             size,
             pages: Some(pages),
             state: AtomicU8::new(state::MAPPED),
-            is_discarded: AtomicBool::new(false),
+            is_kept: AtomicBool::new(false),
         };
         let memory = Arc::new(memory);
         let parts = HostPart::cut(&memory, part);
@@ -135,21 +136,22 @@ impl Piece {
         size: usize,
         part: usize,
     ) -> Result<(Self, Vec<HostPart>), CallError> {
+        let none = || DriverError::new(Call::MemHostAlloc, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         // Otherwise the call breaks captures of other threads.
-        let pointer = device.relaxed(|| {
-            device.call(Call::MemHostAlloc, |driver, ordinal| {
+        let memory = device.relaxed(|| {
+            let pointer = device.call(Call::MemHostAlloc, |driver, ordinal| {
                 driver.host_alloc(ordinal, size as u64, PORTABLE)
+            })?;
+            // An owner at once: an error in what follows frees the memory.
+            Ok::<_, CallError>(HostMemory {
+                device: device.clone(),
+                base: NonNull::new(pointer).ok_or_else(none)?,
+                size,
+                pages: None,
+                state: AtomicU8::new(state::PINNED),
+                is_kept: AtomicBool::new(false),
             })
         })??;
-        let none = || DriverError::new(Call::MemHostAlloc, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        let memory = HostMemory {
-            device: device.clone(),
-            base: NonNull::new(pointer).ok_or_else(none)?,
-            size,
-            pages: None,
-            state: AtomicU8::new(state::PINNED),
-            is_discarded: AtomicBool::new(false),
-        };
         let memory = Arc::new(memory);
         let parts = HostPart::cut(&memory, part);
         Ok((Self { memory }, parts))
@@ -177,31 +179,36 @@ impl Piece {
         self.memory.state.store(state::PAGEABLE, Ordering::Release);
     }
 
-    /// Marks the memory to be freed as soon as its parts are no longer in use.
-    pub(crate) fn discard(self) {
-        self.memory.is_discarded.store(true, Ordering::Release);
+    /// Marks finished memory as usable again when its parts are no longer in use.
+    pub(crate) fn keep(self) {
+        self.memory.is_kept.store(true, Ordering::Release);
     }
 
     /// Pins the memory for all contexts (`cuMemHostRegister`) and finishes it. Meanwhile launches
     /// of other threads wait.
     pub(crate) fn register(&mut self) -> Result<(), CallError> {
-        let HostMemory { device, base, .. } = &*self.memory;
-        let (base, size) = (base.as_ptr(), self.memory.size as u64);
-        // Before the call: after a panic of the driver the memory counts as registered, and is
-        // unmapped only if the driver unregisters it.
-        self.memory.state.store(state::PINNED, Ordering::Release);
+        let HostMemory {
+            device,
+            base,
+            size,
+            state,
+            ..
+        } = &*self.memory;
         // Otherwise the call breaks captures of other threads.
         let registered = device.relaxed(|| {
+            // Before the call: after a panic of the driver the memory counts as registered, and is
+            // unmapped only if the driver unregisters it.
+            state.store(state::PINNED, Ordering::Release);
             // SAFETY: the pages stay mapped until they are unregistered.
-            device.call(Call::MemHostRegister, |driver, ordinal| unsafe {
-                driver.host_register(ordinal, base, size, PORTABLE)
-            })
+            let registered = device.call(Call::MemHostRegister, |driver, ordinal| unsafe {
+                driver.host_register(ordinal, base.as_ptr(), *size as u64, PORTABLE)
+            });
+            if registered.is_err() {
+                state.store(state::MAPPED, Ordering::Release);
+            }
+            registered
         });
-        let registered = registered.and_then(|registered| registered);
-        if registered.is_err() {
-            self.memory.state.store(state::MAPPED, Ordering::Release);
-        }
-        registered
+        registered.and_then(|registered| registered)
     }
 }
 
@@ -237,7 +244,7 @@ impl HostPart {
 
     /// Returns `true` if the memory is to be used again.
     pub(crate) fn is_kept(&self) -> bool {
-        self.is_ready() && !self.memory.is_discarded.load(Ordering::Acquire)
+        self.memory.is_kept.load(Ordering::Acquire)
     }
 
     /// Returns a number that all parts of one allocation have in common, and no others.

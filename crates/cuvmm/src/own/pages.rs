@@ -48,8 +48,9 @@ impl Pages {
     }
 
     fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
-        // SAFETY: the range is part of the mapping, and none of the advices changes its contents.
-        unsafe { madvise(self.base.as_ptr().cast(), self.size, advice) }
+        // The whole mapping: otherwise it is three areas, of which a process has about 65000.
+        // SAFETY: the range is the mapping, and none of the advices changes its contents.
+        unsafe { madvise(self.start.as_ptr().cast(), self.size + ALIGNMENT, advice) }
     }
 
     pub(super) const fn base(&self) -> NonNull<u8> {
@@ -69,12 +70,14 @@ impl Drop for Pages {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
 
-    /// Returns the kernel's flags of the area that contains an address.
-    fn flags(address: usize) -> Vec<String> {
+    /// Returns the area that contains an address, and the kernel's flags of it.
+    fn area(address: usize) -> (Range<usize>, Vec<String>) {
         let areas = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut inside = false;
+        let mut area = 0..0;
         for line in areas.lines() {
             let range = line
                 .split(' ')
@@ -82,10 +85,12 @@ mod tests {
                 .and_then(|range| range.split_once('-'));
             let number = |text| usize::from_str_radix(text, 16).ok();
             if let Some((Some(from), Some(to))) = range.map(|(a, b)| (number(a), number(b))) {
-                inside = (from..to).contains(&address);
+                area = from..to;
             }
+            let inside = area.contains(&address);
             if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
-                return flags.split_whitespace().map(str::to_owned).collect();
+                let flags = flags.split_whitespace().map(str::to_owned).collect();
+                return (area, flags);
             }
         }
         panic!("{address:#x} is not mapped");
@@ -97,7 +102,13 @@ mod tests {
         let base = pages.base().as_ptr().addr();
         assert!(base.is_multiple_of(ALIGNMENT));
         for at in [base, base + 3 * ALIGNMENT - 1] {
-            let flags = flags(at);
+            let (area, flags) = area(at);
+            let start = pages.start.as_ptr().addr();
+            let end = start + 4 * ALIGNMENT;
+            assert!(
+                area.start <= start && area.end >= end,
+                "one area: {area:x?}"
+            );
             // Not inherited, and not dumped.
             for wanted in ["rd", "wr", "dc", "dd"] {
                 assert!(flags.iter().any(|it| it == wanted), "{wanted}: {flags:?}");

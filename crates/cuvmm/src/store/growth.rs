@@ -32,21 +32,15 @@ pub(crate) struct Growth {
     grown: Grown,
 }
 
-/// Pieces that are finished. They are discarded when the value is dropped, unless they are
+/// Pieces that are finished. They are freed when their parts are no longer in use, unless they are
 /// [kept](Self::keep).
 #[derive(Default)]
 #[must_use]
 pub(crate) struct Grown(Vec<Piece>);
 
 impl Grown {
-    pub(crate) fn keep(mut self) {
-        self.0.clear();
-    }
-}
-
-impl Drop for Grown {
-    fn drop(&mut self) {
-        self.0.drain(..).for_each(Piece::discard);
+    pub(crate) fn keep(self) {
+        self.0.into_iter().for_each(Piece::keep);
     }
 }
 
@@ -104,8 +98,8 @@ impl Growth {
     ///
     /// # Errors
     /// The error of `ready`; [`MemoryError::HostOutOfMemory`] before the system or a control group
-    /// would have too little memory; or the driver's refusal. All pieces are discarded, and those
-    /// that are not ready have no bytes.
+    /// would have too little memory; or the driver's refusal. No piece is kept, and those that
+    /// are not ready have no bytes.
     pub(crate) fn finish<E: From<MemoryError>>(
         self,
         mut ready: impl FnMut() -> Result<(), E>,

@@ -28,6 +28,7 @@ mod saved;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use crate::device::Device;
@@ -158,7 +159,8 @@ impl HostStore {
             .device
             .own_process()
             .map_err(MemoryError::from)?;
-        let (_rooms, growth) = self.rooms(&[bytes])?;
+        let (new, growth) = self.take(&[bytes], Free::Stays)?;
+        let _new = Saved::new(new, 0, Arc::clone(&self.shared));
         let grown = growth.finish(|| Ok::<(), SleepError>(()))?;
         grown.keep();
         Ok(())
@@ -167,7 +169,8 @@ impl HostStore {
     /// Gives free memory back to the system until the store has at most `bytes` bytes
     /// (`cuMemHostUnregister`), and returns the bytes given back. Memory is given back in the pieces
     /// in which it was taken, of up to 64 MiB, and only if no part of the piece has contents. So the
-    /// store may then have less than `bytes`, by less than a piece.
+    /// store may then have less than `bytes`, by less than a piece. Where the driver allocates the
+    /// memory, each step in which the store has grown is a piece.
     #[doc(alias = "cuMemHostUnregister")]
     #[doc(alias = "shrink_to_fit")]
     pub fn shrink_to(&self, bytes: u64) -> u64 {
@@ -199,17 +202,7 @@ impl HostStore {
     /// Takes parts for contents of several sizes: for all of them, or none. Those of the returned
     /// growth have no bytes before it is finished.
     pub(crate) fn rooms(&self, sizes: &[u64]) -> Result<(Vec<Saved>, Growth), SleepError> {
-        let parts = |bytes: u64| bytes.div_ceil(PART as u64);
-        let count = sizes.iter().map(|&bytes| parts(bytes)).sum();
-        let taken = self.shared.take(count);
-        let (found, growth) = taken.map_err(|refused| match refused {
-            Refused::Full { free, capacity } => SleepError::StoreFull {
-                wanted: sizes.iter().sum(),
-                free,
-                capacity,
-            },
-            Refused::Memory(error) => error.into(),
-        })?;
+        let (found, growth) = self.take(sizes, Free::First)?;
         let mut found = found.into_iter();
         let rooms = sizes.iter().map(|&bytes| {
             let parts = found.by_ref().take(parts(bytes) as usize).collect();
@@ -217,6 +210,25 @@ impl HostStore {
         });
         Ok((rooms.collect(), growth))
     }
+
+    /// Takes parts for contents of several sizes.
+    fn take(&self, sizes: &[u64], use_of: Free) -> Result<(Vec<HostPart>, Growth), SleepError> {
+        let count = sizes.iter().map(|&bytes| parts(bytes)).sum();
+        let taken = self.shared.take(count, use_of);
+        taken.map_err(|refused| match refused {
+            Refused::Full { free, capacity } => SleepError::StoreFull {
+                wanted: sizes.iter().sum(),
+                free,
+                capacity,
+            },
+            Refused::Memory(error) => error.into(),
+        })
+    }
+}
+
+/// Returns the number of parts that contents take.
+const fn parts(bytes: u64) -> u64 {
+    bytes.div_ceil(PART as u64)
 }
 
 /// Rounds up to whole parts.
@@ -231,6 +243,15 @@ const BYTES: &str = "bytes of a store";
 
 fn bytes_of(part: &HostPart) -> u64 {
     part.size() as u64
+}
+
+/// The use of the free parts of a store for contents that need parts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Free {
+    /// They are taken first.
+    First,
+    /// They count, and stay for others.
+    Stays,
 }
 
 /// The reason why a store has no parts for contents.
@@ -286,8 +307,8 @@ impl Shared {
         }
     }
 
-    /// Takes a number of parts, those that are free first.
-    fn take(&self, count: u64) -> Result<(Vec<HostPart>, Growth), Refused> {
+    /// Takes a number of parts.
+    fn take(&self, count: u64, use_of: Free) -> Result<(Vec<HostPart>, Growth), Refused> {
         self.recover();
         let mut memory = self.memory();
         let Memory { free, bytes, limit } = &mut *memory;
@@ -301,27 +322,24 @@ impl Shared {
                 capacity: (*bytes).max(*limit),
             });
         }
-        let mut parts = free.split_off(free.len() - found);
+        let parts = match use_of {
+            Free::First => free.split_off(free.len() - found),
+            Free::Stays => Vec::new(),
+        };
         *bytes += lacking;
         drop(memory);
-        if lacking == 0 {
-            return Ok((parts, Growth::nothing(&self.device)));
-        }
-        let new = match self.registers {
-            true => Growth::new(&self.device, lacking, true),
-            false => Growth::allocated(&self.device, lacking),
+        let mut taking = Taking {
+            store: self,
+            parts,
+            lacking,
         };
-        match new {
-            Ok((growth, new)) => {
-                parts.extend(new);
-                Ok((parts, growth))
-            }
-            Err(error) => {
-                self.memory().bytes -= lacking;
-                self.take_back(parts);
-                Err(Refused::Memory(error))
-            }
-        }
+        let (growth, new) = match (lacking, self.registers) {
+            (0, _) => (Growth::nothing(&self.device), Vec::new()),
+            (_, true) => Growth::new(&self.device, lacking, true).map_err(Refused::Memory)?,
+            (_, false) => Growth::allocated(&self.device, lacking).map_err(Refused::Memory)?,
+        };
+        taking.parts.extend(new);
+        Ok((taking.end(), growth))
     }
 
     /// Takes pieces without contents out of the free list until the store has at most `most` bytes.
@@ -373,11 +391,36 @@ impl Shared {
     }
 }
 
-/// Returns `true` if no copy runs on a lane's stream.
+/// Parts of a store, and room in it for more. Both return to the store on drop, after an error or a
+/// panic of the driver too.
+struct Taking<'a> {
+    store: &'a Shared,
+    parts: Vec<HostPart>,
+    lacking: u64,
+}
+
+impl Taking<'_> {
+    /// Returns the parts, which fill the room.
+    fn end(mut self) -> Vec<HostPart> {
+        self.lacking = 0;
+        std::mem::take(&mut self.parts)
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.store.memory().bytes -= self.lacking;
+        self.store.take_back(std::mem::take(&mut self.parts));
+    }
+}
+
+/// Returns `true` if no copy runs on a lane's stream. After a panic of the driver one may: the parts
+/// that it uses are not freed by the panic.
 fn is_done(stream: &Stream) -> bool {
     let device = stream.device();
-    let done = device.relaxed(|| stream.is_done());
-    matches!(done, Ok(Ok(true))) || device.lost().is_some()
+    let ask = || device.relaxed(|| stream.is_done());
+    let done = catch_unwind(AssertUnwindSafe(ask));
+    matches!(done, Ok(Ok(Ok(true)))) || device.lost().is_some()
 }
 
 impl Drop for Shared {

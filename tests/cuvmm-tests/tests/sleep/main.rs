@@ -8,4 +8,5 @@ mod basics;
 mod faults;
 mod figures;
 mod leases;
+mod store_faults;
 mod stores;

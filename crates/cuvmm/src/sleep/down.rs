@@ -83,7 +83,7 @@ fn copy_out(
         copied.withdraw()?;
         while let Some(done) = copies.next_done() {
             if let Some(block) = copied.count(copies, done)? {
-                block.withdraw()?;
+                block.withdraw_copied()?;
             }
         }
         grown.keep();
@@ -123,7 +123,7 @@ impl<'a> Copied<'a> {
     fn withdraw(&self) -> Result<(), SleepError> {
         let blocks = self.moving.iter().zip(&self.left);
         let mut copied = blocks.filter(|&(_, &left)| left == 0);
-        copied.try_for_each(|(block, _)| block.withdraw())
+        copied.try_for_each(|(block, _)| block.withdraw_copied())
     }
 }
 

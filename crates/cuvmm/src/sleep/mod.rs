@@ -11,7 +11,8 @@
 //! - **Conditions**: no memory is unmapped while a [`Lease`](crate::Lease) on a block lives or
 //!   before the work queued on the block is complete; [`Blocks::timeout`] sets how long to wait for
 //!   that. Work that is queued while the operation runs is not noticed: a thread that launches such
-//!   work must hold a lease, or the program must rule it out.
+//!   work must hold a lease, or the program must rule it out. A lease that is taken meanwhile keeps
+//!   contents from being put to sleep, even if it has ended: they may have been copied before.
 //! - **A sleeping block** is charged to no tenant, does not grow or shrink, and can be dropped. GPU
 //!   access to it faults. [`Block::is_asleep`](crate::Block::is_asleep) reports it.
 //! - **Waking** charges for the memory as an allocation does: cached memory of other tenants is

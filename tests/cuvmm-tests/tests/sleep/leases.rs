@@ -2,10 +2,10 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
-use crate::common::{D0, G, busy, model, pool};
+use crate::common::{D0, G, busy, host, model, pool};
 use cuvmm::error::SleepError;
 use cuvmm::sleep::Progress;
-use cuvmm::{Block, Contents, Stream};
+use cuvmm::{Block, Contents, HostStore, Stream};
 
 /// Puts two blocks to sleep. While that runs, a lease is taken on the second one, work is queued, and
 /// the lease ends.
@@ -58,4 +58,47 @@ fn work_of_another_stream_that_a_lease_recorded_is_not_cut_off() {
         lease.record_use(&other).unwrap();
         drop(lease);
     });
+}
+
+// I-91
+#[test]
+fn what_is_written_under_a_lease_after_the_copy_is_not_lost() {
+    let rig = host();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("model").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = tenant.allocate_on(&stream, G).unwrap();
+    block.write(0, &[1; 4]).unwrap();
+    let store = HostStore::builder(&rig.device).pinned(4 * G).build();
+    let store = store.unwrap();
+    let write_after_the_copy = |progress: &Progress| {
+        assert_eq!(progress.done, progress.total);
+        let lease = block.lease();
+        let writes = vec![(lease.address(), 4, 7)];
+        let queued = rig
+            .machine
+            .queue_kernel(D0, stream.as_raw(), vec![], writes);
+        queued.unwrap();
+        stream.synchronize().unwrap();
+        true
+    };
+    let blocks = tenant.blocks().on_progress(&write_after_the_copy);
+    let leased = blocks.sleep(Contents::Keep(&store)).unwrap_err();
+    assert!(
+        matches!(leased, SleepError::Leased { blocks: 1, .. }),
+        "{leased}"
+    );
+    assert!(!block.is_asleep());
+    let lease_alone = |_: &Progress| {
+        drop(block.lease());
+        true
+    };
+    // Contents that are not kept cannot be lost.
+    let blocks = tenant.blocks().on_progress(&lease_alone);
+    tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+    blocks.wake().unwrap();
+    let mut seen = [0; 4];
+    block.read(0, &mut seen).unwrap();
+    assert_eq!(seen, [7; 4]);
+    blocks.sleep(Contents::Discard).unwrap();
 }

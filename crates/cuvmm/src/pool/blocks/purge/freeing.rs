@@ -119,7 +119,10 @@ impl State {
     }
 
     pub(in crate::pool) fn take_lease(&mut self, id: SlotId) {
-        self.with_slot(id, |_, slot| slot.leases += 1);
+        self.with_slot(id, |_, slot| {
+            slot.leases += 1;
+            slot.sleep_state.note_lease();
+        });
     }
 
     /// Ends a lease; returns `true` if memory may have become free.

@@ -7,7 +7,7 @@
 //!
 //! No byte is copied here.
 //!
-//! Keeps I-50 and I-51.
+//! Keeps I-50, I-51 and I-91.
 
 mod moving;
 mod wake;
@@ -80,10 +80,10 @@ impl ToSleep {
         self.moving.as_ref().zip(self.saved.as_deref_mut())
     }
 
+    /// Takes the memory out. Its contents are lost if the block sleeps.
     pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.moving
-            .as_ref()
-            .map_or(Ok(()), TransitioningBlock::withdraw)
+        let withdraw = |moving: &TransitioningBlock| moving.withdraw(false);
+        self.moving.as_ref().map_or(Ok(()), withdraw)
     }
 
     pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
@@ -114,8 +114,13 @@ impl ToSleep {
 }
 
 impl TransitioningBlock {
-    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
-        self.lock().withdraw_all(self.place().slot)
+    /// Takes the memory out, of which a copy was made.
+    pub(crate) fn withdraw_copied(&self) -> Result<(), SleepError> {
+        self.withdraw(true)
+    }
+
+    fn withdraw(&self, copied: bool) -> Result<(), SleepError> {
+        self.lock().withdraw_all(self.place().slot, copied)
     }
 }
 
@@ -203,22 +208,23 @@ impl State {
 }
 
 impl Locked<'_> {
-    fn withdraw_all(&mut self, id: SlotId) -> Result<(), SleepError> {
+    fn withdraw_all(&mut self, id: SlotId, copied: bool) -> Result<(), SleepError> {
         let outcome = self.with_slot_out(id, |state, slot| {
-            state.check_unused(slot)?;
+            state.check_unused(slot, copied)?;
             state.unlocked(|| Self::empty_slot(slot))
         });
         outcome.unwrap_or(Ok(()))
     }
 
     /// Checks that no lease lives that was taken since the block was marked, and that no work
-    /// queued under such a lease may use the memory.
-    fn check_unused(&mut self, slot: &mut Slot) -> Result<(), SleepError> {
+    /// queued under such a lease may use the memory. If a copy of it was made, checks that no such
+    /// lease was taken: what its holder has written may not be in the copy.
+    fn check_unused(&mut self, slot: &mut Slot, copied: bool) -> Result<(), SleepError> {
         let mut tally = Tally::default();
         tally.add(slot);
         let Tally { blocks, bytes } = tally;
         // The operation that moves the block has one lease.
-        if slot.leases > 1 {
+        if slot.leases > 1 || (copied && slot.sleep_state.was_leased()) {
             return Err(SleepError::Leased { blocks, bytes });
         }
         match self.gate.poll(&mut slot.fence)? {

@@ -15,6 +15,8 @@ pub(in crate::pool) enum SleepState {
         owed: u64,
         /// Covers work that may still be filling placed memory.
         filling: Fence,
+        /// A lease was taken: its holder may have written since the contents were copied.
+        leased: bool,
     },
     Asleep {
         /// The contents, if they were kept.
@@ -29,6 +31,7 @@ impl SleepState {
             aside: TakenOut::default(),
             owed,
             filling: Fence::complete(),
+            leased: false,
         }
     }
 
@@ -42,6 +45,18 @@ impl SleepState {
             Self::Moving { owed, .. } => *owed,
             _ => 0,
         }
+    }
+
+    /// Notes that a lease was taken.
+    pub(in crate::pool) const fn note_lease(&mut self) {
+        if let Self::Moving { leased, .. } = self {
+            *leased = true;
+        }
+    }
+
+    /// Returns `true` if a lease was taken since the block began to move.
+    pub(in crate::pool) const fn was_leased(&self) -> bool {
+        matches!(self, Self::Moving { leased: true, .. })
     }
 
     /// Returns the bytes charged for the block and not in its slot.

@@ -56,6 +56,10 @@ fn a_forked_child_owns_nothing() {
         });
         right &= matches!(lent.commit(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
         right &= matches!(lent.purge(), Err(cause) if forked(&cause));
+        for region in [&mut lent, &mut region] {
+            right &=
+                matches!(region.compact(&stream), Err(MemoryError::Call(cause)) if forked(&cause));
+        }
         right &= lent.decommit(G..2 * G).is_ok() && lent.held() == 2 * G;
         // There is no work to wait for, but the pages are not the child's.
         right &= matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(cause))) if forked(&cause));

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::common::books::{balanced, books, figures};
 use crate::common::executor::Task;
@@ -12,7 +13,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::BlockError;
-use cuvmm::{Block, Growth, Mapper, Stream};
+use cuvmm::{Block, Contents, Growth, HostStore, Mapper, Stream};
 
 fn fill<B: Backing + 'static>(_: &Rig<B>, block: &Block, from: u64, seed: u64)
 where
@@ -215,6 +216,122 @@ on_both! {
             outcome.into_iter().for_each(|it| it.unwrap());
         });
         books(rig, &pool);
+    }
+
+    fn a_block_in_the_place_of_a_movable_one_that_went_meanwhile_stays(rig) {
+        let pool = limited(rig, 20).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
+        let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());
+        let stream = Stream::new(&rig.device).unwrap();
+        let make = |granules| {
+            let of = tenant.block(8 * G).home_stream(&stream).movable(true);
+            let mut block = of.try_allocate().unwrap();
+            block.shrink_to(granules * G).unwrap();
+            block
+        };
+        let (_first, second) = (make(1), make(2));
+        let place = second.address();
+        let plain = Arc::new(Mutex::new(None));
+        let comes = Arc::clone(&plain);
+        let once = Mutex::new(Some((tenant.clone(), stream.clone(), second)));
+        rig.faults.watch(Some(Arc::new(move |call| {
+            let due = (call == Call::MemcpyDtoDAsync).then(|| once.lock().unwrap().take());
+            let Some((tenant, stream, second)) = due.flatten() else {
+                return;
+            };
+            let replaced = std::thread::spawn(move || {
+                drop(second);
+                let mut plain = tenant.block(8 * G).home_stream(&stream).try_allocate().unwrap();
+                plain.shrink_to(2 * G).unwrap();
+                plain
+            });
+            *comes.lock().unwrap() = Some(replaced.join().unwrap());
+        })));
+        // Eight granules lack, of which the first cut gives seven.
+        let refused = other.try_allocate(12 * G);
+        rig.faults.watch(None);
+        let plain = plain.lock().unwrap().take().unwrap();
+        assert_eq!(plain.address(), place);
+        assert_eq!(plain.extents().len(), 1, "its owner did not agree to a cut");
+        assert!(refused.is_err());
+        drop(plain);
+        other.try_allocate(12 * G).unwrap();
+        balanced(rig, &pool);
+    }
+
+    fn blocks_sleep_go_and_fork_between_the_steps_of_a_compaction(rig) {
+        let pool = limited(rig, 96).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
+        for act in 0..4 {
+            let mut blocks: Vec<Block> = (1..6).map(|seed| {
+                let of = tenant.block(8 * G).capacity(16 * G).home_stream(&stream);
+                let mut block = of.try_allocate().unwrap();
+                fill(rig, &block, 0, seed);
+                block.shrink_to(seed * G).unwrap();
+                block
+            }).collect();
+            stream.synchronize().unwrap();
+            let mut range = tenant.block(2 * G).capacity(8 * G).home_stream(&stream).try_allocate().unwrap();
+            range.shrink_to(0).unwrap();
+            let mut made = Vec::new();
+            let done = pool.compact(|so_far| {
+                if so_far.steps != 2 {
+                    return true;
+                }
+                match act {
+                    0 => drop(tenant.blocks().sleep(Contents::Keep(&store)).unwrap()),
+                    1 => drop(tenant.blocks().sleep(Contents::Keep(&store)).and_then(|_| tenant.blocks().wake()).unwrap()),
+                    2 => drop(blocks.split_off(3)),
+                    _ => made = blocks[4].try_fork(5 * G, 5 * G).into_iter().collect(),
+                }
+                true
+            });
+            let done = done.unwrap();
+            assert!(!done.stopped && done.in_use == 0, "{act}: {done:?}");
+            tenant.blocks().wake().unwrap();
+            for (seed, block) in (1..).zip(&blocks) {
+                shows(rig, block, seed);
+            }
+            for fork in &made {
+                shows(rig, fork, 5);
+            }
+            assert!(range.extents().is_empty());
+            balanced(rig, &pool);
+            drop((blocks, range, made));
+            pool.trim(0).unwrap();
+            assert_eq!(books(rig, &pool).committed, 0);
+        }
+    }
+
+    fn a_compaction_while_blocks_fall_asleep_leaves_them_alone(rig) {
+        let pool = limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
+        let make = |tag: &'static str, seed| {
+            let of = tenant.block(8 * G).home_stream(&stream).tag(tag);
+            let mut block = of.try_allocate().unwrap();
+            fill(rig, &block, 0, seed);
+            block.shrink_to(3 * G).unwrap();
+            block
+        };
+        let (still, other) = (make("still", 1), make("moving", 2));
+        stream.synchronize().unwrap();
+        let compact = |_: &cuvmm::sleep::Progress| {
+            let done = pool.compact(|_| true).unwrap();
+            assert!(done.copied <= 3 * G, "the one that is not moving, once");
+            true
+        };
+        let moving = tenant.blocks().tag("moving").on_progress(&compact);
+        let slept = moving.sleep(Contents::Keep(&store)).unwrap();
+        assert_eq!((slept.blocks, slept.kept), (1, 3 * G));
+        assert_eq!(still.extents().iter().map(|it| it.size).sum::<u64>(), 3 * G);
+        balanced(rig, &pool);
+        moving.wake().unwrap();
+        shows(rig, &still, 1);
+        shows(rig, &other, 2);
+        balanced(rig, &pool);
     }
 
     fn a_future_is_woken_by_a_compaction(rig) {

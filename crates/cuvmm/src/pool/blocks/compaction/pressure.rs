@@ -10,7 +10,7 @@
 use super::{Compaction, Moved, Run};
 use crate::error::BlockError;
 use crate::pool::accounts::{TenantId, Terms};
-use crate::pool::blocks::slots::SlotId;
+use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::Locked;
 use crate::pool::state::State;
 
@@ -36,7 +36,11 @@ impl Locked<'_> {
             if !self.may_take_from(id, slot) {
                 continue;
             }
-            let cut = self.with_slot_out(slot, |state, slot| state.cut(slot, &mut report));
+            let cut = self.with_slot_out(slot, |state, slot| match may_be_cut(slot) {
+                true => state.cut(slot, &mut report),
+                // Another block may have come there while the last one was cut.
+                false => Ok(Moved::InUse),
+            });
             match cut {
                 None | Some(Ok(Moved::Copied(_))) => {}
                 Some(Ok(_)) => log!(debug, "a movable block stays as it is for now"),
@@ -48,6 +52,12 @@ impl Locked<'_> {
         }
         report.given_back > 0
     }
+}
+
+/// Returns `true` if there is a movable block that is awake and has no lease.
+fn may_be_cut(slot: &Slot) -> bool {
+    let movable = slot.block.as_ref().is_some_and(|block| block.movable);
+    movable && slot.is_free() && slot.sleep_state.is_awake()
 }
 
 impl State {
@@ -65,10 +75,7 @@ impl State {
             let registered = terms.is_some_and(Terms::is_registered);
             let rank = (other != id, registered, terms.map_or(0, Terms::priority));
             for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
-                let movable = slot.block.as_ref().is_some_and(|block| block.movable);
-                if movable
-                    && slot.is_free()
-                    && slot.sleep_state.is_awake()
+                if may_be_cut(slot)
                     && let Some(run) = Run::cut(slot)
                 {
                     found.push((rank, run.size, slot.id));

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -88,6 +89,8 @@ fn free(device: &Device, base: *mut u8, size: u64) {
 /// Unregisters pages (`cuMemHostUnregister`) and unmaps them. If the driver refuses, they stay:
 /// devices could still reach them.
 fn unregister(device: &Device, pages: Pages, size: u64) {
+    // A panic of the driver does not unmap them either.
+    let pages = ManuallyDrop::new(pages);
     let base = pages.base().as_ptr();
     let unregistered = device.relaxed(|| {
         // SAFETY: as in `free`.
@@ -96,11 +99,8 @@ fn unregister(device: &Device, pages: Pages, size: u64) {
         })
     });
     match unregistered.and_then(|unregistered| unregistered) {
-        Ok(()) => drop(pages),
-        Err(error) => {
-            std::mem::forget(pages);
-            device.report_drop("registered host memory", size, error);
-        }
+        Ok(()) => drop(ManuallyDrop::into_inner(pages)),
+        Err(error) => device.report_drop("registered host memory", size, error),
     }
 }
 

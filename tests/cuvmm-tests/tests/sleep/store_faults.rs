@@ -162,6 +162,22 @@ fn a_panic_of_the_driver_frees_no_memory_that_a_copy_may_use() {
 }
 
 #[test]
+fn memory_whose_end_panics_stays_mapped() {
+    let rig = host();
+    let store = HostStore::builder(&rig.device).limit(16 * G).build();
+    let store = store.unwrap();
+    store.reserve(2 * G).unwrap();
+    panic_in(&rig, Call::MemHostUnregister, 1);
+    let given = catch_unwind(AssertUnwindSafe(|| store.shrink_to(0)));
+    rig.faults.watch(None);
+    assert!(given.is_err());
+    assert_eq!((store.capacity(), rig.machine.live().registered), (0, 1));
+    // No later memory is where the driver still has that.
+    store.reserve(16 * G).unwrap();
+    assert_eq!(rig.machine.live().registered, 2);
+}
+
+#[test]
 fn others_use_what_is_free_while_memory_is_taken_in_advance() {
     let rig = model();
     let pool = pool(&rig, 16);

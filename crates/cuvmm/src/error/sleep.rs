@@ -14,7 +14,8 @@ use crate::display::Bytes;
 pub enum SleepError {
     /// An argument cannot be used: a store of another device than the pool's.
     Argument(#[from] ArgumentError),
-    /// Leases on some of the blocks live.
+    /// Leases on some of the blocks live, or one was taken while contents were copied and may have
+    /// ended since: sleep again when none is taken.
     #[error("{blocks} blocks ({}) are leased: drop the leases", Bytes(*.bytes))]
     Leased {
         /// The number of blocks.

@@ -372,19 +372,6 @@ on_both! {
         drop(block);
     }
 
-    fn who_has_dropped_the_last_handle_has_left(rig) {
-        let dir = directory();
-        let one = process(&rig.device, &dir, 64, "one");
-        for turn in 0..100 {
-            let Process { ledger, pool } = process(&rig.device, &dir, 64, "other");
-            match turn % 2 {
-                0 => drop((pool, ledger)),
-                _ => drop((ledger, pool)),
-            }
-            assert_eq!(one.ledger.stats().processes.len(), 1, "{turn}");
-        }
-    }
-
     fn a_compaction_gets_memory_for_its_copies(rig) {
         let dir = directory();
         let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G).open().unwrap();

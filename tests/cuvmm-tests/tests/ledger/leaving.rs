@@ -38,6 +38,20 @@ where
 }
 
 on_both! {
+    // The last handle leaves, or the ledger's thread right after it if that looks after a pool then.
+    fn who_has_dropped_the_last_handle_leaves(rig) {
+        let dir = directory();
+        let (keeps, _pool) = process(rig, &dir, "keeps");
+        for turn in 0..100 {
+            let (ledger, pool) = process(rig, &dir, "goes");
+            match turn % 2 {
+                0 => drop((pool, ledger)),
+                _ => drop((ledger, pool)),
+            }
+            until("the slot is free", || keeps.stats().processes.len() == 1);
+        }
+    }
+
     fn handles_are_dropped_by_several_threads_at_once(rig) {
         let dir = directory();
         let (keeps, pool_of_keeps) = process(rig, &dir, "keeps");

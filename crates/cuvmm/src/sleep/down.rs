@@ -78,8 +78,8 @@ fn copy_out(
             }
             copies.aside(|| go_on(blocks, copied.bytes, copied.total))
         })?;
-        // Blocks of zero bytes, which may have idle memory, count as copied.
-        // No refusal of host memory finds a block emptied: from here on none is taken.
+        // No refusal of host memory finds a block emptied: from here on none is taken. Blocks of zero
+        // bytes, which may have idle memory, count as copied.
         copied.withdraw()?;
         while let Some(done) = copies.next_done() {
             if let Some(block) = copied.count(copies, done)? {

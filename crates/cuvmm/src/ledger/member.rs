@@ -103,6 +103,12 @@ impl Account {
         self.waiting.iter().map(|&(place, _)| place).min()
     }
 
+    /// Returns the bytes that all waiting requests lack.
+    pub(super) fn lacking(&self) -> u64 {
+        let lacking = self.waiting.iter().map(|&(_, bytes)| bytes);
+        lacking.fold(0, u64::saturating_add)
+    }
+
     pub(super) fn needed(&self) -> u64 {
         self.used.saturating_add(self.lent.bytes())
     }
@@ -209,6 +215,9 @@ impl Member {
         let granted = most.saturating_sub(needed).min(bytes.max(least));
         account.used = account.used.saturating_add(granted);
         account.grants = account.grants.wrapping_add(1);
+        if let Some(place) = place {
+            self.show_granted(&mut account, place, granted);
+        }
         Ok(granted)
     }
 

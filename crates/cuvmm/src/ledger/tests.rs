@@ -20,6 +20,7 @@ use super::member::Member;
 use super::probe::{self, Probe};
 use super::proc::Life;
 use super::seen::Seen;
+use super::turns::Unmet;
 use super::waiting::Waiting;
 use super::{clock, crash, dead};
 use crate::device::WeakDevice;
@@ -985,6 +986,28 @@ fn a_request_that_goes_on_waiting_is_no_reason_to_hurry() {
     assert_eq!(keeper.pass(&one), first);
     probe::set(None);
     one.give(100 * G);
+}
+
+/// A request waits until its memory is mapped. Meanwhile hooks of other processes would be called for
+/// memory that it has.
+#[test]
+fn a_request_that_was_granted_its_memory_lacks_it_no_more() {
+    let (_dir, [one, other]) = members(100 * G);
+    new(&one, 100).unwrap();
+    let mut first = wait(&other, 20 * G);
+    let _second = wait(&other, 5 * G);
+    let need = || Unmet::of(&one).need;
+    assert_eq!(need(), 25);
+    one.give(30 * G);
+    assert_eq!(need(), 0);
+    let place = Some(first.place());
+    other.grant(20 * G, 0, Purpose::New, place).unwrap();
+    assert_eq!((need(), other.slot().want.load()), (0, 5));
+    // The attempt fails later and gives it back.
+    other.give(20 * G);
+    first.renew(40 * G);
+    assert_eq!((need(), other.slot().want.load()), (15, 45));
+    one.give(70 * G);
 }
 
 /// Processes are woken in the rounds in which they have something new to do, and the waiting

@@ -22,6 +22,13 @@ impl Unmet {
     pub(super) fn of(member: &Member) -> Self {
         let layout = member.file().layout();
         let own = member.oldest_ticket().unwrap_or(u64::MAX);
+        // Before the requests: a request that is charged meanwhile then lacks too little here, never
+        // too much.
+        let charged = layout
+            .charges
+            .iter()
+            .map(|it| Count::of(it.load()).charged());
+        let charged: u64 = charged.sum();
         let mut unmet = Self::default();
         let mut seen = member.seen();
         for (index, slot) in layout.slots.iter().enumerate() {
@@ -42,11 +49,7 @@ impl Unmet {
                 unmet.oldest = Some(unmet.oldest.map_or(found, |oldest| oldest.min(found)));
             }
         }
-        let charged = layout
-            .charges
-            .iter()
-            .map(|it| Count::of(it.load()).charged());
-        let left = member.limit_now().saturating_sub(charged.sum());
+        let left = member.limit_now().saturating_sub(charged);
         unmet.need = unmet.need.saturating_sub(left);
         unmet
     }

@@ -103,6 +103,13 @@ impl Account {
         self.waiting.iter().map(|&(place, _)| place).min()
     }
 
+    fn note_granted(&mut self, place: InLine, granted: u64) {
+        let mut waiting = self.waiting.iter_mut();
+        if let Some((_, lacking)) = waiting.find(|(waits, _)| *waits == place) {
+            *lacking = lacking.saturating_sub(granted);
+        }
+    }
+
     /// Returns the bytes that all waiting requests lack.
     pub(super) fn lacking(&self) -> u64 {
         let lacking = self.waiting.iter().map(|&(_, bytes)| bytes);
@@ -216,7 +223,10 @@ impl Member {
         account.used = account.used.saturating_add(granted);
         account.grants = account.grants.wrapping_add(1);
         if let Some(place) = place {
-            self.show_granted(&mut account, place, granted);
+            // The request counts as waiting until its memory is mapped: other processes would call
+            // their hooks for it once more.
+            account.note_granted(place, granted);
+            self.slot().want.publish(self.granules(account.lacking()));
         }
         Ok(granted)
     }

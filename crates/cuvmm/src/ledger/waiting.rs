@@ -189,16 +189,6 @@ impl Member {
         }
     }
 
-    /// Shows that a request lacks less by the bytes granted to it. It counts as waiting until its
-    /// memory is mapped, and other processes would call their hooks for it once more.
-    pub(super) fn show_granted(&self, account: &mut Account, place: InLine, granted: u64) {
-        let mut waiting = account.waiting.iter_mut();
-        if let Some((_, lacking)) = waiting.find(|(waits, _)| *waits == place) {
-            *lacking = lacking.saturating_sub(granted);
-            self.slot().want.publish(self.granules(account.lacking()));
-        }
-    }
-
     fn publish(&self, account: &mut Account, now: Instant) {
         let slot = self.slot();
         self.find_stall(account);

@@ -14,6 +14,7 @@ pub(super) struct Ledger {
     pub(super) handles: Vec<PhysicalHandle>,
     pub(super) plain: Vec<DeviceAddress>,
     pub(super) pinned: Vec<usize>,
+    pub(super) registered: Vec<usize>,
     pub(super) pools: Vec<MemPoolHandle>,
     /// The current memory pool of the device was set.
     pub(super) changed_pool: bool,

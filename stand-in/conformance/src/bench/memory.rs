@@ -4,7 +4,8 @@
 //! forbids, and to see what the driver returns. The reasons why this does no harm:
 //!
 //! - the methods are private to this crate, and the cases are their only callers;
-//! - a case works on memory that it made itself, and holds no reference into it;
+//! - a case works on memory that it made itself, and holds no reference into it; memory that it
+//!   registers is never freed;
 //! - it runs no device work other than the calls that its bench counts, and waits for that work;
 //! - a case that may leave its process or context unusable is `Isolated`, and the safe interface of
 //!   this crate runs it in a separate process.
@@ -166,6 +167,23 @@ impl Bench {
         Ok(())
     }
 
+    /// Registers memory of the program.
+    pub(crate) fn register(&mut self, memory: usize, size: u64) -> Result<(), DriverError> {
+        let raw = std::ptr::with_exposed_provenance_mut(memory);
+        // SAFETY: see the top of this file.
+        unsafe { self.driver.host_register(self.device, raw, size, 0) }?;
+        self.ledger.registered.push(memory);
+        Ok(())
+    }
+
+    pub(crate) fn unregister(&mut self, memory: usize) -> Result<(), DriverError> {
+        let raw = std::ptr::with_exposed_provenance_mut(memory);
+        // SAFETY: see the top of this file.
+        unsafe { self.driver.host_unregister(self.device, raw) }?;
+        strike(&mut self.ledger.registered, &memory);
+        Ok(())
+    }
+
     /// Reads a byte with the CPU, after waiting for the device. Returns `None` on a driver without
     /// memory.
     pub(crate) fn cpu_reads(&self, address: u64) -> Result<Option<u8>, DriverError> {
@@ -211,6 +229,9 @@ impl Bench {
         }
         for pointer in std::mem::take(&mut self.ledger.pinned) {
             note(&mut troubles, self.free_pinned(pointer));
+        }
+        for memory in std::mem::take(&mut self.ledger.registered) {
+            note(&mut troubles, self.unregister(memory));
         }
         self.give_back_pools(&mut troubles);
         troubles

@@ -35,6 +35,24 @@ impl Bench {
         self.synchronize(stream).and(queued)
     }
 
+    /// Queues a copy of `size` bytes of pages that are never freed to the device, and waits for the
+    /// stream.
+    pub(crate) fn write_pages_async(
+        &self,
+        address: DeviceAddress,
+        pages: usize,
+        size: u64,
+        stream: StreamHandle,
+    ) -> Result<(), DriverError> {
+        let from = std::ptr::with_exposed_provenance(pages);
+        // SAFETY: see `memory`; the pages are never freed.
+        let queued = unsafe {
+            self.driver
+                .copy_to_device_async(self.device, address, from, size, stream)
+        };
+        self.synchronize(stream).and(queued)
+    }
+
     /// Queues a copy of four bytes to the host and waits for the stream.
     pub(crate) fn read_async(
         &self,

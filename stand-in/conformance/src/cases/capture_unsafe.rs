@@ -5,6 +5,7 @@ use cuvmm_driver::{CaptureMode, DriverError, EventHandle, GraphHandle, StreamHan
 
 use super::capture::{during, on_thread, recorded, relaxed};
 use super::capture_always::in_each_mode;
+use super::host_memory::pages;
 use crate::{Answered, Bench, Case, Rule};
 
 /// The objects that the calls name. None of them has to do with the capture.
@@ -14,6 +15,8 @@ struct Named {
     event: EventHandle,
     graph: GraphHandle,
     pinned: usize,
+    registered: usize,
+    unregistered: usize,
 }
 
 /// A call, and a way to make it.
@@ -22,6 +25,8 @@ type Way = fn(&mut Bench, Named, Ask) -> Result<(), DriverError>;
 
 const HOST_ALLOC: Ask = |b, _| b.pinned(4096, 0).map(drop);
 const HOST_FREE: Ask = |b, named| b.free_pinned(named.pinned);
+const HOST_REGISTER: Ask = |b, named| b.register(named.unregistered, 4096);
+const HOST_UNREGISTER: Ask = |b, named| b.unregister(named.registered);
 const INSTANTIATE: Ask = |b, named| b.instantiate(named.graph).map(drop);
 const EVENT_QUERY: Ask = |b, named| b.event_is_done(named.event).map(drop);
 const STREAM_QUERY: Ask = |b, named| b.stream_is_done(named.stream).map(drop);
@@ -51,6 +56,24 @@ pub(super) const CASES: &[Case] = in_each_mode!(
     "unsafe_host_free_other_thread",
     "Free pinned memory on another thread",
     |b, mode| asked(b, mode, HOST_FREE, ELSEWHERE),
+    "unsafe_host_register",
+    "Register host memory",
+    |b, mode| asked(b, mode, HOST_REGISTER, USUAL),
+    "unsafe_host_register_relaxed_thread",
+    "Register host memory, this thread in relaxed mode",
+    |b, mode| asked(b, mode, HOST_REGISTER, RELAXED),
+    "unsafe_host_register_other_thread",
+    "Register host memory on another thread",
+    |b, mode| asked(b, mode, HOST_REGISTER, ELSEWHERE),
+    "unsafe_host_unregister",
+    "Unregister host memory",
+    |b, mode| asked(b, mode, HOST_UNREGISTER, USUAL),
+    "unsafe_host_unregister_relaxed_thread",
+    "Unregister host memory, this thread in relaxed mode",
+    |b, mode| asked(b, mode, HOST_UNREGISTER, RELAXED),
+    "unsafe_host_unregister_other_thread",
+    "Unregister host memory on another thread",
+    |b, mode| asked(b, mode, HOST_UNREGISTER, ELSEWHERE),
     "unsafe_instantiate",
     "Instantiate a graph",
     |b, mode| asked(b, mode, INSTANTIATE, USUAL),
@@ -94,11 +117,15 @@ fn asked(b: &mut Bench, mode: CaptureMode, ask: Ask, way: Way) -> Answered {
     b.capture_begin(stream, CaptureMode::RELAXED)?;
     let graph = b.capture_end(stream)?;
     let (event, pinned) = (recorded(b)?, b.pinned(4096, 0)?);
+    let (registered, unregistered) = (pages(1), pages(1));
+    b.register(registered, 4096)?;
     let named = Named {
         stream,
         event,
         graph,
         pinned,
+        registered,
+        unregistered,
     };
     during(b, mode, |b, _| way(b, named, ask))
 }

@@ -112,6 +112,49 @@ pub(super) const PINNED: &[Case] = &Rule::new("pinned").cases([
     .needing(&[Need::Memory]),
 ]);
 
+pub(super) const REGISTERED: &[Case] = &Rule::new("registered").cases([
+    Case::new("registered.ok", "Pages of the program.", |b| {
+        let memory = pages(1);
+        let answer = Answer::code(&b.register(memory, 4096));
+        Ok(answer.then("unregister", &b.unregister(memory)))
+    }),
+    Case::new("registered.twice", "Pages that are registered.", |b| {
+        let memory = pages(2);
+        b.register(memory, 8192)?;
+        let answer = Answer::code(&b.register(memory + 4096, 4096));
+        Ok(answer.then("unregister", &b.unregister(memory + 4096)))
+    }),
+    Case::new(
+        "registered.two_side_by_side",
+        "A copy to the device that begins in one registration and ends in the next.",
+        |b| {
+            let memory = pages(2);
+            b.register(memory, 4096)?;
+            b.register(memory + 4096, 4096)?;
+            let (to, stream) = (b.alloc(b.granule())?, b.stream()?);
+            let over = Answer::code(&b.write_pages_async(to, memory, 8192, stream));
+            Ok(over.then("within", &b.write_pages_async(to, memory, 4096, stream)))
+        },
+    ),
+    Case::new(
+        "registered.beyond",
+        "A copy to the device that begins in a registration and ends behind it.",
+        |b| {
+            let memory = pages(2);
+            b.register(memory, 4096)?;
+            let (to, stream) = (b.alloc(b.granule())?, b.stream()?);
+            Ok(Answer::code(&b.write_pages_async(to, memory, 8192, stream)))
+        },
+    ),
+]);
+
+/// Returns the address of pages of ordinary memory that are never freed.
+pub(super) fn pages(count: usize) -> usize {
+    let bytes: &'static mut [u8] = Box::leak(vec![0u8; (count + 1) * 4096].into_boxed_slice());
+    let start = bytes.as_mut_ptr().expose_provenance();
+    start.next_multiple_of(4096)
+}
+
 /// Reserves addresses and creates a physical of two granules at a location on the host.
 fn made(
     b: &mut Bench,

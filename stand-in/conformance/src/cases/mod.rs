@@ -100,6 +100,7 @@ const GROUPS: &[&[Case]] = &[
     managed_capture::CASES,
     host_memory::RULE,
     host_memory::PINNED,
+    host_memory::REGISTERED,
     seams::CASES,
     managed::ALLOC,
     managed::MOVES,

@@ -1,4 +1,7 @@
 //! Pinned and registered host memory.
+//!
+//! `unsafe` is used to unmap memory that is registered.
+#![allow(unsafe_code)]
 
 use super::super::asker::{alignment, written};
 use super::super::library::{at, read, write};
@@ -120,6 +123,48 @@ pub(super) const CASES: &[Case] = &[
         let plain = a.alloc(4096);
         a.say("cuMemHostRegister_v2", &[plain, 4096, 0]);
     }),
+    case("register.side_by_side", |a| {
+        let memory = pages(2);
+        a.need("cuMemHostRegister_v2", &[memory, 4096, 0]);
+        let device = a.alloc(8192);
+        for (part, bytes) in [("within", 4096), ("beyond", 8192)] {
+            a.ask(part, "cuMemcpyHtoDAsync_v2", &[device, memory, bytes, 0]);
+            a.say("cuMemcpyDtoHAsync_v2", &[memory, device, bytes, 0]);
+            a.say("cuStreamSynchronize", &[0]);
+        }
+        a.need("cuMemHostRegister_v2", &[memory + 4096, 4096, 0]);
+        a.ask(
+            "over_two",
+            "cuMemcpyHtoDAsync_v2",
+            &[device, memory, 8192, 0],
+        );
+        a.say("cuMemcpyDtoHAsync_v2", &[memory, device, 8192, 0]);
+        a.say("cuStreamSynchronize", &[0]);
+        a.ask(
+            "over_two_waiting",
+            "cuMemcpyHtoD_v2",
+            &[device, memory, 8192],
+        );
+        a.say("cuMemcpyDtoH_v2", &[memory, device, 8192]);
+    }),
+    case("register.unmapped_first", |a| {
+        let memory = mapped(0);
+        a.need("cuMemHostRegister_v2", &[memory, MAPPED as u64, 0]);
+        unmap(memory);
+        a.ask("unregister", "cuMemHostUnregister", &[memory]);
+        a.ask("unregister_twice", "cuMemHostUnregister", &[memory]);
+        a.part("again");
+        let memory = mapped(0);
+        a.need("cuMemHostRegister_v2", &[memory, MAPPED as u64, 0]);
+        unmap(memory);
+        // Other memory at the address of memory that is still registered.
+        let other = mapped(memory);
+        a.note(other == memory);
+        a.say("cuMemHostRegister_v2", &[other, MAPPED as u64, 0]);
+        a.say("cuMemHostUnregister", &[memory]);
+        a.say("cuMemHostRegister_v2", &[other, MAPPED as u64, 0]);
+        a.say("cuMemHostUnregister", &[other]);
+    }),
     case("register.copy", |a| {
         let memory = pages(1);
         a.need("cuMemHostRegister_v2", &[memory, 4096, 0]);
@@ -133,6 +178,26 @@ pub(super) const CASES: &[Case] = &[
         a.note(read(memory));
     }),
 ];
+
+const MAPPED: usize = 2 << 20;
+
+/// Maps pages, at an address if it is not 0.
+fn mapped(address: u64) -> u64 {
+    let at = std::ptr::with_exposed_provenance_mut(address as usize);
+    let (access, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+    );
+    // SAFETY: the kernel chooses unused addresses; a wish is no replacement.
+    let got = unsafe { libc::mmap(at, MAPPED, access, flags, -1, 0) };
+    got.addr() as u64
+}
+
+fn unmap(address: u64) {
+    let at = std::ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: the pages are this case's own, and nothing refers to them.
+    unsafe { libc::munmap(at, MAPPED) };
+}
 
 /// Returns the address of pages of ordinary memory that are never freed.
 pub(super) fn pages(count: usize) -> u64 {

@@ -98,6 +98,19 @@ class Sleep(unittest.TestCase):
             self.assertTrue(os.path.exists(os.path.join(into, "package", "__init__.py")))
             self.assertEqual(unpacked(into, folder), into)
 
+class HostMemory(unittest.TestCase):
+    def test_percentiles_are_of_what_was_noted(self):
+        percentile = load("host_memory.py").percentile
+        self.assertEqual(percentile([], 0.99), 0.0)
+        self.assertEqual(percentile([3.0, 1.0, 2.0], 0.99), 3.0)
+        self.assertEqual(percentile([float(it) for it in range(200)], 0.5), 100.0)
+
+    def test_each_step_is_a_row(self):
+        host = load("host_memory.py")
+        row = {"step": "wake", "ms": 1.25, "launches": 7, "p99_ms": 0.123, "longest_ms": 4.0}
+        lines = host.table([row]).splitlines()
+        self.assertEqual(lines[2:], ["| wake | 1.2 | 7 | 0.12 | 4.0 |"])
+        self.assertEqual((host.options_of([]).gib, host.options_of([]).pages), (8, "huge"))
 
 if __name__ == "__main__":
     unittest.main()

@@ -8,5 +8,6 @@ mod basics;
 mod faults;
 mod figures;
 mod leases;
+mod processes;
 mod store_faults;
 mod stores;

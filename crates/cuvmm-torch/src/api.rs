@@ -304,7 +304,8 @@ pub unsafe extern "C" fn cuvmm_tag_enter(name: *const c_char) -> c_int {
     })
 }
 
-/// Enters a tag on the calling thread, until [`cuvmm_tag_end`] of the token that it writes.
+/// Enters a tag on the calling thread, until [`cuvmm_tag_end`] of the token that it writes. An empty
+/// name stands for no tag: until it ends, the thread's allocations are as they are outside of tags.
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte. `token` is null or valid for writing.
@@ -400,13 +401,7 @@ pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int 
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        let keep = match keep {
-            0 => None,
-            1 => Some(Host::Keep),
-            2 => Some(Host::Release),
-            _ => return Err(Error::Keep(keep)),
-        };
-        tags::sleep(tags, keep)
+        tags::sleep(tags, Host::of(keep)?)
     })
 }
 

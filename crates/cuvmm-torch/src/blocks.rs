@@ -116,6 +116,18 @@ impl Blocks {
         ours.map(|(block, _)| block.size())
     }
 
+    /// Returns the block at an address, the address' offset in it, and the block's tag.
+    pub(crate) fn holding(&self, address: usize) -> Option<(&Block, u64, usize)> {
+        let whole = self.whole.values().map(|(block, tag)| (block, *tag));
+        let shared = self.shared.values();
+        let mut all = whole.chain(shared.map(|shared| (&shared.block, shared.tag)));
+        let address = address as u64;
+        all.find_map(|(block, tag)| {
+            let offset = address.checked_sub(block.address().0)?;
+            (offset < block.size()).then_some((block, offset, tag))
+        })
+    }
+
     /// Returns the address, the size and the tag of each allocation.
     pub(crate) fn allocations(&self) -> impl Iterator<Item = (usize, u64, usize)> {
         let whole = self.whole.iter();

@@ -83,13 +83,14 @@ fn entered<T>(act: impl FnOnce(&mut Vec<Entered>) -> T) -> Option<T> {
     acted.ok()
 }
 
-/// Returns `true` if this thread is under a tag that has not ended.
+/// Returns `true` if this thread's allocations are under a tag that has not ended.
 #[inline]
 pub(crate) fn is_entered() -> bool {
-    DEPTH.get() > 0 && entered(|all| !all.is_empty()).unwrap_or(false)
+    DEPTH.get() > 0 && innermost().is_some()
 }
 
-/// Returns this thread's innermost tag that has not ended.
+/// Returns this thread's innermost tag that has not ended. An empty name stands for no tag.
 pub(crate) fn innermost() -> Option<String> {
-    entered(|all| all.last().map(|it| it.name.clone())).flatten()
+    let last = entered(|all| all.last().map(|it| it.name.clone())).flatten();
+    last.filter(|name| !name.is_empty())
 }

@@ -6,8 +6,9 @@
 //! memory is reused, and sleeping memory unmapped, only when all work of the device is complete.
 
 pub(crate) mod host;
+pub(crate) mod kept;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -55,6 +56,21 @@ pub(crate) enum Host {
     Keep,
     /// It goes back to the system.
     Release,
+}
+
+impl Host {
+    /// Returns the use that C names by 1 or 2, or `None` for 0: the contents are lost.
+    ///
+    /// # Errors
+    /// Another number.
+    pub(crate) fn of(keep: i32) -> Result<Option<Self>, Error> {
+        match keep {
+            0 => Ok(None),
+            1 => Ok(Some(Self::Keep)),
+            2 => Ok(Some(Self::Release)),
+            _ => Err(Error::Keep(keep)),
+        }
+    }
 }
 
 struct State {
@@ -302,16 +318,35 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// map its memory again.
 pub(crate) fn sleep(json: &str, keep: Option<Host>) -> Result<(), Error> {
     fork::check()?;
-    let names = names(json)?;
+    sleep_as(names(json)?.as_deref(), |_| keep)
+}
+
+/// Puts tags to sleep, each as its value says, as `cuvmm_sleep_each` describes.
+///
+/// # Errors
+/// A value that is no `keep`, and the errors of [`sleep`].
+pub(crate) fn sleep_each(json: &str) -> Result<(), Error> {
+    fork::check()?;
+    let each: BTreeMap<String, i32> = serde_json::from_str(json)?;
+    let each = each
+        .into_iter()
+        .map(|(name, keep)| Ok((name, Host::of(keep)?)));
+    let each = each.collect::<Result<BTreeMap<_, _>, Error>>()?;
+    let names: Vec<String> = each.keys().cloned().collect();
+    sleep_as(Some(&names), |name| each.get(name).copied().flatten())
+}
+
+fn sleep_as(names: Option<&[String]>, keep: impl Fn(&str) -> Option<Host>) -> Result<(), Error> {
     // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
     // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
-    let chosen = chosen(names.as_deref(), false)?;
+    let chosen = chosen(names, false)?;
     let moving = Moving::begin(&chosen);
     let mut prepared = Vec::new();
     for &index in &chosen {
-        match prepare_sleep(index, keep) {
+        let name = lock().tags[index].name.clone();
+        match prepare_sleep(index, keep(&name)) {
             Ok(one) => prepared.push(one),
             Err(error) => {
                 let failed = prepared.len();

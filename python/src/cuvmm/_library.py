@@ -53,6 +53,8 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_stream_end": (_int, [_pointer, _int]),
     "cuvmm_asleep": (_size, [_text, _size]),
     "cuvmm_sleep": (_int, [_text, _int]),
+    "cuvmm_sleep_each": (_int, [_text]),
+    "cuvmm_read_kept": (_int, [_pointer, _size, _pointer]),
     "cuvmm_wake": (_int, [_text]),
     "cuvmm_host_prepare": (_int, [_text]),
     "cuvmm_host_release": (_int, [_text, _result]),

@@ -156,6 +156,10 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
             matches!(exported, Err(MemoryError::Call(error)) if forked(&error))
         },
         |it| !it.asleep.is_asleep(),
+        |it| {
+            let read = it.asleep.read_kept(0, &mut [0]);
+            matches!(read, Err(SleepError::Memory(MemoryError::Call(error))) if forked(&error))
+        },
         |it| matches!(it.tenant.headroom(), Err(error) if forked(&error)),
         |it| it.tenant.stats().committed == 0 && it.tenant.stats().blocks == 0,
         |it| {

@@ -5,14 +5,15 @@ use std::io;
 use super::{ArgumentError, BlockError, MemoryError};
 use crate::display::Bytes;
 
-/// An error of putting blocks to sleep or waking them. All blocks are unchanged, unless it is
+/// An error of putting blocks to sleep, reading them there, or waking them. All blocks are unchanged, unless it is
 /// [`Stayed`](Self::Stayed); also after a sleep that was cancelled, or whose watcher panicked, if
 /// at most one driver call failed while the memory was put back.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// An argument cannot be used: a store of another device than the pool's.
+    /// An argument cannot be used: a store of another device than the pool's, or a range that exceeds
+    /// the block.
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live, or one was taken while contents were copied and may have
     /// ended since: sleep again when none is taken.
@@ -32,12 +33,25 @@ pub enum SleepError {
         bytes: u64,
     },
     /// GPU work that may use some of the blocks is not complete, or another thread is putting them
-    /// to sleep or waking them.
+    /// to sleep, waking them or reading their kept contents.
     #[error("{blocks} blocks ({}) are in use: wait for their work", Bytes(*.bytes))]
     Busy {
         /// The number of blocks.
         blocks: u64,
         /// Their size in bytes.
+        bytes: u64,
+    },
+    /// The block whose kept contents were to be [read](crate::Block::read_kept) is awake.
+    #[error("the block ({}) is awake: read its memory", Bytes(*.bytes))]
+    Awake {
+        /// The size of the block in bytes.
+        bytes: u64,
+    },
+    /// The contents that were to be [read](crate::Block::read_kept) were discarded when the block fell
+    /// asleep.
+    #[error("the contents of the block ({}) were discarded when it fell asleep", Bytes(*.bytes))]
+    NotKept {
+        /// The size of the block in bytes.
         bytes: u64,
     },
     /// The store has not enough free space for the contents.

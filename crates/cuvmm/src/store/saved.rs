@@ -50,6 +50,24 @@ impl Saved {
         }
     }
 
+    /// Copies bytes at an offset of the block. Returns `false` if some of them are not saved.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> bool {
+        let end = offset.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return false;
+        }
+        let mut skipped = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut left = bytes;
+        for part in &self.parts {
+            let found = part.bytes().get(skipped..).unwrap_or_default();
+            skipped = skipped.saturating_sub(part.size());
+            let (to, rest) = left.split_at_mut(found.len().min(left.len()));
+            to.copy_from_slice(found.get(..to.len()).unwrap_or_default());
+            left = rest;
+        }
+        left.is_empty()
+    }
+
     /// Returns the streams of copies that may still be running.
     pub(crate) fn unfinished(&mut self) -> &[Stream] {
         self.unfinished.streams()

@@ -64,6 +64,20 @@ def _cuda_changeCurrentAllocator(allocator):
     current = allocator
 
 
+class _Native:
+    """PyTorch's own allocator, without its caches."""
+
+    def malloc(self, size, device, stream):
+        address = ctypes.c_uint64()
+        assert ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        return address.value
+
+    def free(self, address, size, device, stream):
+        assert ctypes.CDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(address)) == 0
+
+
+native = _Native()
+
 #: Free memory that PyTorch's own allocator keeps on device 0, and tensors outside of pools.
 native_cache, native_used = [], 0
 #: The function that says how much memory pools have of PyTorch's own allocator.

@@ -68,6 +68,9 @@ class Tensor:
     def stride(self):
         return self.strides
 
+    def is_contiguous(self):
+        return self.strides == dense(self.shape)
+
     def view(self, kind):
         (size,), (step,) = self.shape, self.strides
         assert step == 1 and size * self.dtype.itemsize % kind.itemsize == 0, (size, kind)

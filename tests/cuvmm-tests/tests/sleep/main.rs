@@ -7,6 +7,7 @@ mod common;
 mod basics;
 mod faults;
 mod figures;
+mod kept;
 mod leases;
 mod processes;
 mod store_faults;

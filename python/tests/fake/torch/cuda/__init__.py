@@ -89,7 +89,8 @@ class Tensor:
 
     def __init__(self, size):
         init()
-        self.allocator = memory.entered[0].allocator if memory.entered else _C.current
+        pool = memory.entered[0].allocator if memory.entered else _C.current
+        self.allocator = _C.native if pool is None else pool
         self.size, self.stream, self.device = size, stream, _device
         self.address = self.allocator.malloc(size, _device, stream)
 

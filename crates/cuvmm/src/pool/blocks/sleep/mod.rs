@@ -9,6 +9,7 @@
 //!
 //! Keeps I-50, I-51 and I-91.
 
+mod kept;
 mod moving;
 mod wake;
 

@@ -1,0 +1,46 @@
+//! Reading the kept contents of tags that sleep.
+
+use std::sync::PoisonError;
+
+use cuvmm::SleepError;
+
+use super::{Blocks, MOVING, lock};
+use crate::error::Error;
+use crate::fork;
+
+/// The most bytes that are copied while allocations under tags wait.
+const PIECE: usize = 16 << 20;
+
+/// Copies the contents of memory under a tag that sleeps, as `cuvmm_read_kept` describes. Returns
+/// `false` if the memory is awake, or under no tag. Meanwhile no tag falls asleep or wakes.
+///
+/// # Errors
+/// The contents were discarded, or the range exceeds the allocation.
+pub(crate) fn read(address: usize, bytes: &mut [u8]) -> Result<bool, Error> {
+    fork::check()?;
+    let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut at = address;
+    for piece in bytes.chunks_mut(PIECE) {
+        let state = lock();
+        let holding = state
+            .blocks
+            .as_ref()
+            .and_then(|all| Blocks::holding(all, at));
+        let Some((block, offset, index)) = holding else {
+            return Ok(false);
+        };
+        let tag = &state.tags[index];
+        match block.read_kept(offset, piece) {
+            Ok(()) => at += piece.len(),
+            Err(SleepError::Awake { .. }) => return Ok(false),
+            Err(cause) => {
+                return Err(Error::Sleep {
+                    tag: tag.name.clone(),
+                    device: tag.device,
+                    cause,
+                });
+            }
+        }
+    }
+    Ok(true)
+}

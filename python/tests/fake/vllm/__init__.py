@@ -1,0 +1,1 @@
+"""A stand-in for vLLM: see README.md in the folder above."""

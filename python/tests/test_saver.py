@@ -1,0 +1,438 @@
+"""The drop-in names: `cuvmm.torch.memory_saver` and `cuvmm.torch.vllm`, over stand-ins for PyTorch, vLLM and libcuda."""
+
+import textwrap
+import unittest
+
+from support import needs_stand_in, run
+
+BEGIN = """
+import ctypes
+import torch
+import cuvmm
+import cuvmm.torch
+
+libcuda = ctypes.CDLL("libcuda.so.1")
+libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
+libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+MIB = 1 << 20
+
+def filled(byte, size=4 * MIB):
+    tensor = torch.empty(size)
+    assert libcuda.cuMemsetD8_v2(tensor.address, byte, size) == 0
+    return tensor
+
+def has(tensor, byte):
+    buffer = ctypes.create_string_buffer(tensor.size)
+    code = libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, tensor.size)
+    return code == 0 and buffer.raw == bytes([byte]) * tensor.size
+
+def view(tensor, kind=torch.uint8, strides=None):
+    shape = (tensor.size // kind.itemsize,)
+    return torch.Tensor(tensor.address, shape, kind, torch.device("cuda", 0), tensor, strides)
+
+def pools():
+    return {it["name"]: it["bytes"] for it in cuvmm.stats().all["pools"]}
+
+def refused(kind, call, *texts):
+    try:
+        call()
+    except kind as error:
+        for text in texts:
+            assert text in str(error), (text, str(error))
+    else:
+        raise AssertionError("not refused")
+"""
+SAVER = BEGIN + "from cuvmm.torch.memory_saver import torch_memory_saver as saver\n"
+
+
+def case(code: str, begin: str = SAVER, **variables: str) -> str:
+    return run(begin + textwrap.dedent(code), fakes=True, **variables)
+
+
+def in_both(code: str, **variables: str) -> None:
+    case(code, **variables)
+    case(code, SAVER + "cuvmm.torch.install()\n", **variables)
+
+
+@needs_stand_in
+class MemorySaver(unittest.TestCase):
+    def test_contents_are_kept_or_lost_as_the_region_says(self):
+        in_both(
+            """
+            with saver.region(tag="weights", enable_cpu_backup=True):
+                weights = filled(1)
+                with saver.region("cache"):
+                    cache = filled(2)
+                more = filled(3)
+            assert pools() == {"weights+backup": 8 * MIB, "cache": 4 * MIB}, pools()
+            addresses = weights.address, cache.address
+            for _ in range(2):
+                saver.pause()
+                assert cuvmm.asleep() == {"weights+backup", "cache"}
+                assert not has(weights, 1) and not has(cache, 2)
+                saver.resume()
+                assert not cuvmm.asleep()
+                assert has(weights, 1) and has(more, 3) and not has(cache, 2)
+                assert libcuda.cuMemsetD8_v2(cache.address, 2, cache.size) == 0
+            assert addresses == (weights.address, cache.address)
+            """
+        )
+
+    def test_a_tag_of_which_a_part_is_kept(self):
+        in_both(
+            """
+            with saver.region(enable_cpu_backup=True, cpu_backup_backend="mmap"):
+                kept = filled(1)
+            with saver.region():
+                lost = filled(2)
+            with saver.region(tag="other"):
+                other = filled(3)
+            saver.pause("default")
+            assert cuvmm.asleep() == {"default+backup", "default"}
+            assert has(other, 3)
+            assert saver.get_cpu_backup(view(other)) is None
+            backup = saver.get_cpu_backup(view(kept, torch.int32))
+            assert backup.device.type == "cpu" and backup.dtype is torch.int32
+            assert backup.bytes() == bytes([1]) * (4 * MIB)
+            part = torch.Tensor(kept.address + MIB, (5,), torch.uint8, torch.device("cuda", 0), kept)
+            assert saver.get_cpu_backup(part, zero_copy=True).bytes() == bytes([1]) * 5
+            refused(cuvmm.Error, lambda: saver.get_cpu_backup(view(lost)), '"default"', "discarded")
+            saver.resume(tag="default")
+            assert has(kept, 1) and not has(lost, 2)
+            assert saver.get_cpu_backup(view(kept)) is None
+            strided = view(kept, strides=(2,))
+            refused(ValueError, lambda: saver.get_cpu_backup(strided), "contiguous")
+            refused(ValueError, lambda: saver.get_cpu_backup(torch.empty((4,), torch.uint8)), "cpu")
+            """
+        )
+
+    def test_wrong_orders_are_errors_and_change_nothing(self):
+        in_both(
+            """
+            saver.pause()
+            saver.resume()
+            saver.pause("unknown")
+            saver.resume("unknown")
+            with saver.region("a"):
+                pass
+            saver.pause("a")
+            with saver.region("a"):
+                a = filled(1)
+            with saver.region("b"):
+                b = filled(2)
+            refused(cuvmm.Error, lambda: saver.resume("a"), "'a' is not paused", "pause('a')")
+            refused(cuvmm.Error, saver.resume, "all tags are not paused")
+            saver.pause("a")
+            refused(cuvmm.Error, lambda: saver.pause("a"), "'a' is paused", "resume('a')")
+            refused(cuvmm.Error, lambda: saver.region("a").__enter__(), "asleep")
+            saver.pause()
+            assert cuvmm.asleep() == {"a", "b"}
+            refused(cuvmm.Error, saver.pause, "all tags are paused: call resume() first")
+            saver.resume("b")
+            saver.resume()
+            assert not cuvmm.asleep()
+            """
+        )
+
+    def test_all_tags_pause_or_none(self):
+        in_both(
+            """
+            with saver.region("cache"):
+                cache = filled(1)
+            with saver.region("weights", enable_cpu_backup=True):
+                weights = filled(2)
+            cuvmm.limit_host(2 * MIB)
+            refused(cuvmm.OutOfMemoryError, saver.pause, "cannot keep")
+            assert not cuvmm.asleep() and has(cache, 1) and has(weights, 2)
+            """
+        )
+
+    def test_other_pools_are_left_alone(self):
+        in_both(
+            """
+            with cuvmm.torch.pool("mine"):
+                mine = filled(1)
+            with saver.region("theirs"):
+                theirs = filled(2)
+            saver.pause()
+            assert has(mine, 1) and cuvmm.asleep() == {"theirs"}
+            cuvmm.sleep("mine")
+            saver.resume()
+            assert cuvmm.asleep() == {"mine"}
+            """
+        )
+
+    def test_disable_is_outside_of_every_region(self):
+        in_both(
+            """
+            with saver.region("a", enable_cpu_backup=True):
+                first = filled(1)
+                with saver.disable():
+                    outside = filled(2)
+                    with saver.region("b"):
+                        inner = filled(3)
+                last = filled(4)
+                assert pools() == {"a+backup": 8 * MIB, "b": 4 * MIB}, pools()
+            saver.pause()
+            assert has(outside, 2) and not has(first, 1)
+            saver.resume()
+            assert has(first, 1) and has(last, 4)
+            refused(NotImplementedError, lambda: saver.disable(False).__enter__())
+            with saver.disable():
+                pass
+            assert not torch.cuda.memory.entered
+            """
+        )
+
+    def test_what_is_not_provided_says_so(self):
+        case(
+            """
+            import cuvmm.torch.memory_saver as module
+            refused(NotImplementedError, lambda: saver.set_disk_backup_dir("/tmp"), "enable_cpu_backup")
+            disk = lambda: saver.region(enable_disk_backup=True).__enter__()
+            refused(NotImplementedError, disk, "enable_cpu_backup=True")
+            refused(ValueError, lambda: saver.region(cpu_backup_backend="mmap").__enter__(), "enable_cpu_backup")
+            other = lambda: saver.region(enable_cpu_backup=True, cpu_backup_backend="disk").__enter__()
+            refused(ValueError, other, "'disk'")
+            for mode in ("torch", "preload"):
+                saver.hook_mode = mode
+                assert saver.hook_mode == mode
+            refused(ValueError, lambda: setattr(saver, "hook_mode", "x"), "'x'")
+            refused(ValueError, lambda: setattr(saver, "memory_margin_bytes", -1), "-1")
+            assert saver.enabled and saver._impl is None and saver.retain_cpu_backup is False
+            import os
+            before = dict(os.environ)
+            with module.configure_subprocess():
+                assert dict(os.environ) == before
+            assert not torch.cuda.is_initialized()
+            names = {}
+            exec("from cuvmm.torch.memory_saver import *", names)
+            assert {"torch_memory_saver", "TorchMemorySaver", "configure_subprocess"} <= names.keys()
+            assert names["pause"].__self__ is saver
+            """
+        )
+
+    def test_host_memory_is_retained_or_not(self):
+        in_both(
+            """
+            with saver.region(enable_cpu_backup=True):
+                kept = filled(1)
+            saver.pause()
+            saver.resume()
+            assert cuvmm.stats().all["host"] == 0
+            saver.retain_cpu_backup = True
+            saver.pause()
+            assert cuvmm.stats().all["host"] == 4 * MIB
+            saver.resume()
+            assert cuvmm.stats().all["host"] == 4 * MIB and has(kept, 1)
+            saver.pause()
+            saver.retain_cpu_backup = False
+            saver.resume()
+            assert cuvmm.stats().all["host"] == 0 and has(kept, 1)
+            """
+        )
+        case("assert saver.retain_cpu_backup is True", TMS_RETAIN_CPU_BACKUP="1")
+
+    def test_what_is_made_outside_of_regions(self):
+        in_both(
+            """
+            import threading
+            saver.hook_mode = "preload"
+            weights = filled(1)
+            with saver.region("grads", enable_cpu_backup=False):
+                grads = filled(2)
+            later = filled(3)
+            assert pools() == {"default+backup": 8 * MIB, "grads": 4 * MIB}, pools()
+            saver.pause("grads")
+            saver.pause("default")
+            # Nothing is made in a pool that sleeps.
+            meanwhile = filled(4)
+            with saver.disable():
+                outside = filled(5)
+            assert has(meanwhile, 4) and has(outside, 5)
+            thread = threading.Thread(target=saver.resume)
+            thread.start()
+            thread.join()
+            assert has(weights, 1) and has(later, 3) and not cuvmm.asleep()
+            """,
+            TMS_INIT_ENABLE="1",
+            TMS_INIT_ENABLE_CPU_BACKUP="1",
+        )
+        in_both(
+            """
+            cuvmm.limit_host(2 * MIB)
+            saver._ensure_initialized()
+            weights = filled(1)
+            refused(cuvmm.OutOfMemoryError, saver.pause)
+            after = filled(2)
+            assert pools() == {"default+backup": 8 * MIB}, pools()
+            """,
+            TMS_INIT_ENABLE="true",
+            TMS_INIT_ENABLE_CPU_BACKUP="true",
+        )
+
+    def test_a_margin_is_a_limit(self):
+        in_both(
+            """
+            saver.memory_margin_bytes = 128 * MIB
+            _, limit = cuvmm._library.get().headroom(0)
+            assert abs(limit - 128 * MIB) <= 2 * MIB, limit
+            assert saver.memory_margin_bytes == 128 * MIB
+            saver.memory_margin_bytes = 0
+            _, limit = cuvmm._library.get().headroom(0)
+            assert limit > 128 * MIB, limit
+            refused(ValueError, lambda: setattr(saver, "memory_margin_bytes", 1 << 40), "device 0")
+            assert saver.memory_margin_bytes == 0
+            """
+        )
+
+    def test_graphs_have_a_tag(self):
+        case(
+            """
+            import contextlib, sys, types
+            seen = []
+            @contextlib.contextmanager
+            def graphs(name, *, keep):
+                with cuvmm.torch.pool(name):
+                    yield f"pool of {name}"
+                seen.append((name, keep))
+            sys.modules["cuvmm.torch._graphs"] = types.SimpleNamespace(graphs=graphs)
+            @contextlib.contextmanager
+            def graph(it, pool, stream, capture_error_mode):
+                seen.append((it, pool, stream, capture_error_mode))
+                yield
+            torch.cuda.graph = graph
+            with saver.cuda_graph("g", pool=(0, 7), tag="graph"):
+                first = filled(1)
+            with saver.cuda_graph(cuda_graph="h", pool=(0, 7), stream=5, tag="graph"):
+                second = filled(2)
+            assert seen == [
+                ("g", "pool of graph+graphs (0, 7)", None, "global"), ("graph+graphs (0, 7)", False),
+                ("h", "pool of graph+graphs (0, 7)", 5, "global"), ("graph+graphs (0, 7)", False)], seen
+            with saver.cuda_graph("i", tag="graph", enable_cpu_backup=True):
+                third = filled(3)
+            assert seen[-1][0].startswith("graph+backup+graphs ") and seen[-1][1] is True, seen
+            saver.pause("graph")
+            assert len(cuvmm.asleep()) == 2
+            saver.resume("graph")
+            assert has(third, 3) and not has(first, 1)
+            """
+        )
+
+    def test_devices_pause_together(self):
+        in_both(
+            """
+            with torch.cuda.device(0), saver.region("t", enable_cpu_backup=True):
+                here = filled(1)
+            with torch.cuda.device(1), saver.region("t", enable_cpu_backup=True):
+                there = torch.empty(4 * MIB)
+            saver.pause("t")
+            sleeping = [cuvmm.stats(device).all["pools"][0]["asleep"] for device in (0, 1)]
+            assert sleeping == [True, True], sleeping
+            saver.resume("t")
+            assert has(here, 1)
+            """
+        )
+
+
+VLLM = (
+    BEGIN
+    + """
+import types
+import cuvmm.torch.vllm as integration
+
+def worker(backend="cuvmm", sleeps=True):
+    model = types.SimpleNamespace(sleep_mode_backend=backend, enable_sleep_mode=sleeps)
+    return integration.Worker(types.SimpleNamespace(model_config=model))
+"""
+)
+
+
+@needs_stand_in
+class Vllm(unittest.TestCase):
+    def test_levels_and_tags(self):
+        for begin in ("", "cuvmm.torch.install()"):
+            case(
+                """
+                it = worker()
+                with it._maybe_get_memory_pool_context(tag="weights"):
+                    weights = filled(1)
+                with it._maybe_get_memory_pool_context(tag="kv_cache"):
+                    cache = filled(2)
+                it.sleep()
+                assert it.backend().state() == "SUSPENDED"
+                assert cuvmm.asleep() == {"weights", "kv_cache"}
+                it.sleep()
+                it.wake_up(["weights", "scheduling"])
+                assert it.backend().state() == "SUSPENDED" and cuvmm.asleep() == {"kv_cache"}
+                it.wake_up(["kv_cache"])
+                assert it.backend().state() == "RUNNING"
+                assert has(weights, 1) and not has(cache, 2)
+                it.sleep(2)
+                it.wake_up()
+                assert it.backend().state() == "RUNNING" and not has(weights, 1)
+                it.wake_up()
+                assert libcuda.cuMemsetD8_v2(weights.address, 3, weights.size) == 0
+                it.backend().discard(("kv_cache",))
+                assert cuvmm.asleep() == {"kv_cache"} and has(weights, 3)
+                it.backend().discard(("kv_cache",))
+                it.sleep(1)
+                it.wake_up(None)
+                assert has(weights, 3)
+                refused(ValueError, lambda: it.sleep(3), "3")
+                """,
+                VLLM + begin + "\n",
+            )
+
+    def test_a_failure_changes_nothing(self):
+        case(
+            """
+            it = worker()
+            with it._maybe_get_memory_pool_context(tag="weights"):
+                weights = filled(1)
+            with it._maybe_get_memory_pool_context(tag="kv_cache"):
+                cache = filled(2)
+            cuvmm.limit_host(2 * MIB)
+            refused(cuvmm.OutOfMemoryError, it.sleep)
+            assert it.backend().state() == "RUNNING" and not cuvmm.asleep()
+            assert has(weights, 1) and has(cache, 2)
+            """,
+            VLLM,
+        )
+
+    def test_it_says_what_is_missing(self):
+        case(
+            """
+            from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+            integration.register()
+            assert list(SleepModeBackendFactory._registry) == ["cuvmm"]
+            for other in (worker("cumem"), worker(sleeps=False)):
+                with other._maybe_get_memory_pool_context(tag="weights") as own:
+                    assert own == "vLLM's own"
+            refused(cuvmm.Error, worker().sleep, "--worker-cls cuvmm.torch.vllm.Worker")
+            backend = integration.SleepBackend
+            flags = [backend.is_supported(), backend.preserves_communicators(),
+                backend.preserves_compiled_artifacts(), backend.preserves_graphs_with_communicators(),
+                backend.supports_durable_storage()]
+            assert flags == [torch.version.cuda is not None, True, True, False, False], flags
+            assert (integration.Worker.__module__, integration.Worker.__qualname__) == ("cuvmm.torch.vllm", "Worker")
+            refused(AttributeError, lambda: integration.Workers, "Workers")
+            """,
+            VLLM,
+        )
+
+    def test_another_vllm_is_refused(self):
+        case(
+            """
+            import sys
+            sys.modules["vllm.device_allocator.sleep_mode_backend"] = None
+            def load():
+                import cuvmm.torch.vllm
+            refused(ImportError, load, "pluggable sleep-mode backends")
+            """,
+            BEGIN,
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -20,7 +20,7 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = ["native", "install", "pool"]
 #: Compares the driver's figures, so nothing else may run.
-ALONE = ("test_gpu_leaks", "test_gpu_sharing", "test_gpu_sleep")
+ALONE = ("test_gpu_leaks", "test_gpu_saver", "test_gpu_sharing", "test_gpu_sleep")
 MARK = "RESULTS "
 
 

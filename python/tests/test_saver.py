@@ -1,9 +1,11 @@
 """The drop-in names: `cuvmm.torch.memory_saver` and `cuvmm.torch.vllm`, over stand-ins for PyTorch, vLLM and libcuda."""
 
+import os
+import tempfile
 import textwrap
 import unittest
 
-from support import needs_stand_in, run
+from support import HERE, needs_stand_in, run
 
 BEGIN = """
 import ctypes
@@ -198,13 +200,16 @@ class MemorySaver(unittest.TestCase):
                 saver.hook_mode = mode
                 assert saver.hook_mode == mode
             refused(ValueError, lambda: setattr(saver, "hook_mode", "x"), "'x'")
+            refused(TypeError, lambda: saver.region(5).__enter__(), "5")
+            refused(ValueError, lambda: saver.region("").__enter__())
+            saver._pool("a", True)
+            refused(ValueError, lambda: saver.region("a+backup").__enter__(), "'a+backup'", "'a'")
             refused(ValueError, lambda: setattr(saver, "memory_margin_bytes", -1), "-1")
             assert saver.enabled and saver._impl is None and saver.retain_cpu_backup is False
             import os
             before = dict(os.environ)
             with module.configure_subprocess():
                 assert dict(os.environ) == before
-            assert not torch.cuda.is_initialized()
             names = {}
             exec("from cuvmm.torch.memory_saver import *", names)
             assert {"torch_memory_saver", "TorchMemorySaver", "configure_subprocess"} <= names.keys()
@@ -335,6 +340,89 @@ class MemorySaver(unittest.TestCase):
         )
 
 
+EXAMPLES = {
+    "torch_memory_saver/testing_utils.py": """
+        from torch_memory_saver import torch_memory_saver
+        def check(condition):
+            assert condition
+        """,
+    "test/examples/__init__.py": "",
+    "test/examples/simple.py": """
+        import torch
+        from torch_memory_saver import torch_memory_saver
+        from torch_memory_saver.testing_utils import check
+        def run(hook_mode):
+            torch_memory_saver.hook_mode = hook_mode
+            state = torch_memory_saver._impl._binary_wrapper.cdll
+            with torch_memory_saver.region("a", enable_cpu_backup=True):
+                tensor = torch.empty(4 << 20)
+                check(state.tms_get_current_tag() == b"a" and state.tms_get_enable_cpu_backup())
+            check(state.tms_get_current_tag() == b"default")
+            torch_memory_saver.pause()
+            torch_memory_saver.resume()
+        """,
+    "test/test_examples.py": """
+        import multiprocessing
+        import pytest
+        import torch_memory_saver
+        from examples import simple
+        @pytest.mark.parametrize("hook_mode", ["preload", "torch"])
+        def test_simple(hook_mode):
+            with torch_memory_saver.configure_subprocess():
+                process = multiprocessing.get_context("spawn").Process(target=simple.run, args=(hook_mode,))
+                process.start()
+                process.join()
+            assert process.exitcode == 0
+        @pytest.mark.skipif(True, reason="not here")
+        def test_skipped():
+            assert False
+        def test_disk_backup():
+            pass
+        @pytest.mark.parametrize("hook_mode", ["torch"])
+        def test_cpu_backup(hook_mode):
+            assert False
+        """,
+}
+
+
+@needs_stand_in
+class Examples(unittest.TestCase):
+    """The program that runs torch_memory_saver's own tests, with others in their place."""
+
+    def run_examples(self, *options, **more):
+        script = os.path.join(HERE, "tms_examples.py")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**EXAMPLES, **more}.items():
+                path = os.path.join(folder, "checkout", name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(textwrap.dedent(text))
+            code = f"""
+                import subprocess, sys
+                command = [sys.executable, {script!r}, "checkout", *{options!r}]
+                ended = subprocess.run(command, cwd={folder!r}, capture_output=True, text=True)
+                print(ended.stdout, ended.stderr, "status", ended.returncode)
+                """
+            return run(code, fakes=True)
+
+    def test_they_run_unchanged(self):
+        for options in ([], ["--install"]):
+            said = self.run_examples(*options)
+            self.assertIn("passed   test_simple[preload]\npassed   test_simple[torch]\n", said)
+            self.assertIn("skipped  test_skipped: not here", said)
+            self.assertIn("known    test_cpu_backup[torch]: ", said)
+            self.assertIn("3 passed, 0 failed, 2 skipped (1 fail as they are known to)", said)
+            self.assertIn("status 0", said)
+
+    def test_a_failure_fails_the_run(self):
+        wrong = EXAMPLES["test/examples/simple.py"].replace('b"default"', 'b"other"')
+        said = self.run_examples("simple[torch]", **{"test/examples/simple.py": wrong})
+        self.assertIn("FAILED   test_simple[torch]", said)
+        self.assertIn("AssertionError", said)
+        self.assertIn("0 passed, 1 failed, 0 skipped", said)
+        self.assertIn("status 1", said)
+
+
 VLLM = (
     BEGIN
     + """
@@ -359,9 +447,11 @@ class Vllm(unittest.TestCase):
                     weights = filled(1)
                 with it._maybe_get_memory_pool_context(tag="kv_cache"):
                     cache = filled(2)
+                with it._maybe_get_memory_pool_context(tag="other"):
+                    other = filled(5)
                 it.sleep()
                 assert it.backend().state() == "SUSPENDED"
-                assert cuvmm.asleep() == {"weights", "kv_cache"}
+                assert cuvmm.asleep() == {"weights", "kv_cache", "other"}
                 it.sleep()
                 it.wake_up(["weights", "scheduling"])
                 assert it.backend().state() == "SUSPENDED" and cuvmm.asleep() == {"kv_cache"}

@@ -273,8 +273,12 @@ class TorchMemorySaver:
 
     def _pool(self, tag: str, keeps: bool, part: str = "") -> str:
         """Returns the name of a tag's pool."""
-        name = "+".join([tag, *["backup"] * keeps, *[part] * bool(part)])
-        self._of[name] = (tag, keeps)
+        if not isinstance(tag, str):
+            raise TypeError(f"a tag is text, not {tag!r}")
+        name = "+".join([tag, *["backup"] * bool(keeps), *[part] * bool(part)])
+        its = self._of.setdefault(name, (tag, bool(keeps)))
+        if its != (tag, bool(keeps)):
+            raise ValueError(f"the tag {tag!r} cannot be used: its pool {name!r} is that of the tag {its[0]!r}")
         return name
 
     def _existing(self, tag: str | None) -> dict[str, bool]:

@@ -31,6 +31,8 @@ __all__ = ["NAME", "SleepBackend", "Worker", "register"]
 NAME = "cuvmm"
 #: The tag whose contents a sleep of level 1 keeps.
 _WEIGHTS = "weights"
+#: The tags that vLLM may wake later than others. What has another tag wakes with the first of them.
+_DEFERRED = (_WEIGHTS, "kv_cache")
 
 # The tags whose memory `Worker` has allocated.
 _tags: set[str] = set()
@@ -67,10 +69,12 @@ class SleepBackend(SleepModeBackend):
     def resume(self, tags: list[str] | None = None) -> None:
         """Gives the memory of tags, or of all that sleep, back at its addresses, with the contents if kept.
 
+        What has another tag than `weights` and `kv_cache` wakes in any case.
+
         Raises what `cuvmm.wake` raises. All tags sleep then as before.
         """
         asleep = _tags & _sleeping.asleep()
-        chosen = asleep if tags is None else asleep & set(tags)
+        chosen = {tag for tag in asleep if tags is None or tag in tags or tag not in _DEFERRED}
         before, self._state = self._state, "RESUMING"
         try:
             if chosen:

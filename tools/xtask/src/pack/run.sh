@@ -18,8 +18,9 @@
 #   run.sh python [NAME...] runs the GPU tests of the Python package with $PYTHON or python3, natively,
 #                           under install and in a pool, its examples, and sleep beside
 #                           torch_memory_saver, whose wheel or unpacked folder is
-#                           $TORCH_MEMORY_SAVER. NAMEs are parts of names of test files; all but
-#                           these tests is left out then
+#                           $TORCH_MEMORY_SAVER; its own tests too, if $TORCH_MEMORY_SAVER_CLONE is
+#                           a clone of it. NAMEs are parts of names of test files; all but these tests
+#                           is left out then
 #   run.sh info             runs `cuvmm info`
 #   run.sh all [FOLDER]     info, tests, stand-in, conform, edges, and replay if FOLDER is given
 #
@@ -143,6 +144,12 @@ python() {
     step python-publish "${PYTHON:-python3}" "$example/publish.py"
     step python-bench-sleep "${PYTHON:-python3}" "$here/python/bench/sleep.py" \
         --json "$out/python-sleep.json" ${TORCH_MEMORY_SAVER:+--tms "$TORCH_MEMORY_SAVER"}
+    if [ -n "${TORCH_MEMORY_SAVER_CLONE:-}" ]; then
+        local examples=$here/python/tests/tms_examples.py
+        step python-tms "${PYTHON:-python3}" "$examples" "$TORCH_MEMORY_SAVER_CLONE" --log "$out/tms"
+        step python-tms-installed "${PYTHON:-python3}" "$examples" "$TORCH_MEMORY_SAVER_CLONE" --install \
+            --log "$out/tms-installed"
+    fi
     step python-two-models "${PYTHON:-python3}" "$example/two_models.py"
 }
 

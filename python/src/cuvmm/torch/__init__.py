@@ -7,6 +7,9 @@
 From then on all CUDA tensors use the heap, and `torch.cuda.memory_stats` and its relatives report
 the heap's figures. Without `install`, `pool` gives the memory of some tensors a name, by which
 `cuvmm.sleep` and `cuvmm.wake` move it out and in.
+
+The modules `cuvmm.torch.memory_saver`, with torch_memory_saver's interface, and `cuvmm.torch.vllm`, for
+vLLM's sleep mode, are imported by their names.
 """
 
 from ._access import check_access

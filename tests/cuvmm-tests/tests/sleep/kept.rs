@@ -1,7 +1,10 @@
 //! Kept contents that are read while their block sleeps.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
-use crate::common::{G, pool};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::common::{G, host, nothing_left, pool};
 use crate::on_both;
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::{Contents, HostStore, Stream};
@@ -89,4 +92,59 @@ on_both! {
         assert!(bytes == [5; 16] || !rig.keeps_bytes());
         drop((guard, stream));
     }
+}
+
+/// Each read has the contents, or says that the block is not asleep.
+#[test]
+fn blocks_sleep_and_wake_while_others_read() {
+    let rig = host();
+    let pool = pool(&rig, 16);
+    let tenant = pool.tenant("model").register().unwrap();
+    let block = tenant.allocate(2 * G).unwrap();
+    let expected = contents(2 * G);
+    block.write(0, &expected).unwrap();
+    let store = HostStore::builder(&rig.device)
+        .pinned(2 * G)
+        .build()
+        .unwrap();
+    let ended = AtomicBool::new(false);
+    let read = |offset: usize| {
+        let mut bytes = vec![0; G as usize];
+        match block.read_kept(offset as u64, &mut bytes) {
+            Ok(()) => assert_eq!(bytes, expected[offset..offset + G as usize]),
+            Err(SleepError::Awake { .. } | SleepError::Busy { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    };
+    thread::scope(|scope| {
+        for offset in [0, 1_000_003] {
+            let (read, ended) = (&read, &ended);
+            scope.spawn(move || {
+                while !ended.load(Ordering::SeqCst) {
+                    read(offset);
+                }
+            });
+        }
+        for _ in 0..20 {
+            tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+            loop {
+                match tenant.blocks().wake() {
+                    Ok(woken) => {
+                        assert_eq!(woken.restored, 2 * G);
+                        break;
+                    }
+                    // A thread is reading.
+                    Err(SleepError::Busy { blocks: 1, .. }) => thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+        ended.store(true, Ordering::SeqCst);
+    });
+    let mut bytes = vec![0; 2 * G as usize];
+    block.read(0, &mut bytes).unwrap();
+    assert!(bytes == expected);
+    assert_eq!(store.free(), 2 * G);
+    drop((block, tenant, pool, store));
+    nothing_left(rig);
 }

@@ -3,8 +3,9 @@
 
 CHECKOUT is a clone of torch_memory_saver. Its files are used as they are: a package of its name, made
 for the run, has the classes of `cuvmm.torch.memory_saver`, and what only its tests use from the clone.
-Needs PyTorch, a GPU with 20 GiB, and the package `cuvmm`; no pytest and no network. `--install` runs
-everything under `cuvmm.torch.install`. NAMES are parts of names of tests.
+Needs PyTorch, a GPU with 20 GiB, and the package `cuvmm`, or `CUVMM_LIBRARY` and the sources beside this
+folder; no pytest and no network. `--install` runs everything under `cuvmm.torch.install`. NAMES are parts
+of names of tests.
 
 Each test has a process of its own. The run fails if a test fails that is not in `KNOWN`.
 """
@@ -113,6 +114,8 @@ def prepare(folder: str, checkout: str, installs: bool) -> None:
         with open(path, "w") as file:
             file.write(text)
     found = [folder, os.path.join(checkout, "test")]
+    if importlib.util.find_spec("cuvmm") is None:
+        found.append(os.path.join(os.path.dirname(HERE), "src"))
     sys.path[:0] = found
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(found + [before] * bool(before))

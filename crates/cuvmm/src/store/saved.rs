@@ -52,11 +52,9 @@ impl Saved {
 
     /// Copies bytes at an offset of the block. Returns `false` if some of them are not saved.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> bool {
-        let end = offset.checked_add(bytes.len() as u64);
-        if end.is_none_or(|end| end > self.bytes) {
+        let Some(mut skipped) = self.position(offset, bytes.len() as u64) else {
             return false;
-        }
-        let mut skipped = usize::try_from(offset).unwrap_or(usize::MAX);
+        };
         let mut left = bytes;
         for part in &self.parts {
             let found = part.bytes().get(skipped..).unwrap_or_default();
@@ -66,6 +64,13 @@ impl Saved {
             left = rest;
         }
         left.is_empty()
+    }
+
+    /// Returns where bytes at an offset of the block begin in the parts, if all of them are saved.
+    fn position(&self, offset: u64, bytes: u64) -> Option<usize> {
+        let end = offset.checked_add(bytes);
+        end.filter(|&end| end <= self.bytes)?;
+        usize::try_from(offset).ok()
     }
 
     /// Returns the streams of copies that may still be running.

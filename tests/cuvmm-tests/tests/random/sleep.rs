@@ -102,6 +102,28 @@ struct Known {
     address: u64,
 }
 
+impl Known {
+    /// Checks that the contents can be read if they are kept, and else that the error says why not.
+    fn reads_kept(&self, keeps_bytes: bool) {
+        let size = self.block.size();
+        for offset in [0, size / 2, size - 4] {
+            let mut bytes = [0; 4];
+            match self.block.read_kept(offset, &mut bytes) {
+                Ok(()) => {
+                    assert!(self.asleep && self.kept);
+                    let expected = self.byte.map_or(bytes, |byte| [byte; 4]);
+                    assert!(!keeps_bytes || bytes == expected, "at {offset} of {size}");
+                }
+                Err(SleepError::Awake { bytes }) => assert_eq!((bytes, self.asleep), (size, false)),
+                Err(SleepError::NotKept { bytes }) => {
+                    assert_eq!((bytes, self.asleep, self.kept), (size, true, false));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
 struct World<'a, B: Backing + 'static>
 where
     Machine<B>: Driver,
@@ -354,6 +376,7 @@ where
             } else {
                 in_use += size;
             }
+            known.reads_kept(self.rig.keeps_bytes());
         }
         assert_eq!((stats.in_use, stats.asleep), (in_use, asleep), "{stats:#?}");
         assert_eq!(self.store.free(), KEPT * G - kept);

@@ -9,8 +9,8 @@ def free_on_the_device() -> int:
     return torch.cuda.cudart().cudaMemGetInfo(0)[0]
 
 
-def filled(value: int, size: int = 64 * MIB, **where):
-    return torch.full((size,), value, dtype=torch.uint8, device="cuda", **where)
+def filled(value: int, size: int = 64 * MIB):
+    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
 
 
 def is_full(tensor, value: int) -> bool:

@@ -449,7 +449,10 @@ class Vllm(unittest.TestCase):
                     cache = filled(2)
                 with it._maybe_get_memory_pool_context(tag="other"):
                     other = filled(5)
+                if not cuvmm.torch.is_installed():
+                    torch._C.native_reserve(8 * MIB)
                 it.sleep()
+                assert not torch._C.native_cache
                 assert it.backend().state() == "SUSPENDED"
                 assert cuvmm.asleep() == {"weights", "kv_cache", "other"}
                 it.sleep()

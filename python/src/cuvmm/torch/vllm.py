@@ -10,6 +10,7 @@ vLLM. One engine a process may use them.
 
 from __future__ import annotations
 
+import gc
 import json
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,7 +51,8 @@ class SleepBackend(SleepModeBackend):
     def suspend(self, level: int = 1) -> None:
         """Gives up the memory. Level 1 keeps the weights in host memory, and level 2 keeps nothing.
 
-        Waits for the work that PyTorch has queued.
+        Waits for the work that PyTorch has queued. Memory outside of the pools that PyTorch holds and does not use
+        goes back to the driver too.
 
         Raises what `cuvmm.sleep` raises, `cuvmm.Error` if no worker of cuvmm has allocated memory, and ValueError
         for another level. All memory is as before then.
@@ -129,10 +131,13 @@ def _existing() -> set[str]:
 
 
 def _sleep(keeps: dict[str, bool]) -> None:
+    """Puts tags to sleep, and gives back what PyTorch holds outside of them and does not use."""
     if keeps:
         library = _library.get()
         each = json.dumps({tag: int(keeps) for tag, keeps in keeps.items()})
         library.check(library.sleep_each(each.encode()))
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _pool(tag: str) -> AbstractContextManager[None]:

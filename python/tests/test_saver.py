@@ -295,30 +295,50 @@ class MemorySaver(unittest.TestCase):
         case(
             """
             import contextlib, sys, types
-            seen = []
+            seen, numbers = [], iter(range(9))
             @contextlib.contextmanager
             def graphs(name, *, keep):
                 with cuvmm.torch.pool(name):
-                    yield f"pool of {name}"
-                seen.append((name, keep))
+                    yield name, next(numbers)
+                seen.append(keep)
+            class Graph:
+                pass
+            g, h, i, j = (Graph() for _ in range(4))
             sys.modules["cuvmm.torch._graphs"] = types.SimpleNamespace(graphs=graphs)
             @contextlib.contextmanager
             def graph(it, pool, stream, capture_error_mode):
                 seen.append((it, pool, stream, capture_error_mode))
                 yield
             torch.cuda.graph = graph
-            with saver.cuda_graph("g", pool=(0, 7), tag="graph"):
+            with saver.cuda_graph(g, pool=(0, 7), tag="graph"):
                 first = filled(1)
-            with saver.cuda_graph(cuda_graph="h", pool=(0, 7), stream=5, tag="graph"):
+            # The same pool is shared, another one and none are not, and neither is one whose graphs are gone.
+            with saver.cuda_graph(cuda_graph=h, pool=(0, 7), stream=5, tag="graph"):
                 second = filled(2)
-            assert seen == [
-                ("g", "pool of graph+graphs (0, 7)", None, "global"), ("graph+graphs (0, 7)", False),
-                ("h", "pool of graph+graphs (0, 7)", 5, "global"), ("graph+graphs (0, 7)", False)], seen
-            with saver.cuda_graph("i", tag="graph", enable_cpu_backup=True):
+            assert seen == [(g, ("graph", 0), None, "global"), False, (h, ("graph", 0), 5, "global"), False], seen
+            with saver.cuda_graph(i, pool=(0, 8), tag="graph"):
+                pass
+            with saver.cuda_graph(j, tag="graph"):
+                pass
+            assert [it[1][1] for it in seen[4::2]] == [2, 3], seen
+            del g, h
+            seen.clear()
+            with saver.cuda_graph(i, pool=(0, 7), tag="graph", capture_error_mode="relaxed"):
+                pass
+            assert seen == [(i, ("graph", 4), None, "relaxed"), False], seen
+            with saver.cuda_graph(i, tag="graph", enable_cpu_backup=True):
                 third = filled(3)
-            assert seen[-1][0].startswith("graph+backup+graphs ") and seen[-1][1] is True, seen
+            assert seen[-2][1][0] == "graph+backup" and seen[-1] is True, seen
+            # A capture that fails shares nothing.
+            def fails():
+                with saver.cuda_graph(i, pool=(0, 9), tag="graph"):
+                    raise KeyError("x")
+            refused(KeyError, fails)
+            with saver.cuda_graph(i, pool=(0, 9), tag="graph"):
+                pass
+            assert seen[-2][1][1] == 7, seen
             saver.pause("graph")
-            assert len(cuvmm.asleep()) == 2
+            assert cuvmm.asleep() == {"graph", "graph+backup"}
             saver.resume("graph")
             assert has(third, 3) and not has(first, 1)
             """

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,8 @@ class TorchMemorySaver:
         self._hook_mode = "preload"
         self._retains = _is_on("TMS_RETAIN_CPU_BACKUP")
         self._margin = 0
+        # The handles of PyTorch's pools that captures share, and the graphs in them.
+        self._captured: dict[Any, tuple[Any, weakref.WeakSet[Any]]] = {}
         # The limits of devices before the margin, as fractions of their memory.
         self._fractions: dict[int, float] = {}
         # The pool of what the main thread allocates outside of regions, if the program asks for one.
@@ -106,8 +109,8 @@ class TorchMemorySaver:
     ) -> Iterator[None]:
         """Captures a graph as `torch.cuda.graph` does, whose memory is of the tag.
 
-        pool: captures with the same pool share memory, as with `torch.cuda.graph`. It names the group only: their
-            memory comes from a pool of cuvmm.
+        pool: captures with the same pool share memory, as with `torch.cuda.graph`, while one of their graphs lives.
+            It names the group only: their memory comes from a pool of cuvmm.
         enable_cpu_backup: False discards what the graph's memory contains while the tag is paused, so replays must
             write before they read, as those of a forward pass do.
 
@@ -118,12 +121,18 @@ class TorchMemorySaver:
         from ._graphs import graphs
 
         self._ensure_initialized()
-        name = self._pool(tag, enable_cpu_backup, f"graphs {id(cuda_graph) if pool is None else pool}")
-        with (
-            graphs(name, keep=enable_cpu_backup) as shared,
-            torch.cuda.graph(cuda_graph, pool=shared, stream=stream, capture_error_mode=capture_error_mode),
-        ):
-            yield
+        name = self._pool(tag, enable_cpu_backup)
+        with graphs(name, keep=enable_cpu_backup) as handle:
+            users: weakref.WeakSet[Any] = weakref.WeakSet()
+            if pool is not None:
+                key = (name, pool, torch.cuda.current_device())
+                # PyTorch's pool lives as long as a graph that was captured into it.
+                if not self._captured.get(key, ((), ()))[1]:
+                    self._captured[key] = (handle, users)
+                handle, users = self._captured[key]
+            with torch.cuda.graph(cuda_graph, pool=handle, stream=stream, capture_error_mode=capture_error_mode):
+                yield
+            users.add(cuda_graph)
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
@@ -271,11 +280,11 @@ class TorchMemorySaver:
         if self._rest is not None and self._rest.name not in _sleeping.asleep():
             self._rest.enter()
 
-    def _pool(self, tag: str, keeps: bool, part: str = "") -> str:
+    def _pool(self, tag: str, keeps: bool) -> str:
         """Returns the name of a tag's pool."""
         if not isinstance(tag, str):
             raise TypeError(f"a tag is text, not {tag!r}")
-        name = "+".join([tag, *["backup"] * bool(keeps), *[part] * bool(part)])
+        name = tag + "+backup" * bool(keeps)
         its = self._of.setdefault(name, (tag, bool(keeps)))
         if its != (tag, bool(keeps)):
             raise ValueError(f"the tag {tag!r} cannot be used: its pool {name!r} is that of the tag {its[0]!r}")

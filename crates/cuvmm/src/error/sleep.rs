@@ -47,8 +47,8 @@ pub enum SleepError {
         /// The size of the block in bytes.
         bytes: u64,
     },
-    /// The contents that were to be [read](crate::Block::read_kept) were discarded when the block fell
-    /// asleep.
+    /// Contents that were to be [read](crate::Block::read_kept) were discarded when the block fell
+    /// asleep, all of them or those that were not marked.
     #[error("the contents of the block ({}) were discarded when it fell asleep", Bytes(*.bytes))]
     NotKept {
         /// The size of the block in bytes.
@@ -66,6 +66,18 @@ pub enum SleepError {
         free: u64,
         /// The capacity of the store in bytes.
         capacity: u64,
+    },
+    /// The contents of some of the blocks were to be discarded, and bytes of them are
+    /// [marked](crate::Block::set_kept).
+    #[error(
+        "{} of {blocks} blocks are marked to be kept: sleep with Contents::KeepMarked, or end the marks",
+        Bytes(*.bytes)
+    )]
+    Marked {
+        /// The number of blocks with marked bytes.
+        blocks: u64,
+        /// The marked bytes.
+        bytes: u64,
     },
     /// The watcher cancelled the operation.
     #[error("the watcher cancelled the operation")]

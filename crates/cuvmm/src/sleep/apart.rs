@@ -179,12 +179,17 @@ impl<'a> Blocks<'a> {
     /// # Errors
     /// The errors of [`sleep`](Self::sleep).
     pub fn sleep_async(self, contents: Contents<'_>) -> SleepFuture<'a, Slept> {
-        let store: Option<HostStore> = match contents {
-            Contents::Discard => None,
-            Contents::Keep(store) => Some(store.clone()),
+        let (store, marked): (Option<HostStore>, bool) = match contents {
+            Contents::Discard => (None, false),
+            Contents::Keep(store) => (Some(store.clone()), false),
+            Contents::KeepMarked(store) => (Some(store.clone()), true),
         };
         SleepFuture::of(self, move |blocks| {
-            blocks.sleep(store.as_ref().map_or(Contents::Discard, Contents::Keep))
+            blocks.sleep(match &store {
+                None => Contents::Discard,
+                Some(store) if marked => Contents::KeepMarked(store),
+                Some(store) => Contents::Keep(store),
+            })
         })
     }
 

@@ -1,17 +1,30 @@
 //! Putting blocks to sleep.
 //!
-//! Keeps I-89.
+//! Keeps I-89 and I-97.
 
 use super::Blocks;
 use super::prepared::{PreparedSleep, undo};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::{ToSleep, TransitioningBlock};
-use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Saved, copy};
+use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Ranges, Saved, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> {
     let to_sleep = blocks
         .tenant
         .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
+    let marked = to_sleep.iter().map(|one| one.marked().bytes());
+    let (count, bytes) = marked
+        .filter(|&bytes| bytes > 0)
+        .fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
+    if count > 0 {
+        return Err(undo(
+            to_sleep,
+            SleepError::Marked {
+                blocks: count,
+                bytes,
+            },
+        ));
+    }
     let total = to_sleep.iter().map(ToSleep::bytes).sum();
     let mut done = 0;
     let withdrawn = to_sleep.iter().try_for_each(|one| {
@@ -25,7 +38,12 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> 
     }
 }
 
-pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSleep, SleepError> {
+/// Keeps the contents of the blocks that `kept` returns.
+pub(super) fn keep(
+    blocks: &Blocks<'_>,
+    store: &HostStore,
+    kept: impl Fn(&ToSleep) -> Ranges,
+) -> Result<PreparedSleep, SleepError> {
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(ArgumentError::WrongDevice("the store").into());
     }
@@ -33,8 +51,9 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSle
         .tenant
         .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
     // Takes space for all blocks at once, so that a refusal reports the total.
-    let sizes: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
-    let (rooms, growth) = match store.rooms(&sizes) {
+    let contents: Vec<Ranges> = to_sleep.iter().map(kept).collect();
+    let bytes = contents.iter().map(Ranges::bytes).sum();
+    let (rooms, growth) = match store.rooms(contents) {
         Ok(taken) => taken,
         Err(cause) => return Err(undo(to_sleep, cause)),
     };
@@ -42,7 +61,7 @@ pub(super) fn keep(blocks: &Blocks<'_>, store: &HostStore) -> Result<PreparedSle
         one.keep_in(room);
     }
     match copy_out(blocks, store, growth, &mut to_sleep) {
-        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, sizes.iter().sum())),
+        Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, bytes)),
         Err(cause) => Err(undo(to_sleep, cause)),
     }
 }
@@ -55,9 +74,9 @@ fn copy_out(
     growth: Growth,
     to_sleep: &mut [ToSleep],
 ) -> Result<(), SleepError> {
-    let left: Vec<u64> = to_sleep.iter().map(ToSleep::bytes).collect();
     let contents = to_sleep.iter_mut().filter_map(ToSleep::contents);
     let (moving, saved): (Vec<&TransitioningBlock>, Vec<&mut Saved>) = contents.unzip();
+    let left: Vec<u64> = saved.iter().map(|saved| saved.bytes()).collect();
     let jobs = moving.iter().zip(saved).enumerate();
     let mut jobs = jobs
         .flat_map(|(index, (moving, saved))| Job::all(index, moving.span(), saved))
@@ -78,8 +97,8 @@ fn copy_out(
             }
             copies.aside(|| go_on(blocks, copied.bytes, copied.total))
         })?;
-        // No refusal of host memory finds a block emptied: from here on none is taken. Blocks of zero
-        // bytes, which may have idle memory, count as copied.
+        // No refusal of host memory finds a block emptied: from here on none is taken. Blocks of
+        // which no byte is kept count as copied. They may have memory.
         copied.withdraw()?;
         while let Some(done) = copies.next_done() {
             if let Some(block) = copied.count(copies, done)? {

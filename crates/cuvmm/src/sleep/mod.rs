@@ -7,7 +7,7 @@
 //!   of them, or none.
 //! - **Contents** are [discarded](Contents::Discard) (caches, or weights that are loaded again), or
 //!   [kept](Contents::Keep) in a [`HostStore`], whose memory was allocated in advance or is taken
-//!   as contents come.
+//!   as contents come; or [only what is marked](Contents::KeepMarked) is kept.
 //! - **Conditions**: no memory is unmapped while a [`Lease`](crate::Lease) on a block lives or
 //!   before the work queued on the block is complete; [`Blocks::timeout`] sets how long to wait for
 //!   that. Work that is queued while the operation runs is not noticed: a thread that launches such
@@ -62,8 +62,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::SleepError;
-use crate::pool::{Choice, Tenant, after};
-use crate::store::HostStore;
+use crate::pool::{Choice, Tenant, ToSleep, after};
+use crate::store::{HostStore, Ranges};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
@@ -75,10 +75,15 @@ pub use crate::store::HostStoreBuilder;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Contents<'a> {
-    /// The contents are lost: a woken block reads like a newly allocated one.
+    /// The contents are lost: a woken block reads like a newly allocated one. Refused if a block has
+    /// [marked](crate::Block::set_kept) bytes.
     Discard,
     /// The contents are copied to host memory, and back.
     Keep(&'a HostStore),
+    /// The contents of ranges that [`Block::set_kept`](crate::Block::set_kept) has marked are copied
+    /// to host memory, and back. The rest is lost: it reads like the memory of a newly allocated
+    /// block. The marked ranges of a block take whole parts of 2 MiB together.
+    KeepMarked(&'a HostStore),
 }
 
 /// The progress of an operation, in bytes.
@@ -190,11 +195,11 @@ impl<'a> Blocks<'a> {
     /// they have been copied.
     ///
     /// Calls `cuMemUnmap` for each extent, and `cuMemcpyDtoHAsync` for each 2 MiB of contents that
-    /// are kept.
+    /// are kept, and for each marked range.
     ///
     /// # Errors
-    /// [`SleepError`] if a block is leased, exported or still in use, the store is full, or the
-    /// driver refuses. All blocks are then as before, unless the error says that some [stayed
+    /// [`SleepError`] if a block is leased, exported or still in use, marked contents were to be
+    /// discarded, the store is full, or the driver refuses. All blocks are then as before, unless the error says that some [stayed
     /// asleep](SleepError::Stayed).
     #[doc(alias("cuMemUnmap", "cuMemcpyDtoHAsync"))]
     pub fn sleep(&self, contents: Contents<'_>) -> Result<Slept, SleepError> {
@@ -227,7 +232,8 @@ impl<'a> Blocks<'a> {
     pub fn prepare_sleep(&self, contents: Contents<'_>) -> Result<PreparedSleep, SleepError> {
         match contents {
             Contents::Discard => down::discard(self),
-            Contents::Keep(store) => down::keep(self, store),
+            Contents::Keep(store) => down::keep(self, store, |one| Ranges::all(one.bytes())),
+            Contents::KeepMarked(store) => down::keep(self, store, ToSleep::marked),
         }
     }
 
@@ -235,7 +241,8 @@ impl<'a> Blocks<'a> {
     /// removed from the store; fills with zeros are ordered on each block's home stream.
     ///
     /// For each extent, this calls `cuMemMap` and `cuMemSetAccess`, with `cuMemCreate` if the
-    /// pool's free list is empty, and `cuMemcpyHtoDAsync` for each 2 MiB of contents.
+    /// pool's free list is empty, and `cuMemcpyHtoDAsync` for each 2 MiB of contents, and for each
+    /// range.
     ///
     /// # Errors
     /// [`SleepError`] if there is not enough memory, with the figures, or the driver refuses. All

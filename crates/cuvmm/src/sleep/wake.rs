@@ -13,7 +13,7 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
     let mut waking = Waking {
         blocks,
         done: 0,
-        total: to_wake.iter().map(ToWake::bytes).sum(),
+        total: to_wake.iter().map(moved).sum(),
         used: to_wake.iter().map(ToWake::used).sum(),
     };
     let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
@@ -32,6 +32,14 @@ pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
     }
     bare.append(&mut kept);
     Ok(PreparedWake::new(bare))
+}
+
+/// Returns the bytes of a block that waking counts: those that are copied, or all that are mapped.
+fn moved(one: &ToWake) -> u64 {
+    match one.kept() {
+        0 => one.bytes(),
+        kept => kept,
+    }
 }
 
 /// A wake in progress.
@@ -69,12 +77,12 @@ impl Waking<'_, '_> {
         let bytes = self.used;
         let contents = group.iter_mut().filter_map(ToWake::contents);
         copy(&store, Direction::In, |copies| {
-            for (index, (moving, saved)) in contents.enumerate() {
+            for (index, (moving, saved, zeroed)) in contents.enumerate() {
                 let mut jobs = Job::all(index, moving.span(), saved).peekable();
                 let mut end = 0;
                 while end < moving.used() {
                     // Runs user code: reclaiming memory for it may drop a value of the user.
-                    let furnished = copies.aside(|| moving.furnish_next());
+                    let furnished = copies.aside(|| moving.furnish_next(zeroed));
                     end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);

@@ -9,11 +9,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::iter::{Peekable, zip};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{PoisonError, mpsc};
 use std::thread;
 
-use super::saved::Unfinished;
+use super::saved::{Part, Unfinished};
 use super::{HostStore, Lane, Saved, Shared};
 use crate::error::{CallError, MemoryError};
 use crate::own::{CopyFailed, HostPart, Span, Stream};
@@ -34,10 +35,7 @@ pub(crate) enum Direction {
 pub(crate) struct Job<'a> {
     index: usize,
     span: Span<'a>,
-    /// The bytes of the whole block.
-    bytes: u64,
-    /// Each part with the offset of its bytes in the block.
-    parts: Vec<(u64, &'a mut HostPart)>,
+    parts: Vec<Part<'a>>,
     unfinished: &'a Unfinished,
 }
 
@@ -55,7 +53,6 @@ impl<'a> Job<'a> {
         span: Span<'a>,
         saved: &'a mut Saved,
     ) -> impl Iterator<Item = Self> {
-        let bytes = saved.bytes();
         let (parts, unfinished) = saved.split();
         let mut parts = parts.peekable();
         std::iter::from_fn(move || {
@@ -63,7 +60,6 @@ impl<'a> Job<'a> {
             Some(Self {
                 index,
                 span,
-                bytes,
                 parts: parts.by_ref().take(PARTS).collect(),
                 unfinished,
             })
@@ -72,14 +68,13 @@ impl<'a> Job<'a> {
 
     /// Returns `true` if all its parts have bytes.
     pub(crate) fn is_ready(&self) -> bool {
-        self.parts.iter().all(|(_, part)| part.is_ready())
+        self.parts.iter().all(|part| part.host.is_ready())
     }
 
     /// Returns the offset after the last byte that it copies.
     pub(crate) fn end(&self) -> u64 {
-        let last = self.parts.last();
-        let end = last.map_or(0, |(offset, part)| offset + part.size() as u64);
-        end.min(self.bytes)
+        let last = self.parts.last().and_then(|part| part.ranges.last());
+        last.map_or(0, |range| range.end)
     }
 
     fn carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, MemoryError> {
@@ -113,26 +108,29 @@ impl<'a> Job<'a> {
             staging,
             unfinished,
         } = lane;
-        let bytes = self.bytes;
-        let pinned = self.parts.iter().all(|(_, part)| part.is_pinned());
+        let pinned = self.parts.iter().all(|part| part.host.is_pinned());
         // A lane without a staging area uses the driver's own staging.
         let step = match pinned || staging.is_empty() || *unfinished {
-            true => return copy_parts(direction, &self.span, stream, &mut self.parts, bytes),
+            true => {
+                let parts = self.parts.iter_mut();
+                let parts = parts.map(|part| (&*part.ranges, &mut *part.host));
+                return copy_parts(direction, &self.span, stream, parts);
+            }
             false => staging.len(),
         };
         let mut copied = 0;
         for parts in self.parts.chunks_mut(step) {
-            let offsets = parts.iter().map(|(offset, _)| *offset);
-            let mut through: Vec<(u64, &mut HostPart)> = zip(offsets, staging.iter_mut()).collect();
             if direction == Direction::In {
-                for ((_, to), (_, from)) in zip(&mut through, parts.iter()) {
-                    to.bytes_mut().copy_from_slice(from.bytes());
+                for (to, from) in zip(&mut *staging, &*parts) {
+                    to.bytes_mut().copy_from_slice(from.host.bytes());
                 }
             }
-            copied += copy_parts(direction, &self.span, stream, &mut through, bytes)?;
+            let ranges = parts.iter().map(|part| &*part.ranges);
+            let through = zip(ranges, &mut *staging);
+            copied += copy_parts(direction, &self.span, stream, through)?;
             if direction == Direction::Out {
-                for ((_, to), (_, from)) in zip(parts, &through) {
-                    to.bytes_mut().copy_from_slice(from.bytes());
+                for (to, from) in zip(parts, &*staging) {
+                    to.host.bytes_mut().copy_from_slice(from.bytes());
                 }
             }
         }
@@ -140,39 +138,30 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Copies parts of a block of `bytes` bytes; returns the bytes copied.
-fn copy_parts(
+/// Copies ranges of a block between it and host memory that has them one behind the other. Returns
+/// the bytes copied.
+fn copy_parts<'a>(
     direction: Direction,
     span: &Span<'_>,
     stream: &Stream,
-    parts: &mut [(u64, &mut HostPart)],
-    bytes: u64,
+    parts: impl Iterator<Item = (&'a [Range<u64>], &'a mut HostPart)>,
 ) -> Result<u64, CopyFailed> {
-    let within = |offset: u64, part: &HostPart| {
-        let left = usize::try_from(bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
-        left.min(part.size())
-    };
-    let copied = parts
-        .iter()
-        .map(|(offset, part)| within(*offset, part) as u64);
-    let copied = copied.sum();
+    let mut pieces = Vec::new();
+    for (ranges, host) in parts {
+        let mut bytes = host.bytes_mut();
+        for range in ranges {
+            let size = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+            let (piece, rest) = bytes.split_at_mut(size.min(bytes.len()));
+            pieces.push((range.start, piece));
+            bytes = rest;
+        }
+    }
+    let copied = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
     match direction {
-        Direction::Out => span.read_all(
-            stream,
-            parts.iter_mut().map(|(offset, part)| {
-                let size = within(*offset, part);
-                (
-                    *offset,
-                    part.bytes_mut().get_mut(..size).unwrap_or_default(),
-                )
-            }),
-        )?,
+        Direction::Out => span.read_all(stream, pieces)?,
         Direction::In => span.write_all(
             stream,
-            parts.iter().map(|(offset, part)| {
-                let size = within(*offset, part);
-                (*offset, part.bytes().get(..size).unwrap_or_default())
-            }),
+            pieces.iter().map(|(offset, piece)| (*offset, &**piece)),
         )?,
     }
     Ok(copied)

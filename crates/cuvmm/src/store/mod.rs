@@ -24,6 +24,7 @@ mod growth;
 mod lanes;
 #[cfg(target_os = "linux")]
 mod near;
+mod ranges;
 mod saved;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +44,7 @@ use anywhere as near;
 pub use builder::HostStoreBuilder;
 pub(crate) use copies::{Copies, Direction, Done, Job, copy};
 pub(crate) use growth::Growth;
+pub(crate) use ranges::Ranges;
 pub(crate) use saved::Saved;
 
 /// The size of the parts that contents are kept in.
@@ -160,7 +162,7 @@ impl HostStore {
             .own_process()
             .map_err(MemoryError::from)?;
         let (new, growth) = self.take(&[bytes], Free::Stays)?;
-        let _new = Saved::new(new, 0, Arc::clone(&self.shared));
+        let _new = Saved::new(new, Ranges::default(), Arc::clone(&self.shared));
         let grown = growth.finish(|| Ok::<(), SleepError>(()))?;
         grown.keep();
         Ok(())
@@ -199,14 +201,15 @@ impl HostStore {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// Takes parts for contents of several sizes: for all of them, or none. Those of the returned
-    /// growth have no bytes before it is finished.
-    pub(crate) fn rooms(&self, sizes: &[u64]) -> Result<(Vec<Saved>, Growth), SleepError> {
-        let (found, growth) = self.take(sizes, Free::First)?;
+    /// Takes parts for contents of several blocks, for each of which `contents` has the ranges: for
+    /// all of them, or none. Those of the returned growth have no bytes before it is finished.
+    pub(crate) fn rooms(&self, contents: Vec<Ranges>) -> Result<(Vec<Saved>, Growth), SleepError> {
+        let sizes: Vec<u64> = contents.iter().map(Ranges::bytes).collect();
+        let (found, growth) = self.take(&sizes, Free::First)?;
         let mut found = found.into_iter();
-        let rooms = sizes.iter().map(|&bytes| {
-            let parts = found.by_ref().take(parts(bytes) as usize).collect();
-            Saved::new(parts, bytes, Arc::clone(&self.shared))
+        let rooms = contents.into_iter().map(|ranges| {
+            let parts = found.by_ref().take(parts(ranges.bytes()) as usize);
+            Saved::new(parts.collect(), ranges, Arc::clone(&self.shared))
         });
         Ok((rooms.collect(), growth))
     }

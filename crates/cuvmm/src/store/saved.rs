@@ -1,17 +1,26 @@
-//! The saved contents of one block, in parts that return to the store.
+//! The saved contents of one block, or of ranges of it, in parts that return to the store. The
+//! bytes of the ranges lie in the parts one behind the other.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
-use super::{HostStore, Shared};
+use super::{HostStore, PART, Ranges, Shared};
 use crate::own::{HostPart, Stream};
 use crate::sync::Mutex;
 
 pub(crate) struct Saved {
     parts: Vec<HostPart>,
-    bytes: u64,
+    /// The ranges of the block whose bytes are saved.
+    ranges: Ranges,
     store: Arc<Shared>,
     unfinished: Unfinished,
+}
+
+/// Host memory for the bytes of some ranges of a block, one behind the other.
+pub(super) struct Part<'a> {
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) host: &'a mut HostPart,
 }
 
 /// The streams of copies to or from the parts of a [`Saved`] that the driver failed to wait for.
@@ -31,17 +40,22 @@ impl Unfinished {
 }
 
 impl Saved {
-    pub(super) fn new(parts: Vec<HostPart>, bytes: u64, store: Arc<Shared>) -> Self {
+    pub(super) fn new(parts: Vec<HostPart>, ranges: Ranges, store: Arc<Shared>) -> Self {
         Self {
             parts,
-            bytes,
+            ranges,
             store,
             unfinished: Unfinished::default(),
         }
     }
 
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
+    pub(crate) fn bytes(&self) -> u64 {
+        self.ranges.bytes()
+    }
+
+    /// Returns `true` if the first `bytes` bytes of the block are all saved.
+    pub(crate) fn has_all(&self, bytes: u64) -> bool {
+        self.ranges.before(bytes).bytes() == bytes
     }
 
     pub(crate) fn store(&self) -> HostStore {
@@ -52,7 +66,8 @@ impl Saved {
 
     /// Copies bytes at an offset of the block. Returns `false` if some of them are not saved.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> bool {
-        let Some(mut skipped) = self.position(offset, bytes.len() as u64) else {
+        let position = self.ranges.position(offset, bytes.len() as u64);
+        let Some(Ok(mut skipped)) = position.map(usize::try_from) else {
             return false;
         };
         let mut left = bytes;
@@ -66,27 +81,17 @@ impl Saved {
         left.is_empty()
     }
 
-    /// Returns where bytes at an offset of the block begin in the parts, if all of them are saved.
-    fn position(&self, offset: u64, bytes: u64) -> Option<usize> {
-        let end = offset.checked_add(bytes);
-        end.filter(|&end| end <= self.bytes)?;
-        usize::try_from(offset).ok()
-    }
-
     /// Returns the streams of copies that may still be running.
     pub(crate) fn unfinished(&mut self) -> &[Stream] {
         self.unfinished.streams()
     }
 
-    /// Returns the parts in order, each with the offset at which it begins, and the list for copies
-    /// that may still be running.
-    pub(super) fn split(&mut self) -> (impl Iterator<Item = (u64, &mut HostPart)>, &Unfinished) {
-        let mut next = 0;
-        let parts = self.parts.iter_mut().map(move |part| {
-            let offset = next;
-            next += part.size() as u64;
-            (offset, part)
-        });
+    /// Returns the parts in order, each with the ranges of the block whose bytes it has, and the
+    /// list for copies that may still be running.
+    pub(super) fn split(&mut self) -> (impl Iterator<Item = Part<'_>>, &Unfinished) {
+        let groups = self.ranges.groups(PART as u64);
+        let parts = groups.zip(&mut self.parts);
+        let parts = parts.map(|(ranges, host)| Part { ranges, host });
         (parts, &self.unfinished)
     }
 }
@@ -105,6 +110,6 @@ impl Drop for Saved {
 
 impl fmt::Debug for Saved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Saved").field(&self.bytes).finish()
+        f.debug_tuple("Saved").field(&self.bytes()).finish()
     }
 }

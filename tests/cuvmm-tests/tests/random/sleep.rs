@@ -21,6 +21,25 @@ const TAGS: [&str; 2] = ["weights", "cache"];
 const LIMIT: u64 = 24;
 const KEPT: u64 = 14;
 
+/// The contents that a sleep keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    Nothing,
+    All,
+    /// The first half of each block, which is marked.
+    Half,
+}
+
+impl Keep {
+    const fn of(self, size: u64) -> u64 {
+        match self {
+            Self::Nothing => 0,
+            Self::All => size,
+            Self::Half => size / 2,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Allocate {
@@ -37,7 +56,7 @@ enum Step {
     Sleep {
         tenant: usize,
         tag: Option<usize>,
-        keep: bool,
+        keep: Keep,
         release: bool,
         stop: Option<u64>,
     },
@@ -53,6 +72,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let tag = || prop::option::of(0..2usize);
     let stop = || prop::option::weighted(0.2, 1..20u64);
+    let keep = prop::sample::select(vec![Keep::Nothing, Keep::All, Keep::Half]);
     prop_oneof![
         4 => (0..2usize, 1..7u64, 0..2usize).prop_map(|(tenant, granules, tag)| Step::Allocate {
             tenant,
@@ -64,7 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..8usize).prop_map(Step::Shrink),
         4 => (0..8usize, any::<bool>()).prop_map(|(block, held)| Step::Launch(block, held)),
         2 => (0..2usize).prop_map(Step::LetGo),
-        4 => (0..2usize, tag(), any::<bool>(), any::<bool>(), stop()).prop_map(
+        4 => (0..2usize, tag(), keep, any::<bool>(), stop()).prop_map(
             |(tenant, tag, keep, release, stop)| Step::Sleep {
                 tenant,
                 tag,
@@ -96,9 +116,10 @@ struct Known {
     tenant: usize,
     tag: usize,
     asleep: bool,
-    kept: bool,
-    /// The byte that all of it holds, if known.
-    byte: Option<u8>,
+    /// The bytes that are kept while it sleeps.
+    kept: u64,
+    /// The byte that its first bytes hold, and their number, if known.
+    byte: Option<(u8, u64)>,
     address: u64,
 }
 
@@ -110,13 +131,15 @@ impl Known {
             let mut bytes = [0; 4];
             match self.block.read_kept(offset, &mut bytes) {
                 Ok(()) => {
-                    assert!(self.asleep && self.kept);
-                    let expected = self.byte.map_or(bytes, |byte| [byte; 4]);
+                    assert!(self.asleep && offset + 4 <= self.kept);
+                    let known = self.byte.filter(|&(_, known)| offset + 4 <= known);
+                    let expected = known.map_or(bytes, |(byte, _)| [byte; 4]);
                     assert!(!keeps_bytes || bytes == expected, "at {offset} of {size}");
                 }
                 Err(SleepError::Awake { bytes }) => assert_eq!((bytes, self.asleep), (size, false)),
                 Err(SleepError::NotKept { bytes }) => {
-                    assert_eq!((bytes, self.asleep, self.kept), (size, true, false));
+                    assert_eq!((bytes, self.asleep), (size, true));
+                    assert!(offset + 4 > self.kept);
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -236,7 +259,7 @@ where
                 tenant,
                 tag,
                 asleep: false,
-                kept: false,
+                kept: 0,
                 byte: None,
             }),
             Err(error) => assert!(self.faulty || error.is_shortage(), "{error}"),
@@ -259,7 +282,7 @@ where
         let writes = vec![(known.block.address(), known.block.size(), self.stamp)];
         let queued = self.rig.machine.queue_kernel(D0, stream, vec![], writes);
         queued.unwrap();
-        known.byte = Some(self.stamp);
+        known.byte = Some((self.stamp, known.block.size()));
     }
 
     fn chosen(&self, tenant: usize, tag: Option<usize>, asleep: bool) -> Vec<usize> {
@@ -291,20 +314,30 @@ where
         &mut self,
         tenant: usize,
         tag: Option<usize>,
-        keep: bool,
+        keep: Keep,
         release: bool,
         stop: Option<u64>,
     ) {
         let chosen = self.chosen(tenant, tag, false);
-        let bytes = self.bytes(&chosen);
+        for &index in &chosen {
+            let block = &self.blocks[index].block;
+            let half = (keep == Keep::Half).then_some(0..block.size() / 2);
+            block.set_kept(half).unwrap();
+        }
+        let sizes = chosen.iter().map(|&index| self.blocks[index].block.size());
+        let bytes = match keep {
+            Keep::Nothing => self.bytes(&chosen),
+            keep => sizes.map(|size| keep.of(size)).sum(),
+        };
         let watch = watch(bytes, stop);
         let blocks = self
             .blocks(tenant, tag)
             .release(release)
             .on_progress(&watch);
         let contents = match keep {
-            true => Contents::Keep(&self.store),
-            false => Contents::Discard,
+            Keep::All => Contents::Keep(&self.store),
+            Keep::Half => Contents::KeepMarked(&self.store),
+            Keep::Nothing => Contents::Discard,
         };
         match blocks.sleep(contents) {
             Ok(slept) => {
@@ -313,7 +346,9 @@ where
             }
             Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
             Err(SleepError::Busy { .. }) => assert!(self.held[tenant] || self.faulty),
-            Err(SleepError::StoreFull { wanted, .. }) => assert_eq!((keep, wanted), (true, bytes)),
+            Err(SleepError::StoreFull { wanted, .. }) => {
+                assert!(keep != Keep::Nothing && wanted == bytes);
+            }
             Err(SleepError::Stayed {
                 blocks,
                 bytes,
@@ -332,16 +367,21 @@ where
         }
     }
 
-    fn are_asleep(&mut self, indices: &[usize], kept: bool) {
+    fn are_asleep(&mut self, indices: &[usize], keep: Keep) {
         for &index in indices {
             let known = &mut self.blocks[index];
-            (known.asleep, known.kept) = (true, kept);
+            (known.asleep, known.kept) = (true, keep.of(known.block.size()));
         }
     }
 
     fn wake(&mut self, tenant: usize, tag: Option<usize>, stop: Option<u64>) {
         let chosen = self.chosen(tenant, tag, true);
-        let bytes = self.bytes(&chosen);
+        let known = chosen.iter().map(|&index| &self.blocks[index]);
+        let moved = known.map(|known| match known.kept {
+            0 => known.block.size(),
+            kept => kept,
+        });
+        let bytes = moved.sum();
         let watch = watch(bytes, stop);
         match self.blocks(tenant, tag).on_progress(&watch).wake() {
             Ok(woken) => {
@@ -349,7 +389,7 @@ where
                 for index in chosen {
                     let known = &mut self.blocks[index];
                     known.asleep = false;
-                    known.byte = known.byte.filter(|_| known.kept);
+                    known.byte = known.byte.map(|(byte, size)| (byte, size.min(known.kept)));
                 }
             }
             Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
@@ -371,7 +411,7 @@ where
             let size = known.block.size();
             if known.asleep {
                 asleep += size.div_ceil(G) * G;
-                kept += if known.kept { size.div_ceil(G) * G } else { 0 };
+                kept += known.kept.div_ceil(G) * G;
                 assert!(known.block.read(0, &mut [0]).is_err());
             } else {
                 in_use += size;
@@ -385,10 +425,12 @@ where
         }
         for known in &self.blocks {
             // Writes of a held stream are not visible yet, and reading would wait for them.
-            if let (false, false, Some(byte)) = (known.asleep, self.held[known.tenant], known.byte)
+            if let (false, false, Some((byte, size))) =
+                (known.asleep, self.held[known.tenant], known.byte)
             {
-                let size = known.block.size();
-                for offset in [0, size / 2, size - 4] {
+                let size = size.min(known.block.size());
+                let offsets = [0, size / 2, size.saturating_sub(4)];
+                for offset in offsets.into_iter().filter(|_| size >= 8) {
                     let mut bytes = [0; 4];
                     known.block.read(offset, &mut bytes).unwrap();
                     assert_eq!(bytes, [byte; 4], "at {offset} of {size}");
@@ -460,7 +502,7 @@ where
         for index in asleep {
             let known = &mut world.blocks[index];
             known.asleep = false;
-            known.byte = known.byte.filter(|_| known.kept);
+            known.byte = known.byte.map(|(byte, size)| (byte, size.min(known.kept)));
         }
         world.check();
         world.blocks.retain(|known| known.tenant != tenant);
@@ -493,7 +535,7 @@ fn programs_on_the_host() {
     run(100, |steps| program(common::host(), steps));
 }
 
-fn sleep_and_stop(keep: bool) -> Step {
+fn sleep_and_stop(keep: Keep) -> Step {
     Step::Sleep {
         tenant: 0,
         tag: None,
@@ -515,7 +557,11 @@ fn allocate(granules: u64) -> Step {
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn cancelled_while_a_driver_call_fails() {
-    for (lasts, keep) in [(false, false), (true, false), (false, true), (true, true)] {
+    let all = [Keep::Nothing, Keep::All, Keep::Half];
+    for (lasts, keep) in all
+        .into_iter()
+        .flat_map(|keep| [(false, keep), (true, keep)])
+    {
         for nth in 1..20 {
             let fail = Step::Fail(nth, lasts);
             let falling = [allocate(3), allocate(2), fail.clone(), sleep_and_stop(keep)];
@@ -557,7 +603,7 @@ fn a_copy_that_is_refused_once_waits_for_no_other_tenant() {
     let sleep = Step::Sleep {
         tenant: 0,
         tag: None,
-        keep: true,
+        keep: Keep::All,
         release: true,
         stop: None,
     };

@@ -53,6 +53,16 @@ fn sleepers_of(rig: &Rig<Nothing>, store: HostStoreBuilder<'_>) -> Sleepers {
     }
 }
 
+/// Blocks of which some bytes are marked: across an end of extents, in a zeroed block, and none.
+fn marked(rig: &Rig<Nothing>) -> Sleepers {
+    let world = sleepers(rig);
+    world.blocks[0]
+        .set_kept([0..1, 2 * G - 5..2 * G + 5])
+        .unwrap();
+    world.blocks[1].set_kept([7..8, 5 * G..5 * G + 1]).unwrap();
+    world
+}
+
 /// The pool's figures, which blocks sleep, and the store's free and all bytes.
 type Picture = (Books, Vec<bool>, (u64, u64));
 
@@ -89,15 +99,24 @@ fn falling_asleep_and_waking() {
     assert!(calls >= 6, "{calls}: queries, and one unmapping per extent");
     let calls = sweep(sleepers, keep, Sleepers::picture, true);
     assert!(calls >= 17, "{calls}: ten copies in addition");
+    let keep_marked = |_: &Rig<Nothing>, world: &mut Sleepers| {
+        let contents = Contents::KeepMarked(&world.store);
+        let slept = text(world.tenant.blocks().sleep(contents))?;
+        assert_eq!((slept.blocks, slept.given, slept.kept), (3, 10 * G, 13));
+        Ok(())
+    };
+    let calls = sweep(marked, keep_marked, Sleepers::picture, true);
+    assert!(calls >= 10, "{calls}: four copies in addition");
     let growing = |rig: &Rig<Nothing>| {
         let store = HostStore::builder(&rig.device).pinned(G).limit(10 * G);
         sleepers_of(rig, store)
     };
     let calls = sweep(growing, keep, Sleepers::picture, true);
     assert!(calls >= 18, "{calls}: a registration in addition");
-    let after = |fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
+    type Make = fn(&Rig<Nothing>) -> Sleepers;
+    let after = |make: Make, fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
         move |rig: &Rig<Nothing>| {
-            let world = sleepers(rig);
+            let world = make(rig);
             world.tenant.blocks().sleep(fall(&world)).unwrap();
             if soil {
                 // Part of the free list was written by another tenant.
@@ -114,15 +133,18 @@ fn falling_asleep_and_waking() {
     };
     for soil in [false, true] {
         let calls = sweep(
-            after(|_| Contents::Discard, soil),
+            after(sleepers, |_| Contents::Discard, soil),
             wake,
             Sleepers::picture,
             true,
         );
         assert!(calls >= 8, "{calls}: two calls per extent");
-        let kept = after(|world| Contents::Keep(&world.store), soil);
+        let kept = after(sleepers, |world| Contents::Keep(&world.store), soil);
         let calls = sweep(kept, wake, Sleepers::picture, true);
         assert!(calls >= 18, "{calls}: ten copies in addition");
+        let kept = after(marked, |world| Contents::KeepMarked(&world.store), soil);
+        let calls = sweep(kept, wake, Sleepers::picture, true);
+        assert!(calls >= 12, "{calls}: four copies in addition");
     }
 }
 

@@ -9,6 +9,7 @@ mod faults;
 mod figures;
 mod kept;
 mod leases;
+mod marks;
 mod processes;
 mod store_faults;
 mod stores;

@@ -16,6 +16,7 @@ use crate::pool::accounts::{Amount, Charge, TenantId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, ExtentOptions, Wait, Wanted};
 use crate::pool::state::{State, gone};
+use crate::store::Ranges;
 use crate::wanted::Purpose;
 
 /// The most idle slots to compare.
@@ -170,6 +171,7 @@ impl Locked<'_> {
             tag: wanted.tag.clone(),
             zeroed,
             movable: wanted.movable,
+            kept: Ranges::default(),
         });
         if wanted.movable {
             self.slots.note_movable();

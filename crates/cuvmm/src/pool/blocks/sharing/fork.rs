@@ -19,6 +19,7 @@ use crate::pool::core::{Core, Locked};
 use crate::pool::line::Wait;
 use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
+use crate::store::Ranges;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prefix {
@@ -399,6 +400,7 @@ impl Locked<'_> {
             tag: other.tag.clone(),
             zeroed: other.zeroed,
             movable: other.movable,
+            kept: Ranges::default(),
         });
         Ok(given)
     }

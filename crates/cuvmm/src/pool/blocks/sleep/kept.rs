@@ -22,7 +22,8 @@ struct Kept {
 
 impl Block {
     /// Reads bytes at `offset` of the contents that were [kept](crate::Contents::Keep) when the block
-    /// fell asleep. The block stays asleep, and no driver call is made.
+    /// fell asleep, all or those that were [marked](crate::Contents::KeepMarked). The block stays
+    /// asleep, and no driver call is made.
     ///
     /// While the bytes are copied, sleeping, waking and other reads of the block on other threads
     /// fail with [`SleepError::Busy`].
@@ -47,7 +48,7 @@ impl Block {
     ///
     /// # Errors
     /// [`SleepError::Argument`] when the range exceeds the block, [`SleepError::Awake`] when the block
-    /// does not sleep, [`SleepError::NotKept`] when its contents were discarded,
+    /// does not sleep, [`SleepError::NotKept`] when some of the bytes were discarded,
     /// [`SleepError::Busy`] when another thread moves or reads it, and [`SleepError::Memory`] when the
     /// context is lost, and in a forked child.
     pub fn read_kept(&self, offset: u64, bytes: &mut [u8]) -> Result<(), SleepError> {

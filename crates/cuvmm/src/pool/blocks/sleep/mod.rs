@@ -10,6 +10,7 @@
 //! Keeps I-50, I-51 and I-91.
 
 mod kept;
+mod marks;
 mod moving;
 mod wake;
 

@@ -87,8 +87,11 @@ impl ToWake {
         self.saved.as_deref().map_or(0, Saved::bytes)
     }
 
-    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved)> {
-        self.moving.as_ref().zip(self.saved.as_deref_mut())
+    /// Returns the block, its saved contents, and `true` if memory beside them must read as zero.
+    pub(crate) fn contents(&mut self) -> Option<(&TransitioningBlock, &mut Saved, bool)> {
+        let (moving, saved) = self.moving.as_ref().zip(self.saved.as_deref_mut())?;
+        let zeroed = self.zeroed && !saved.has_all(moving.bytes);
+        Some((moving, saved, zeroed))
     }
 
     /// Places all memory that the block lacks, for a block without contents. Uses the waking's
@@ -117,12 +120,12 @@ impl ToWake {
 }
 
 impl TransitioningBlock {
-    /// Places the next extent, to be copied to at once; returns the offset up to which there is
-    /// memory.
-    pub(crate) fn furnish_next(&self) -> Result<u64, BlockError> {
+    /// Places the next extent, to be copied to at once, and zeroes it if `zeroed`; returns the offset
+    /// up to which there is memory.
+    pub(crate) fn furnish_next(&self, zeroed: bool) -> Result<u64, BlockError> {
         let mut state = self.lock();
         let place = self.place().slot;
-        let (end, _) = state.furnish_next(place, (self.used, true), None, false)?;
+        let (end, _) = state.furnish_next(place, (self.used, true), None, zeroed)?;
         Ok(end)
     }
 }

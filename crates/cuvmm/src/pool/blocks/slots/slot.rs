@@ -19,6 +19,7 @@ use crate::extents::{Completed, Extent, Fence, Space, Uses};
 use crate::growth::Growth;
 use crate::own::{Physical, Stream};
 use crate::pool::blocks::ahead::Pace;
+use crate::store::Ranges;
 use crate::wanted::Purpose;
 
 /// The state of a slot's idle memory.
@@ -109,6 +110,8 @@ pub(in crate::pool) struct Occupant {
     pub(crate) zeroed: bool,
     /// `true` if the memory may be replaced while no lease lives.
     pub(in crate::pool) movable: bool,
+    /// The ranges whose contents a sleep keeps that keeps only marked ones.
+    pub(in crate::pool) kept: Ranges,
 }
 
 impl Occupant {

@@ -19,8 +19,14 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = ["native", "install", "pool"]
-#: Compares the driver's figures, so nothing else may run.
-ALONE = ("test_gpu_leaks", "test_gpu_saver", "test_gpu_sharing", "test_gpu_sleep")
+#: Compares the driver's figures or fills the device, so nothing else may run.
+ALONE = (
+    "test_gpu_keeping",
+    "test_gpu_leaks",
+    "test_gpu_saver",
+    "test_gpu_sharing",
+    "test_gpu_sleep",
+)
 MARK = "RESULTS "
 
 

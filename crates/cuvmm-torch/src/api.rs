@@ -12,6 +12,7 @@
 
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::ptr;
+use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
 
@@ -26,6 +27,10 @@ use crate::{entered, fork, heaps, limits, live, stats, tags};
 
 /// The function that throws if the pool is open already.
 const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
+
+/// Advice in errors for a lack of memory in a `MemPool`.
+const ADVICE: &str = ". A MemPool keeps the memory of tensors that are gone until it is dropped, as \
+    cuvmm.trim does. Tensors in reference cycles keep theirs until gc.collect()";
 
 /// Sets how the heaps are made, before the first allocation. The README names the keys of the JSON
 /// object; an unknown key is an error.
@@ -350,7 +355,7 @@ pub extern "C" fn cuvmm_tag_malloc(
         Ok(address) => ptr::with_exposed_provenance_mut(address),
         Err(error) => {
             let advice = match error.is_out_of_memory() {
-                true => collecting::ADVICE,
+                true => ADVICE,
                 false => "",
             };
             complain(
@@ -389,19 +394,37 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 /// are lost. With 1 they are copied to host memory, which is kept for the next sleep; with 2 it goes
 /// back to the system after waking.
 ///
-/// An error (another `keep`, a tag that is asleep or unknown, work that does not end, too little host
-/// memory (-3), a refusal of the driver) changes nothing. If the driver then also refuses to map a
-/// tag's memory again, that tag sleeps.
+/// With 0 too, what [`cuvmm_keep`](crate::cuvmm_keep) has marked is copied, to host memory
+/// that is kept.
+///
+/// An error (another `keep`, a tag that is asleep or unknown, work that does not end within 60 s, too
+/// little host memory (-3), a refusal of the driver) changes nothing. If the driver then also refuses
+/// to map a tag's memory again, that tag sleeps.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte. No work queued later uses the memory before its tag is
 /// woken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int {
+    // SAFETY: the caller says so.
+    unsafe { cuvmm_sleep_within(tags, keep, tags::LONGEST.as_secs_f64()) }
+}
+
+/// Puts tags to sleep as [`cuvmm_sleep`] does, and waits for work at most some seconds in all, from 0
+/// to infinity. Another number is an error.
+///
+/// # Safety
+/// The requirements of [`cuvmm_sleep`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_sleep_within(
+    tags: *const c_char,
+    keep: c_int,
+    seconds: c_double,
+) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::sleep(tags, Host::of(keep)?)
+        tags::sleep(tags, Host::of(keep)?, timeout(seconds)?)
     })
 }
 
@@ -453,18 +476,36 @@ pub extern "C" fn cuvmm_host_limit(bytes: u64) {
 /// their addresses again, with the contents if kept. Refused while a graph is captured, also if the
 /// capture begins during a wait for memory.
 ///
-/// An error (a tag that is awake or unknown, too little memory (-3), a refusal of the driver)
-/// changes nothing.
+/// An error (a tag that is awake or unknown, too little memory within 60 s (-3), a refusal of the
+/// driver) changes nothing.
 ///
 /// # Safety
 /// `tags` is null or ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_wake(tags: *const c_char) -> c_int {
+    // SAFETY: the caller says so.
+    unsafe { cuvmm_wake_within(tags, tags::LONGEST.as_secs_f64()) }
+}
+
+/// Wakes tags as [`cuvmm_wake`] does, and waits for memory at most some seconds in all, from 0 to
+/// infinity. Another number is an error.
+///
+/// # Safety
+/// The requirements of [`cuvmm_wake`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_wake_within(tags: *const c_char, seconds: c_double) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::wake(tags)
+        tags::wake(tags, timeout(seconds)?)
     })
+}
+
+fn timeout(seconds: f64) -> Result<Duration, Error> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(Error::Timeout(seconds));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// Writes the names of sleeping tags as a JSON list. Makes no driver call.

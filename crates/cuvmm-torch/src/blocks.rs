@@ -3,11 +3,15 @@
 //! A block has whole granules, so small allocations of a tag share blocks, one behind the other. A
 //! freed part is not used again before its block is: a block is freed with its last part, and then
 //! waits for the work of the device, as each free under a tag does.
+//!
+//! Memory of allocations is marked to be kept by a sleep that discards the rest. A mark ends with its
+//! allocation.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
-use cuvmm::Block;
 use cuvmm::heap::ALIGNMENT;
+use cuvmm::{Block, MemoryError};
 
 /// The largest allocation that shares a block, in bytes.
 const SMALL: u64 = 1 << 20;
@@ -24,6 +28,18 @@ pub(crate) struct Blocks {
     parts: HashMap<usize, (u64, usize)>,
     /// For each tag the address of the block that gets the next small allocation.
     open: HashMap<usize, usize>,
+    /// The marks by their tokens.
+    marks: BTreeMap<u64, Mark>,
+    /// The token of the last mark.
+    token: u64,
+}
+
+/// Memory that is marked to be kept.
+struct Mark {
+    /// The address of the block.
+    place: usize,
+    /// The range in the block.
+    range: Range<u64>,
 }
 
 struct Shared {
@@ -88,6 +104,7 @@ impl Blocks {
 
     pub(crate) fn remove(&mut self, address: usize) -> Option<Removed> {
         if let Some((block, tag)) = self.whole.remove(&address) {
+            self.marks.retain(|_, mark| mark.place != address);
             return Some(Removed {
                 size: block.size(),
                 tag,
@@ -95,6 +112,9 @@ impl Blocks {
             });
         }
         let (size, place) = self.parts.remove(&address)?;
+        let part = offset(place, address)..offset(place, address) + size;
+        let is_in = |mark: &Mark| mark.place == place && part.contains(&mark.range.start);
+        self.marks.retain(|_, mark| !is_in(mark));
         let shared = self.shared.get_mut(&place)?;
         shared.parts -= 1;
         let (tag, left) = (shared.tag, shared.parts);
@@ -108,12 +128,18 @@ impl Blocks {
         Some(Removed { size, tag, block })
     }
 
+    /// Returns the blocks of a tag with their addresses.
+    fn blocks(&self, tag: usize) -> impl Iterator<Item = (usize, &Block)> {
+        let whole = self.whole.iter();
+        let whole = whole.map(|(&place, (block, tag))| (place, block, *tag));
+        let shared = self.shared.iter();
+        let shared = shared.map(|(&place, shared)| (place, &shared.block, shared.tag));
+        let ours = whole.chain(shared).filter(move |&(.., of)| of == tag);
+        ours.map(|(place, block, _)| (place, block))
+    }
+
     pub(crate) fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
-        let whole = self.whole.values().map(|(block, tag)| (block, *tag));
-        let shared = self.shared.values();
-        let shared = shared.map(|shared| (&shared.block, shared.tag));
-        let ours = whole.chain(shared).filter(move |&(_, of)| of == tag);
-        ours.map(|(block, _)| block.size())
+        self.blocks(tag).map(|(_, block)| block.size())
     }
 
     /// Returns the block at an address, the address' offset in it, and the block's tag.
@@ -138,4 +164,71 @@ impl Blocks {
         });
         whole.chain(parts)
     }
+
+    /// Returns the tag and the block's address of the allocation that contains a range of addresses.
+    fn containing(&self, address: usize, size: u64) -> Option<(usize, usize)> {
+        let (block, begun, tag) = self.holding(address)?;
+        let place = address - usize::try_from(begun).ok()?;
+        let end = begun.checked_add(size)?;
+        let is_in = |first: u64, bytes: u64| first <= begun && end <= first + bytes;
+        let mut parts = self.parts.iter();
+        let within = match self.shared.contains_key(&place) {
+            true => parts
+                .any(|(&first, &(bytes, of))| of == place && is_in(offset(place, first), bytes)),
+            false => is_in(0, block.size()),
+        };
+        within.then_some((tag, place))
+    }
+
+    /// Returns the tag of the allocation that contains a range of addresses.
+    pub(crate) fn tag_of(&self, address: usize, size: u64) -> Option<usize> {
+        self.containing(address, size).map(|(tag, _)| tag)
+    }
+
+    /// Marks memory of one allocation to be kept. Returns the mark's token, or `None` if no
+    /// allocation contains the memory.
+    pub(crate) fn mark(&mut self, address: usize, size: u64) -> Option<u64> {
+        let (_, place) = self.containing(address, size)?;
+        let range = offset(place, address)..offset(place, address) + size;
+        self.token += 1;
+        self.marks.insert(self.token, Mark { place, range });
+        Some(self.token)
+    }
+
+    pub(crate) fn end_mark(&mut self, token: u64) {
+        self.marks.remove(&token);
+    }
+
+    /// Tells the blocks of a tag which of their bytes are marked, before they sleep.
+    ///
+    /// # Errors
+    /// A block sleeps.
+    pub(crate) fn tell_marks(&self, tag: usize) -> Result<(), MemoryError> {
+        let mut blocks = self.blocks(tag);
+        blocks.try_for_each(|(place, block)| block.set_kept(self.marks_in(place)))
+    }
+
+    /// Returns the marked bytes of each block of a tag that has some.
+    pub(crate) fn marked(&self, tag: usize) -> impl Iterator<Item = u64> {
+        let blocks = self.blocks(tag).map(|(place, _)| {
+            let mut ranges: Vec<Range<u64>> = self.marks_in(place).collect();
+            ranges.sort_unstable_by_key(|range| range.start);
+            let joined = ranges.iter().fold((0, 0), |(sum, last), range| {
+                let begun = range.start.max(last);
+                (sum + range.end.saturating_sub(begun), range.end.max(last))
+            });
+            joined.0
+        });
+        blocks.filter(|&bytes| bytes > 0)
+    }
+
+    fn marks_in(&self, place: usize) -> impl Iterator<Item = Range<u64>> {
+        let marks = self.marks.values().filter(move |mark| mark.place == place);
+        marks.map(|mark| mark.range.clone())
+    }
+}
+
+/// Returns an address's offset in the block at `place`, which contains it.
+const fn offset(place: usize, address: usize) -> u64 {
+    (address - place) as u64
 }

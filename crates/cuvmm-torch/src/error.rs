@@ -63,6 +63,10 @@ pub(crate) enum Error {
     Asleep(String),
     #[error("keep is {0}: it must be 0, 1 or 2")]
     Keep(i32),
+    #[error("a timeout of {0} s: it must not be negative")]
+    Timeout(f64),
+    #[error("no pool has the memory, or not all of it in one allocation")]
+    NotInPool,
     #[error("the tag {0:?} is awake")]
     Awake(String),
     #[error("the tag {tag:?} of device {device}: {cause}")]

@@ -33,6 +33,8 @@ struct All<'a> {
     sleeping: u64,
     /// The bytes of host memory kept for contents.
     host: u64,
+    /// The bytes that are marked to be kept by a sleep that discards the rest.
+    kept: u64,
     /// The part of `held` in bytes that the driver refused to take back. Nothing uses it, and it is
     /// offered again.
     quarantined: u64,
@@ -108,6 +110,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         published: known.published().map_or(0, heaps::held),
         sleeping: figures.sleeping,
         host: pools.iter().map(TagFigures::host).sum(),
+        kept: pools.iter().map(TagFigures::kept).sum(),
         quarantined: pool.quarantined,
         total: Total {
             allocations: figures.all.count.current,

@@ -10,7 +10,7 @@ pub(crate) mod kept;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuvmm::sleep::PreparedSleep;
 use cuvmm::{Contents, HostStore, SleepError, Tenant};
@@ -27,8 +27,8 @@ use crate::{fork, graphs};
 /// The tag of allocations on threads without a tag.
 const NO_TAG: &str = "default";
 
-/// The timeout of sleeping for work that may use the memory, and of waking for memory.
-const LONGEST: Duration = Duration::from_secs(60);
+/// The default timeout of sleeping for work that may use the memory, and of waking for memory.
+pub(crate) const LONGEST: Duration = Duration::from_secs(60);
 
 /// Stores of contents are multiples of this, in bytes.
 const PART: u64 = 2 << 20;
@@ -212,9 +212,15 @@ pub(crate) struct TagFigures {
     asleep: bool,
     /// The bytes of host memory kept for its contents.
     host: u64,
+    /// The bytes that are marked to be kept by a sleep that discards the rest.
+    kept: u64,
 }
 
 impl TagFigures {
+    pub(crate) const fn kept(&self) -> u64 {
+        self.kept
+    }
+
     pub(crate) const fn host(&self) -> u64 {
         self.host
     }
@@ -230,8 +236,39 @@ pub(crate) fn figures(of: &DeviceHeap) -> Vec<TagFigures> {
         bytes: state.sizes(index).sum(),
         asleep: tag.is_asleep,
         host: tag.store.as_ref().map_or(0, HostStore::capacity),
+        kept: state.marked(index).sum(),
     });
     figures.collect()
+}
+
+/// Marks memory of an allocation under a tag, as `cuvmm_keep` describes. Returns the mark's token.
+pub(crate) fn keep(address: usize, size: u64) -> Result<u64, Error> {
+    fork::check()?;
+    let mut state = lock();
+    let blocks = state.blocks.get_or_insert_default();
+    let tag = blocks.tag_of(address, size).ok_or(Error::NotInPool)?;
+    if state.tags[tag].is_asleep {
+        return Err(Error::Asleep(state.tags[tag].name.clone()));
+    }
+    let blocks = state.blocks.get_or_insert_default();
+    blocks.mark(address, size).ok_or(Error::NotInPool)
+}
+
+/// Ends a mark, if it has not ended.
+pub(crate) fn end_mark(token: u64) {
+    if !fork::is_child() {
+        lock().blocks.get_or_insert_default().end_mark(token);
+    }
+}
+
+/// Returns the name of the tag under which the memory at an address was allocated.
+pub(crate) fn name_of(address: usize) -> Option<String> {
+    if fork::is_child() {
+        return None;
+    }
+    let state = lock();
+    let tag = state.blocks.as_ref()?.tag_of(address, 1)?;
+    Some(state.tags[tag].name.clone())
 }
 
 impl Tag {
@@ -248,6 +285,10 @@ impl Tag {
 impl State {
     fn sizes(&self, tag: usize) -> impl Iterator<Item = u64> {
         self.blocks.iter().flat_map(move |all| all.sizes(tag))
+    }
+
+    fn marked(&self, tag: usize) -> impl Iterator<Item = u64> {
+        self.blocks.iter().flat_map(move |all| all.marked(tag))
     }
 
     fn set_asleep(&mut self, index: usize, is_asleep: bool) {
@@ -316,9 +357,9 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// Invalid JSON, an unknown or sleeping tag, work that does not end, too little host memory, or a
 /// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
 /// map its memory again.
-pub(crate) fn sleep(json: &str, keep: Option<Host>) -> Result<(), Error> {
+pub(crate) fn sleep(json: &str, keep: Option<Host>, wait: Duration) -> Result<(), Error> {
     fork::check()?;
-    sleep_as(names(json)?.as_deref(), |_| keep)
+    sleep_as(names(json)?.as_deref(), |_| keep, wait)
 }
 
 /// Puts tags to sleep, each as its value says, as `cuvmm_sleep_each` describes.
@@ -333,10 +374,16 @@ pub(crate) fn sleep_each(json: &str) -> Result<(), Error> {
         .map(|(name, keep)| Ok((name, Host::of(keep)?)));
     let each = each.collect::<Result<BTreeMap<_, _>, Error>>()?;
     let names: Vec<String> = each.keys().cloned().collect();
-    sleep_as(Some(&names), |name| each.get(name).copied().flatten())
+    let keep = |name: &str| each.get(name).copied().flatten();
+    sleep_as(Some(&names), keep, LONGEST)
 }
 
-fn sleep_as(names: Option<&[String]>, keep: impl Fn(&str) -> Option<Host>) -> Result<(), Error> {
+fn sleep_as(
+    names: Option<&[String]>,
+    keep: impl Fn(&str) -> Option<Host>,
+    wait: Duration,
+) -> Result<(), Error> {
+    let until = Instant::now().checked_add(wait);
     // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
     // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
@@ -346,7 +393,7 @@ fn sleep_as(names: Option<&[String]>, keep: impl Fn(&str) -> Option<Host>) -> Re
     let mut prepared = Vec::new();
     for &index in &chosen {
         let name = lock().tags[index].name.clone();
-        match prepare_sleep(index, keep(&name)) {
+        match prepare_sleep(index, keep(&name), until) {
             Ok(one) => prepared.push(one),
             Err(error) => {
                 let failed = prepared.len();
@@ -374,9 +421,9 @@ fn sleep_as(names: Option<&[String]>, keep: impl Fn(&str) -> Option<Host>) -> Re
 /// # Errors
 /// Invalid JSON, an unknown or awake tag, too little memory, or a refusal of the driver. All tags
 /// are as before.
-pub(crate) fn wake(json: &str) -> Result<(), Error> {
+pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
     fork::check()?;
-    let names = names(json)?;
+    let (names, until) = (names(json)?, Instant::now().checked_add(wait));
     // Leave is not kept during the wait for memory: the pools' guards end the wait when a capture
     // begins.
     drop(graphs::waiting().ok_or(Error::Capturing)?);
@@ -385,7 +432,7 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
     let moving = Moving::begin(&chosen);
     let prepared = chosen.iter().map(|&index| {
         let tenant = lock().tags[index].tenant.clone();
-        let prepared = tenant.blocks().timeout(LONGEST).prepare_wake();
+        let prepared = tenant.blocks().timeout(left(until)).prepare_wake();
         prepared.map_err(|cause| refused(index, cause))
     });
     match prepared.collect::<Result<Vec<_>, _>>() {
@@ -410,21 +457,48 @@ pub(crate) fn wake(json: &str) -> Result<(), Error> {
 }
 
 /// Does every step of putting a tag to sleep that can fail.
-fn prepare_sleep(index: usize, keep: Option<Host>) -> Result<PreparedSleep, Error> {
+fn prepare_sleep(
+    index: usize,
+    keep: Option<Host>,
+    until: Option<Instant>,
+) -> Result<PreparedSleep, Error> {
     let tenant = lock().tags[index].tenant.clone();
-    let blocks = tenant.blocks().timeout(LONGEST).release(true);
-    let Some(after) = keep else {
-        let prepared = blocks.prepare_sleep(Contents::Discard);
-        return prepared.map_err(|cause| refused(index, cause));
+    let blocks = tenant.blocks().timeout(left(until)).release(true);
+    let mut state = lock();
+    let needed = match keep {
+        Some(after) => {
+            state.tags[index].host = after;
+            host::parts(state.sizes(index))
+        }
+        None => {
+            let blocks = state.blocks.get_or_insert_default();
+            blocks.tell_marks(index)?;
+            host::parts(state.marked(index))
+        }
     };
-    lock().tags[index].host = after;
-    let store = host::store(index)?;
-    let mut prepared = blocks.prepare_sleep(Contents::Keep(&store));
-    drop(store);
+    drop(state);
+    let mut prepared = match (keep, needed) {
+        (None, 0) => blocks.prepare_sleep(Contents::Discard),
+        _ => blocks.prepare_sleep(contents(keep, &host::store(index, needed)?)),
+    };
     if prepared.as_ref().is_err_and(host::is_unpinned) {
-        prepared = blocks.prepare_sleep(Contents::Keep(&host::pageable(index)?));
+        prepared = blocks.prepare_sleep(contents(keep, &host::pageable(index, needed)?));
     }
     prepared.map_err(|cause| refused(index, cause))
+}
+
+const fn contents(keep: Option<Host>, store: &HostStore) -> Contents<'_> {
+    match keep {
+        Some(_) => Contents::Keep(store),
+        None => Contents::KeepMarked(store),
+    }
+}
+
+/// Returns the time that is left until an instant; without one, as good as forever.
+fn left(until: Option<Instant>) -> Duration {
+    until.map_or(Duration::MAX, |until| {
+        until.saturating_duration_since(Instant::now())
+    })
 }
 
 fn refused(index: usize, cause: SleepError) -> Error {

@@ -16,6 +16,7 @@ from __future__ import annotations
 from ._arrays import DeviceArray, ForeignArray, empty, from_dlpack
 from ._attaching import Attached, attach
 from ._errors import Error, NotPublishedError, OutOfMemoryError
+from ._keeping import keep, trim
 from ._library import path as library_path
 from ._publishing import Publication, publish
 from ._settings import configure
@@ -40,6 +41,7 @@ __all__ = [
     "empty_cache",
     "end_stream",
     "from_dlpack",
+    "keep",
     "library_path",
     "limit_host",
     "prepare",
@@ -47,6 +49,7 @@ __all__ = [
     "release_host",
     "sleep",
     "stats",
+    "trim",
     "wake",
 ]
 

@@ -32,12 +32,17 @@ class Slept:
     quarantined: int = 0
 
 
-def check(name: str) -> None:
-    """Raises if a pool of that name cannot be entered."""
+def check_name(name: str) -> None:
+    """Raises if a pool can have no such name."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a pool is text, not {name!r}")
     if not name or "\0" in name:
         raise ValueError(f"the name of a pool has a character, and no zero byte: {name!r}")
+
+
+def check(name: str) -> None:
+    """Raises if a pool of that name cannot be entered."""
+    check_name(name)
     if name in asleep():
         raise Error(f"the memory of tag {name!r} is asleep: call cuvmm.wake({name!r}) first")
 
@@ -70,6 +75,14 @@ def _names(tags: str | Iterable[str] | None) -> bytes:
     if not names:
         raise ValueError("name at least one tag, or pass None for all")
     return json.dumps(names).encode()
+
+
+def _seconds(timeout: float) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"a timeout is a number of seconds, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"a timeout is not negative: {timeout!r}")
+    return float(timeout)
 
 
 def _torch() -> Any:
@@ -120,14 +133,21 @@ def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
 
 
 def sleep(
-    tags: str | Iterable[str] | None = None, keep: bool = True, *, host: Literal["keep", "release"] = "keep"
+    tags: str | Iterable[str] | None = None,
+    keep: bool = True,
+    *,
+    host: Literal["keep", "release"] = "keep",
+    timeout: float = 60.0,
 ) -> Slept:
     """Gives up the device memory of pools, which keep their addresses.
 
     tags: the name of a pool (its tag), several, or None for all that are awake.
-    keep: True copies the contents to host memory; False discards them: after `wake` they are not set.
+    keep: True copies the contents to host memory; False discards them: after `wake` they are not set. What
+        `cuvmm.keep` has marked is kept with both.
     host: the host memory of the contents is kept for the next sleep, which is then several times as fast, or
-        goes back to the system after `wake`, which does not wait for that.
+        goes back to the system after `wake`, which does not wait for that. That of marked tensors is kept if
+        the rest is discarded.
+    timeout: the seconds to wait for work in all, from 0 to `math.inf`.
 
     Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
     Waits for the work that PyTorch has queued, and is refused while a graph is captured, also if the capture
@@ -148,34 +168,36 @@ def sleep(
     """
     if host not in ("keep", "release"):
         raise ValueError(f"host is 'keep' or 'release', not {host!r}")
-    names = _names(tags)
+    names, seconds = _names(tags), _seconds(timeout)
     library = _library.get()
     before = _asleep(_figures())
-    library.check(library.sleep(names, (1 if host == "keep" else 2) if keep else 0))
+    code = (1 if host == "keep" else 2) if keep else 0
+    library.check(library.sleep_within(names, code, seconds))
     figures = _figures()
     given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
     quarantined = sum(found["quarantined"] for found in figures.values())
     return Slept(_sum(given), _held(figures), quarantined)
 
 
-def wake(tags: str | Iterable[str] | None = None) -> None:
+def wake(tags: str | Iterable[str] | None = None, *, timeout: float = 60.0) -> None:
     """Gives pools their memory back at its addresses, with its contents if `sleep` kept them.
 
     tags: the name of a pool (its tag), several, or None for all that are asleep.
+    timeout: the seconds to wait for memory in all, from 0 to `math.inf`.
 
     If too little memory is free and PyTorch uses its own allocator, that gives its free memory back first
-    (`torch.cuda.empty_cache`), unless the current stream captures a graph. Waits for memory for at most 60 s
-    for each tag. Refused while a graph is captured, also if the capture begins meanwhile.
+    (`torch.cuda.empty_cache`), unless the current stream captures a graph. Refused while a graph is captured,
+    also if the capture begins meanwhile.
 
     >>> cuvmm.wake(["weights", "cache"])  # doctest: +SKIP
 
     Raises `cuvmm.OutOfMemoryError` if the memory is not to be had, and `cuvmm.Error` if a tag is
     unknown or awake, or the driver refuses. All tags sleep then as before.
     """
-    names = _names(tags)
+    names, seconds = _names(tags), _seconds(timeout)
     library = _library.get()
     _give_back(json.loads(names))
-    library.check(library.wake(names))
+    library.check(library.wake_within(names, seconds))
 
 
 def prepare(tags: str | Iterable[str] | None = None) -> None:

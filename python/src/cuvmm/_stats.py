@@ -43,6 +43,8 @@ class Stats:
     sleeping: int = 0
     #: Host memory that is kept for the contents of pools.
     host: int = 0
+    #: What `keep` has marked: a sleep that discards contents keeps it.
+    kept: int = 0
     #: The part of `held` that the driver refused to take back. Nothing uses it, and the driver is asked
     #: again by `empty_cache`, by `sleep`, and when memory is short.
     quarantined: int = 0
@@ -88,6 +90,7 @@ def stats(device: Any = 0) -> Stats:
         published=figures.get("published", 0),
         sleeping=figures.get("sleeping", 0),
         host=figures.get("host", 0),
+        kept=figures.get("kept", 0),
         quarantined=figures.get("quarantined", 0),
         all=figures,
         table=library.text("table", device),

@@ -37,9 +37,9 @@ pub(super) const fn is_unpinned(error: &SleepError) -> bool {
     )
 }
 
-/// Returns the store of a tag, whose limit is what the others leave.
-pub(super) fn store(index: usize) -> Result<HostStore, Error> {
-    let room = room(index)?;
+/// Returns the store of a tag, for contents that need some bytes. Its limit is what the others leave.
+pub(super) fn store(index: usize, needed: u64) -> Result<HostStore, Error> {
+    let room = room(index, needed)?;
     let mut state = lock();
     let tag = &mut state.tags[index];
     if let Some(store) = &tag.store {
@@ -53,9 +53,8 @@ pub(super) fn store(index: usize) -> Result<HostStore, Error> {
     Ok(store)
 }
 
-/// Gives a tag a store of pageable memory for its contents.
-pub(super) fn pageable(index: usize) -> Result<HostStore, Error> {
-    let bytes = needed(index);
+/// Gives a tag a store of pageable memory, for contents that need some bytes.
+pub(super) fn pageable(index: usize, needed: u64) -> Result<HostStore, Error> {
     let mut state = lock();
     let tag = &mut state.tags[index];
     // The old store may cause the lack of memory.
@@ -63,22 +62,21 @@ pub(super) fn pageable(index: usize) -> Result<HostStore, Error> {
     let device = tag.of.device.clone();
     drop(state);
     drop(old);
-    let store = HostStore::builder(&device).ordinary(bytes).build()?;
+    let store = HostStore::builder(&device)
+        .ordinary(needed.max(PART))
+        .build()?;
     lock().tags[index].store = Some(store.clone());
     Ok(store)
 }
 
-/// Returns the bytes that the contents of a tag take, at least one part.
-fn needed(index: usize) -> u64 {
-    let state = lock();
-    let sizes = state.sizes(index);
-    let parts = sizes.map(|size| size.next_multiple_of(PART));
-    parts.sum::<u64>().max(PART)
+/// Returns the bytes that contents of some sizes take in whole parts.
+pub(super) fn parts(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.map(|size| size.next_multiple_of(PART)).sum()
 }
 
-/// Returns the most bytes that a tag's store may have. If they are too few for its contents, the
-/// stores of other tags give free memory back first.
-fn room(index: usize) -> Result<u64, Error> {
+/// Returns the most bytes that a tag's store may have. If they are fewer than `needed`, the stores of
+/// other tags give free memory back first.
+fn room(index: usize, needed: u64) -> Result<u64, Error> {
     let limit = LIMIT.load(Ordering::Relaxed);
     let others: Vec<HostStore> = {
         let state = lock();
@@ -90,7 +88,6 @@ fn room(index: usize) -> Result<u64, Error> {
         let taken = others.iter().map(HostStore::capacity).sum();
         limit.saturating_sub(taken)
     };
-    let needed = needed(index);
     for other in &others {
         let short = needed.saturating_sub(room());
         if short > 0 {
@@ -109,9 +106,10 @@ pub(crate) fn prepare(json: &str) -> Result<(), Error> {
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     for index in chosen(names.as_deref(), false)? {
-        let reserved = store(index)?.reserve(needed(index));
+        let needed = parts(lock().sizes(index));
+        let reserved = store(index, needed)?.reserve(needed);
         match reserved {
-            Err(error) if is_unpinned(&error) => drop(pageable(index)?),
+            Err(error) if is_unpinned(&error) => drop(pageable(index, needed)?),
             reserved => reserved.map_err(|cause| super::refused(index, cause))?,
         }
     }

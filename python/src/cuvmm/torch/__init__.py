@@ -13,7 +13,8 @@ vLLM's sleep mode, are imported by their names.
 """
 
 from ._access import check_access
+from ._buffers import lost_buffers
 from ._install import install, is_installed
-from ._pools import pool
+from ._pools import pool, worker
 
-__all__ = ["check_access", "install", "is_installed", "pool"]
+__all__ = ["check_access", "install", "is_installed", "lost_buffers", "pool", "worker"]

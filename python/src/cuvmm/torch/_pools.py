@@ -16,9 +16,18 @@ from .._sleeping import check, tag
 from . import _install
 
 # Pools that no block of code uses now, by name and device. PyTorch lets one block at a time use a pool, so a
-# block takes one and puts it back. They are kept, because tensors may outlive the code. No lock is taken: the
-# garbage collector may end a block in the middle of each function here.
+# block takes one and puts it back. They are kept until they are trimmed: tensors may outlive the code, and the
+# next block uses what is free. The garbage collector may end a block in the middle of each function here.
 _unused: dict[tuple[str, int], deque[Any]] = {}
+# Pools of PyTorch that were dropped and had tensors then, by name and device: the numbers by which PyTorch
+# knows them. Their memory goes back when its tensors are gone and PyTorch's cache is emptied.
+_left: dict[tuple[str, int], deque[tuple[int, int]]] = {}
+# Held while PyTorch begins or ends the use of a pool, and while pools are dropped: PyTorch ends the process if
+# a pool is dropped while another one is in use on its device. A block that the garbage collector ends meanwhile
+# takes it again.
+_turn = threading.RLock()
+# The uses of PyTorch's pools by device.
+_uses: dict[int, set[_Entered]] = {}
 # PyTorch's object for the functions, which is kept because PyTorch calls them until the process ends.
 _allocators: dict[str, Any] = {}
 
@@ -30,6 +39,11 @@ class _Thread(threading.local):
         self.entered: list[_Entered] = []
         # The blocks that it is in, with and without `install`.
         self.blocks: set[object] = set()
+        # True while pools are dropped: it uses none.
+        self.drops = False
+        # The blocks that it is in whose backward passes it runs itself, and if it did not before the first.
+        self.workers: set[object] = set()
+        self.multithreading: bool | None = None
 
 
 _thread = _Thread()
@@ -61,22 +75,44 @@ class _Entered:
         _use_innermost()
 
     def resume(self) -> None:
+        with _turn:
+            self._begin()
+        if self not in self._all:
+            self.pause()
+
+    def pause(self) -> None:
+        with _turn:
+            self._end()
+
+    def hand_back(self, unused: deque[Any]) -> None:
+        """Puts PyTorch's pool back. Nothing else has it then, so that it ends where it is dropped."""
+        with _turn:
+            unused.append(self._mem_pool)
+            self._mem_pool = None
+
+    def _begin(self) -> None:
         context = torch.cuda.use_mem_pool(self._mem_pool, self._device)
         if self.begins or self.context is not None or self._all[-1:] != [self]:
             return
         self.begins = True
+        # In use from before it begins until after it has ended.
+        uses = _uses.setdefault(self._device, set())
+        uses.add(self)
         try:
             context.__enter__()
             self.context = context
         finally:
             self.begins = False
-        if self not in self._all:
-            self.pause()
+            if self.context is None:
+                uses.discard(self)
 
-    def pause(self) -> None:
+    def _end(self) -> None:
         context, self.context = self.context, None
         if context is not None:
-            context.__exit__(None, None, None)
+            try:
+                context.__exit__(None, None, None)
+            finally:
+                _uses[self._device].discard(self)
 
 
 def _use_innermost() -> None:
@@ -85,7 +121,7 @@ def _use_innermost() -> None:
     The garbage collector may end a block in the middle of each step, so it looks again after each.
     """
     entered = _thread.entered
-    while True:
+    while not _thread.drops:
         outer = [it for it in entered[:-1] if it.context is not None]
         innermost = [it for it in entered[-1:] if it.context is None and not it.begins]
         if outer:
@@ -97,11 +133,13 @@ def _use_innermost() -> None:
 
 
 @contextlib.contextmanager
-def pool(name: str, device: Any = None) -> Iterator[None]:
+def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]:
     """Allocates the CUDA tensors that the calling thread makes from the pool of that name.
 
     device: the device whose tensors are meant; the current one by default. With `install`, tensors
         of every device.
+    trim: True gives what is free in the pool back before it is entered, as `cuvmm.trim` does, so that this
+        block's tensors can have it in other sizes. Not while another thread is inside of a pool of the device.
 
     Entered again with the same name, the same pool is used. Pools may be nested; the innermost is
     used. Blocks may end in any order. Other threads, such as those of a backward pass, do not use it; other
@@ -124,6 +162,9 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
     ...     model = Model().cuda()
     >>> cuvmm.sleep("weights")  # doctest: +SKIP
 
+    Without `install` PyTorch gives nothing back when a tensor does not fit: it neither joins what is free in
+    the pool nor tries again. So the text of an out of memory inside names `cuvmm.trim`.
+
     Raises `cuvmm.Error` if the pool's memory is asleep or the current stream captures a graph, and
     ValueError for an empty name.
     """
@@ -143,8 +184,17 @@ def pool(name: str, device: Any = None) -> Iterator[None]:
             if _install.is_installed():
                 yield
             else:
+                if trim:
+                    give_back(name, ordinal)
                 with _use(name, ordinal):
+                    if trim:
+                        # Inside, this leaves PyTorch's memory outside of pools as it is.
+                        give_back_left(name, ordinal)
                     yield
+        except torch.cuda.OutOfMemoryError as error:
+            if not _install.is_installed():
+                _name_trim(error, name)
+            raise
         finally:
             blocks.discard(block)
 
@@ -163,14 +213,30 @@ def _make_workspace(device: int) -> None:
 def _use(name: str, device: int) -> Iterator[None]:
     """Replaces the pool that the thread uses, until the end."""
     unused = _unused.setdefault((name, device), deque())
-    mem_pool = _taken(unused) or _made(device)
-    entered = _Entered(mem_pool, device)
+    entered = _Entered(_taken(unused) or _made(device), device)
     try:
         entered.enter()
         yield
     finally:
         entered.leave()
-        unused.append(mem_pool)
+        entered.hand_back(unused)
+
+
+@contextlib.contextmanager
+def ordinary(device: int) -> Iterator[None]:
+    """Uses memory of PyTorch's own allocator in place of a pool, until the end."""
+    # No other pool has this name.
+    unused = _unused.setdefault(("", device), deque())
+    with torch.cuda.device(device):
+        entered = _Entered(_taken(unused) or torch.cuda.MemPool(), device)
+    try:
+        entered.enter()
+        give_back_left("", device)
+        yield
+    finally:
+        entered.leave()
+        entered.hand_back(unused)
+        _dropped("", device)
 
 
 def _taken(unused: deque[Any]) -> Any:
@@ -190,3 +256,106 @@ def _made(device: int) -> Any:
     # PyTorch notes the allocator of a pool for the device that is current.
     with torch.cuda.device(device):
         return torch.cuda.MemPool(allocator.allocator())
+
+
+def _name_trim(error: BaseException, name: str) -> None:
+    """Adds to the text of PyTorch's error what gives memory back."""
+    text = str(error)
+    if "cuvmm.trim" not in text:
+        error.args = (
+            f"{text} Inside of a pool PyTorch gives no free memory back before it fails:"
+            f" cuvmm.trim({name!r}) does between two blocks, and"
+            f" cuvmm.torch.pool({name!r}, trim=True) when it is entered.",
+        )
+
+
+def devices(name: str) -> set[int]:
+    """Returns the devices on which a pool was entered."""
+    return {device for known, device in list(_unused) if known == name}
+
+
+def give_back(name: str, device: int) -> bool:
+    """Drops PyTorch's pools of a name on a device that no block uses: what is free in them goes back.
+
+    Returns False, and drops none, if another thread uses a pool of the device. Blocks of this thread go on with
+    new pools.
+    """
+    if hasattr(torch._C, "_MemPoolContext"):
+        # It would free what its tensors keep with another allocator's function later.
+        raise Error("this PyTorch cannot drop a pool with tensors: trim needs PyTorch 2.8 or newer")
+    return _dropped(name, device)
+
+
+def _dropped(name: str, device: int) -> bool:
+    thread = _thread
+    with _turn:
+        thread.drops = True
+        try:
+            for it in reversed(thread.entered):
+                it.pause()
+            is_free = not _uses.get(device)
+            if is_free:
+                _drop(name, device)
+        finally:
+            thread.drops = False
+            _use_innermost()
+    return is_free
+
+
+def _drop(name: str, device: int) -> None:
+    unused, left = _unused.get((name, device)), _left.setdefault((name, device), deque())
+    while unused:
+        mem_pool = _taken(unused)
+        if mem_pool is not None:
+            first, second = mem_pool.id
+            left.append((first, second))
+        # The object ends here, and with it PyTorch's use of the pool.
+        del mem_pool
+
+
+def give_back_left(name: str, device: int) -> None:
+    """Empties PyTorch's cache if a pool that was dropped has memory there whose tensors are gone."""
+    left = _left.get((name, device), deque())
+    free = False
+    for number in list(left):
+        segments = torch.cuda.memory_snapshot(number)
+        free = free or any(it["active_size"] == 0 for it in segments)
+        if not segments:
+            with contextlib.suppress(ValueError):
+                left.remove(number)
+    if free:
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def worker(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]:
+    """Enters the pool of that name, with the backward passes that the calling thread begins inside.
+
+    The arguments are those of `pool`. PyTorch runs a backward pass on threads of its own, which use no pool:
+    the gradients that they make are outside. Inside of this block this thread runs its backward passes itself
+    (`torch.autograd.set_multithreading_enabled(False)`), so their gradients are in the pool. With one device
+    that takes no longer; the passes of several devices run one after the other.
+
+    Threads that a program starts for itself, such as those of an executor, enter `worker` or `pool` each for
+    its own work: they share the memory of the name, and several may be inside at a time.
+
+    >>> with cuvmm.torch.worker("training"):  # doctest: +SKIP
+    ...     model(inputs).sum().backward()
+
+    Raises what `pool` raises.
+    """
+    thread, block = _thread.workers, object()
+    with pool(name, device, trim=trim):
+        if _thread.multithreading is None:
+            _thread.multithreading = torch._C._is_multithreading_enabled()
+            torch._C._set_multithreading_enabled(False)
+        thread.add(block)
+        try:
+            yield
+        finally:
+            thread.discard(block)
+            # If another thread ends a block that was abandoned, the next one of this thread sets it back.
+            before = _thread.multithreading
+            if thread is _thread.workers and not thread and before is not None:
+                _thread.multithreading = None
+                torch._C._set_multithreading_enabled(before)

@@ -151,12 +151,8 @@ class TorchMemorySaver:
                 library.tag_end(token)
                 torch.cuda.empty_cache()
             return
-        entered = _pools._Entered(torch.cuda.MemPool(), torch.cuda.current_device())
-        try:
-            entered.enter()
+        with _pools.ordinary(torch.cuda.current_device()):
             yield
-        finally:
-            entered.leave()
 
     def pause(self, tag: str | None = None) -> None:
         """Gives up the device memory of a tag, or of all. Its tensors keep their addresses, and must not be used.

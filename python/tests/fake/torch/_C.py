@@ -1,6 +1,7 @@
 """PyTorch's C functions for a pluggable allocator: those that it refuses raise what it raises."""
 
 import ctypes
+import threading
 
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
@@ -98,9 +99,15 @@ def native_reserved(device):
 
 def _cuda_emptyCache():
     if current is None:
-        while native_cache:
+        from .cuda import memory
+
+        # What is outside of pools stays while one is entered.
+        while native_cache and not memory.entered:
             address, _ = native_cache.pop()
             assert ctypes.CDLL("libcuda.so.1").cuMemFree_v2(ctypes.c_uint64(address)) == 0
+        for private in list(memory.privates.values()):
+            if private.dropped:
+                private.release()
         return
     ctypes.CFUNCTYPE(None)(current.hooks["set_reset_fn"])()
 
@@ -135,6 +142,21 @@ def _accelerator_isAllocatorInitialized():
 class StorageBase:
     _share_cuda_ = _refuse("shareIPcHandle")
     _new_shared_cuda = staticmethod(_refuse("getIpcDevPtr"))
+
+
+class _Autograd(threading.local):
+    multithreading = True
+
+
+_autograd = _Autograd()
+
+
+def _is_multithreading_enabled():
+    return _autograd.multithreading
+
+
+def _set_multithreading_enabled(enabled):
+    _autograd.multithreading = enabled
 
 
 def _get_cudnn_benchmark():

@@ -37,6 +37,17 @@ class device:  # noqa: N801
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
 
+class Storage:
+    def __init__(self, address, size):
+        self._address, self._size = address, size
+
+    def data_ptr(self):
+        return self._address
+
+    def nbytes(self):
+        return self._size
+
+
 def dense(shape):
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
@@ -50,6 +61,13 @@ class Tensor:
         self.address, self.shape, self.dtype = address, tuple(shape), dtype
         self.device, self.keeps = place, keeps
         self.strides = dense(self.shape) if strides is None else tuple(strides)
+
+    def untyped_storage(self):
+        if hasattr(self.keeps, "untyped_storage"):
+            return self.keeps.untyped_storage()
+        if not hasattr(self, "_storage"):
+            self._storage = Storage(self.address, self.numel() * self.dtype.itemsize)
+        return self._storage
 
     def detach(self):
         return self

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import types
 
-from .. import _C
+from .. import _C, tensors
 from . import _utils, memory  # noqa: F401
 
 _device = 0
@@ -89,13 +89,25 @@ class Tensor:
 
     def __init__(self, size):
         init()
-        pool = memory.entered[0].allocator if memory.entered else _C.current
-        self.allocator = _C.native if pool is None else pool
         self.size, self.stream, self.device = size, stream, _device
-        self.address = self.allocator.malloc(size, _device, stream)
+        self.private = memory.entered[0].private if memory.entered else None
+        if self.private is not None:
+            self.segment = self.private.take(size, _device, stream)
+            self.address = self.segment[1]
+        else:
+            self.allocator = _C.native if _C.current is None else _C.current
+            self.address = self.allocator.malloc(size, _device, stream)
+        self.storage = tensors.Storage(self.address, size)
+
+    def untyped_storage(self):
+        return self.storage
 
     def free(self):
-        self.allocator.free(self.address, self.size, self.device, self.stream)
+        self.storage = None
+        if self.private is not None:
+            self.private.put(self.segment)
+        else:
+            self.allocator.free(self.address, self.size, self.device, self.stream)
 
 
 memory_stats = memory.memory_stats
@@ -111,4 +123,5 @@ mem_get_info = memory.mem_get_info
 reset_peak_memory_stats = memory.reset_peak_memory_stats
 empty_cache = memory.empty_cache
 MemPool = memory.MemPool
+OutOfMemoryError = memory.OutOfMemoryError
 use_mem_pool = memory.use_mem_pool

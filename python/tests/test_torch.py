@@ -266,6 +266,31 @@ class Pools(unittest.TestCase):
             """
         )
 
+    def test_pools_change_places(self):
+        case(
+            """
+            with cuvmm.torch.pool("chat"):
+                chat = torch.empty(4 << 20)
+            cuvmm.sleep("chat")
+            with cuvmm.torch.pool("code"):
+                code = torch.empty(4 << 20)
+            slept = cuvmm.exchange("code", "chat")
+            assert slept.given == {"code": 4 << 20} and "code" not in slept.held, slept
+            assert cuvmm.asleep() == {"code"}
+            cuvmm.exchange(sleep=["chat"], wake=["code"], host="release")
+            assert cuvmm.asleep() == {"chat"}
+            refused(cuvmm.Error, lambda: cuvmm.exchange("chat", "code"), "asleep")
+            refused(cuvmm.Error, lambda: cuvmm.exchange("code", "unknown"), "unknown")
+            refused(ValueError, lambda: cuvmm.exchange("code", []), "at least one tag")
+            refused(ValueError, lambda: cuvmm.exchange("code", "chat", host="drop"), "'keep' or 'release'")
+            refused(TypeError, lambda: cuvmm.exchange(3, "chat"))
+            assert cuvmm.asleep() == {"chat"}
+            cuvmm.wake()
+            chat.free()
+            code.free()
+            """
+        )
+
     def test_host_memory_of_pools(self):
         case(
             """

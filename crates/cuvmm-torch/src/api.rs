@@ -501,6 +501,37 @@ pub unsafe extern "C" fn cuvmm_wake_within(tags: *const c_char, seconds: c_doubl
     })
 }
 
+/// Puts tags to sleep and wakes others in their memory, so that their contents are copied in both
+/// directions at once. Both are given by a JSON list of names; `null` is all awake tags, and all
+/// sleeping ones. Contents are kept, with `keep` 1 or 2 as in `cuvmm_sleep`. Refused while a graph is
+/// captured, also if the capture begins during a wait. Tags of several devices go in turn.
+///
+/// An error (another `keep`, a tag that is unknown or in the wrong state, work that does not end, too
+/// little memory of the host or the device (-3), a refusal of the driver) changes nothing. If the
+/// driver then also refuses to restore a tag's memory, that tag sleeps with its contents.
+///
+/// # Safety
+/// Both texts are null or end with a zero byte. No work queued later uses the memory of the tags
+/// that fall asleep before they are woken.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_exchange(
+    sleep: *const c_char,
+    wake: *const c_char,
+    keep: c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let (sleep, wake) = unsafe { (edge::read(sleep)?, edge::read(wake)?) };
+        let after = match keep {
+            1 => Host::Keep,
+            2 => Host::Release,
+            _ => return Err(Error::Keep(keep)),
+        };
+        let (sleep, wake) = (sleep.unwrap_or("null"), wake.unwrap_or("null"));
+        tags::exchange::exchange(sleep, wake, after)
+    })
+}
+
 fn timeout(seconds: f64) -> Result<Duration, Error> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(Error::Timeout(seconds));

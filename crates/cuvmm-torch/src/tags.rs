@@ -5,6 +5,7 @@
 //! wait for the work of the device, as `cudaFree` does. So the blocks have no home stream: freed
 //! memory is reused, and sleeping memory unmapped, only when all work of the device is complete.
 
+pub(crate) mod exchange;
 pub(crate) mod host;
 pub(crate) mod kept;
 
@@ -441,12 +442,7 @@ pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
                 one.finish();
             }
             moving.end(|_| false);
-            let state = lock();
-            let tags = chosen.iter().map(|&index| &state.tags[index]);
-            let stores = tags.filter(|tag| tag.host == Host::Release);
-            let stores = stores.filter_map(|tag| tag.store.clone()).collect();
-            drop(state);
-            host::give_back(stores);
+            host::give_back_after(&chosen);
             Ok(())
         }
         Err(error) => {

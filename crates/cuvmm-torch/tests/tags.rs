@@ -48,6 +48,46 @@ over_the_stand_in! {
         assert_eq!(cuda.physicals_and_mappings(), (0, 0));
     }
 
+    tags_change_places [] says [] {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let stream = cuda.stream();
+        // Together they are more than the limit.
+        let chat = tags.allocate("chat", 160);
+        cuda.fill(chat, 1, 160 * MIB, stream);
+        cuda.synchronize(stream);
+        tags.sleep(r#"["chat"]"#, true).unwrap();
+        let code = tags.allocate("code", 160);
+        cuda.fill(code, 2, 160 * MIB, stream);
+        cuda.synchronize(stream);
+        let before = cuda.physicals_and_mappings();
+        for _ in 0..2 {
+            tags.exchange(r#"["code"]"#, r#"["chat"]"#, 1).unwrap();
+            assert_eq!(tags.asleep(), r#"["code"]"#);
+            assert_eq!(cuda.physicals_and_mappings(), before);
+            cuda.expect(chat, 1, 160 * MIB);
+            tags.exchange("null", "null", 2).unwrap();
+            assert_eq!(tags.asleep(), r#"["chat"]"#);
+            cuda.expect(code, 2, 160 * MIB);
+        }
+        let refused = |outcome: Result<(), String>, text: &str| {
+            let error = outcome.unwrap_err();
+            assert!(error.contains(text), "{error}");
+        };
+        refused(tags.exchange(r#"["chat"]"#, r#"["chat"]"#, 1), "the tag \"chat\" is asleep");
+        refused(tags.exchange(r#"["code"]"#, r#"["code"]"#, 1), "the tag \"code\" is awake");
+        refused(tags.exchange(r#"["code"]"#, r#"["none"]"#, 1), "\"none\"");
+        refused(tags.exchange(r#"["code"]"#, r#"["chat"]"#, 0), "0");
+        assert_eq!(tags.asleep(), r#"["chat"]"#);
+        cuda.expect(code, 2, 160 * MIB);
+        // Both awake are more than the limit, so only one can go on.
+        tags.free(code);
+        tags.exchange("[]", r#"["chat"]"#, 1).unwrap();
+        cuda.expect(chat, 1, 160 * MIB);
+        tags.free(chat);
+        tags.torch.reset();
+        assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+    }
+
     wrong_orders_are_errors_and_change_nothing [] says [
         "bytes under a tag on device 0 failed: the tag \"a\" is asleep",
         "free of 0x1234: it is not allocated here",

@@ -283,7 +283,7 @@ pub use region::{Extent, HostExtents, Layout, Mapper, Region, Registration};
 pub use ring::RingBuffer;
 #[cfg(target_os = "linux")]
 pub use share::{Attachment, Channel, Offer, Publisher, Subscriber};
-pub use sleep::Contents;
+pub use sleep::{Contents, Exchange};
 pub use sparse::{SparseArray, SparseGrid};
 pub use store::HostStore;
 pub use unified::UnifiedBuffer;

@@ -20,7 +20,7 @@ from ._keeping import keep, trim
 from ._library import path as library_path
 from ._publishing import Publication, publish
 from ._settings import configure
-from ._sleeping import Slept, asleep, limit_host, prepare, release_host, sleep, wake
+from ._sleeping import Slept, asleep, exchange, limit_host, prepare, release_host, sleep, wake
 from ._stats import Stats, empty_cache, stats
 from ._streams import end_stream
 
@@ -40,6 +40,7 @@ __all__ = [
     "empty",
     "empty_cache",
     "end_stream",
+    "exchange",
     "from_dlpack",
     "keep",
     "library_path",

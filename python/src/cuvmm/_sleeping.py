@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from . import _library
@@ -173,6 +173,43 @@ def sleep(
     before = _asleep(_figures())
     code = (1 if host == "keep" else 2) if keep else 0
     library.check(library.sleep_within(names, code, seconds))
+    return _slept_since(before)
+
+
+def exchange(
+    sleep: str | Iterable[str], wake: str | Iterable[str], *, host: Literal["keep", "release"] = "keep"
+) -> Slept:
+    """Puts pools to sleep and wakes others in their memory: both directions of the bus are used at once.
+
+    sleep: the name of a pool (its tag) that is awake, or several. Their contents are copied to host memory.
+    wake: the name of a pool that is asleep, or several.
+    host: the host memory of the contents is kept for the next sleep, or goes back to the system after `wake`.
+
+    Pools of the same sizes take about half the time of `sleep` and then `wake`. What does not fit, and pools on
+    several devices, take as long as these. Memory for the larger of both is enough: the contents are replaced piece
+    by piece. The rules of `sleep` and `wake` hold.
+
+    Returns what was given up, and what this process still holds, by name.
+
+    >>> cuvmm.exchange(sleep="chat", wake="code").given  # doctest: +SKIP
+    {'chat': 2147483648}
+
+    Raises `cuvmm.OutOfMemoryError` if there is too little memory of the host or the device, and `cuvmm.Error` if a
+    tag is unknown or in the wrong state, work does not end, or the driver refuses. All tags are then as before, with
+    their contents. (If the driver refuses to restore memory too, that tag sleeps: see `asleep`.)
+    """
+    if host not in ("keep", "release"):
+        raise ValueError(f"host is 'keep' or 'release', not {host!r}")
+    falling, waking = _names(sleep), _names(wake)
+    library = _library.get()
+    before = _asleep(_figures())
+    _give_back(json.loads(waking), json.loads(falling))
+    library.check(library.exchange(falling, waking, 1 if host == "keep" else 2))
+    return _slept_since(before)
+
+
+def _slept_since(before: dict[tuple[int, str], int]) -> Slept:
+    """Returns what has fallen asleep since some pools were asleep."""
     figures = _figures()
     given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
     quarantined = sum(found["quarantined"] for found in figures.values())
@@ -243,15 +280,18 @@ def limit_host(size: int | str | None) -> None:
     _library.get().host_limit(2**64 - 1 if size is None else bytes_of(size))
 
 
-def _give_back(names: list[str] | None) -> None:
-    """Makes PyTorch's own allocator give its free memory back if pools that wake need it."""
+def _give_back(names: list[str] | None, falling: Sequence[str] | None = ()) -> None:
+    """Makes PyTorch's own allocator give its free memory back if pools that wake need more than those `falling`
+    asleep give."""
     torch = _native_torch()
     if torch is None or torch.cuda.is_current_stream_capturing():
         return
     for device, found in _figures().items():
         pools = [it for it in found["pools"] if it["asleep"]]
         needed = sum(it["bytes"] for it in pools if names is None or it["name"] in names)
-        if needed and _library.get().headroom(device)[0] < needed:
+        awake = [it for it in found["pools"] if not it["asleep"]]
+        needed -= sum(it["bytes"] for it in awake if falling is None or it["name"] in falling)
+        if needed > 0 and _library.get().headroom(device)[0] < needed:
             torch.cuda.empty_cache()
             return
 

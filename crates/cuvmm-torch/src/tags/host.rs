@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use cuvmm::driver::Location;
 use cuvmm::{HostStore, MemoryError, SleepError};
 
-use super::{MOVING, PART, chosen, lock, names};
+use super::{Host, MOVING, PART, chosen, lock, names};
 use crate::error::Error;
 use crate::{exit, fork, graphs};
 
@@ -138,9 +138,19 @@ pub(crate) fn release(json: &str) -> Result<u64, Error> {
     Ok(stores.iter().map(|store| store.shrink_to(0)).sum())
 }
 
+/// Gives back the host memory of tags that have woken, if it is not to be kept.
+pub(super) fn give_back_after(woken: &[usize]) {
+    let state = lock();
+    let tags = woken.iter().map(|&index| &state.tags[index]);
+    let stores = tags.filter(|tag| tag.host == Host::Release);
+    let stores = stores.filter_map(|tag| tag.store.clone()).collect();
+    drop(state);
+    give_back(stores);
+}
+
 /// Gives the free memory of stores back on a thread of its own, for which nothing waits but the exit
 /// of the process. Keeps it if a graph may be captured then.
-pub(super) fn give_back(stores: Vec<HostStore>) {
+fn give_back(stores: Vec<HostStore>) {
     static AT_EXIT: Once = Once::new();
     if stores.is_empty() || !exit::watch() {
         return;

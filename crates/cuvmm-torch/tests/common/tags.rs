@@ -14,6 +14,7 @@ pub(crate) struct Tags {
     pub(crate) leave: unsafe extern "C" fn(),
     pub(crate) sleep: unsafe extern "C" fn(*const c_char, c_int) -> c_int,
     pub(crate) wake: unsafe extern "C" fn(*const c_char) -> c_int,
+    pub(crate) exchange: unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
 }
 
 impl Tags {
@@ -27,6 +28,7 @@ impl Tags {
             leave: torch.function("cuvmm_tag_leave"),
             sleep: torch.function("cuvmm_sleep"),
             wake: torch.function("cuvmm_wake"),
+            exchange: torch.function("cuvmm_exchange"),
         }
     }
 
@@ -51,6 +53,14 @@ impl Tags {
     /// Puts tags to sleep. Returns an error's text.
     pub(crate) fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
         self.sleep_as(tags, c_int::from(keep))
+    }
+
+    /// Puts tags to sleep and wakes others. Host memory is kept after waking with a `keep` of 1, and
+    /// not with 2.
+    pub(crate) fn exchange(&self, sleep: &str, wake: &str, keep: c_int) -> Result<(), String> {
+        let [sleep, wake] = [sleep, wake].map(|tags| CString::new(tags).unwrap());
+        // SAFETY: the texts are terminated, and the tests do not use memory that sleeps.
+        self.outcome(unsafe { (self.exchange)(sleep.as_ptr(), wake.as_ptr(), keep) })
     }
 
     /// Puts tags to sleep. Host memory is kept after waking with a `keep` of 1, and not with 2.

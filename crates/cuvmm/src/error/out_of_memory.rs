@@ -81,7 +81,7 @@ out_of_memory! {
     SleepError if Self::StoreFull { .. } => {
         Self::Block { cause, .. } => cause,
         Self::Memory(cause) => cause,
-        Self::Stayed { cause, .. } => cause,
+        Self::Stayed { cause, .. } | Self::Lost { cause, .. } => cause,
     }
     KvCacheError => {
         Self::Create { cause, .. } | Self::Block { cause, .. } => cause,

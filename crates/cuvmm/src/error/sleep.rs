@@ -111,4 +111,17 @@ pub enum SleepError {
         #[source]
         cause: Box<Self>,
     },
+    /// An [exchange](crate::Exchange) failed, and the driver refused so often that neither the
+    /// memory of some blocks nor the store has all their contents. They sleep, and read like newly
+    /// allocated ones when they are woken.
+    #[error("the contents of {blocks} of the blocks ({}) are lost: {cause}", Bytes(*.bytes))]
+    Lost {
+        /// The number of blocks.
+        blocks: u64,
+        /// Their size in bytes.
+        bytes: u64,
+        /// The reason why the exchange failed.
+        #[source]
+        cause: Box<Self>,
+    },
 }

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 use cuvmm_driver::PhysicalHandle;
 
 use super::completed::Completed;
 use super::fence::{Fence, Unused};
-use super::place::{Placed, Unmapped};
+use super::place::{LastWriter, Placed, Unmapped};
 use super::space::Space;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -70,7 +72,19 @@ impl TakenOut {
             .for_each(|taken| taken.unmapped.fresh = false);
     }
 
-    pub(super) fn append(&mut self, mut last: Self) {
+    /// Notes who may have written the physicals last.
+    pub(crate) fn note_writer(&mut self, by: u64) {
+        for taken in &mut self.0 {
+            taken.unmapped.last_writer = Some(LastWriter { by, blank: false });
+        }
+    }
+
+    /// Drops the physical from an offset, which has another holder.
+    pub(crate) fn forget(&mut self, offset: u64) {
+        self.0.retain(|taken| taken.offset != offset);
+    }
+
+    pub(crate) fn append(&mut self, mut last: Self) {
         self.0.append(&mut last.0);
     }
 
@@ -113,6 +127,39 @@ impl NotPutBack {
 }
 
 impl Completed<'_> {
+    /// [Takes extents out](Self::take_out), and catches a panic of the driver. `taken` then has the
+    /// extent too at which the driver panicked: it may be mapped still, and its memory is not lost.
+    pub(crate) fn try_take_out(
+        &mut self,
+        offsets: impl IntoIterator<Item = u64>,
+        taken: &mut TakenOut,
+    ) -> thread::Result<Result<(), CallError>> {
+        for offset in offsets {
+            let most = self.space.most_at(offset);
+            let Some(physical) = self.space.physical_at(offset) else {
+                continue;
+            };
+            let take_out = AssertUnwindSafe(|| self.take_out([offset], taken));
+            match catch_unwind(take_out) {
+                Ok(Ok(())) => {}
+                Err(panic) => {
+                    let unmapped = Unmapped {
+                        fresh: false,
+                        ..Unmapped::fresh(physical)
+                    };
+                    taken.0.push(Taken {
+                        offset,
+                        unmapped,
+                        most,
+                    });
+                    return Err(panic);
+                }
+                refused => return refused,
+            }
+        }
+        Ok(Ok(()))
+    }
+
     /// Unmaps extents one by one (`cuMemUnmap`). If the driver refuses one, `taken` has the extents
     /// before it.
     pub(crate) fn take_out(

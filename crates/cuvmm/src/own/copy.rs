@@ -176,6 +176,13 @@ impl<'a> Span<'a> {
         })
     }
 
+    /// Clears a range, and waits for it.
+    pub(crate) fn clear(&self, stream: &Stream, offset: u64, size: u64) -> Result<(), CopyFailed> {
+        Self::uncaptured(stream)?;
+        let queued = self.fill_async(stream, offset, 0, size);
+        self.waited_for(stream, queued)
+    }
+
     /// Waits for all queued copies, also after a copy that could not be queued. If the driver
     /// refuses to wait for the stream, waits for the whole device.
     ///

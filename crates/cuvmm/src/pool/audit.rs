@@ -91,7 +91,8 @@ impl State {
     /// Checks that all memory from the driver is accounted for.
     fn audit_sources(&self) {
         let owed: u64 = self.slots.all().map(|slot| slot.sleep_state.owed()).sum();
-        let had = self.budget.obtained() + owed;
+        let passed: u64 = self.slots.all().map(|slot| slot.sleep_state.passed()).sum();
+        let had = self.budget.obtained() + owed - passed;
         let budget = &self.budget;
         let unused = self.supply.free() + self.supply.marked();
         let known = budget.held() + budget.quarantined() + unused;

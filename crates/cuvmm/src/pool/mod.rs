@@ -117,7 +117,9 @@ pub(crate) use self::blocks::Promised;
 pub(crate) use self::blocks::Use;
 pub use self::blocks::compaction::Compaction;
 pub(crate) use self::blocks::sharing::Prefix;
-pub(crate) use self::blocks::sleep::{Choice, GivenUp, ToSleep, ToWake, TransitioningBlock};
+pub(crate) use self::blocks::sleep::{
+    Choice, GivenUp, Offers, ToSleep, ToWake, TransitioningBlock, settle_exchange,
+};
 pub use self::blocks::slots::Hardened;
 pub use self::blocks::{Block, BlockBuilder, ExportedBlock, Headroom, Lease};
 pub use self::gate::CaptureGuard;

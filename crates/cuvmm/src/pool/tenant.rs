@@ -217,6 +217,11 @@ impl Tenant {
         &self.shared.owner.core.device
     }
 
+    /// Returns `true` if both tenants are of one pool.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(self.core(), other.core())
+    }
+
     /// Returns a number that this pool returns only once: a reading of its clock, which shows no
     /// time twice.
     pub(crate) fn number(&self) -> u64 {

@@ -79,7 +79,9 @@ fn copy_out(
     let left: Vec<u64> = saved.iter().map(|saved| saved.bytes()).collect();
     let jobs = moving.iter().zip(saved).enumerate();
     let mut jobs = jobs
-        .flat_map(|(index, (moving, saved))| Job::all(index, moving.span(), saved))
+        .flat_map(|(index, (moving, saved))| {
+            Job::all((index, Direction::Out), moving.span(), saved)
+        })
         .peekable();
     let mut copied = Copied {
         blocks,
@@ -88,7 +90,7 @@ fn copy_out(
         left,
         bytes: 0,
     };
-    copy(store, Direction::Out, |copies| {
+    copy(store, |copies| {
         copies.add_ready(&mut jobs);
         let grown = growth.finish(|| {
             copies.add_ready(&mut jobs);

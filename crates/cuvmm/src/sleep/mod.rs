@@ -54,6 +54,7 @@
 
 mod apart;
 mod down;
+mod exchange;
 mod prepared;
 mod wake;
 
@@ -67,6 +68,7 @@ use crate::store::{HostStore, Ranges};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
+pub use exchange::{Exchange, Exchanged};
 pub use prepared::{PreparedSleep, PreparedWake};
 
 pub use crate::store::HostStoreBuilder;
@@ -260,11 +262,14 @@ impl<'a> Blocks<'a> {
     /// # Errors
     /// The errors of [`wake`](Self::wake).
     pub fn prepare_wake(&self) -> Result<PreparedWake, SleepError> {
-        wake::wake(self)
+        wake::wake(self, self.choice())
     }
 
-    const fn choice(&self) -> Choice<'_> {
-        Choice(self.tags.as_slice())
+    fn choice(&self) -> Choice<'_> {
+        Choice {
+            tags: &self.tags,
+            addresses: None,
+        }
     }
 
     fn until(&self) -> Option<Instant> {

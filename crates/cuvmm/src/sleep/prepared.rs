@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use cuvmm_driver::DeviceAddress;
+
 use super::{Blocks, Slept, Woken};
 use crate::error::SleepError;
 use crate::pool::{GivenUp, Tenant, ToSleep, ToWake};
@@ -61,6 +63,13 @@ impl PreparedSleep {
         slept
     }
 
+    /// Returns the blocks' addresses and sizes in bytes.
+    pub(super) fn blocks(&self) -> Vec<(DeviceAddress, u64)> {
+        let blocks = self.to_sleep.iter();
+        let blocks = blocks.filter_map(|one| Some((one.address()?, one.bytes())));
+        blocks.collect()
+    }
+
     /// Returns their memory to the blocks, which are as before.
     ///
     /// # Errors
@@ -78,6 +87,15 @@ impl Slept {
     const fn add(&mut self, given: GivenUp) {
         self.given += given.bytes;
         self.quarantined += given.refused;
+    }
+
+    /// Adds the outcome for other blocks.
+    pub(super) const fn add_all(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.given += other.given;
+        self.quarantined += other.quarantined;
+        self.kept += other.kept;
+        self.awake += other.awake;
     }
 }
 
@@ -123,6 +141,15 @@ impl fmt::Debug for PreparedWake {
         f.debug_struct("PreparedWake")
             .field("blocks", &self.to_wake.len())
             .finish()
+    }
+}
+
+impl Woken {
+    /// Adds the outcome for other blocks.
+    pub(super) const fn add_all(&mut self, other: Self) {
+        self.blocks += other.blocks;
+        self.mapped += other.mapped;
+        self.restored += other.restored;
     }
 }
 

@@ -3,13 +3,14 @@
 use super::Blocks;
 use super::prepared::PreparedWake;
 use crate::error::SleepError;
-use crate::pool::{Room, ToWake};
+use crate::pool::{Choice, Offers, Room, ToWake, Wait};
 use crate::store::{Direction, Job, copy};
 
-pub(super) fn wake(blocks: &Blocks<'_>) -> Result<PreparedWake, SleepError> {
+pub(super) fn wake(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<PreparedWake, SleepError> {
+    let wait = blocks.until().map_or(Wait::Hooks, Wait::Until);
     let to_wake = blocks
         .tenant
-        .begin_wake(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
+        .begin_wake(choice, &Offers::default(), wait, &|| blocks.is_wanted())?;
     let mut waking = Waking {
         blocks,
         done: 0,
@@ -76,9 +77,9 @@ impl Waking<'_, '_> {
         };
         let bytes = self.used;
         let contents = group.iter_mut().filter_map(ToWake::contents);
-        copy(&store, Direction::In, |copies| {
+        copy(&store, |copies| {
             for (index, (moving, saved, zeroed)) in contents.enumerate() {
-                let mut jobs = Job::all(index, moving.span(), saved).peekable();
+                let mut jobs = Job::all((index, Direction::In), moving.span(), saved).peekable();
                 let mut end = 0;
                 while end < moving.used() {
                     // Runs user code: reclaiming memory for it may drop a value of the user.

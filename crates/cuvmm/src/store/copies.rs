@@ -11,17 +11,18 @@ use std::io;
 use std::iter::{Peekable, zip};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{PoisonError, mpsc};
 use std::thread;
 
 use super::saved::{Part, Unfinished};
-use super::{HostStore, Lane, Saved, Shared};
+use super::{HostStore, Lane, Saved, Shared, parts};
 use crate::error::{CallError, MemoryError};
 use crate::own::{CopyFailed, HostPart, Span, Stream};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// The number of parts that a lane copies at once: 16 MiB.
-const PARTS: usize = 8;
+pub(crate) const PARTS: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -34,9 +35,89 @@ pub(crate) enum Direction {
 /// Parts of one block that are to be copied.
 pub(crate) struct Job<'a> {
     index: usize,
+    direction: Direction,
     span: Span<'a>,
     parts: Vec<Part<'a>>,
+    /// Added to an offset in the block for the offset in the span, modulo 2^64.
+    shift: u64,
+    /// A range of the span to be cleared after the copies.
+    clears: Range<u64>,
     unfinished: &'a Unfinished,
+    then: Option<Next<'a>>,
+}
+
+/// A job that begins when the one before it has ended, on the same memory.
+struct Next<'a> {
+    job: Box<Job<'a>>,
+    stage: &'a Stage,
+}
+
+/// How far two jobs on the same memory are.
+#[derive(Debug, Default)]
+pub(crate) struct Stage(AtomicU8);
+
+impl Stage {
+    const SAVED: u8 = 1;
+    const OVERWRITTEN: u8 = 2;
+
+    fn set(&self, stage: u8) {
+        self.0.store(stage, Ordering::Release);
+    }
+
+    /// Returns `true` if the contents of the memory are in the store.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.0.load(Ordering::Acquire) >= Self::SAVED
+    }
+
+    /// Returns `true` if the memory may have other contents, wholly or in part.
+    pub(crate) fn is_overwritten(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::OVERWRITTEN
+    }
+
+    /// Notes that the memory has its contents from the store again.
+    pub(crate) fn restored(&self) {
+        self.set(Self::SAVED);
+    }
+}
+
+/// The contents of one block from its first byte on, to be copied in any order.
+pub(crate) struct Contents<'a> {
+    parts: Vec<Option<Part<'a>>>,
+    unfinished: &'a Unfinished,
+}
+
+impl<'a> Contents<'a> {
+    pub(crate) fn of(saved: &'a mut Saved) -> Self {
+        let (parts, unfinished) = saved.split();
+        Self {
+            parts: parts.map(Some).collect(),
+            unfinished,
+        }
+    }
+
+    /// Returns a job for a range of the block, in whole parts that no other job has. Its memory is
+    /// in a span at the offsets with `shift` added, modulo 2^64.
+    pub(crate) fn job(
+        &mut self,
+        (index, direction): (usize, Direction),
+        (span, shift): (Span<'a>, u64),
+        range: Range<u64>,
+    ) -> Job<'a> {
+        let count = |offset: u64| usize::try_from(parts(offset)).unwrap_or(usize::MAX);
+        let first = count(range.start).min(self.parts.len());
+        let end = count(range.end).clamp(first, self.parts.len());
+        let here = self.parts.get_mut(first..end).unwrap_or_default();
+        Job {
+            index,
+            direction,
+            span,
+            parts: here.iter_mut().filter_map(Option::take).collect(),
+            shift,
+            clears: 0..0,
+            unfinished: self.unfinished,
+            then: None,
+        }
+    }
 }
 
 /// The result of one job.
@@ -49,7 +130,7 @@ pub(crate) struct Done {
 impl<'a> Job<'a> {
     /// Returns all jobs for a block's contents, in order.
     pub(crate) fn all(
-        index: usize,
+        (index, direction): (usize, Direction),
         span: Span<'a>,
         saved: &'a mut Saved,
     ) -> impl Iterator<Item = Self> {
@@ -59,11 +140,29 @@ impl<'a> Job<'a> {
             parts.peek()?;
             Some(Self {
                 index,
+                direction,
                 span,
                 parts: parts.by_ref().take(PARTS).collect(),
+                shift: 0,
+                clears: 0..0,
                 unfinished,
+                then: None,
             })
         })
+    }
+
+    /// Sets a range of the span to be cleared after the copies (`cuMemsetD8Async`).
+    pub(crate) fn clearing(mut self, range: Range<u64>) -> Self {
+        self.clears = range;
+        self
+    }
+
+    /// Sets a job that overwrites the memory whose contents this job saves. It begins when this one
+    /// has ended.
+    pub(crate) fn then(mut self, job: Self, stage: &'a Stage) -> Self {
+        let job = Box::new(job);
+        self.then = Some(Next { job, stage });
+        self
     }
 
     /// Returns `true` if all its parts have bytes.
@@ -77,9 +176,9 @@ impl<'a> Job<'a> {
         last.map_or(0, |range| range.end)
     }
 
-    fn carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, MemoryError> {
+    fn carry_out(&mut self, lane: &mut Lane) -> Result<u64, MemoryError> {
         lane.unfinished = lane.is_running();
-        self.copy(direction, lane).map_err(|failed| {
+        self.copy(lane).map_err(|failed| {
             if !failed.ended {
                 self.may_run_on(lane);
             }
@@ -87,13 +186,28 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Carries the job out. After a panic of the driver it is not known what was queued.
-    fn try_carry_out(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, MemoryError> {
-        let carried_out = catch_unwind(AssertUnwindSafe(|| self.carry_out(direction, lane)));
-        carried_out.unwrap_or_else(|_| {
+    /// Carries the job out, and then the next one on its memory. After a panic of the driver it is
+    /// not known what was queued.
+    fn try_carry_out(&mut self, lane: &mut Lane) -> Result<u64, MemoryError> {
+        let carried_out = catch_unwind(AssertUnwindSafe(|| self.carry_out(lane)));
+        let copied = carried_out.unwrap_or_else(|_| {
             self.may_run_on(lane);
             Err(MemoryError::CopyPanicked)
-        })
+        })?;
+        let Some(Next { job, stage }) = &mut self.then else {
+            return Ok(copied);
+        };
+        stage.set(Stage::SAVED);
+        if job.is_empty() {
+            return Ok(copied);
+        }
+        // Before the first byte is: an error leaves it unknown how many were.
+        stage.set(Stage::OVERWRITTEN);
+        Ok(copied + job.try_carry_out(lane)?)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.clears.is_empty()
     }
 
     /// Records that a copy of the job may still be running on a lane.
@@ -102,19 +216,36 @@ impl<'a> Job<'a> {
         self.unfinished.add(&lane.stream);
     }
 
-    fn copy(&mut self, direction: Direction, lane: &mut Lane) -> Result<u64, CopyFailed> {
+    fn copy(&mut self, lane: &mut Lane) -> Result<u64, CopyFailed> {
+        if self.is_empty() {
+            return Ok(0);
+        }
+        let copied = match self.parts.is_empty() {
+            true => 0,
+            false => self.copy_all(lane)?,
+        };
+        let Range { start, end } = self.clears;
+        if start < end {
+            self.span.clear(&lane.stream, start, end - start)?;
+        }
+        Ok(copied)
+    }
+
+    fn copy_all(&mut self, lane: &mut Lane) -> Result<u64, CopyFailed> {
         let Lane {
             stream,
             staging,
             unfinished,
         } = lane;
+        let place = (&self.span, self.shift);
+        let direction = self.direction;
         let pinned = self.parts.iter().all(|part| part.host.is_pinned());
         // A lane without a staging area uses the driver's own staging.
         let step = match pinned || staging.is_empty() || *unfinished {
             true => {
                 let parts = self.parts.iter_mut();
                 let parts = parts.map(|part| (&*part.ranges, &mut *part.host));
-                return copy_parts(direction, &self.span, stream, parts);
+                return copy_parts(direction, place, stream, parts);
             }
             false => staging.len(),
         };
@@ -127,7 +258,7 @@ impl<'a> Job<'a> {
             }
             let ranges = parts.iter().map(|part| &*part.ranges);
             let through = zip(ranges, &mut *staging);
-            copied += copy_parts(direction, &self.span, stream, through)?;
+            copied += copy_parts(direction, place, stream, through)?;
             if direction == Direction::Out {
                 for (to, from) in zip(parts, &*staging) {
                     to.host.bytes_mut().copy_from_slice(from.bytes());
@@ -138,11 +269,11 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Copies ranges of a block between it and host memory that has them one behind the other. Returns
-/// the bytes copied.
+/// Copies ranges of a block between host memory that has them one behind the other and a span, at
+/// their offsets in the block with `shift` added, modulo 2^64. Returns the bytes copied.
 fn copy_parts<'a>(
     direction: Direction,
-    span: &Span<'_>,
+    (span, shift): (&Span<'_>, u64),
     stream: &Stream,
     parts: impl Iterator<Item = (&'a [Range<u64>], &'a mut HostPart)>,
 ) -> Result<u64, CopyFailed> {
@@ -152,7 +283,7 @@ fn copy_parts<'a>(
         for range in ranges {
             let size = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
             let (piece, rest) = bytes.split_at_mut(size.min(bytes.len()));
-            pieces.push((range.start, piece));
+            pieces.push((range.start.wrapping_add(shift), piece));
             bytes = rest;
         }
     }
@@ -253,7 +384,6 @@ impl<'a> Copies<'_, 'a> {
 /// The error of `drive`, or an error if no thread or stream could be created.
 pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
     store: &HostStore,
-    direction: Direction,
     drive: impl FnOnce(&mut Copies<'_, 'a>) -> Result<T, E>,
 ) -> Result<T, E> {
     let mut taken = store.shared.take_lanes()?;
@@ -273,7 +403,7 @@ pub(crate) fn copy<'a, T, E: From<io::Error> + From<CallError>>(
             let report = report.clone();
             let hand = move || {
                 while let Some(mut job) = work.next() {
-                    let copied = job.try_carry_out(direction, lane);
+                    let copied = job.try_carry_out(lane);
                     let index = job.index;
                     // If the receiver is gone, the operation has failed already.
                     drop(report.send(Done { index, copied }));

@@ -42,13 +42,13 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 use anywhere as near;
 
 pub use builder::HostStoreBuilder;
-pub(crate) use copies::{Copies, Direction, Done, Job, copy};
-pub(crate) use growth::Growth;
+pub(crate) use copies::{Contents, Copies, Direction, Done, Job, PARTS, Stage, copy};
+pub(crate) use growth::{Grown, Growth};
 pub(crate) use ranges::Ranges;
 pub(crate) use saved::Saved;
 
 /// The size of the parts that contents are kept in.
-const PART: usize = 2 << 20;
+pub(crate) const PART: usize = 2 << 20;
 
 /// Host memory for the contents of device memory. Clones share one store; its memory is freed when
 /// the last clone and all contents in it are dropped.

@@ -49,6 +49,11 @@ impl Saved {
         }
     }
 
+    /// Returns contents of no bytes, for a block without contents.
+    pub(crate) fn nothing(store: &HostStore) -> Self {
+        Self::new(Vec::new(), Ranges::default(), Arc::clone(&store.shared))
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.ranges.bytes()
     }
@@ -84,6 +89,11 @@ impl Saved {
     /// Returns the streams of copies that may still be running.
     pub(crate) fn unfinished(&mut self) -> &[Stream] {
         self.unfinished.streams()
+    }
+
+    /// Notes that the copies that may still have been running have ended.
+    pub(crate) fn copies_ended(&mut self) {
+        self.unfinished.streams().clear();
     }
 
     /// Returns the parts in order, each with the ranges of the block whose bytes it has, and the

@@ -12,7 +12,7 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, Driver};
 use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::{Blocks, Progress};
-use cuvmm::{Block, Contents, HostStore, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Exchange, HostStore, Pool, Stream, Tenant};
 use proptest::prelude::*;
 
 const TAGS: [&str; 2] = ["weights", "cache"];
@@ -65,6 +65,13 @@ enum Step {
         tag: Option<usize>,
         stop: Option<u64>,
     },
+    /// Puts blocks of a tenant to sleep, and wakes those of the other one.
+    Exchange {
+        tenant: usize,
+        tag: Option<usize>,
+        keep: bool,
+        stop: Option<u64>,
+    },
     /// Makes the nth driver call from now fail and, if the flag is set, all later calls too.
     Fail(u64, bool),
 }
@@ -98,6 +105,14 @@ fn step() -> impl Strategy<Value = Step> {
             tag,
             stop
         }),
+        2 => (0..2usize, tag(), prop::bool::weighted(0.8), stop()).prop_map(
+            |(tenant, tag, keep, stop)| Step::Exchange {
+                tenant,
+                tag,
+                keep,
+                stop
+            }
+        ),
         1 => (1..30u64, any::<bool>()).prop_map(|(nth, lasts)| Step::Fail(nth, lasts)),
     ]
 }
@@ -232,6 +247,12 @@ where
                 stop,
             } => self.sleep(tenant, tag, keep, release, stop),
             Step::Wake { tenant, tag, stop } => self.wake(tenant, tag, stop),
+            Step::Exchange {
+                tenant,
+                tag,
+                keep,
+                stop,
+            } => self.exchange(tenant, tag, keep, stop),
             Step::Fail(nth, lasts) if !self.faulty => {
                 self.rig.faults.forget();
                 let code = CUresult::CUDA_ERROR_UNKNOWN;
@@ -395,6 +416,56 @@ where
             Err(SleepError::Cancelled) => assert!(stop.is_some_and(|stop| stop * G <= bytes)),
             Err(SleepError::Block { cause, .. }) => {
                 let stuck = self.pool.stats().quarantined > 0;
+                let stuck =
+                    stuck || matches!(cause, BlockError::Memory(MemoryError::Quarantined { .. }));
+                assert!(self.faulty || stuck || cause.is_shortage(), "{cause}");
+            }
+            Err(error) => assert!(self.faulty, "{error}"),
+        }
+    }
+
+    fn exchange(&mut self, tenant: usize, tag: Option<usize>, keep: bool, stop: Option<u64>) {
+        let (falling, waking) = (
+            self.chosen(tenant, tag, false),
+            self.chosen(1 - tenant, None, true),
+        );
+        let watch = |progress: &Progress| stop.is_none_or(|stop| progress.done < stop * G);
+        let contents = match keep {
+            true => Contents::Keep(&self.store),
+            false => Contents::Discard,
+        };
+        let outcome = Exchange::new()
+            .sleep(self.blocks(tenant, tag).on_progress(&watch), contents)
+            .wake(self.blocks(1 - tenant, None))
+            .run();
+        match outcome {
+            Ok(exchanged) => {
+                let counts = (exchanged.slept.blocks, exchanged.woken.blocks);
+                assert_eq!(counts, (falling.len() as u64, waking.len() as u64));
+                self.are_asleep(&falling, keep);
+                for index in waking {
+                    let known = &mut self.blocks[index];
+                    known.asleep = false;
+                    known.byte = known.byte.filter(|_| known.kept);
+                }
+            }
+            Err(SleepError::Stayed { .. } | SleepError::Lost { .. }) => {
+                // Discarded contents are not brought back.
+                assert!(self.faulty || !keep);
+                let asleep = |&index: &usize| self.blocks[index].block.is_asleep();
+                for index in falling.into_iter().filter(asleep).collect::<Vec<usize>>() {
+                    let kept = self.blocks[index].block.read_kept(0, &mut [0]).is_ok();
+                    assert!(kept || self.faulty || !keep);
+                    self.are_asleep(&[index], kept);
+                }
+            }
+            Err(SleepError::Cancelled) => assert!(stop.is_some()),
+            Err(SleepError::Busy { .. }) => assert!(self.held[tenant] || self.faulty),
+            Err(SleepError::StoreFull { .. }) => assert!(keep),
+            Err(SleepError::Block { cause, .. }) => {
+                let stuck = self.pool.stats().quarantined > 0;
+                let stuck =
+                    stuck || matches!(cause, BlockError::Memory(MemoryError::Quarantined { .. }));
                 assert!(self.faulty || stuck || cause.is_shortage(), "{cause}");
             }
             Err(error) => assert!(self.faulty, "{error}"),
@@ -495,7 +566,16 @@ where
             Ok(woken) => assert_eq!(woken.blocks, asleep.len() as u64),
             // A permanent failure: stuck memory occupies a block's addresses, or is missing.
             Err(error) => {
-                assert!(world.pool.stats().quarantined > 0, "{error}");
+                // A stuck mapping of another block's memory counts no bytes.
+                let cause = match &error {
+                    SleepError::Block { cause, .. } => Some(cause),
+                    _ => None,
+                };
+                let at = matches!(
+                    cause,
+                    Some(BlockError::Memory(MemoryError::Quarantined { .. }))
+                );
+                assert!(at || world.pool.stats().quarantined > 0, "{error}");
                 continue;
             }
         }

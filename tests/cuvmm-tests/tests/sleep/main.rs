@@ -5,6 +5,8 @@
 mod common;
 
 mod basics;
+mod exchange;
+mod exchange_faults;
 mod faults;
 mod figures;
 mod kept;

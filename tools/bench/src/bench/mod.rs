@@ -17,6 +17,7 @@ mod current;
 mod cut;
 mod doubling;
 mod drop_under;
+mod exchange;
 mod free;
 mod grants;
 mod grow;
@@ -140,6 +141,7 @@ fn groups() -> Vec<Group> {
             sleep::keep(stage, wanted, report, staged)
         }));
     }
+    groups.push(Group::new(exchange::names(), exchange::measure));
     groups.extend(containers());
     groups.extend(share::SHARED.map(|of| {
         Group::new(share::names(of), move |stage, wanted, report| {

@@ -77,7 +77,7 @@ pub fn check(object: &Value, driver: &str, names: &[&str]) {
         }
         // The ratio of these rows is inverted: threads show their gain, and kept contents the
         // fraction of a copy's speed.
-        let turned_over = ["threads_8", "sleep_keep", "wake_kept"];
+        let turned_over = ["threads_8", "sleep_keep", "wake_kept", "exchange"];
         let expected = if turned_over.iter().any(|start| name.starts_with(start)) {
             baseline / p50
         } else {

@@ -441,7 +441,7 @@ impl Budget {
     }
 
     /// Returns the bytes held by tenants, kept for other tenants' guarantees, or quarantined.
-    fn unavailable_to(&self, tenant: TenantId) -> u64 {
+    pub(super) fn unavailable_to(&self, tenant: TenantId) -> u64 {
         self.held + self.quarantined + self.guaranteed_to_others(tenant)
     }
 

@@ -6,9 +6,11 @@ mod grants;
 mod joined;
 mod ledger;
 mod limits;
+mod passing;
 mod terms;
 
 pub(in crate::pool) use budget::{Amount, Budget, Charge, Limits, TenantId};
 pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
+pub(in crate::pool) use passing::Missing;
 pub(in crate::pool) use terms::{Tenants, Terms};

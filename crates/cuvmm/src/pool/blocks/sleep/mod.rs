@@ -9,12 +9,16 @@
 //!
 //! Keeps I-50, I-51 and I-91.
 
+mod arrivals;
+mod exchange;
 mod kept;
 mod marks;
 mod moving;
 mod wake;
 
 use std::time::Instant;
+
+use cuvmm_driver::DeviceAddress;
 
 use self::moving::{Chosen, Tally};
 use crate::error::{CallError, MemoryError, SleepError};
@@ -26,6 +30,8 @@ use crate::pool::state::State;
 use crate::pool::tenant::Tenant;
 use crate::store::Saved;
 
+pub(crate) use arrivals::Offers;
+pub(crate) use exchange::settle_exchange;
 pub(crate) use moving::{Choice, GivenUp, TransitioningBlock};
 pub(crate) use wake::ToWake;
 
@@ -35,6 +41,8 @@ pub(crate) struct ToSleep {
     moving: Option<TransitioningBlock>,
     /// The memory that the contents are saved in, if they are kept.
     saved: Option<Box<Saved>>,
+    /// Memory of the block belongs to others by now: it can only sleep.
+    passed: bool,
 }
 
 impl Tenant {
@@ -64,6 +72,7 @@ impl Tenant {
         let to_sleep = chosen.into_iter().map(|chosen| ToSleep {
             moving: Some(TransitioningBlock::of(core, chosen)),
             saved: None,
+            passed: false,
         });
         Ok(to_sleep.collect())
     }
@@ -72,6 +81,10 @@ impl Tenant {
 impl ToSleep {
     pub(crate) fn bytes(&self) -> u64 {
         self.moving.as_ref().map_or(0, |moving| moving.bytes)
+    }
+
+    pub(crate) fn address(&self) -> Option<DeviceAddress> {
+        self.moving.as_ref().map(TransitioningBlock::address)
     }
 
     pub(crate) fn keep_in(&mut self, saved: Saved) {
@@ -104,7 +117,30 @@ impl ToSleep {
         self.put_back()
     }
 
+    /// Lets the block sleep whose memory may hold bytes of other blocks: with its contents, if they
+    /// are `kept`.
+    pub(crate) fn give_up(mut self, kept: bool) {
+        self.sleep_now(kept);
+    }
+
+    fn sleep_now(&mut self, kept: bool) {
+        let Some(moving) = self.moving.take() else {
+            return;
+        };
+        let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
+        let mut state = moving.lock();
+        state.is_read_on(moving.place().slot, reading);
+        let saved = self.saved.take().filter(|_| kept);
+        state.give_up_all(moving.place().slot, saved);
+        drop(state);
+        moving.lease.core().announce();
+    }
+
     fn put_back(&mut self) -> bool {
+        if self.passed {
+            self.sleep_now(true);
+            return false;
+        }
         let Some(moving) = self.moving.take() else {
             return true;
         };
@@ -261,6 +297,25 @@ impl Locked<'_> {
         });
         self.update_bypass(id.tenant);
         self.gave_up(given.unwrap_or(0), free_list, release)
+    }
+
+    /// Lets a block that falls asleep sleep, and gives up all its memory.
+    fn give_up_all(&mut self, id: SlotId, saved: Option<Box<Saved>>) {
+        self.with_slot_out(id, |state, slot| {
+            let (taken, stuck) = state.unlocked(|| {
+                let Slot { space, fence, .. } = slot;
+                space.empty_from(0, fence)
+            });
+            stuck.into_iter().for_each(|stuck| state.stuck(slot, stuck));
+            state.abandon(slot, taken);
+            if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
+                let mut aside = std::mem::take(aside);
+                aside.settle();
+                state.abandon(slot, aside);
+            }
+            slot.set_asleep(saved);
+        });
+        self.update_bypass(id.tenant);
     }
 
     /// Puts the memory back. If that fails the block sleeps, with its saved contents.

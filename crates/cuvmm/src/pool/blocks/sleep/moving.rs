@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use cuvmm_driver::PhysicalHandle;
+use cuvmm_driver::{DeviceAddress, PhysicalHandle};
 
 use crate::error::{CallError, SleepError};
 use crate::own::{Physical, Span};
@@ -38,18 +38,24 @@ pub(crate) struct TransitioningBlock {
 /// A chosen block's place, size in bytes, and size in whole granules.
 pub(super) type Chosen = (BlockPlace, u64, u64);
 
-/// The blocks to be put to sleep or woken: those with one of these tags, or all without tags.
+/// The blocks to be put to sleep or woken: those with one of the tags, or all without tags.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice<'a>(pub(crate) &'a [Arc<str>]);
+pub(crate) struct Choice<'a> {
+    pub(crate) tags: &'a [Arc<str>],
+    /// The addresses of the blocks among these that are chosen, or all of them without.
+    pub(crate) addresses: Option<&'a [DeviceAddress]>,
+}
 
 impl Choice<'_> {
     fn takes(&self, slot: &Slot) -> bool {
         let block = slot.block.as_ref();
-        block.is_some_and(|block| self.takes_tagged(block.tag.as_ref()))
+        let address = slot.space.address();
+        let is_listed = self.addresses.is_none_or(|all| all.contains(&address));
+        is_listed && block.is_some_and(|block| self.takes_tagged(block.tag.as_ref()))
     }
 
     fn takes_tagged(&self, tag: Option<&Arc<str>>) -> bool {
-        self.0.is_empty() || tag.is_some_and(|tag| self.0.contains(tag))
+        self.tags.is_empty() || tag.is_some_and(|tag| self.tags.contains(tag))
     }
 }
 
@@ -156,6 +162,17 @@ impl TransitioningBlock {
 
     pub(crate) const fn used(&self) -> u64 {
         self.used
+    }
+
+    pub(crate) const fn address(&self) -> DeviceAddress {
+        self.lease.address()
+    }
+
+    /// Returns the block's memory as a range to copy in, in whole granules.
+    pub(crate) fn whole_span(&self) -> Span<'_> {
+        // SAFETY: as for `span`. In an exchange the memory of a block that falls asleep is mapped
+        // at the addresses of the block that wakes until the copies have ended, or for good.
+        unsafe { Span::new(self.lease.device(), self.lease.address(), self.used) }
     }
 
     pub(crate) fn span(&self) -> Span<'_> {

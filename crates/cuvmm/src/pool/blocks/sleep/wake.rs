@@ -7,13 +7,12 @@
 //!
 //! Keeps I-52.
 
-use std::time::Instant;
-
+use super::arrivals::{Arrival, Fitted, Offers};
 use super::moving::{Choice, Chosen, TransitioningBlock};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, wait_for};
 use crate::own::Stream;
-use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::accounts::{Amount, Missing, TenantId};
 use crate::pool::blocks::Fit;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
 use crate::pool::core::Locked;
@@ -28,8 +27,12 @@ use crate::wanted::Purpose;
 /// that were kept.
 #[derive(Debug)]
 pub(crate) struct ToWake {
-    moving: Option<TransitioningBlock>,
-    saved: Option<Box<Saved>>,
+    pub(super) moving: Option<TransitioningBlock>,
+    pub(super) saved: Option<Box<Saved>>,
+    /// Memory of blocks that fall asleep, which this block gets.
+    pub(super) arrivals: Vec<Arrival>,
+    /// The streams of copies that may still use that memory.
+    pub(super) running: Vec<Stream>,
     zeroed: bool,
     home: Option<Stream>,
     /// `true` if work that zeroes some of the memory is queued on the home stream.
@@ -41,24 +44,26 @@ impl Tenant {
         self.owner().core.room(bytes)
     }
 
-    /// Chooses blocks to wake, charges for them and marks them. Waits for memory until `until`, and
-    /// while `wanted` returns `true`.
+    /// Chooses blocks to wake, charges for them and marks them. They get what is offered as far as
+    /// it fits, and its charge with it. Waits for other memory as `wait` says, while `wanted` returns
+    /// `true`.
     pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
-        until: Option<Instant>,
+        offers: &Offers,
+        wait: Wait,
         wanted: &dyn Fn() -> bool,
     ) -> Result<Vec<ToWake>, SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
         let state = core.await_choice(core.lock(), id, choice);
-        let bytes = state.asleep(id, choice);
-        drop(state);
-        let wait = until.map_or(Wait::Hooks, Wait::Until);
+        let fitted = state.fit(id, choice, offers);
+        let bytes = state.asleep(id, choice) - fitted.bytes();
+        drop((state, fitted));
         let chosen = core.request_while(id, bytes, wait, wanted, |state| {
             let mut state = core.await_choice(state, id, choice);
-            let outcome = state.mark_for_wake(id, choice);
+            let outcome = state.mark_for_wake(id, choice, offers);
             (state, outcome)
         });
         let chosen = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
@@ -85,6 +90,12 @@ impl ToWake {
 
     pub(crate) fn kept(&self) -> u64 {
         self.saved.as_deref().map_or(0, Saved::bytes)
+    }
+
+    /// Returns `true` if the saved contents are not all those from the first byte on.
+    pub(crate) fn is_kept_in_part(&self) -> bool {
+        let saved = self.saved.as_deref();
+        saved.is_some_and(|saved| !saved.has_all(saved.bytes()))
     }
 
     /// Returns the block, its saved contents, and `true` if memory beside them must read as zero.
@@ -139,9 +150,12 @@ impl Drop for ToWake {
         let home = self.home.take().filter(|_| self.filled);
         let filling = home.filter(|home| wait_for(home).is_err_and(|failed| !failed.ended));
         let copying = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
-        let running = Fence::streams(filling.into_iter().chain(copying.iter().cloned()).collect());
+        let copying = copying.iter().chain(&self.running).cloned();
+        let running = Fence::streams(filling.into_iter().chain(copying).collect());
+        moving.return_arrivals(std::mem::take(&mut self.arrivals), &running);
         let mut state = moving.lock();
-        state.undo_wake(moving.place().slot, self.saved.take(), running);
+        let saved = self.saved.take().filter(|saved| saved.bytes() > 0);
+        state.undo_wake(moving.place().slot, saved, running);
         drop(state);
         moving.lease.core().announce();
     }
@@ -165,6 +179,7 @@ impl Locked<'_> {
         &mut self,
         id: TenantId,
         choice: Choice<'_>,
+        offers: &Offers,
     ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
         // The lock may be released while room is made: then all is checked again.
         let mut total = None;
@@ -185,24 +200,39 @@ impl Locked<'_> {
                 return Ok(Err(busy));
             }
             let asleep = self.asleep(id, choice);
-            let fits_now = total == Some(asleep) && self.budget.missing(id, asleep).1 == 0;
-            self.leave_to_others(id, asleep)?;
+            let fitted = self.fit(id, choice, offers);
+            let from = fitted.givers();
+            let Missing { own, all, beside } = self.budget.missing_beside(&from, id, asleep);
+            let fits_now = total == Some(asleep) && all == 0;
+            self.leave_to_others(id, beside)?;
             if asleep == 0 || fits_now {
                 // Each block owes its part of the charge.
-                let charge = self.budget.charge(Some(id), Amount::bytes(asleep));
+                self.budget.pass_on(&from, id);
+                let rest = asleep - fitted.bytes();
+                let charge = self.budget.charge(Some(id), Amount::bytes(rest));
                 self.budget.keep(charge);
-                break;
+                return Ok(Ok(self.mark_fitted(fitted)));
             }
-            self.reclaim_for(id, asleep, Purpose::New)?;
+            let needed = match own {
+                0 => beside,
+                _ => asleep,
+            };
+            self.reclaim_for(id, needed, Purpose::New)?;
             total = Some(asleep);
         }
-        let sleepers = self.choose(id, choice, |sleep_state| {
-            matches!(sleep_state, SleepState::Asleep { .. })
+    }
+
+    /// Marks blocks whose charge is there, with the memory that is passed on to them.
+    fn mark_fitted(&mut self, fitted: Fitted) -> Vec<(Chosen, ToWake)> {
+        let marked = fitted.into_iter().filter_map(|(slot, arrivals)| {
+            for arrival in &arrivals {
+                self.note_passed(arrival.from, arrival.size);
+            }
+            let (chosen, mut to_wake) = self.mark_one_for_wake(slot)?;
+            to_wake.arrivals = arrivals;
+            Some((chosen, to_wake))
         });
-        let marked = sleepers
-            .into_iter()
-            .filter_map(|slot| self.mark_one_for_wake(slot));
-        Ok(Ok(marked.collect()))
+        marked.collect()
     }
 
     fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
@@ -217,6 +247,8 @@ impl Locked<'_> {
         let to_wake = ToWake {
             moving: None,
             saved,
+            arrivals: Vec::new(),
+            running: Vec::new(),
             zeroed,
             home,
             filled: false,

@@ -13,6 +13,8 @@ pub(in crate::pool) enum SleepState {
         aside: TakenOut,
         /// Bytes that are charged and still to be placed.
         owed: u64,
+        /// Bytes of the slot or aside that are charged to the block that gets them.
+        passed: u64,
         /// Covers work that may still be filling placed memory.
         filling: Fence,
         /// A lease was taken: its holder may have written since the contents were copied.
@@ -30,6 +32,7 @@ impl SleepState {
         Self::Moving {
             aside: TakenOut::default(),
             owed,
+            passed: 0,
             filling: Fence::complete(),
             leased: false,
         }
@@ -39,10 +42,19 @@ impl SleepState {
         matches!(self, Self::Awake)
     }
 
+    /// Returns the bytes that are charged for the block and still to be placed.
     #[cfg(debug_assertions)]
     pub(crate) const fn owed(&self) -> u64 {
         match self {
             Self::Moving { owed, .. } => *owed,
+            _ => 0,
+        }
+    }
+
+    /// Returns the bytes in the slot or aside that are charged to another block.
+    pub(crate) const fn passed(&self) -> u64 {
+        match self {
+            Self::Moving { passed, .. } => *passed,
             _ => 0,
         }
     }

@@ -238,9 +238,16 @@ impl Slot {
         self.coming > 0
     }
 
-    /// Returns the bytes of memory in the slot, or on their way into it or out of it.
+    /// Returns the bytes of memory in the slot, or on their way into it or out of it, that are
+    /// charged for its block.
     pub(crate) fn charged(&self) -> u64 {
-        self.space.bytes() + self.coming + self.sleep_state.beside()
+        self.coming + self.there()
+    }
+
+    /// Returns the charged bytes without those that the mapper is placing.
+    fn there(&self) -> u64 {
+        let all = self.space.bytes() + self.sleep_state.beside();
+        all.saturating_sub(self.sleep_state.passed())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -333,7 +340,7 @@ impl Slot {
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
     pub(crate) fn kept(&self) -> u64 {
         let kept = if self.leases > 0 {
-            self.space.bytes() + self.sleep_state.beside()
+            self.there()
         } else {
             self.taken() + self.stranded()
         };

@@ -1,0 +1,77 @@
+//! Exchange of tags: some fall asleep while others wake in their memory.
+
+use std::sync::PoisonError;
+
+use cuvmm::{Contents, Exchange, HostStore, SleepError};
+
+use super::host;
+use super::{Host, LONGEST, MOVING, Moving, chosen, lock, names, refused};
+use crate::error::Error;
+use crate::{fork, graphs};
+
+/// Puts tags to sleep and wakes others, as `cuvmm_exchange` describes.
+///
+/// # Errors
+/// The errors of sleep and wake. All tags are as before, except that a tag sleeps if the driver
+/// refuses to restore its memory.
+pub(crate) fn exchange(sleep: &str, wake: &str, after: Host) -> Result<(), Error> {
+    fork::check()?;
+    let (sleep, wake) = (names(sleep)?, names(wake)?);
+    // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
+    // begins.
+    drop(graphs::waiting().ok_or(Error::Capturing)?);
+    let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let sleep = chosen(sleep.as_deref(), false)?;
+    let wake = chosen(wake.as_deref(), true)?;
+    let all = [sleep.as_slice(), wake.as_slice()].concat();
+    let moving = Moving::begin(&all);
+    let exchanged = exchange_chosen(&sleep, &wake, after);
+    if exchanged.is_ok() {
+        moving.end(|at| at < sleep.len());
+        host::give_back_after(&wake);
+        return Ok(());
+    }
+    // Some blocks may sleep that could not be restored. Waking the tag wakes only these.
+    let asleep: Vec<bool> = all
+        .iter()
+        .map(|&index| lock().tags[index].tenant.clone().stats().asleep > 0)
+        .collect();
+    moving.end(|at| at >= sleep.len() || asleep[at]);
+    exchanged
+}
+
+fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), Error> {
+    let Some(&named) = sleep.iter().chain(wake).next() else {
+        return Ok(());
+    };
+    for &index in sleep {
+        lock().tags[index].host = after;
+    }
+    let stores = sleep.iter().map(|&index| host::store(index));
+    let stores: Vec<HostStore> = stores.collect::<Result<_, _>>()?;
+    let mut exchanged = run(sleep, wake, &stores);
+    drop(stores);
+    if exchanged.as_ref().is_err_and(host::is_unpinned) {
+        let stores = sleep.iter().map(|&index| host::pageable(index));
+        exchanged = run(sleep, wake, &stores.collect::<Result<Vec<_>, _>>()?);
+    }
+    exchanged.map_err(|cause| refused(named, cause))
+}
+
+fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), SleepError> {
+    let tenants = |chosen: &[usize]| -> Vec<_> {
+        let state = lock();
+        let tenants = chosen.iter().map(|&index| state.tags[index].tenant.clone());
+        tenants.collect()
+    };
+    let (falling, waking) = (tenants(sleep), tenants(wake));
+    let mut exchange = Exchange::new();
+    for (tenant, store) in falling.iter().zip(stores) {
+        let blocks = tenant.blocks().timeout(LONGEST).release(true);
+        exchange = exchange.sleep(blocks, Contents::Keep(store));
+    }
+    for tenant in &waking {
+        exchange = exchange.wake(tenant.blocks().timeout(LONGEST));
+    }
+    exchange.run().map(drop)
+}

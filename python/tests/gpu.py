@@ -21,6 +21,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MODES = ["native", "install", "pool"]
 #: Compares the driver's figures or fills the device, so nothing else may run.
 ALONE = (
+    "test_gpu_graph_sleep",
     "test_gpu_keeping",
     "test_gpu_leaks",
     "test_gpu_saver",

@@ -765,15 +765,28 @@ class Pools(unittest.TestCase):
             """
         )
 
-    def test_a_pool_is_not_entered_while_a_graph_is_captured(self):
+    def test_a_pool_that_is_entered_in_a_capture_serves_captures_only(self):
         code = """
             BEGIN
             torch.cuda.init()
+            def inside(size):
+                with cuvmm.torch.pool("a"):
+                    return torch.empty(size)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
             torch.cuda.capturing = True
-            refused(cuvmm.Error, lambda: cuvmm.torch.pool("a").__enter__(), "captured", "'a'")
+            first = inside(4 << 20)
+            if cuvmm.torch.is_installed():
+                # PyTorch's own pools give nothing back as long as they are there.
+                first.free()
             torch.cuda.capturing = False
-            with cuvmm.torch.pool("a"):
-                tensor = torch.empty(4 << 20)
+            graph.capture_end()
+            assert not torch.cuda.workspaces, "nothing is made in the graph's memory beside"
+            outside = inside(4 << 20)
+            assert outside.address != first.address, (outside.address, first.address)
+            assert cuvmm.sleep("a").given["a"] >= 4 << 20
+            refused(cuvmm.Error, lambda: inside(4 << 20), "asleep")
+            cuvmm.wake("a")
             """
         for begin in ("", "cuvmm.torch.install()"):
             case(code.replace("BEGIN", begin))
@@ -836,6 +849,144 @@ class Pools(unittest.TestCase):
             cuvmm.wake("weights")
             tensor.free()
             outside.free()
+            """
+        )
+
+
+@needs_stand_in
+class Graphs(unittest.TestCase):
+    CAPTURE = """
+        import ctypes
+        libcuda = ctypes.CDLL("libcuda.so.1")
+        libcuda.cuMemsetD8_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint8, ctypes.c_size_t]
+        libcuda.cuMemcpyDtoH_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t]
+        buffer = ctypes.create_string_buffer(4 << 20)
+
+        def capture(pool=None):
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(*[pool] * (pool is not None), capture_error_mode="thread_local")
+            tensor = torch.empty(4 << 20)
+            graph.capture_end()
+            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            return graph, tensor
+
+        def is_kept(tensor):
+            assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) == 0
+            return buffer.raw == bytes([7]) * (4 << 20)
+        """
+
+    def both(self, code):
+        import textwrap
+
+        for begin in ("", "cuvmm.torch.install()\n"):
+            case(begin + textwrap.dedent(self.CAPTURE) + textwrap.dedent(code))
+
+    def test_memory_of_graphs_sleeps_with_the_name(self):
+        self.both(
+            """
+            with cuvmm.torch.pool("decode"):
+                weights = torch.empty(4 << 20)
+            with cuvmm.torch.graphs("decode") as pool:
+                graph, tensor = capture()
+                again, other = capture(pool)
+            assert graph.pool == again.pool == pool
+            for keep in (False, True):
+                given = cuvmm.sleep("decode", keep=keep).given
+                assert list(given) == ["decode"] and given["decode"] >= 12 << 20, given
+                assert cuvmm.asleep() == {"decode"}
+                assert libcuda.cuMemcpyDtoH_v2(buffer, tensor.address, 4 << 20) != 0
+                cuvmm.wake("decode")
+                assert is_kept(tensor) and is_kept(other)
+            """
+        )
+
+    def test_contents_that_replays_write_first_take_no_host_memory(self):
+        self.both(
+            """
+            with cuvmm.torch.graphs("decode", keep=False):
+                graph, tensor = capture()
+            cuvmm.sleep("decode")
+            assert cuvmm.stats().all["host"] == 0
+            cuvmm.wake("decode")
+            assert libcuda.cuMemsetD8_v2(tensor.address, 7, 4 << 20) == 0
+            assert is_kept(tensor)
+            """
+        )
+
+    def test_captures_inside_get_the_pool(self):
+        self.both(
+            """
+            assert torch.cuda.graph_pool_handle() != torch.cuda.graph_pool_handle()
+            with cuvmm.torch.graphs("outer") as outer:
+                # As `make_graphed_callables` asks for it, and as programs do.
+                assert torch.cuda.graphs.graph_pool_handle() == torch.cuda.graph_pool_handle() == outer
+                with cuvmm.torch.graphs("inner") as inner:
+                    assert torch.cuda.graph_pool_handle() == inner != outer
+                    graph, tensor = capture()
+                    assert graph.pool == inner
+                    refused(cuvmm.Error, lambda: capture(outer), "'outer'", "in that block")
+                graph, tensor = capture()
+                assert graph.pool == outer
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin((7, 7))
+                graph.capture_end()
+                assert graph.pool == (7, 7), "named by the program"
+            graph.capture_begin()
+            graph.capture_end()
+            assert graph.pool not in (inner, outer)
+            with cuvmm.torch.graphs("outer") as next:
+                assert next not in (inner, outer), "each block has its own"
+            """
+        )
+
+    def test_pools_of_graphs_end_where_no_pool_is_in_use(self):
+        """PyTorch ends the process if a pool is dropped while another one is in use."""
+        import textwrap
+
+        case(
+            textwrap.dedent(self.CAPTURE)
+            + textwrap.dedent(
+                """
+                with cuvmm.torch.pool("other"):
+                    with cuvmm.torch.graphs("decode"):
+                        graph, tensor = capture()
+                assert cuvmm.stats().held >= 4 << 20
+                tensor.free()
+                # The graph's use of the pool.
+                del graph.entered
+                assert cuvmm.trim("decode") >= 4 << 20
+                assert cuvmm.stats().held == 0
+                """
+            )
+        )
+
+    def test_the_workspace_of_cublas_is_not_the_graph_s(self):
+        self.both(
+            """
+            with cuvmm.torch.graphs("decode"):
+                graph, tensor = capture()
+            assert list(torch.cuda.workspaces) == [(0, 0)]
+            cuvmm.sleep("decode")
+            workspace = torch.cuda.workspaces[0, 0]
+            if workspace is not None:
+                assert libcuda.cuMemcpyDtoH_v2(buffer, workspace.address, 512) == 0
+            """
+        )
+
+    def test_wrong_arguments(self):
+        self.both(
+            """
+            def enter(*arguments, **named):
+                cuvmm.torch.graphs(*arguments, **named).__enter__()
+            refused(TypeError, lambda: enter("decode", keep=1), "keep")
+            refused(TypeError, lambda: enter(7), "name")
+            refused(ValueError, lambda: enter(""), "name")
+            with cuvmm.torch.graphs("decode"):
+                graph, tensor = capture()
+            cuvmm.sleep("decode")
+            refused(cuvmm.Error, lambda: enter("decode"), "asleep")
+            torch.cuda.capturing = True
+            refused(cuvmm.Error, lambda: enter("other"), "captured", "'other'")
             """
         )
 

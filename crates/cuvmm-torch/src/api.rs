@@ -351,9 +351,15 @@ pub extern "C" fn cuvmm_tag_malloc(
     device: c_int,
     _stream: *mut c_void,
 ) -> *mut c_void {
-    guard(ptr::null_mut(), || match tags::allocate(size, device) {
-        Ok(address) => ptr::with_exposed_provenance_mut(address),
-        Err(error) => {
+    guard(ptr::null_mut(), || {
+        answered(size, device, tags::allocate(size, device))
+    })
+}
+
+/// Returns the address of an allocation under a tag, or reports the failure.
+pub(crate) fn answered(size: isize, device: c_int, outcome: Result<usize, Error>) -> *mut c_void {
+    outcome.map_or_else(
+        |error| {
             let advice = match error.is_out_of_memory() {
                 true => ADVICE,
                 false => "",
@@ -365,8 +371,9 @@ pub extern "C" fn cuvmm_tag_malloc(
                 ),
             );
             ptr::null_mut()
-        }
-    })
+        },
+        ptr::with_exposed_provenance_mut,
+    )
 }
 
 /// Frees memory of [`cuvmm_tag_malloc`], awake or asleep. It is reused when all work now queued on

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use cuvmm::driver::{CaptureStatus, Driver as _, StreamHandle};
 
 use crate::cxx::Filter;
-use crate::heaps;
+use crate::{entered, heaps};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
@@ -35,6 +35,8 @@ type CaptureId = u64;
 
 pub(crate) struct Open {
     filter: Filter,
+    /// The [moment](entered::now) of the opening.
+    since: u64,
     thread: Weak<()>,
     has_accepted: bool,
     /// Streams that captured when the filter accepted them, each with its capture, without those
@@ -50,6 +52,7 @@ impl Open {
     pub(crate) fn new(filter: Filter) -> Self {
         Self {
             filter,
+            since: entered::now(),
             thread: THREAD.try_with(Arc::downgrade).unwrap_or_default(),
             has_accepted: false,
             captured: Vec::new(),
@@ -62,6 +65,10 @@ impl Open {
     pub(crate) fn is_mine(&self) -> bool {
         let is_it = |thread: &Arc<()>| self.thread.as_ptr() == Arc::as_ptr(thread);
         THREAD.try_with(is_it).unwrap_or(false)
+    }
+
+    pub(crate) const fn since(&self) -> u64 {
+        self.since
     }
 
     pub(crate) const fn supersede(&mut self) {

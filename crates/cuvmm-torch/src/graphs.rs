@@ -5,6 +5,10 @@
 //! from [`waiting`], and [`begin`] waits until earlier leaves end. Meanwhile an operation that
 //! needs leave is refused, or put off until [`collect`] gets it.
 //!
+//! A pool that was first opened under a [tag for graphs](crate::entered) has its heap in the tag's
+//! tenant, and sleeps with the tag. Each tag also has a pool for allocations under the tag in
+//! captures that began before the tag was entered: it serves captures only, and stays.
+//!
 //! Operations outside of open pools do not take the lock here.
 
 use std::ffi::c_void;
@@ -18,6 +22,7 @@ use serde::Serialize;
 
 use crate::captures::{Capture, Open};
 use crate::cxx::Filter;
+use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::heaps::{self, DeviceHeap};
 use crate::{fork, guards};
@@ -27,9 +32,20 @@ use crate::{fork, guards};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolId(pub u64, pub u64);
 
+/// The first number of the pools of tags. PyTorch counts from 0.
+const OF_TAGS: u64 = u64::MAX;
+
+/// A pool that serves a request, and the [moment](entered::now) when its capture began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    id: PoolId,
+    since: u64,
+}
+
 struct GraphPool {
     device: i32,
     id: PoolId,
+    tag: Option<OfGraphs>,
     /// `None` until the heap could be built.
     heap: Option<Heap>,
     /// Times opened, less times released.
@@ -37,11 +53,28 @@ struct GraphPool {
     open: Vec<Open>,
 }
 
+/// The heap of a pool without users.
+struct Released {
+    of: &'static DeviceHeap,
+    id: PoolId,
+    tag: Option<OfGraphs>,
+    heap: Heap,
+}
+
+/// A heap that sleeps with a tag.
+pub(crate) struct Tagged {
+    pub(crate) id: PoolId,
+    pub(crate) keeps: bool,
+    pub(crate) heap: Heap,
+}
+
 struct State {
     pools: Vec<GraphPool>,
     /// Heaps of pools without users. They end after a wait for the device's work, since a graph may
     /// be running. If allocations outlive the pool, the heap is then an ordinary one.
-    released: Vec<(&'static DeviceHeap, Heap)>,
+    released: Vec<Released>,
+    /// Heaps of tags that have ended, and that have allocations.
+    outlived: Vec<Released>,
     put_off: Vec<fn(&Waiting)>,
     /// The number of leaves to wait for devices.
     waiting: usize,
@@ -50,6 +83,7 @@ struct State {
 static STATE: Mutex<State> = Mutex::new(State {
     pools: Vec::new(),
     released: Vec::new(),
+    outlived: Vec::new(),
     put_off: Vec::new(),
     waiting: 0,
 });
@@ -101,11 +135,11 @@ pub(crate) fn put_off(act: fn(&Waiting)) {
     }
 }
 
-/// Returns the most recently opened pool that accepts a stream of a device.
+/// Returns the route to the most recently opened pool that accepts a stream of a device.
 ///
 /// Calls functions of C++, which may throw: no caller may catch the exception.
 #[inline]
-pub(crate) fn route(device: i32, stream: *mut c_void) -> Option<PoolId> {
+pub(crate) fn route(device: i32, stream: *mut c_void) -> Option<Route> {
     match OPEN.load(Ordering::Relaxed) {
         0 => None,
         _ => asked(device, stream),
@@ -113,17 +147,53 @@ pub(crate) fn route(device: i32, stream: *mut c_void) -> Option<PoolId> {
 }
 
 #[cold]
-fn asked(device: i32, stream: *mut c_void) -> Option<PoolId> {
+fn asked(device: i32, stream: *mut c_void) -> Option<Route> {
     if fork::is_child() {
         return None;
     }
     let mut state = lock();
     let pools = state.pools.iter_mut().rev();
     let mut pools = pools.filter(|pool| pool.device == device);
-    let accepts = |open: &mut Open| open.accepts(device, stream);
-    let found = pools.find_map(|pool| pool.open.iter_mut().any(accepts).then_some(pool.id));
+    let found = pools.find_map(|pool| {
+        let mut open = pool.open.iter_mut();
+        let since = open.find_map(|open| {
+            let accepts = open.accepts(device, stream);
+            accepts.then_some(open.since())
+        })?;
+        Some(Route { id: pool.id, since })
+    });
     settle(state);
     found
+}
+
+impl Route {
+    /// Returns the pool that serves this thread: that of the tag which the thread has entered since
+    /// the capture began, or else the open pool.
+    pub(crate) fn pool(self, device: i32) -> PoolId {
+        match entered::entered_after(self.since) {
+            Some(name) => of_tag(device, name),
+            None => self.id,
+        }
+    }
+}
+
+/// Returns the pool of a tag for captures, made if needed.
+fn of_tag(device: i32, name: String) -> PoolId {
+    let mut state = lock();
+    let is_it = |pool: &&GraphPool| {
+        let tag = pool.tag.as_ref();
+        pool.id.0 == OF_TAGS && pool.device == device && tag.is_some_and(|tag| tag.name == name)
+    };
+    if let Some(pool) = state.pools.iter().find(is_it) {
+        return pool.id;
+    }
+    let numbers = state.pools.iter().filter(|pool| pool.id.0 == OF_TAGS);
+    let id = PoolId(OF_TAGS, numbers.count() as u64);
+    state.pools.push(GraphPool {
+        users: 1,
+        ..GraphPool::new(device, id, Some(OfGraphs { name, keeps: true }))
+    });
+    id
 }
 
 /// Opens a pool, which it makes if needed, for the streams that a filter accepts. Waits until no
@@ -144,13 +214,7 @@ pub(crate) fn begin(device: i32, id: PoolId, filter: Filter) -> Result<(), Error
     }
     let mut pool = match known {
         Some(at) => state.pools.remove(at),
-        None => GraphPool {
-            device,
-            id,
-            heap: None,
-            users: 0,
-            open: Vec::new(),
-        },
+        None => GraphPool::new(device, id, entered::of_graphs()),
     };
     pool.users += 1;
     for other in state.open().filter(|open| open.is_mine()) {
@@ -233,24 +297,52 @@ pub(crate) fn collect() {
     let released = std::mem::take(&mut state.released);
     let put_off = std::mem::take(&mut state.put_off);
     drop(state);
-    let (ended, kept): (Vec<_>, Vec<_>) = released
+    let (ended, kept): (Vec<Released>, Vec<Released>) = released
         .into_iter()
-        .partition(|(of, _)| of.device.lost().is_some() || of.synchronize().is_ok());
+        .partition(|it| it.of.device.lost().is_some() || it.of.synchronize().is_ok());
     // Allocations may outlive the heaps.
-    ended.iter().for_each(|(_, heap)| heap.end_graphs());
-    lock().released.extend(kept);
+    ended.iter().for_each(|it| it.heap.end_graphs());
+    let mut state = lock();
+    state.released.extend(kept);
+    let outlived = std::mem::take(&mut state.outlived).into_iter();
+    let (outlived, gone) = outlived
+        .chain(ended)
+        .partition(|it: &Released| it.tag.is_some() && it.heap.stats().allocations > 0);
+    state.outlived = outlived;
+    drop(state);
+    let gone: Vec<Released> = gone;
+    drop(gone);
     put_off.into_iter().for_each(|act| act(&leave));
 }
 
-pub(crate) fn heaps(of: &DeviceHeap) -> Vec<Heap> {
+/// Returns all heaps of a device's pools, each with `true` if it sleeps with a tag.
+pub(crate) fn heaps(of: &DeviceHeap) -> Vec<(Heap, bool)> {
     let state = lock();
-    let device = of.device.ordinal().0;
-    let pools = state.pools.iter().filter(|pool| pool.device == device);
-    let open = pools.filter_map(|pool| pool.heap.as_ref());
-    let released = state.released.iter();
-    let released = released.filter(|(owner, _)| std::ptr::eq(*owner, of));
-    let all = open.chain(released.map(|(_, heap)| heap));
-    all.cloned().collect()
+    let all = state.heaps(of);
+    all.map(|(_, tag, heap)| (heap.clone(), tag.is_some()))
+        .collect()
+}
+
+/// Returns the heaps of a device that sleep with a tag.
+pub(crate) fn tagged(of: &DeviceHeap, name: &str) -> Vec<Tagged> {
+    let state = lock();
+    let all = state.heaps(of).filter_map(|(id, tag, heap)| {
+        let tag = tag.filter(|tag| tag.name == name)?;
+        Some(Tagged {
+            id,
+            keeps: tag.keeps,
+            heap: heap.clone(),
+        })
+    });
+    all.collect()
+}
+
+/// Returns the names of tags that heaps of a device sleep with. Some come several times.
+pub(crate) fn tags(of: &DeviceHeap) -> Vec<String> {
+    let state = lock();
+    let all = state.heaps(of);
+    all.filter_map(|(_, tag, _)| Some(tag?.name.clone()))
+        .collect()
 }
 
 /// Returns the heap of a pool, built if needed.
@@ -262,11 +354,25 @@ pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
     if let Some(heap) = &pool.heap {
         return Ok(heap.clone());
     }
-    let heap = of.graph_heap()?;
+    let heap = match &pool.tag {
+        Some(tag) => of.graph_heap(&of.tag_tenant(&tag.name)?)?,
+        None => of.graph_heap(of.tenant())?,
+    };
     Ok(pool.heap.insert(heap).clone())
 }
 
 impl GraphPool {
+    const fn new(device: i32, id: PoolId, tag: Option<OfGraphs>) -> Self {
+        Self {
+            device,
+            id,
+            tag,
+            heap: None,
+            users: 0,
+            open: Vec::new(),
+        }
+    }
+
     fn is(&self, device: i32, id: PoolId) -> bool {
         self.device == device && self.id == id
     }
@@ -288,6 +394,15 @@ impl GraphPool {
 }
 
 impl State {
+    fn heaps(&self, of: &DeviceHeap) -> impl Iterator<Item = (PoolId, Option<&OfGraphs>, &Heap)> {
+        let device = of.device.ordinal().0;
+        let pools = self.pools.iter().filter(move |pool| pool.device == device);
+        let pools = pools.filter_map(|it| Some((it.id, it.tag.as_ref(), it.heap.as_ref()?)));
+        let ended = self.released.iter().chain(&self.outlived);
+        let ended = ended.filter(move |it| it.of.device.ordinal().0 == device);
+        pools.chain(ended.map(|it| (it.id, it.tag.as_ref(), &it.heap)))
+    }
+
     fn open(&mut self) -> impl Iterator<Item = &mut Open> {
         self.pools.iter_mut().flat_map(|pool| &mut pool.open)
     }
@@ -325,7 +440,8 @@ impl State {
         let mut ended: Vec<_> = unused.collect();
         for pool in &mut ended {
             if let (Some(heap), Some(of)) = (pool.heap.take(), heaps::known(pool.device)) {
-                self.released.push((of, heap));
+                let (id, tag) = (pool.id, pool.tag.clone());
+                self.released.push(Released { of, id, tag, heap });
             }
         }
         ended

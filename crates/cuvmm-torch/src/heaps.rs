@@ -87,6 +87,8 @@ pub(crate) struct DeviceHeap {
     /// The pool and the tenant of publications, made for the first one. Memory is created shareable
     /// or not, so they have a pool of their own.
     published: OnceLock<(Pool, Tenant)>,
+    /// The tenants of tags.
+    tagged: Mutex<Vec<Tenant>>,
     /// Streams by their handles: allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
@@ -272,15 +274,32 @@ impl DeviceHeap {
             }),
             published: OnceLock::new(),
             settings,
+            tagged: Mutex::default(),
             streams: RwLock::default(),
             figures: Mutex::default(),
             failed: AtomicU64::new(0),
         })
     }
 
-    pub(crate) fn graph_heap(&self) -> Result<Heap, Error> {
-        let builder = self.settings.apply(Heap::builder(&self.tenant));
+    pub(crate) fn graph_heap(&self, tenant: &Tenant) -> Result<Heap, Error> {
+        let builder = self.settings.apply(Heap::builder(tenant));
         Ok(builder.for_graphs(true).build()?)
+    }
+
+    /// Returns the tenant of a tag, registered if needed. The tag with the name of the heap's tenant
+    /// has that tenant.
+    pub(crate) fn tag_tenant(&self, name: &str) -> Result<Tenant, Error> {
+        if self.tenant.name() == name {
+            return Ok(self.tenant.clone());
+        }
+        let tagged = self.tagged.lock();
+        let mut tagged = tagged.unwrap_or_else(PoisonError::into_inner);
+        if let Some(tenant) = tagged.iter().find(|tenant| tenant.name() == name) {
+            return Ok(tenant.clone());
+        }
+        let tenant = self.pool.tenant(name).register()?;
+        tagged.push(tenant.clone());
+        Ok(tenant)
     }
 
     /// Returns the tenant of publications, and makes its pool if needed.

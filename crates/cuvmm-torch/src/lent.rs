@@ -24,7 +24,8 @@ pub extern "C" fn fakecuda_lent(
         for (device, of) in heaps::all() {
             let device = c_int::try_from(device).unwrap_or(c_int::MAX);
             let entries = tags::with_entries(of, |tagged, _| {
-                let all = [live::entries(of), tagged.awake, tagged.asleep];
+                let (awake, asleep) = live::entries(of);
+                let all = [awake, asleep, tagged.awake, tagged.asleep];
                 all.into_iter().flatten().collect::<Vec<_>>()
             });
             let entries = entries.into_iter();

@@ -27,6 +27,7 @@ mod exit;
 mod figures;
 mod folder;
 mod fork;
+mod graph_tags;
 mod graphs;
 mod guards;
 mod heaps;
@@ -48,11 +49,12 @@ use std::ptr;
 use self::cxx::Exception;
 use self::edge::{complain, guard};
 use self::error::Error;
-use self::graphs::PoolId;
+use self::graphs::Route;
 
 pub use self::api::*;
 pub use self::capsules::*;
 pub use self::copies::*;
+pub use self::graph_tags::*;
 pub use self::keeping::*;
 pub use self::kept::*;
 pub use self::lent::*;
@@ -72,7 +74,9 @@ enum Outcome {
 /// Allocates `size` bytes on a device for work on a stream (`alloc_fn`).
 ///
 /// The address is a multiple of 512. Returns null for a size of 0. On a thread under a tag the
-/// memory is a block of the tag, which can sleep, unless an open pool of graphs takes the request.
+/// memory is a block of the tag, which can sleep, unless an open pool of graphs takes the request:
+/// then it is the pool's, or, if the tag was entered after the pool was opened, the tag's memory for
+/// captures, which sleeps too.
 ///
 /// If memory is short outside of pools and tags, [collects garbage](cuvmm_set_collector) once and
 /// tries again, if a collector is set.
@@ -91,8 +95,8 @@ pub unsafe extern "C-unwind" fn cuvmm_malloc(
     stream: *mut c_void,
 ) -> *mut c_void {
     // The filters called there may throw, so the call is not within `guard`.
-    let pool = graphs::route(device, stream);
-    let outcome = guard(None, || Some(allocated(size, device, stream, pool)));
+    let route = graphs::route(device, stream);
+    let outcome = guard(None, || Some(allocated(size, device, stream, route)));
     match outcome.unwrap_or_else(panicked) {
         Outcome::Address(address) => address,
         // SAFETY: the exception is fresh. This frame has nothing to drop, and the callers are C++.
@@ -108,7 +112,8 @@ fn panicked() -> Outcome {
     exception.map_or(Outcome::Address(ptr::null_mut()), Outcome::Throw)
 }
 
-fn allocated(size: isize, device: c_int, stream: *mut c_void, pool: Option<PoolId>) -> Outcome {
+fn allocated(size: isize, device: c_int, stream: *mut c_void, route: Option<Route>) -> Outcome {
+    let pool = route.map(|route| route.pool(device));
     let attempt = || match pool.is_none() && entered::is_entered() {
         true => tags::allocate(size, device),
         false => live::allocate(size, device, handle(stream), pool),

@@ -36,6 +36,8 @@ struct Live {
     ended: u64,
     /// The pool of graphs that the allocation belongs to.
     pool: Option<PoolId>,
+    /// `true` if the allocation counts as asleep.
+    is_asleep: bool,
     /// `true` if a use could not be recorded: the memory is never reused.
     is_kept: bool,
 }
@@ -77,10 +79,12 @@ pub(crate) fn allocate(
         home,
         ended,
         pool,
+        is_asleep: false,
         is_kept: false,
     };
-    shard(address).insert(address, live);
+    // First, so that what counts as asleep was counted.
     heap.figures().made(size);
+    shard(address).insert(address, live);
     Ok(address)
 }
 
@@ -159,7 +163,11 @@ pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
         std::mem::forget(live.allocation);
         return recorded;
     }
-    live.heap.figures().ended(live.allocation.size());
+    let size = live.allocation.size();
+    match live.is_asleep {
+        true => live.heap.figures().ended_asleep(size),
+        false => live.heap.figures().ended(size),
+    }
     recorded
 }
 
@@ -205,15 +213,47 @@ pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
     })
 }
 
-pub(crate) fn entries(of: &DeviceHeap) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+/// Returns the allocations of a device's heaps that are awake, and those that sleep.
+pub(crate) fn entries(of: &DeviceHeap) -> (Vec<Entry>, Vec<Entry>) {
+    let (mut awake, mut asleep) = (Vec::new(), Vec::new());
     for shard in &TABLE {
         let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let live = shard.iter().filter(|(_, live)| std::ptr::eq(live.heap, of));
-        entries.extend(live.map(|(&address, live)| live.entry(address)));
+        for (&address, live) in shard.iter().filter(|(_, live)| std::ptr::eq(live.heap, of)) {
+            let list = match live.is_asleep {
+                true => &mut asleep,
+                false => &mut awake,
+            };
+            list.push(live.entry(address));
+        }
     }
-    entries.sort_unstable_by_key(|entry| entry.address);
-    entries
+    for list in [&mut awake, &mut asleep] {
+        list.sort_unstable_by_key(|entry: &Entry| entry.address);
+    }
+    (awake, asleep)
+}
+
+/// Counts the allocations of a device's pools of graphs as asleep, or as awake.
+pub(crate) fn set_asleep(of: &DeviceHeap, pools: &[PoolId], is_asleep: bool) {
+    if pools.is_empty() {
+        return;
+    }
+    // Locked first: an allocation that ends is counted as what it is marked as.
+    let mut figures = of.figures();
+    for shard in &TABLE {
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = shard
+            .values_mut()
+            .filter(|live| std::ptr::eq(live.heap, of));
+        let chosen = all.filter(|live| live.pool.is_some_and(|pool| pools.contains(&pool)));
+        for live in chosen.filter(|live| live.is_asleep != is_asleep) {
+            live.is_asleep = is_asleep;
+            let size = live.allocation.size();
+            match is_asleep {
+                true => figures.slept(size),
+                false => figures.woke(size),
+            }
+        }
+    }
 }
 
 impl Entry {

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
-use cuvmm::Heap;
 use cuvmm::driver::Call;
 use cuvmm::heap::HeapStats;
 use cuvmm::pool::PoolStats;
@@ -68,16 +67,20 @@ struct Graphs {
     live: u64,
     held: u64,
     free: u64,
+    /// The part of `held` that sleeps with tags, and counts in their bytes.
+    tagged: u64,
 }
 
 impl Graphs {
-    fn of(heaps: &[HeapStats]) -> Self {
-        let sum = |of: fn(&HeapStats) -> u64| heaps.iter().map(of).sum();
+    fn of(heaps: &[(HeapStats, bool)]) -> Self {
+        let sum = |of: fn(&HeapStats) -> u64| heaps.iter().map(|(heap, _)| of(heap)).sum();
+        let tagged = heaps.iter().filter(|&&(_, is_tagged)| is_tagged);
         Self {
             pools: heaps.len(),
             live: sum(|heap| heap.live),
             held: sum(|heap| heap.held),
             free: sum(|heap| heap.free),
+            tagged: tagged.map(|(heap, _)| heap.held).sum(),
         }
     }
 }
@@ -95,7 +98,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let graphs = graph_heaps(known);
     let pools = tags::figures(known);
     let (figures, heap, pool) = together(known);
-    let heaps = || std::iter::once(&heap).chain(&graphs);
+    let heaps = || std::iter::once(&heap).chain(graphs.iter().map(|(heap, _)| heap));
     let free = heaps().map(|it| it.free).sum::<u64>();
     let free = free + pool.free + pool.precommitted + pool.cached + pool.pending_free;
     let pending = heaps().map(|it| it.pending_free).sum::<u64>() + pool.pending_free;
@@ -130,8 +133,11 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     serde_json::to_vec(&all).ok()
 }
 
-fn graph_heaps(of: &DeviceHeap) -> Vec<HeapStats> {
-    graphs::heaps(of).iter().map(Heap::stats).collect()
+fn graph_heaps(of: &DeviceHeap) -> Vec<(HeapStats, bool)> {
+    let heaps = graphs::heaps(of).into_iter();
+    heaps
+        .map(|(heap, is_tagged)| (heap.stats(), is_tagged))
+        .collect()
 }
 
 /// Returns a device's figures at one moment, in which no allocation begins or ends: no more is
@@ -217,8 +223,9 @@ pub(crate) fn reset_accumulated(device: i32) {
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let snapshot = tags::with_entries(known, |tagged, figures| {
-        let mut awake = live::entries(known);
+        let (mut awake, mut asleep) = live::entries(known);
         awake.extend(tagged.awake);
+        asleep.extend(tagged.asleep);
         // Read after the allocations, whose memory cannot go meanwhile.
         let held = known.held();
         figures.look(held);
@@ -227,7 +234,7 @@ pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
             "device": device,
             "held": held,
             "allocations": awake,
-            "sleeping": tagged.asleep,
+            "sleeping": asleep,
         })
     });
     serde_json::to_vec(&snapshot).ok()

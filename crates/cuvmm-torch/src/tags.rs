@@ -14,13 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuvmm::sleep::PreparedSleep;
-use cuvmm::{Contents, HostStore, SleepError, Tenant};
+use cuvmm::{Block, Contents, HostStore, SleepError, Tenant};
 use serde::Serialize;
 
 use crate::blocks::{Blocks, block_for};
-use crate::entered;
+use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::figures::Figures;
+use crate::graphs::{PoolId, Tagged};
 use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
 use crate::{fork, graphs};
@@ -31,6 +32,12 @@ const NO_TAG: &str = "default";
 /// The default timeout of sleeping for work that may use the memory, and of waking for memory.
 pub(crate) const LONGEST: Duration = Duration::from_secs(60);
 
+/// The library's tags of blocks: of other memory than that of graphs, and of graphs whose contents
+/// are kept and are not.
+const PLAIN: &str = "memory";
+const KEPT: &str = "graphs";
+const WRITTEN: &str = "graphs that write first";
+
 /// Stores of contents are multiples of this, in bytes.
 const PART: u64 = 2 << 20;
 
@@ -40,6 +47,8 @@ struct Tag {
     tenant: Tenant,
     of: &'static DeviceHeap,
     is_asleep: bool,
+    /// `true` once a block for graphs was allocated.
+    has_graphs: bool,
     /// Read-locked while a block is allocated. Write-locked once the tag counts as asleep, before
     /// its memory moves: a block that came meanwhile would be awake under a sleeping tag, or asleep
     /// unknown.
@@ -113,18 +122,52 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     }
     drop(state);
     let (of, bytes) = (heaps::of(device)?, block_for(size));
-    let block = match tenant.allocate(bytes) {
+    let block = || tenant.block(bytes).tag(PLAIN);
+    let block = match block().allocate() {
         Ok(block) => block,
         Err(error) => live::again(of, None, error, |wait| match wait {
-            Some(wait) => tenant.block(bytes).timeout(wait).allocate(),
-            None => tenant.allocate(bytes),
+            Some(wait) => block().timeout(wait).allocate(),
+            None => block().allocate(),
         })?,
     };
+    Ok(add(index, size, block))
+}
+
+/// Allocates a block for graphs, under a tag for graphs. Returns its address, or 0 for a size of 0.
+/// Breaks no capture: waits for no memory, and asks for no work.
+pub(crate) fn allocate_for_graphs(size: isize, device: i32) -> Result<usize, Error> {
+    fork::check()?;
+    let size = match u64::try_from(size) {
+        Ok(0) => return Ok(0),
+        Ok(size) => size,
+        Err(_) => return Err(Error::NegativeSize),
+    };
+    let tag_of_graphs = entered::of_graphs_anywhere().unwrap_or_else(|| OfGraphs {
+        name: NO_TAG.to_owned(),
+        keeps: true,
+    });
+    let (index, tenant, still) = tag(device, &tag_of_graphs.name)?;
+    let _still = still.read().unwrap_or_else(PoisonError::into_inner);
+    if lock().tags[index].is_asleep {
+        return Err(Error::Asleep(tag_of_graphs.name));
+    }
+    let library_tag = if tag_of_graphs.keeps { KEPT } else { WRITTEN };
+    // No block is shared: each belongs to graphs whole.
+    let bytes = size.max(block_for(0));
+    let guard = heaps::of(device)?.pool.capture_guard();
+    let block = tenant.block(bytes).tag(library_tag).allocate()?;
+    drop(guard);
+    lock().tags[index].has_graphs = true;
+    Ok(add(index, bytes, block))
+}
+
+/// Notes a block for an allocation. Returns the address.
+fn add(index: usize, size: u64, block: Block) -> usize {
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
     let address = blocks.add(index, size, block);
     state.tags[index].count_made(size);
-    Ok(address)
+    address
 }
 
 /// Returns the index of a tag, made if needed, its tenant and the lock that keeps it from moving.
@@ -139,10 +182,7 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
             false => Ok((index, tag.tenant.clone(), Arc::clone(&tag.still))),
         };
     }
-    let tenant = match of.tenant().name() == name {
-        true => of.tenant().clone(),
-        false => of.pool.tenant(name).register()?,
-    };
+    let tenant = of.tag_tenant(name)?;
     let still = Arc::default();
     state.tags.push(Tag {
         device,
@@ -150,6 +190,7 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
         tenant: tenant.clone(),
         of,
         is_asleep: false,
+        has_graphs: false,
         still: Arc::clone(&still),
         store: None,
         host: Host::Keep,
@@ -229,12 +270,13 @@ impl TagFigures {
 
 /// Returns the figures of a device's tags, in the order of their first allocations.
 pub(crate) fn figures(of: &DeviceHeap) -> Vec<TagFigures> {
+    note_tags_of_graphs();
     let state = lock();
     let tags = state.tags.iter().enumerate();
     let ours = tags.filter(|(_, tag)| std::ptr::eq(tag.of, of));
     let figures = ours.map(|(index, tag)| TagFigures {
         name: tag.name.clone(),
-        bytes: state.sizes(index).sum(),
+        bytes: state.sizes(index).sum::<u64>() + bytes_of_heaps(of, &tag.name),
         asleep: tag.is_asleep,
         host: tag.store.as_ref().map_or(0, HostStore::capacity),
         kept: state.marked(index).sum(),
@@ -270,6 +312,25 @@ pub(crate) fn name_of(address: usize) -> Option<String> {
     let state = lock();
     let tag = state.blocks.as_ref()?.tag_of(address, 1)?;
     Some(state.tags[tag].name.clone())
+}
+
+/// Returns the bytes of memory that a tag's heaps have, or get when they wake.
+fn bytes_of_heaps(of: &DeviceHeap, name: &str) -> u64 {
+    let heaps = graphs::tagged(of, name).into_iter();
+    heaps
+        .map(|it| it.heap.stats())
+        .map(|stats| stats.held + stats.asleep)
+        .sum()
+}
+
+/// Makes the tags that only heaps of graphs have.
+fn note_tags_of_graphs() {
+    for (_, of) in heaps::all() {
+        for name in graphs::tags(of) {
+            // A tag that is known and asleep is refused.
+            let _ = tag(of.device.ordinal().0, &name);
+        }
+    }
 }
 
 impl Tag {
@@ -323,6 +384,7 @@ pub(crate) fn asleep() -> BTreeSet<String> {
 /// # Errors
 /// A name is unknown, or not all its tags are in the expected state.
 fn chosen(names: Option<&[String]>, are_asleep: bool) -> Result<Vec<usize>, Error> {
+    note_tags_of_graphs();
     let state = lock();
     let tags = || state.tags.iter().enumerate();
     let Some(names) = names else {
@@ -398,9 +460,7 @@ fn sleep_as(
             Ok(one) => prepared.push(one),
             Err(error) => {
                 let failed = prepared.len();
-                let stayed = prepared
-                    .into_iter()
-                    .map(|one: PreparedSleep| one.cancel().is_err());
+                let stayed = prepared.into_iter().map(|one| cancel(one).is_err());
                 let stayed = stayed.collect::<Vec<bool>>();
                 moving.end(|at| match at {
                     at if at < failed => stayed[at],
@@ -410,8 +470,11 @@ fn sleep_as(
             }
         }
     }
-    for one in prepared {
+    for one in prepared.into_iter().flatten() {
         one.finish();
+    }
+    for &index in &chosen {
+        give_up_cached(index);
     }
     moving.end(|_| true);
     Ok(())
@@ -432,8 +495,10 @@ pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
     let chosen = chosen(names.as_deref(), true)?;
     let moving = Moving::begin(&chosen);
     let prepared = chosen.iter().map(|&index| {
-        let tenant = lock().tags[index].tenant.clone();
-        let prepared = tenant.blocks().timeout(left(until)).prepare_wake();
+        let (tenant, heaps) = heaps_of(index);
+        let blocks = tenant.blocks().timeout(left(until));
+        let prepared = heaps.iter().fold(blocks, |all, it| all.heap(&it.heap));
+        let prepared = prepared.prepare_wake();
         prepared.map_err(|cause| refused(index, cause))
     });
     match prepared.collect::<Result<Vec<_>, _>>() {
@@ -452,41 +517,114 @@ pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
     }
 }
 
-/// Does every step of putting a tag to sleep that can fail.
+/// Returns the tenant of a tag, and the heaps that sleep with it.
+fn heaps_of(index: usize) -> (Tenant, Vec<Tagged>) {
+    let state = lock();
+    let (tenant, of) = (state.tags[index].tenant.clone(), state.tags[index].of);
+    let name = state.tags[index].name.clone();
+    drop(state);
+    (tenant, graphs::tagged(of, &name))
+}
+
+/// Does every step of putting a tag to sleep that can fail: for the memory whose contents are kept,
+/// and for the rest, of which only what is marked is kept.
 fn prepare_sleep(
     index: usize,
     keep: Option<Host>,
     until: Option<Instant>,
-) -> Result<PreparedSleep, Error> {
-    let tenant = lock().tags[index].tenant.clone();
-    let blocks = tenant.blocks().timeout(left(until)).release(true);
+) -> Result<Vec<PreparedSleep>, Error> {
+    let (tenant, heaps) = heaps_of(index);
     let mut state = lock();
-    let needed = match keep {
-        Some(after) => {
-            state.tags[index].host = after;
-            host::parts(state.sizes(index))
-        }
-        None => {
-            let blocks = state.blocks.get_or_insert_default();
-            blocks.tell_marks(index)?;
-            host::parts(state.marked(index))
-        }
-    };
+    if let Some(after) = keep {
+        state.tags[index].host = after;
+    }
+    state.blocks.get_or_insert_default().tell_marks(index)?;
+    let has_graphs = state.tags[index].has_graphs;
+    let marked = host::parts(state.marked(index));
     drop(state);
-    let mut prepared = match (keep, needed) {
-        (None, 0) => blocks.prepare_sleep(Contents::Discard),
-        _ => blocks.prepare_sleep(contents(keep, &host::store(index, needed)?)),
+    let (kept, lost) = fates(has_graphs, keep.is_some());
+    let selected = |fate: &[&str], keeps: bool| {
+        let blocks = selected((&tenant, &heaps), fate, keeps);
+        blocks.timeout(left(until))
     };
+    let keeps = keep.is_some() || has_graphs || heaps.iter().any(|it| it.keeps);
+    let prepare = |store: Option<&HostStore>| {
+        let mut prepared = Vec::new();
+        if let Some(store) = store.filter(|_| keeps) {
+            prepared.push(selected(kept, true).prepare_sleep(Contents::Keep(store))?);
+        }
+        let contents = match store {
+            Some(store) if marked > 0 => Contents::KeepMarked(store),
+            _ => Contents::Discard,
+        };
+        match selected(lost, false).prepare_sleep(contents) {
+            Ok(one) => prepared.push(one),
+            Err(cause) => return Err(cancel(prepared).err().unwrap_or(cause)),
+        }
+        Ok(prepared)
+    };
+    let needed = host::needed(index, keep.is_some()) + marked;
+    let store = match keeps || marked > 0 {
+        true => Some(host::store(index, needed)?),
+        false => None,
+    };
+    let mut prepared = prepare(store.as_ref());
+    drop(store);
     if prepared.as_ref().is_err_and(host::is_unpinned) {
-        prepared = blocks.prepare_sleep(contents(keep, &host::pageable(index, needed)?));
+        prepared = prepare(Some(&host::pageable(index, needed)?));
     }
     prepared.map_err(|cause| refused(index, cause))
 }
 
-const fn contents(keep: Option<Host>, store: &HostStore) -> Contents<'_> {
-    match keep {
-        Some(_) => Contents::Keep(store),
-        None => Contents::KeepMarked(store),
+/// Returns the tags of a tenant's blocks whose contents are kept, and of those whose contents are lost,
+/// if the contents of what is no memory of graphs are kept, or lost. No tag stands for all blocks.
+const fn fates(
+    has_graphs: bool,
+    keeps: bool,
+) -> (&'static [&'static str], &'static [&'static str]) {
+    match (has_graphs, keeps) {
+        // Without blocks of graphs all have one fate.
+        (false, true) => (&[], &[WRITTEN]),
+        (false, false) => (&[KEPT], &[]),
+        (true, true) => (&[PLAIN, KEPT], &[WRITTEN]),
+        (true, false) => (&[KEPT], &[PLAIN, WRITTEN]),
+    }
+}
+
+/// Selects blocks with some tags, and the heaps whose contents are kept or not, to be put to sleep.
+fn selected<'a>(
+    (tenant, heaps): (&'a Tenant, &[Tagged]),
+    tags: &[&str],
+    keeps: bool,
+) -> cuvmm::sleep::Blocks<'a> {
+    let blocks = tenant.blocks().release(true);
+    let blocks = tags.iter().fold(blocks, |all, &tag| all.tag(tag));
+    let heaps = heaps.iter().filter(|it| it.keeps == keeps);
+    heaps.fold(blocks, |all, it| all.heap(&it.heap))
+}
+
+/// Ends what was prepared, with all as before.
+///
+/// # Errors
+/// Some memory stays asleep.
+fn cancel(prepared: Vec<PreparedSleep>) -> Result<(), SleepError> {
+    let mut outcome = Ok(());
+    for one in prepared {
+        outcome = outcome.and(one.cancel());
+    }
+    outcome
+}
+
+/// Gives the cached memory of a tag up whose blocks sleep.
+fn give_up_cached(index: usize) {
+    let (tenant, has_graphs) = {
+        let state = lock();
+        let tag = &state.tags[index];
+        (tag.tenant.clone(), tag.has_graphs)
+    };
+    if has_graphs {
+        // If a capture has begun meanwhile, the memory stays cached.
+        let _ = tenant.blocks().release(true).sleep(Contents::Discard);
     }
 }
 
@@ -543,9 +681,15 @@ impl<'a> Moving<'a> {
 
     /// Sets which tags are asleep, by their index in `chosen`.
     fn end(self, is_asleep: impl Fn(usize) -> bool) {
-        let mut state = lock();
         for (at, &index) in self.chosen.iter().enumerate() {
-            state.set_asleep(index, is_asleep(at));
+            let is_asleep = is_asleep(at);
+            let mut state = lock();
+            state.set_asleep(index, is_asleep);
+            let of = state.tags[index].of;
+            drop(state);
+            let (_, heaps) = heaps_of(index);
+            let heaps: Vec<PoolId> = heaps.into_iter().map(|it| it.id).collect();
+            live::set_asleep(of, &heaps, is_asleep);
         }
     }
 }

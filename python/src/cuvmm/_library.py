@@ -48,6 +48,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_access": (_int, [_pointer, _int]),
     "cuvmm_tag_begin": (_int, [_text, _result]),
     "cuvmm_tag_end": (None, [_number]),
+    "cuvmm_graphs_begin": (_int, [_text, _int, _result]),
     "cuvmm_synchronize": (_int, [_int, _pointer]),
     "cuvmm_settle": (_int, [_int, _pointer]),
     "cuvmm_stream_end": (_int, [_pointer, _int]),

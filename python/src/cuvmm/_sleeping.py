@@ -63,6 +63,21 @@ def tag(name: str) -> Iterator[None]:
         library.tag_end(token)
 
 
+@contextlib.contextmanager
+def graphs_tag(name: str, keep: bool) -> Iterator[None]:
+    """Gives a name to the memory of graphs that the calling thread captures while it is entered.
+
+    `cuvmm.torch.graphs` enters it.
+    """
+    check(name)
+    library = _library.get()
+    token = library.number("graphs_begin", name.encode(), int(keep))
+    try:
+        yield
+    finally:
+        library.tag_end(token)
+
+
 def _names(tags: str | Iterable[str] | None) -> bytes:
     if tags is None:
         return b"null"
@@ -124,7 +139,8 @@ def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
     for device, found in figures.items():
         pools = found["pools"]
         parts += [(it["name"], it["bytes"]) for it in pools if not it["asleep"]]
-        parts.append((found["tenant"], found["heap"]["held"] + found["graphs"]["held"]))
+        graphs = found["graphs"]
+        parts.append((found["tenant"], found["heap"]["held"] + graphs["held"] - graphs["tagged"]))
         if torch is not None:
             # PyTorch's figures have the memory of pools too, awake or asleep.
             own = torch.cuda.memory_reserved(device) - sum(it["bytes"] for it in pools)
@@ -143,7 +159,8 @@ def sleep(
 
     tags: the name of a pool (its tag), several, or None for all that are awake.
     keep: True copies the contents to host memory; False discards them: after `wake` they are not set. What
-        `cuvmm.keep` has marked is kept with both.
+        `cuvmm.keep` has marked is kept with both, and the
+        memory of graphs as `cuvmm.torch.graphs` says.
     host: the host memory of the contents is kept for the next sleep, which is then several times as fast, or
         goes back to the system after `wake`, which does not wait for that. That of marked tensors is kept if
         the rest is discarded.

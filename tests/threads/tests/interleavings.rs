@@ -157,7 +157,7 @@ where
         claims.insert(from, size);
     }
 
-    /// Allocates from a heap, which may be short of memory, and frees it.
+    /// Allocates from a heap, which may be short of memory or asleep, and frees it.
     fn come_and_go(&self, heap: &Heap, size: u64, stream: &Stream) {
         match heap.allocate(size, 1, stream) {
             Ok(memory) => {
@@ -166,7 +166,7 @@ where
                 yield_now();
                 self.claims.lock().unwrap().remove(&from);
             }
-            Err(BlockError::OutOfMemory(_)) => {}
+            Err(BlockError::OutOfMemory(_) | BlockError::Memory(MemoryError::HeapAsleep(_))) => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -1165,6 +1165,46 @@ fn registrations_of_a_dropped_region_end_while_its_fork_gives_its_addresses_back
         fork.purge().unwrap();
         assert_eq!((a.stats().mappings, a.stats().addresses), (2, 2 * G));
         drop((fork, a));
+        scene.end();
+    });
+}
+
+/// A heap sleeps and wakes beside requests, and another tenant that takes its idle memory. Contents
+/// are not kept here, because the threads that copy them do not belong to shuttle.
+#[test]
+fn a_heap_sleeps_and_wakes_beside_requests_and_reclaim() {
+    explore(500, || {
+        let scene = scene(4);
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let heap = Heap::builder(&a).addresses(32 * G).build().unwrap();
+        let stream = scene.stream();
+        let kept = heap.allocate(G, 1, &stream).unwrap();
+        drop(heap.allocate(2 * G, 1, &stream).unwrap());
+        let moved = |outcome: Result<(), SleepError>| match outcome {
+            Ok(()) | Err(SleepError::HeapBusy { .. }) => {}
+            Err(SleepError::Block { cause, .. }) => assert!(cause.is_shortage(), "{cause}"),
+            Err(error) => panic!("{error}"),
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| [2 * G, 512].map(|size| scene.come_and_go(&heap, size, &stream)));
+            for turns in 1..3 {
+                let (heap, moved) = (&heap, &moved);
+                scope.spawn(move || {
+                    for _ in 0..turns {
+                        moved(heap.alone().sleep(Contents::Discard).map(drop));
+                        yield_now();
+                        moved(heap.alone().wake().map(drop));
+                    }
+                });
+            }
+            scope.spawn(|| drop(b.try_allocate(3 * G)));
+        });
+        heap.alone().wake().unwrap();
+        assert_eq!((heap.stats().live, heap.stats().allocations), (G, 1));
+        drop(kept);
+        heap.trim().unwrap();
+        assert_eq!((heap.stats().held, a.stats().committed), (0, 0));
+        drop((heap, a, b, stream));
         scene.end();
     });
 }

@@ -2,11 +2,15 @@
 
 use std::sync::PoisonError;
 
-use cuvmm::{Contents, Exchange, HostStore, SleepError};
+use cuvmm::{Contents, Exchange, HostStore, SleepError, Tenant};
 
 use super::host;
-use super::{Host, LONGEST, MOVING, Moving, chosen, lock, names, refused};
+use super::{
+    Host, LONGEST, MOVING, Moving, chosen, fates, give_up_cached, heaps_of, lock, names, refused,
+    selected,
+};
 use crate::error::Error;
+use crate::graphs::Tagged;
 use crate::{fork, graphs};
 
 /// Puts tags to sleep and wakes others, as `cuvmm_exchange` describes.
@@ -27,6 +31,7 @@ pub(crate) fn exchange(sleep: &str, wake: &str, after: Host) -> Result<(), Error
     let moving = Moving::begin(&all);
     let exchanged = exchange_chosen(&sleep, &wake, after);
     if exchanged.is_ok() {
+        sleep.iter().for_each(|&index| give_up_cached(index));
         moving.end(|at| at < sleep.len());
         host::give_back_after(&wake);
         return Ok(());
@@ -47,31 +52,41 @@ fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), E
     for &index in sleep {
         lock().tags[index].host = after;
     }
-    let stores = sleep.iter().map(|&index| host::store(index));
+    let needed = |index: &usize| host::needed(*index, true);
+    let stores = sleep.iter().map(|index| host::store(*index, needed(index)));
     let stores: Vec<HostStore> = stores.collect::<Result<_, _>>()?;
     let mut exchanged = run(sleep, wake, &stores);
     drop(stores);
     if exchanged.as_ref().is_err_and(host::is_unpinned) {
-        let stores = sleep.iter().map(|&index| host::pageable(index));
+        let stores = sleep.iter();
+        let stores = stores.map(|index| host::pageable(*index, needed(index)));
         exchanged = run(sleep, wake, &stores.collect::<Result<Vec<_>, _>>()?);
     }
     exchanged.map_err(|cause| refused(named, cause))
 }
 
+/// Tags with memory of graphs go in turn, because some of it may be lost.
 fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), SleepError> {
-    let tenants = |chosen: &[usize]| -> Vec<_> {
-        let state = lock();
-        let tenants = chosen.iter().map(|&index| state.tags[index].tenant.clone());
-        tenants.collect()
-    };
-    let (falling, waking) = (tenants(sleep), tenants(wake));
+    let [falling, waking] = [sleep, wake].map(|chosen| {
+        let each = chosen.iter().map(|&index| heaps_of(index));
+        each.collect::<Vec<(Tenant, Vec<Tagged>)>>()
+    });
     let mut exchange = Exchange::new();
-    for (tenant, store) in falling.iter().zip(stores) {
-        let blocks = tenant.blocks().timeout(LONGEST).release(true);
-        exchange = exchange.sleep(blocks, Contents::Keep(store));
+    for ((&index, (tenant, heaps)), store) in sleep.iter().zip(&falling).zip(stores) {
+        let has_graphs = lock().tags[index].has_graphs;
+        let (kept, lost) = fates(has_graphs, true);
+        let selected = |fate: &[&'static str], keeps: bool| {
+            let blocks = selected((tenant, heaps), fate, keeps);
+            blocks.timeout(LONGEST)
+        };
+        exchange = exchange.sleep(selected(kept, true), Contents::Keep(store));
+        if has_graphs || heaps.iter().any(|it| !it.keeps) {
+            exchange = exchange.sleep(selected(lost, false), Contents::Discard);
+        }
     }
-    for tenant in &waking {
-        exchange = exchange.wake(tenant.blocks().timeout(LONGEST));
+    for (tenant, heaps) in &waking {
+        let blocks = tenant.blocks().timeout(LONGEST);
+        exchange = exchange.wake(heaps.iter().fold(blocks, |all, it| all.heap(&it.heap)));
     }
     exchange.run().map(drop)
 }

@@ -74,6 +74,16 @@ pub(super) fn parts(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.map(|size| size.next_multiple_of(PART)).sum()
 }
 
+/// Returns the bytes that the contents of a tag take: of all memory, or of that which graphs keep.
+pub(super) fn needed(index: usize, all: bool) -> u64 {
+    let (_, heaps) = super::heaps_of(index);
+    let heaps = heaps.into_iter().filter(|it| it.keeps);
+    let heaps: u64 = heaps.map(|it| it.heap.stats().held).sum();
+    let state = lock();
+    let sizes = state.sizes(index);
+    parts(sizes.filter(|_| all || state.tags[index].has_graphs)) + heaps
+}
+
 /// Returns the most bytes that a tag's store may have. If they are fewer than `needed`, the stores of
 /// other tags give free memory back first.
 fn room(index: usize, needed: u64) -> Result<u64, Error> {
@@ -106,7 +116,7 @@ pub(crate) fn prepare(json: &str) -> Result<(), Error> {
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     for index in chosen(names.as_deref(), false)? {
-        let needed = parts(lock().sizes(index));
+        let needed = needed(index, true);
         let reserved = store(index, needed)?.reserve(needed);
         match reserved {
             Err(error) if is_unpinned(&error) => drop(pageable(index, needed)?),

@@ -21,6 +21,7 @@ use libloading::Library;
 
 #[path = "../../../../stand-in/fakecuda/testing/built.rs"]
 mod built;
+pub(crate) mod graphs;
 #[path = "../../../cuvmm-model/testing/own_process.rs"]
 pub(crate) mod own_process;
 pub(crate) mod sharing;

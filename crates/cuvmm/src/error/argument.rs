@@ -127,6 +127,9 @@ pub enum ArgumentError {
     /// operation works on.
     #[error("{0} belongs to another device")]
     WrongDevice(&'static str),
+    /// This argument, a heap, belongs to another tenant than the one that the operation works on.
+    #[error("{0} belongs to another tenant")]
+    WrongTenant(&'static str),
     /// This argument, a stream, a device or memory, belongs to another driver, for which its handle
     /// means something else.
     #[error("{0} belongs to another driver")]

@@ -169,6 +169,10 @@ pub enum MemoryError {
     /// its memory is used.
     #[error("the block of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
     Asleep(u64),
+    /// The heap with this number of bytes of memory is asleep, falling asleep or waking. It must be
+    /// woken before memory is allocated from it.
+    #[error("the heap of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
+    HeapAsleep(u64),
     /// This number of leases, registrations, tensors or slices use the block and may write to it.
     #[error("{0} leases keep the block: drop them first, and registrations, tensors and slices")]
     Leased(u64),

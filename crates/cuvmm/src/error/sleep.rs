@@ -12,8 +12,8 @@ use crate::display::Bytes;
 #[error(transparent)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// An argument cannot be used: a store of another device than the pool's, or a range that exceeds
-    /// the block.
+    /// An argument cannot be used: a store of another device than the pool's, a heap of another
+    /// tenant, or a range that exceeds the block.
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live, or one was taken while contents were copied and may have
     /// ended since: sleep again when none is taken.
@@ -52,6 +52,13 @@ pub enum SleepError {
     #[error("the contents of the block ({}) were discarded when it fell asleep", Bytes(*.bytes))]
     NotKept {
         /// The size of the block in bytes.
+        bytes: u64,
+    },
+    /// GPU work that may use the memory of a heap is not complete, memory is being allocated from
+    /// the heap or taken from it, or another thread is putting it to sleep or waking it.
+    #[error("a heap of {} is in use: wait for its work", Bytes(*.bytes))]
+    HeapBusy {
+        /// The memory of the heap in bytes.
         bytes: u64,
     },
     /// The store has not enough free space for the contents.
@@ -99,10 +106,10 @@ pub enum SleepError {
     /// The sleep failed or was cancelled, and the driver refused twice to put back the memory of
     /// some blocks. They stay asleep ([`Block::is_asleep`](crate::Block::is_asleep)) and can be
     /// woken. Contents to be kept are kept; those to be [discarded](crate::Contents::Discard) are
-    /// lost. The other blocks are unchanged.
+    /// lost. The other blocks are unchanged. A heap counts as a block.
     #[error("{blocks} of the blocks ({}) stay asleep after an error: {cause}", Bytes(*.bytes))]
     Stayed {
-        /// The number of blocks.
+        /// The number of blocks and heaps.
         blocks: u64,
         /// Their size in bytes.
         bytes: u64,

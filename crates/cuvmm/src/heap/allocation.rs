@@ -34,6 +34,9 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.core.device.is_forked() {
+            // The store takes the contents of a sleeping heap back without the heap's lock.
+            let saved = self.core.lock().rest.take_saved();
+            drop(saved);
             self.core.set(PINNED, false);
             self.tenant.detach(self.holder);
         }

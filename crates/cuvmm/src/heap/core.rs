@@ -15,6 +15,7 @@ use super::chunks::Chunks;
 use super::counts::Counts;
 use super::extents::{Extent, ExtentId, Extents};
 use super::gaps::Gaps;
+use super::rest::Rest;
 use super::spaces::Spaces;
 use super::stitch::Policy;
 use super::streams::Streams;
@@ -44,6 +45,9 @@ pub(super) const REPORTS: u8 = 1;
 
 /// Flag: graphs may use all the heap's memory.
 pub(super) const PINNED: u8 = 2;
+
+/// Flag: the heap sleeps or moves.
+pub(super) const STILL: u8 = 4;
 
 /// The largest chunk in bytes, unless a granule is larger.
 const LARGEST_CHUNK: u64 = 32 << 20;
@@ -75,7 +79,7 @@ pub(super) struct Core {
     pub(super) guests: Vec<AccessGrant>,
     pub(super) caches: StreamCaches,
     state: Mutex<State>,
-    /// [`REPORTS`] and [`PINNED`]. With any flag freed allocations go to no stream cache. A graph's
+    /// [`REPORTS`], [`PINNED`] and [`STILL`]. With any flag freed allocations go to no stream cache. A graph's
     /// heap uses none, so that repeated requests find the same memory free.
     flags: AtomicU8,
     /// Set when the tenant is unregistered.
@@ -103,6 +107,7 @@ pub(super) struct State {
     /// Unsearched mappings, to be unmapped when they are unused.
     pub(super) retired: VecDeque<(ExtentId, u64)>,
     pub(super) counts: Counts,
+    pub(super) rest: Rest,
     #[cfg(debug_assertions)]
     sections: u64,
 }
@@ -166,6 +171,7 @@ impl State {
             recorded: VecDeque::new(),
             retired: VecDeque::new(),
             counts: Counts::default(),
+            rest: Rest::Awake,
             #[cfg(debug_assertions)]
             sections: 0,
         }
@@ -407,11 +413,16 @@ impl Core {
     /// Takes the lock, and frees all allocations in stream caches, and the kept chunk.
     pub(super) fn lock_drained(&self) -> Locked<'_> {
         let mut state = self.lock();
+        self.drain_all(&mut state);
+        state
+    }
+
+    /// Frees all allocations in stream caches, and the kept chunk.
+    pub(super) fn drain_all(&self, state: &mut State) {
         self.caches.drain(|place| state.end(place));
         state.give_kept_chunk();
         // Memory from stream caches is not counted when it is allocated.
         state.counts.note_peak(|| self.caches.bytes());
-        state
     }
 
     /// Unmaps up to `most` unused, unsearched mappings. Returns their number. Unmaps none in a heap

@@ -20,7 +20,13 @@ impl Holder for Core {
         let (large, small) = (&state.large, &state.small);
         let free = large.free() + small.free_bytes();
         let used = large.held() - free;
-        if self.has(PINNED) {
+        if !state.rest.is_charged() {
+            return HolderFigures {
+                asleep: large.held(),
+                ..HolderFigures::default()
+            };
+        }
+        if self.has(PINNED) || !state.rest.is_awake() {
             return HolderFigures {
                 held: large.held(),
                 in_use: large.held(),

@@ -63,6 +63,8 @@
 //! # }
 //! ```
 //!
+//! The memory of a graph can [sleep](crate::sleep#heaps) between launches.
+//!
 //! # Other devices
 //! [`HeapBuilder::open_to`] gives other devices access to all the heap's memory, beside those that
 //! [the pool is open to](crate::pool::PoolBuilder::open_to). Each mapping grants them access when
@@ -105,17 +107,20 @@ mod holder;
 mod lengths;
 mod ranges;
 mod request;
+mod rest;
+mod sleep;
 mod sorted;
 mod spaces;
 mod stats;
 mod stitch;
 mod streams;
 mod tag;
+mod wake;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::allocation::{Lanes, Shared};
 use self::cache::Place;
@@ -124,11 +129,13 @@ use self::request::{Request, is_small};
 use self::stitch::Policy;
 use self::tag::StreamId;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError, SleepError};
 use crate::own::{Access, AccessGrant, Stream, check_guests};
 use crate::pool::{Holder, HolderId, Tenant, Wait};
 use crate::size::aligned;
 
+pub(crate) use self::sleep::{HeapToSleep, MovingHeap};
+pub(crate) use self::wake::{HeapToWake, WakingHeap};
 pub use allocation::Allocation;
 pub use stats::HeapStats;
 
@@ -218,7 +225,8 @@ impl HeapBuilder<'_> {
     /// Sets whether the heap is for allocations in graph captures; `false` by default. Such a heap
     /// keeps all memory that it ever had until it ends, or until [its graphs
     /// end](Heap::end_graphs): until then the graphs can be launched, even after the allocations of
-    /// the capture are dropped. All of its memory counts as in use, and nothing is unmapped before.
+    /// the capture are dropped. All of its memory counts as in use, and nothing is unmapped before,
+    /// unless the heap is put to [sleep](crate::sleep#heaps).
     /// Captures with the same requests get the same addresses. Where other heaps would map memory
     /// once more very often, this heap takes new memory instead. See [Graph
     /// captures](self#graph-captures).
@@ -470,6 +478,9 @@ impl Heap {
             small,
         };
         let mut state = core.lock();
+        if !state.rest.is_awake() {
+            return Err(MemoryError::HeapAsleep(state.large.held()).into());
+        }
         if core.policy.drains {
             state.drain_both(cache);
         }
@@ -587,6 +598,38 @@ impl Heap {
     /// more, and the work of all launched graphs is complete.
     pub fn end_graphs(&self) {
         self.lanes.shared.end_graphs();
+    }
+
+    /// Returns `true` if the heap is asleep, falling asleep or waking: see
+    /// [`Blocks::heap`](crate::sleep::Blocks::heap). Makes no driver call; `false` in a forked child.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        let core = &self.lanes.shared.core;
+        !core.device.is_forked() && !core.lock().rest.is_awake()
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lanes, &other.lanes)
+    }
+
+    /// Returns `true` if this is the heap that falls asleep.
+    pub(crate) fn is_falling_asleep_as(&self, one: &HeapToSleep) -> bool {
+        one.is_of(&self.lanes.shared)
+    }
+
+    /// Marks the heap as moving, once all work that may use its memory is complete. Waits for that
+    /// until `until`, and while `wanted` returns `true`. Returns `None` for a sleeping heap.
+    pub(crate) fn begin_sleep(
+        &self,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<HeapToSleep>, SleepError> {
+        sleep::begin(&self.lanes.shared, until, wanted)
+    }
+
+    /// Marks the heap as moving, if it sleeps.
+    pub(crate) fn begin_wake(&self) -> Result<Option<HeapToWake>, SleepError> {
+        wake::begin(&self.lanes.shared)
     }
 
     /// Returns the current figures. Makes no driver call. In a forked child they are zero.

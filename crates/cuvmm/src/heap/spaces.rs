@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::device::Device;
 use crate::error::{CallError, MemoryError};
 use crate::extents::{PlaceFailure, Placed, Space, Target, Unmapped};
 use crate::own::Stream;
@@ -62,6 +63,26 @@ impl Spaces {
     pub(super) fn remove(&mut self, at: u64) -> Option<Placed> {
         let (offset, space) = self.at_mut(at)?;
         space.remove(offset)
+    }
+
+    pub(super) fn has(&self, at: u64) -> bool {
+        let space = self.at(at);
+        space.is_some_and(|space| space.bounds_around(at - space.address().0).is_some())
+    }
+
+    /// Returns the bytes at an address that a stuck mapping has for good.
+    pub(super) fn stuck_at(&self, at: u64, size: u64) -> u64 {
+        let space = self.at(at);
+        space.map_or(0, |space| {
+            let offset = at - space.address().0;
+            space.stuck_in(offset, offset + size)
+        })
+    }
+
+    /// Returns the devices with access to all reservations.
+    pub(super) fn users(&self) -> Vec<Device> {
+        let first = self.0.values().next();
+        first.map_or_else(Vec::new, |space| space.users().cloned().collect())
     }
 
     pub(super) fn keep_stuck(&mut self, at: u64, placed: Placed) {

@@ -11,7 +11,8 @@ pub struct HeapStats {
     /// The highest value that `live` had when it was read, or when memory was allocated that no
     /// stream cache had.
     pub peak_live: u64,
-    /// Memory of all extents.
+    /// Memory of all extents. While the heap sleeps it has none: this, `free`, `pending_free`,
+    /// `largest_run` and `mappings` are 0.
     pub held: u64,
     /// The highest value that `held` ever had.
     pub peak_held: u64,
@@ -33,6 +34,8 @@ pub struct HeapStats {
     pub mapped: u64,
     /// Allocations made of memory in several places.
     pub stitches: u64,
+    /// The memory that the heap gets when it wakes; 0 while it is awake.
+    pub asleep: u64,
     /// Stream waits queued so that one stream could use another's memory.
     pub stream_waits: u64,
 }
@@ -41,21 +44,31 @@ impl HeapStats {
     pub(super) fn of(state: &State) -> Self {
         let (large, small, counts) = (&state.large, &state.small, &state.counts);
         let free = large.free() + small.free_bytes();
-        Self {
+        let ever = Self {
             live: counts.live,
             peak_live: counts.peak_live,
-            held: large.held(),
             peak_held: counts.peak_held,
-            free,
-            pending_free: free - large.ready() - small.ready(),
-            largest_run: large.runs.longest().max(small.longest()),
             allocations: counts.allocations,
             extents: large.extents().count() as u64,
-            mappings: large.mappings(),
             windows: large.windows(),
             mapped: counts.mapped,
             stitches: counts.stitches,
             stream_waits: counts.waits,
+            ..Self::default()
+        };
+        if !state.rest.is_charged() {
+            return Self {
+                asleep: large.held(),
+                ..ever
+            };
+        }
+        Self {
+            held: large.held(),
+            free,
+            pending_free: free - large.ready() - small.ready(),
+            largest_run: large.runs.longest().max(small.longest()),
+            mappings: large.mappings(),
+            ..ever
         }
     }
 }

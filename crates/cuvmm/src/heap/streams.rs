@@ -38,6 +38,12 @@ impl Streams {
         StreamId(u32::try_from(index).unwrap_or(u32::MAX))
     }
 
+    /// Returns a fence over all work that all known streams have queued.
+    pub(super) fn all_work(&self) -> Fence {
+        let entries = self.entries.iter().flatten();
+        Fence::streams(entries.map(|entry| entry.stream.clone()).collect())
+    }
+
     fn entry(&self, id: StreamId) -> Option<&Entry> {
         self.entries.get(id.0 as usize)?.as_ref()
     }

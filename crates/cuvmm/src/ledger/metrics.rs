@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// | `cuvmm_tenant_cached_bytes` | gauge | idle memory whose work is complete |
 /// | `cuvmm_tenant_pending_free_bytes` | gauge | idle memory whose work is not known to be complete |
 /// | `cuvmm_tenant_precommitted_bytes` | gauge | memory mapped ahead of growth |
-/// | `cuvmm_tenant_asleep_bytes` | gauge | memory that sleeping blocks have when they are awake |
+/// | `cuvmm_tenant_asleep_bytes` | gauge | memory that sleeping blocks and heaps have when they are awake |
 /// | `cuvmm_tenant_guarantee_bytes` | gauge | the guarantee |
 /// | `cuvmm_tenant_limit_bytes` | gauge | the limit |
 /// | `cuvmm_tenant_refusals_total` | counter | requests that were refused |
@@ -217,7 +217,7 @@ const TENANT: &[Metric<TenantReport>] = &[
     ),
     (
         "tenant_asleep",
-        "Memory that sleeping blocks have when they are awake",
+        "Memory that sleeping blocks and heaps have when they are awake",
         |it| it.asleep,
     ),
     ("tenant_guarantee", "The guarantee of the tenant", |it| {

@@ -142,11 +142,9 @@ impl Holder for Core {
             held: view.held,
             in_use: view.in_use,
             padding,
-            pending_free: 0,
             idle,
             obtained: view.reserved,
-            exported: 0,
-            kept: 0,
+            ..HolderFigures::default()
         }
     }
 

@@ -63,7 +63,7 @@ pub struct PoolStats {
     /// when it is given up and its fence is complete. It counts in no figure then, although the
     /// driver keeps it while a process that imported it does.
     pub exported: u64,
-    /// Memory that sleeping blocks gave up and get back when they [wake](super::Tenant::blocks). It
+    /// Memory that sleeping blocks and heaps gave up and get back when they [wake](super::Tenant::blocks). It
     /// is charged to no tenant.
     pub asleep: u64,
     /// Mapped extents.
@@ -207,7 +207,7 @@ pub struct TenantStats {
     pub stranded: u64,
     /// The part of `committed` that was exported.
     pub exported: u64,
-    /// Memory that sleeping blocks gave up and get back when they wake.
+    /// Memory that sleeping blocks and heaps gave up and get back when they wake.
     pub asleep: u64,
     /// Mapped extents.
     pub mappings: u64,
@@ -254,6 +254,7 @@ impl TenantStats {
         self.pending_free += figures.pending_free;
         self.stranded += figures.stranded();
         self.exported += figures.exported;
+        self.asleep += figures.asleep;
         // Memory on its way to the heap, or from it.
         self.precommitted += held.bytes() - figures.held;
     }

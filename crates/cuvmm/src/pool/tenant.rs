@@ -232,6 +232,11 @@ impl Tenant {
         &self.core().guests
     }
 
+    /// Returns `true` for two handles of one tenant.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     pub(super) fn owner(&self) -> &Owner {
         &self.shared.owner
     }

@@ -80,6 +80,7 @@ impl<'a, T: Send + 'static> SleepFuture<'a, T> {
         let Blocks {
             tenant,
             tags,
+            heaps,
             wait,
             release,
             watch,
@@ -90,6 +91,7 @@ impl<'a, T: Send + 'static> SleepFuture<'a, T> {
             run(&Blocks {
                 tenant: &tenant,
                 tags,
+                heaps,
                 wait,
                 release,
                 watch: Some(&|progress| running.report(progress)),

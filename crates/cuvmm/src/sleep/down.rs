@@ -1,18 +1,16 @@
-//! Putting blocks to sleep.
+//! Putting blocks and heaps to sleep.
 //!
 //! Keeps I-89 and I-97.
 
 use super::Blocks;
 use super::prepared::{PreparedSleep, undo};
+use super::units::{Moving, Parts, Sleeper};
 use crate::error::{ArgumentError, SleepError};
-use crate::pool::{ToSleep, TransitioningBlock};
-use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Ranges, Saved, copy};
+use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Ranges, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> {
-    let to_sleep = blocks
-        .tenant
-        .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
-    let marked = to_sleep.iter().map(|one| one.marked().bytes());
+    let to_sleep = begin(blocks)?;
+    let marked = to_sleep.iter().map(Sleeper::marked);
     let (count, bytes) = marked
         .filter(|&bytes| bytes > 0)
         .fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes));
@@ -25,7 +23,7 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> 
             },
         ));
     }
-    let total = to_sleep.iter().map(ToSleep::bytes).sum();
+    let total = to_sleep.iter().map(Sleeper::bytes).sum();
     let mut done = 0;
     let withdrawn = to_sleep.iter().try_for_each(|one| {
         one.withdraw()?;
@@ -38,27 +36,42 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> 
     }
 }
 
-/// Keeps the contents of the blocks that `kept` returns.
+/// Marks all that is selected as moving.
+fn begin(blocks: &Blocks<'_>) -> Result<Vec<Sleeper>, SleepError> {
+    blocks.check()?;
+    let (until, wanted) = (blocks.until(), || blocks.is_wanted());
+    let chosen = blocks.tenant.begin_sleep(blocks.choice(), until, &wanted)?;
+    let mut to_sleep: Vec<Sleeper> = chosen.into_iter().map(Sleeper::Block).collect();
+    for heap in &blocks.heaps {
+        match heap.begin_sleep(until, &wanted) {
+            Ok(one) => to_sleep.extend(one.map(|one| Sleeper::Heap(Box::new(one)))),
+            Err(cause) => return Err(undo(to_sleep, cause)),
+        }
+    }
+    Ok(to_sleep)
+}
+
+/// Keeps the contents of everything, or of what is marked in blocks.
 pub(super) fn keep(
     blocks: &Blocks<'_>,
     store: &HostStore,
-    kept: impl Fn(&ToSleep) -> Ranges,
+    all: bool,
 ) -> Result<PreparedSleep, SleepError> {
     if !store.device().is_same(blocks.tenant.device()) {
         return Err(ArgumentError::WrongDevice("the store").into());
     }
-    let mut to_sleep = blocks
-        .tenant
-        .begin_sleep(blocks.choice(), blocks.until(), &|| blocks.is_wanted())?;
+    let mut to_sleep = begin(blocks)?;
     // Takes space for all blocks at once, so that a refusal reports the total.
-    let contents: Vec<Ranges> = to_sleep.iter().map(kept).collect();
-    let bytes = contents.iter().map(Ranges::bytes).sum();
-    let (rooms, growth) = match store.rooms(contents) {
+    let kept = to_sleep.iter().flat_map(|one| one.kept(all));
+    let kept: Vec<Ranges> = kept.collect();
+    let bytes = kept.iter().map(Ranges::bytes).sum();
+    let (rooms, growth) = match store.rooms(kept) {
         Ok(taken) => taken,
         Err(cause) => return Err(undo(to_sleep, cause)),
     };
-    for (one, room) in to_sleep.iter_mut().zip(rooms) {
-        one.keep_in(room);
+    let mut rooms = rooms.into_iter();
+    for one in &mut to_sleep {
+        one.keep_in(&mut rooms, all);
     }
     match copy_out(blocks, store, growth, &mut to_sleep) {
         Ok(()) => Ok(PreparedSleep::new(blocks, to_sleep, bytes)),
@@ -72,16 +85,16 @@ fn copy_out(
     blocks: &Blocks<'_>,
     store: &HostStore,
     growth: Growth,
-    to_sleep: &mut [ToSleep],
+    to_sleep: &mut [Sleeper],
 ) -> Result<(), SleepError> {
-    let contents = to_sleep.iter_mut().filter_map(ToSleep::contents);
-    let (moving, saved): (Vec<&TransitioningBlock>, Vec<&mut Saved>) = contents.unzip();
-    let left: Vec<u64> = saved.iter().map(|saved| saved.bytes()).collect();
-    let jobs = moving.iter().zip(saved).enumerate();
-    let mut jobs = jobs
-        .flat_map(|(index, (moving, saved))| {
-            Job::all((index, Direction::Out), moving.span(), saved)
-        })
+    let contents = to_sleep.iter_mut().filter_map(Sleeper::contents);
+    let contents = contents.map(|(moving, bytes, parts)| ((moving, bytes), parts));
+    let (units, parts): (Vec<(Moving<'_>, u64)>, Vec<Parts<'_>>) = contents.unzip();
+    let (moving, left): (Vec<Moving<'_>>, Vec<u64>) = units.into_iter().unzip();
+    let parts = parts.into_iter().enumerate();
+    let parts = parts.flat_map(|(index, parts)| parts.map(move |part| (index, part)));
+    let mut jobs = parts
+        .flat_map(|(index, (span, saved))| Job::all((index, Direction::Out), span, saved))
         .peekable();
     let mut copied = Copied {
         blocks,
@@ -115,7 +128,7 @@ fn copy_out(
 /// The progress of copying blocks out.
 struct Copied<'a> {
     blocks: &'a Blocks<'a>,
-    moving: &'a [&'a TransitioningBlock],
+    moving: &'a [Moving<'a>],
     /// The bytes of each block that have not been copied.
     left: Vec<u64>,
     bytes: u64,
@@ -128,7 +141,7 @@ impl<'a> Copied<'a> {
         &mut self,
         copies: &Copies<'_, '_>,
         done: Done,
-    ) -> Result<Option<&'a TransitioningBlock>, SleepError> {
+    ) -> Result<Option<Moving<'a>>, SleepError> {
         let bytes = done.copied?;
         self.bytes += bytes;
         copies.aside(|| go_on(self.blocks, self.bytes, self.total))?;

@@ -21,6 +21,23 @@
 //!   shared memory as [forks](crate::Block::fork) have separate memory when they wake, and take
 //!   more than before.
 //!
+//! # Heaps
+//! A [`Heap`] sleeps where it is selected, [with blocks](Blocks::heap) or [alone](Heap::alone): all
+//! its memory goes, and comes back at every address that it was mapped at, aliases included, with
+//! the access of other devices. Allocations stay valid. So a captured graph can be launched again
+//! once the [heap of its intermediate values](crate::heap::HeapBuilder::for_graphs) is awake.
+//!
+//! - While the heap sleeps, [allocations](crate::Heap::allocate) are refused
+//!   ([`HeapAsleep`](crate::MemoryError::HeapAsleep)), and those that end are free when it wakes.
+//! - A heap for graphs sleeps when all work of each device with access is complete, since a launch
+//!   of a graph is not known to it. Another heap waits for the streams that its allocations
+//!   [name](crate::Allocation::record_use). What is true of blocks holds for it too: work that is
+//!   queued while the operation runs must be ruled out by the program.
+//! - Whole extents are copied, free bytes in them too. Extents that are free are given up, and do
+//!   not come back, unless graphs use them.
+//! - [`Contents::Discard`] suits a heap for graphs if each graph writes what it reads. Its memory
+//!   then has other contents after it wakes, but never another tenant's.
+//!
 //! Contents are copied in parts on several streams at once. Blocks are unmapped, or extents mapped,
 //! while other parts are being copied.
 //! ```
@@ -56,15 +73,17 @@ mod apart;
 mod down;
 mod exchange;
 mod prepared;
+mod units;
 mod wake;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::SleepError;
-use crate::pool::{Choice, Tenant, ToSleep, after};
-use crate::store::{HostStore, Ranges};
+use crate::error::{ArgumentError, SleepError};
+use crate::heap::Heap;
+use crate::pool::{Choice, Tenant, after};
+use crate::store::HostStore;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 pub use apart::SleepFuture;
@@ -84,7 +103,8 @@ pub enum Contents<'a> {
     Keep(&'a HostStore),
     /// The contents of ranges that [`Block::set_kept`](crate::Block::set_kept) has marked are copied
     /// to host memory, and back. The rest is lost: it reads like the memory of a newly allocated
-    /// block. The marked ranges of a block take whole parts of 2 MiB together.
+    /// block. The marked ranges of a block take whole parts of 2 MiB together. Nothing of a heap is
+    /// marked.
     KeepMarked(&'a HostStore),
 }
 
@@ -104,6 +124,8 @@ pub struct Progress {
 pub struct Slept {
     /// The number of blocks. Blocks that were already asleep do not count.
     pub blocks: u64,
+    /// The number of heaps. Heaps that were already asleep do not count.
+    pub heaps: u64,
     /// The bytes of memory that were given up, including the tenant's cached memory if no tag was
     /// given.
     pub given: u64,
@@ -112,7 +134,7 @@ pub struct Slept {
     pub quarantined: u64,
     /// The bytes of contents that were kept.
     pub kept: u64,
-    /// The bytes that heaps, memory pools and containers of the tenant use, which do not sleep.
+    /// The bytes that heaps which are awake, memory pools and containers of the tenant use.
     pub awake: u64,
 }
 
@@ -122,6 +144,8 @@ pub struct Slept {
 pub struct Woken {
     /// The number of blocks. Blocks that were awake do not count.
     pub blocks: u64,
+    /// The number of heaps. Heaps that were awake do not count.
+    pub heaps: u64,
     /// The bytes of memory that were mapped.
     pub mapped: u64,
     /// The bytes of contents that were restored.
@@ -133,7 +157,9 @@ pub struct Woken {
 #[must_use = "nothing sleeps or wakes before `sleep` or `wake`"]
 pub struct Blocks<'a> {
     tenant: &'a Tenant,
-    tags: Vec<Arc<str>>,
+    /// The blocks with one of these tags, all without tags; `None` for no block.
+    tags: Option<Vec<Arc<str>>>,
+    heaps: Vec<Heap>,
     wait: Option<Duration>,
     release: bool,
     watch: Option<Watch<'a>>,
@@ -149,7 +175,8 @@ impl Tenant {
     pub const fn blocks(&self) -> Blocks<'_> {
         Blocks {
             tenant: self,
-            tags: Vec::new(),
+            tags: Some(Vec::new()),
+            heaps: Vec::new(),
             wait: None,
             release: false,
             watch: None,
@@ -158,10 +185,32 @@ impl Tenant {
     }
 }
 
+impl Heap {
+    /// Selects the heap alone, to be put to [sleep](crate::sleep#heaps) or woken.
+    pub fn alone(&self) -> Blocks<'_> {
+        let blocks = self.tenant().blocks();
+        Blocks {
+            tags: None,
+            ..blocks
+        }
+        .heap(self)
+    }
+}
+
 impl<'a> Blocks<'a> {
-    /// Restricts the selection to blocks with this tag, or with another tag that was added.
+    /// Restricts the selection of blocks to those with this tag, or with another tag that was
+    /// added.
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
-        self.tags.push(tag.into());
+        self.tags.get_or_insert_default().push(tag.into());
+        self
+    }
+
+    /// Adds a heap of the tenant to the selection: it [sleeps](crate::sleep#heaps) and wakes with
+    /// the blocks. Without this no heap does, whatever the tags.
+    pub fn heap(mut self, heap: &Heap) -> Self {
+        if !self.heaps.iter().any(|known| known.is_same(heap)) {
+            self.heaps.push(heap.clone());
+        }
         self
     }
 
@@ -234,8 +283,8 @@ impl<'a> Blocks<'a> {
     pub fn prepare_sleep(&self, contents: Contents<'_>) -> Result<PreparedSleep, SleepError> {
         match contents {
             Contents::Discard => down::discard(self),
-            Contents::Keep(store) => down::keep(self, store, |one| Ranges::all(one.bytes())),
-            Contents::KeepMarked(store) => down::keep(self, store, ToSleep::marked),
+            Contents::Keep(store) => down::keep(self, store, true),
+            Contents::KeepMarked(store) => down::keep(self, store, false),
         }
     }
 
@@ -267,8 +316,21 @@ impl<'a> Blocks<'a> {
 
     fn choice(&self) -> Choice<'_> {
         Choice {
-            tags: &self.tags,
+            tags: self.tags.as_deref(),
             addresses: None,
+        }
+    }
+
+    /// Returns `true` if all blocks are selected.
+    fn is_whole(&self) -> bool {
+        self.tags.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    fn check(&self) -> Result<(), SleepError> {
+        let is_ours = |heap: &Heap| heap.tenant().is_same(self.tenant);
+        match self.heaps.iter().all(is_ours) {
+            true => Ok(()),
+            false => Err(ArgumentError::WrongTenant("the heap").into()),
         }
     }
 
@@ -293,6 +355,7 @@ impl fmt::Debug for Blocks<'_> {
         f.debug_struct("Blocks")
             .field("tenant", &self.tenant)
             .field("tags", &self.tags)
+            .field("heaps", &self.heaps.len())
             .finish_non_exhaustive()
     }
 }

@@ -6,11 +6,13 @@ use std::fmt;
 
 use cuvmm_driver::DeviceAddress;
 
+use super::units::{Sleeper, Waker};
 use super::{Blocks, Slept, Woken};
 use crate::error::SleepError;
-use crate::pool::{GivenUp, Tenant, ToSleep, ToWake};
+use crate::heap::Heap;
+use crate::pool::{GivenUp, Tenant};
 
-/// Blocks ready to sleep: their contents are kept or may be lost, and their memory is put aside.
+/// Blocks and heaps ready to sleep: their contents are kept or may be lost, and their memory is put aside.
 /// Made by [`Blocks::prepare_sleep`].
 ///
 /// The memory is still charged to the tenant. No operation but dropping them takes the blocks until
@@ -21,16 +23,16 @@ pub struct PreparedSleep {
     release: bool,
     /// `true` if all blocks of the tenant were chosen.
     is_whole: bool,
-    to_sleep: Vec<ToSleep>,
+    to_sleep: Vec<Sleeper>,
     kept: u64,
 }
 
 impl PreparedSleep {
-    pub(super) fn new(blocks: &Blocks<'_>, to_sleep: Vec<ToSleep>, kept: u64) -> Self {
+    pub(super) fn new(blocks: &Blocks<'_>, to_sleep: Vec<Sleeper>, kept: u64) -> Self {
         Self {
             tenant: blocks.tenant.clone(),
             release: blocks.release,
-            is_whole: blocks.tags.is_empty(),
+            is_whole: blocks.is_whole(),
             to_sleep,
             kept,
         }
@@ -45,7 +47,10 @@ impl PreparedSleep {
         };
         let before = self.tenant.refused_releases();
         for one in self.to_sleep {
-            slept.blocks += 1;
+            match one.is_heap() {
+                true => slept.heaps += 1,
+                false => slept.blocks += 1,
+            }
             slept.add(one.sleep(self.release));
         }
         if self.is_whole {
@@ -63,11 +68,15 @@ impl PreparedSleep {
         slept
     }
 
-    /// Returns the blocks' addresses and sizes in bytes.
-    pub(super) fn blocks(&self) -> Vec<(DeviceAddress, u64)> {
-        let blocks = self.to_sleep.iter();
-        let blocks = blocks.filter_map(|one| Some((one.address()?, one.bytes())));
-        blocks.collect()
+    /// Returns what falls asleep of a selection.
+    pub(super) fn chosen(&self, selected: &Blocks<'_>) -> Chosen {
+        let heaps = selected.heaps.iter();
+        let is_chosen = |heap: &&Heap| self.to_sleep.iter().any(|one| one.is(heap));
+        Chosen {
+            blocks: self.to_sleep.iter().filter_map(Sleeper::address).collect(),
+            heaps: heaps.filter(is_chosen).cloned().collect(),
+            bytes: self.to_sleep.iter().map(Sleeper::bytes).sum(),
+        }
     }
 
     /// Returns their memory to the blocks, which are as before.
@@ -83,6 +92,15 @@ impl PreparedSleep {
     }
 }
 
+/// Blocks and heaps of one selection that fall asleep.
+pub(super) struct Chosen {
+    /// The addresses of the blocks.
+    pub(super) blocks: Vec<DeviceAddress>,
+    pub(super) heaps: Vec<Heap>,
+    /// The bytes of contents.
+    pub(super) bytes: u64,
+}
+
 impl Slept {
     const fn add(&mut self, given: GivenUp) {
         self.given += given.bytes;
@@ -92,6 +110,7 @@ impl Slept {
     /// Adds the outcome for other blocks.
     pub(super) const fn add_all(&mut self, other: Self) {
         self.blocks += other.blocks;
+        self.heaps += other.heaps;
         self.given += other.given;
         self.quarantined += other.quarantined;
         self.kept += other.kept;
@@ -108,18 +127,18 @@ impl fmt::Debug for PreparedSleep {
     }
 }
 
-/// Blocks ready to be awake: they have memory, with their contents. Made by
+/// Blocks and heaps ready to be awake: they have memory, with their contents. Made by
 /// [`Blocks::prepare_wake`].
 ///
 /// No operation but dropping them takes the blocks until this value is gone. Dropping it takes the
 /// memory away again, and the blocks sleep with the contents that were kept.
 #[must_use = "dropping it leaves the blocks asleep"]
 pub struct PreparedWake {
-    to_wake: Vec<ToWake>,
+    to_wake: Vec<Waker>,
 }
 
 impl PreparedWake {
-    pub(super) const fn new(to_wake: Vec<ToWake>) -> Self {
+    pub(super) const fn new(to_wake: Vec<Waker>) -> Self {
         Self { to_wake }
     }
 
@@ -127,7 +146,10 @@ impl PreparedWake {
     pub fn finish(self) -> Woken {
         let mut woken = Woken::default();
         for one in self.to_wake {
-            woken.blocks += 1;
+            match one.is_heap() {
+                true => woken.heaps += 1,
+                false => woken.blocks += 1,
+            }
             woken.mapped += one.used();
             woken.restored += one.kept();
             one.wake();
@@ -154,7 +176,7 @@ impl Woken {
 }
 
 /// Returns to every block the memory that was taken out.
-pub(super) fn undo(to_sleep: Vec<ToSleep>, cause: SleepError) -> SleepError {
+pub(super) fn undo(to_sleep: Vec<Sleeper>, cause: SleepError) -> SleepError {
     let (mut stayed, mut lost) = (0, 0);
     for one in to_sleep {
         let bytes = one.bytes();

@@ -1,28 +1,27 @@
-//! Waking blocks.
+//! Waking blocks and heaps.
 
 use super::Blocks;
 use super::prepared::PreparedWake;
+use super::units::Waker;
 use crate::error::SleepError;
-use crate::pool::{Choice, Offers, Room, ToWake, Wait};
+use crate::heap::{Heap, HeapToWake};
+use crate::pool::{Choice, Lending, Offers, Room, Wait};
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<PreparedWake, SleepError> {
-    let wait = blocks.until().map_or(Wait::Hooks, Wait::Until);
-    let to_wake = blocks
-        .tenant
-        .begin_wake(choice, &Offers::default(), wait, &|| blocks.is_wanted())?;
+    let to_wake = begin(blocks, choice)?;
     let mut waking = Waking {
         blocks,
         done: 0,
         total: to_wake.iter().map(moved).sum(),
-        used: to_wake.iter().map(ToWake::used).sum(),
+        used: to_wake.iter().map(Waker::used).sum(),
     };
-    let store = |one: &ToWake| one.kept_in().map(|store| store.identity());
-    let (mut kept, mut bare): (Vec<ToWake>, Vec<ToWake>) =
+    let store = |one: &Waker| one.kept_in().map(|store| store.identity());
+    let (mut kept, mut bare): (Vec<Waker>, Vec<Waker>) =
         to_wake.into_iter().partition(|one| one.kept() > 0);
     // Contents in the same store are copied together.
     kept.sort_by_key(store);
-    let mut room = blocks.tenant.room(bare.iter().map(ToWake::used).sum());
+    let mut room = blocks.tenant.room(bare.iter().map(Waker::to_create).sum());
     for one in &mut bare {
         waking.place_memory(one, &mut room)?;
     }
@@ -35,12 +34,31 @@ pub(super) fn wake(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<PreparedWa
     Ok(PreparedWake::new(bare))
 }
 
-/// Returns the bytes of a block that waking counts: those that are copied, or all that are mapped.
-fn moved(one: &ToWake) -> u64 {
+/// Returns the bytes of a block or heap that waking counts: those that are copied, or all that are mapped.
+fn moved(one: &Waker) -> u64 {
     match one.kept() {
         0 => one.bytes(),
         kept => kept,
     }
+}
+
+/// Marks all that is selected as moving, and charges for it.
+fn begin(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<Vec<Waker>, SleepError> {
+    blocks.check()?;
+    let heaps = blocks.heaps.iter().map(Heap::begin_wake);
+    let heaps = heaps.filter_map(Result::transpose);
+    let mut heaps: Vec<HeapToWake> = heaps.collect::<Result<_, _>>()?;
+    let lendings: Vec<Lending<'_>> = heaps.iter().filter_map(HeapToWake::lending).collect();
+    let wanted = || blocks.is_wanted();
+    let wait = blocks.until().map_or(Wait::Hooks, Wait::Until);
+    let memory = (&Offers::default(), lendings.as_slice());
+    let (to_wake, lent) = (blocks.tenant).begin_wake(choice, memory, wait, &wanted)?;
+    for (heap, lent) in heaps.iter_mut().zip(lent) {
+        heap.take(lent);
+    }
+    let mut all: Vec<Waker> = to_wake.into_iter().map(Waker::Block).collect();
+    all.extend(heaps.into_iter().map(|heap| Waker::Heap(Box::new(heap))));
+    Ok(all)
 }
 
 /// A wake in progress.
@@ -61,29 +79,29 @@ impl Waking<'_, '_> {
         }
     }
 
-    /// Gives memory to a block without kept contents.
-    fn place_memory(&mut self, one: &mut ToWake, room: &mut Room<'_>) -> Result<(), SleepError> {
+    /// Gives memory to a block or heap without kept contents.
+    fn place_memory(&mut self, one: &mut Waker, room: &mut Room<'_>) -> Result<(), SleepError> {
         let bytes = self.used;
         one.place_memory(room)
             .map_err(|cause| SleepError::Block { bytes, cause })?;
         self.has_done(one.bytes())
     }
 
-    /// Gives memory to blocks with contents in one store, and restores them: an extent is mapped
+    /// Gives memory to blocks and heaps with contents in one store, and restores them: an extent is mapped
     /// while those before it are copied to.
-    fn restore(&mut self, group: &mut [ToWake]) -> Result<(), SleepError> {
-        let Some(store) = group.iter().find_map(ToWake::kept_in) else {
+    fn restore(&mut self, group: &mut [Waker]) -> Result<(), SleepError> {
+        let Some(store) = group.iter().find_map(Waker::kept_in) else {
             return Ok(());
         };
         let bytes = self.used;
-        let contents = group.iter_mut().filter_map(ToWake::contents);
+        let contents = group.iter_mut().flat_map(Waker::contents);
         copy(&store, |copies| {
-            for (index, (moving, saved, zeroed)) in contents.enumerate() {
-                let mut jobs = Job::all((index, Direction::In), moving.span(), saved).peekable();
+            for (index, (place, span, saved)) in contents.enumerate() {
+                let mut jobs = Job::all((index, Direction::In), span, saved).peekable();
                 let mut end = 0;
-                while end < moving.used() {
+                while end < place.used() {
                     // Runs user code: reclaiming memory for it may drop a value of the user.
-                    let furnished = copies.aside(|| moving.furnish_next(zeroed));
+                    let furnished = copies.aside(|| place.furnish_next());
                     end = furnished.map_err(|cause| SleepError::Block { bytes, cause })?;
                     while let Some(job) = jobs.next_if(|job| job.end() <= end) {
                         copies.add(job);

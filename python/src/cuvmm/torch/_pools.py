@@ -12,7 +12,7 @@ import torch
 
 from .. import _library
 from .._errors import Error
-from .._sleeping import check, tag
+from .._sleeping import check, graphs_tag, tag
 from . import _install
 
 # Pools that no block of code uses now, by name and device. PyTorch lets one block at a time use a pool, so a
@@ -28,6 +28,12 @@ _left: dict[tuple[str, int], deque[tuple[int, int]]] = {}
 _turn = threading.RLock()
 # The uses of PyTorch's pools by device.
 _uses: dict[int, set[_Entered]] = {}
+# Pools that blocks inside of captures use, by name and device. Their graphs do not hold them: they are never dropped.
+_captured: dict[tuple[str, int], deque[Any]] = {}
+#: The end of the names under which the pools are unused that graphs were captured into. No pool has such a name.
+_OF_GRAPHS = "\0graphs"
+#: The library's functions for each kind of pool: for tensors, and for what captured graphs use.
+_KINDS = {"tags": ("cuvmm_tag_malloc", "cuvmm_tag_free"), "graphs": ("cuvmm_graph_malloc", "cuvmm_tag_free")}
 # PyTorch's object for the functions, which is kept because PyTorch calls them until the process ends.
 _allocators: dict[str, Any] = {}
 
@@ -152,7 +158,10 @@ def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]
     allocation outside of every pool, if there is no `install`: PyTorch keeps it until then, in
     pools of its own too. Leave the block between the steps of a program.
 
-    Do not capture a graph inside: a capture has a pool of its own, and this one would replace it.
+    Do not capture a graph inside: a capture has a pool of its own, and this one would replace it. Entered
+    inside of a capture, the pool serves captures only, and its contents are kept however it sleeps: the graph
+    does not hold the memory, so it stays with the name, for captures that enter it later. Graphs that
+    share it are replayed in turn. `cuvmm.torch.graphs` is for all memory of a graph.
 
     What libraries keep is made before it is entered where that can be known: cuBLAS' workspace of the
     current stream of `device`. The first product of matrices on another stream or device inside puts its
@@ -165,29 +174,26 @@ def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]
     Without `install` PyTorch gives nothing back when a tensor does not fit: it neither joins what is free in
     the pool nor tries again. So the text of an out of memory inside names `cuvmm.trim`.
 
-    Raises `cuvmm.Error` if the pool's memory is asleep or the current stream captures a graph, and
-    ValueError for an empty name.
+    Raises `cuvmm.Error` if the pool's memory is asleep, and ValueError for an empty name.
     """
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise Error(
-            f"the pool {name!r} cannot be entered while a graph is captured, whose memory does not sleep:"
-            " enter it before the capture, and leave it"
-        )
     check(name)
+    captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     ordinal = torch.cuda._utils._get_device_index(device, optional=True)
     blocks, block = _thread.blocks, object()
-    if not blocks:
-        _make_workspace(ordinal)
-    with tag(name):
+    if not blocks and not captures:
+        make_workspace(ordinal)
+    installed = _install.is_installed()
+    kind = "graphs" if captures and not installed else "tags"
+    with graphs_tag(name, True) if kind == "graphs" else tag(name):
         blocks.add(block)
         try:
-            if _install.is_installed():
+            if installed:
                 yield
             else:
-                if trim:
+                if trim and not captures:
                     give_back(name, ordinal)
-                with _use(name, ordinal):
-                    if trim:
+                with _use(name, ordinal, kind):
+                    if trim and not captures:
                         # Inside, this leaves PyTorch's memory outside of pools as it is.
                         give_back_left(name, ordinal)
                     yield
@@ -199,7 +205,7 @@ def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]
             blocks.discard(block)
 
 
-def _make_workspace(device: int) -> None:
+def make_workspace(device: int) -> None:
     """Makes cuBLAS' workspace for the current stream of a device.
 
     PyTorch makes it for the first product of matrices on a stream, and keeps it. Made inside of a pool it
@@ -210,10 +216,10 @@ def _make_workspace(device: int) -> None:
 
 
 @contextlib.contextmanager
-def _use(name: str, device: int) -> Iterator[None]:
+def _use(name: str, device: int, kind: str) -> Iterator[None]:
     """Replaces the pool that the thread uses, until the end."""
-    unused = _unused.setdefault((name, device), deque())
-    entered = _Entered(_taken(unused) or _made(device), device)
+    unused = (_captured if kind == "graphs" else _unused).setdefault((name, device), deque())
+    entered = _Entered(_taken(unused) or make_mem_pool(kind, device), device)
     try:
         entered.enter()
         yield
@@ -247,15 +253,21 @@ def _taken(unused: deque[Any]) -> Any:
         return None
 
 
-def _made(device: int) -> Any:
+def make_mem_pool(kind: str, device: int) -> Any:
     """Makes a pool of PyTorch, whose memory is the library's."""
-    allocator = _allocators.get("tags")
+    allocator = _allocators.get(kind)
     if allocator is None:
-        made = _install.pluggable(_library.get(), "cuvmm_tag_malloc", "cuvmm_tag_free")
-        allocator = _allocators.setdefault("tags", made)
+        made = _install.pluggable(_library.get(), *_KINDS[kind])
+        allocator = _allocators.setdefault(kind, made)
     # PyTorch notes the allocator of a pool for the device that is current.
     with torch.cuda.device(device):
         return torch.cuda.MemPool(allocator.allocator())
+
+
+def keep_for_graphs(name: str, device: int, mem_pool: Any) -> None:
+    """Keeps a pool that graphs were captured into until it is trimmed. PyTorch ends the process if a pool is dropped
+    while another one is in use, or a graph is captured."""
+    _unused.setdefault((name + _OF_GRAPHS, device), deque()).append(mem_pool)
 
 
 def _name_trim(error: BaseException, name: str) -> None:
@@ -271,7 +283,7 @@ def _name_trim(error: BaseException, name: str) -> None:
 
 def devices(name: str) -> set[int]:
     """Returns the devices on which a pool was entered."""
-    return {device for known, device in list(_unused) if known == name}
+    return {device for known, device in list(_unused) if known in (name, name + _OF_GRAPHS)}
 
 
 def give_back(name: str, device: int) -> bool:
@@ -303,14 +315,16 @@ def _dropped(name: str, device: int) -> bool:
 
 
 def _drop(name: str, device: int) -> None:
-    unused, left = _unused.get((name, device)), _left.setdefault((name, device), deque())
-    while unused:
-        mem_pool = _taken(unused)
-        if mem_pool is not None:
-            first, second = mem_pool.id
-            left.append((first, second))
-        # The object ends here, and with it PyTorch's use of the pool.
-        del mem_pool
+    left = _left.setdefault((name, device), deque())
+    for known in (name, name + _OF_GRAPHS):
+        unused = _unused.get((known, device))
+        while unused:
+            mem_pool = _taken(unused)
+            if mem_pool is not None:
+                first, second = mem_pool.id
+                left.append((first, second))
+            # The object ends here, and with it PyTorch's use of the pool.
+            del mem_pool
 
 
 def give_back_left(name: str, device: int) -> None:

@@ -87,8 +87,8 @@ class TorchMemorySaver:
         cpu_backup_backend: "pinned" and "mmap" mean the same here: pages of the process that are pinned, and go
             back to the system if `retain_cpu_backup` is False.
 
-        Raises `cuvmm.Error` if the tag is paused or the current stream captures a graph, NotImplementedError for
-        a disk, and ValueError for another backend, or one without backup.
+        Raises `cuvmm.Error` if the tag is paused, NotImplementedError for a disk, and ValueError for another backend,
+        or one without backup.
         """
         _check_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         self._ensure_initialized()

@@ -20,7 +20,9 @@ use crate::gpu::{D0, Stage};
 use crate::on_each;
 use cuvmm::driver::{Call, CaptureMode, DeviceAddress, GraphExecHandle, Ordinal};
 use cuvmm::heap::Preset;
-use cuvmm::{Access, Allocation, Device, Heap, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::{
+    Access, Allocation, Contents, Device, Heap, HostStore, Limit, Mapper, Pool, Stream, Tenant,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -333,6 +335,53 @@ on_each! {
         drop((first, graphs));
         gpu::eventually(|| heap.allocate(12 * unit(stage), 1, &other).map(drop));
         drop((heap, tenant));
+        pool.close().unwrap();
+    }
+
+    fn a_graph_works_after_its_memory_slept(stage) {
+        let (pool, tenant) = tenant(stage, 12);
+        let graphs = Heap::builder(&tenant).for_graphs(true).build().unwrap();
+        let [stream, other] = stage.streams();
+        let unit = unit(stage);
+        let stamps = [0; 3].map(|_| stage.stamp());
+        begin(stage, &stream);
+        let mut parts: Vec<_> = (0..8).map(|_| graphs.allocate(unit, 1, &stream).unwrap()).collect();
+        for index in [6, 4, 2, 0] {
+            drop(parts.remove(index));
+        }
+        // Of memory in four places.
+        let joined = graphs.allocate(4 * unit, 1, &stream).unwrap();
+        fill(stage, &stream, &joined, stamps[0]);
+        fill(stage, &stream, &parts[0], stamps[1]);
+        let graph = end(stage, &stream);
+        let store = HostStore::builder(&stage.device).limit(12 * unit).build().unwrap();
+        // SAFETY: the heap for graphs is alive, and awake.
+        let launch = || unsafe { stage.driver().graph_launch(D0, graph, stream.as_raw()) }.unwrap();
+        launch();
+        for contents in [Contents::Keep(&store), Contents::Discard] {
+            fill(stage, &stream, &parts[1], stamps[2]);
+            stage.settle();
+            let held = graphs.stats().held;
+            assert_eq!(graphs.alone().release(true).sleep(contents).unwrap().given, held);
+            assert_eq!(pool.stats().committed, 0);
+            let block = tenant.block(12 * unit).home_stream(&other).allocate().unwrap();
+            stage.work().fill(&other, block.address(), gpu::words(12 * unit), stage.stamp(), Duration::ZERO);
+            stage.settle();
+            drop(block);
+            assert_eq!(graphs.alone().wake().unwrap().mapped, held);
+            if matches!(contents, Contents::Keep(_)) {
+                for (memory, stamp) in [(&joined, 0), (&parts[0], 1), (&parts[1], 2)] {
+                    check(stage, &stream, memory, stamps[stamp]);
+                }
+            }
+            launch();
+            check(stage, &stream, &joined, stamps[0]);
+            check(stage, &stream, &parts[0], stamps[1]);
+        }
+        stage.settle();
+        // SAFETY: the launches are complete, and the graph is destroyed once.
+        unsafe { stage.driver().graph_exec_destroy(D0, graph) }.unwrap();
+        drop((joined, parts, graphs, tenant));
         pool.close().unwrap();
     }
 

@@ -13,6 +13,8 @@ mod peers;
 mod policy;
 mod refused;
 mod reports;
+mod sleep;
+mod sleep_faults;
 mod tenants;
 mod threads;
 mod waits;

@@ -1,6 +1,6 @@
 //! Random programs of allocations on a heap, compared with a small reference. The programs hold
-//! streams back, run kernels that write late, use memory on several streams, reclaim for another
-//! tenant, and inject faults.
+//! streams back, run kernels that write late, use memory on several streams, put the heap to sleep,
+//! reclaim for another tenant, and inject faults.
 //!
 //! The reference knows the allocations that live and the byte that each holds. It knows nothing of
 //! extents, windows or fences. Two allocations that had memory in common would change each other's
@@ -14,8 +14,9 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, DeviceAddress, Driver};
+use cuvmm::error::MemoryError;
 use cuvmm::heap::Preset;
-use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
+use cuvmm::{Allocation, Contents, Heap, HostStore, Limit, Pool, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -45,6 +46,9 @@ enum Step {
         stream: usize,
     },
     Trim,
+    /// Puts the heap to sleep, with its contents kept.
+    Sleep,
+    Wake,
     /// Another tenant allocates granules and drops them.
     Other {
         granules: u64,
@@ -86,6 +90,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => stream().prop_map(|stream| Step::Hold { stream }),
         3 => stream().prop_map(|stream| Step::Release { stream }),
         1 => Just(Step::Trim),
+        1 => Just(Step::Sleep),
+        2 => Just(Step::Wake),
         2 => (1..LIMIT).prop_map(|granules| Step::Other { granules }),
         1 => (1..12_u64).prop_map(|nth| Step::Fail { nth }),
         1 => Just(Step::Heal),
@@ -104,6 +110,7 @@ struct Run<'a, B: Backing> {
     rig: &'a Rig<B>,
     pool: Pool,
     heap: Heap,
+    store: HostStore,
     streams: Vec<Stream>,
     held: [bool; STREAMS],
     live: Vec<Live>,
@@ -147,7 +154,8 @@ where
 
     /// Checks the bytes of an allocation whose stream is not held.
     fn check_bytes(&self, live: &Live) {
-        if !self.rig.keeps_bytes() || self.held.iter().any(|&held| held) {
+        let held = self.held.iter().any(|&held| held);
+        if !self.rig.keeps_bytes() || held || self.heap.is_asleep() {
             return;
         }
         let (at, size) = (live.memory.address().0, live.memory.size());
@@ -172,7 +180,9 @@ where
             (stats.live, stats.allocations),
             (live, self.live.len() as u64)
         );
-        assert!(stats.held >= live && stats.held <= LIMIT * G);
+        assert!(stats.held + stats.asleep >= live && stats.held <= LIMIT * G);
+        let is_asleep = self.heap.is_asleep();
+        assert!(stats.held == 0 || !is_asleep, "{stats:?}");
         let seen = books(self.rig, &self.pool);
         let seen = seen
             .tenants
@@ -180,7 +190,7 @@ where
             .find(|tenant| tenant.name == "a")
             .unwrap();
         assert_eq!(seen.committed, stats.held, "{seen:#?}");
-        assert_eq!(seen.in_use, live);
+        assert_eq!(seen.in_use, if is_asleep { 0 } else { live });
         assert_eq!(seen.pending_free, stats.pending_free);
         let mut ranges: Vec<(u64, u64)> = self
             .live
@@ -218,13 +228,18 @@ where
                     }
                     Err(error) => {
                         let injected = self.rig.faults.injected() > 0;
-                        assert!(injected || error.is_out_of_memory(), "{error}");
+                        let asleep = MemoryError::HeapAsleep(self.heap.stats().asleep);
+                        let refused = self.heap.is_asleep() && error == asleep.into();
+                        assert!(injected || refused || error.is_out_of_memory(), "{error}");
                     }
                 }
             }
             Step::Free { index } if !self.live.is_empty() => {
                 let live = self.live.swap_remove(index % self.live.len());
                 self.check_bytes(&live);
+                if self.heap.is_asleep() {
+                    return;
+                }
                 // A last write, just before the drop.
                 self.stamp(&live.memory, live.stream, 255);
                 for stream in live.used_on {
@@ -254,6 +269,17 @@ where
                     trimmed.is_ok() || self.rig.faults.injected() > 0,
                     "{trimmed:?}"
                 );
+            }
+            Step::Sleep => {
+                let slept = self.heap.alone().sleep(Contents::Keep(&self.store));
+                let busy = self.held.iter().any(|&held| held);
+                let injected = self.rig.faults.injected() > 0;
+                assert!(slept.is_ok() || busy || injected, "{slept:?}");
+            }
+            Step::Wake => {
+                let woken = self.heap.alone().wake();
+                let injected = self.rig.faults.injected() > 0;
+                assert!(woken.is_ok() || injected, "{woken:?}");
             }
             Step::Other { granules } => {
                 let tenant = self.pool.find_tenant("b").unwrap();
@@ -304,6 +330,10 @@ where
         rig,
         pool,
         heap,
+        store: HostStore::builder(&rig.device)
+            .limit(LIMIT * G)
+            .build()
+            .unwrap(),
         streams: streams.collect(),
         held: [false; STREAMS],
         live: vec![],
@@ -315,6 +345,8 @@ where
     rig.faults.disarm();
     rig.machine.release_all_streams(D0);
     run.held = [false; STREAMS];
+    let woken = run.heap.alone().wake();
+    assert!(woken.is_ok() || options.faults, "{woken:?}");
     run.live.iter().for_each(|live| run.check_bytes(live));
     let failed = rig.device.drop_failures() > 0 || run.pool.stats().quarantined > 0;
     run.live.clear();

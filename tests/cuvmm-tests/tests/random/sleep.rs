@@ -69,7 +69,7 @@ enum Step {
     Exchange {
         tenant: usize,
         tag: Option<usize>,
-        keep: bool,
+        keep: Keep,
         stop: Option<u64>,
     },
     /// Makes the nth driver call from now fail and, if the flag is set, all later calls too.
@@ -79,7 +79,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let tag = || prop::option::of(0..2usize);
     let stop = || prop::option::weighted(0.2, 1..20u64);
-    let keep = prop::sample::select(vec![Keep::Nothing, Keep::All, Keep::Half]);
+    let keep = || prop::sample::select(vec![Keep::Nothing, Keep::All, Keep::Half]);
     prop_oneof![
         4 => (0..2usize, 1..7u64, 0..2usize).prop_map(|(tenant, granules, tag)| Step::Allocate {
             tenant,
@@ -91,7 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..8usize).prop_map(Step::Shrink),
         4 => (0..8usize, any::<bool>()).prop_map(|(block, held)| Step::Launch(block, held)),
         2 => (0..2usize).prop_map(Step::LetGo),
-        4 => (0..2usize, tag(), keep, any::<bool>(), stop()).prop_map(
+        4 => (0..2usize, tag(), keep(), any::<bool>(), stop()).prop_map(
             |(tenant, tag, keep, release, stop)| Step::Sleep {
                 tenant,
                 tag,
@@ -105,7 +105,7 @@ fn step() -> impl Strategy<Value = Step> {
             tag,
             stop
         }),
-        2 => (0..2usize, tag(), prop::bool::weighted(0.8), stop()).prop_map(
+        2 => (0..2usize, tag(), keep(), stop()).prop_map(
             |(tenant, tag, keep, stop)| Step::Exchange {
                 tenant,
                 tag,
@@ -340,11 +340,7 @@ where
         stop: Option<u64>,
     ) {
         let chosen = self.chosen(tenant, tag, false);
-        for &index in &chosen {
-            let block = &self.blocks[index].block;
-            let half = (keep == Keep::Half).then_some(0..block.size() / 2);
-            block.set_kept(half).unwrap();
-        }
+        self.mark(&chosen, keep);
         let sizes = chosen.iter().map(|&index| self.blocks[index].block.size());
         let bytes = match keep {
             Keep::Nothing => self.bytes(&chosen),
@@ -355,11 +351,7 @@ where
             .blocks(tenant, tag)
             .release(release)
             .on_progress(&watch);
-        let contents = match keep {
-            Keep::All => Contents::Keep(&self.store),
-            Keep::Half => Contents::KeepMarked(&self.store),
-            Keep::Nothing => Contents::Discard,
-        };
+        let contents = self.contents(keep);
         match blocks.sleep(contents) {
             Ok(slept) => {
                 assert_eq!(slept.blocks, chosen.len() as u64);
@@ -385,6 +377,23 @@ where
                 self.are_asleep(&stayed, keep);
             }
             Err(error) => assert!(self.faulty, "{error}"),
+        }
+    }
+
+    /// Marks what is kept of blocks.
+    fn mark(&self, chosen: &[usize], keep: Keep) {
+        for &index in chosen {
+            let block = &self.blocks[index].block;
+            let half = (keep == Keep::Half).then_some(0..block.size() / 2);
+            block.set_kept(half).unwrap();
+        }
+    }
+
+    fn contents(&self, keep: Keep) -> Contents<'_> {
+        match keep {
+            Keep::All => Contents::Keep(&self.store),
+            Keep::Half => Contents::KeepMarked(&self.store),
+            Keep::Nothing => Contents::Discard,
         }
     }
 
@@ -424,16 +433,14 @@ where
         }
     }
 
-    fn exchange(&mut self, tenant: usize, tag: Option<usize>, keep: bool, stop: Option<u64>) {
+    fn exchange(&mut self, tenant: usize, tag: Option<usize>, keep: Keep, stop: Option<u64>) {
         let (falling, waking) = (
             self.chosen(tenant, tag, false),
             self.chosen(1 - tenant, None, true),
         );
+        self.mark(&falling, keep);
         let watch = |progress: &Progress| stop.is_none_or(|stop| progress.done < stop * G);
-        let contents = match keep {
-            true => Contents::Keep(&self.store),
-            false => Contents::Discard,
-        };
+        let contents = self.contents(keep);
         let outcome = Exchange::new()
             .sleep(self.blocks(tenant, tag).on_progress(&watch), contents)
             .wake(self.blocks(1 - tenant, None))
@@ -446,22 +453,22 @@ where
                 for index in waking {
                     let known = &mut self.blocks[index];
                     known.asleep = false;
-                    known.byte = known.byte.filter(|_| known.kept);
+                    known.byte = known.byte.map(|(byte, size)| (byte, size.min(known.kept)));
                 }
             }
             Err(SleepError::Stayed { .. } | SleepError::Lost { .. }) => {
-                // Discarded contents are not brought back.
-                assert!(self.faulty || !keep);
+                // Contents that were not all kept are not brought back.
+                assert!(self.faulty || keep != Keep::All);
                 let asleep = |&index: &usize| self.blocks[index].block.is_asleep();
                 for index in falling.into_iter().filter(asleep).collect::<Vec<usize>>() {
                     let kept = self.blocks[index].block.read_kept(0, &mut [0]).is_ok();
-                    assert!(kept || self.faulty || !keep);
-                    self.are_asleep(&[index], kept);
+                    assert!(kept || self.faulty || keep == Keep::Nothing);
+                    self.are_asleep(&[index], if kept { keep } else { Keep::Nothing });
                 }
             }
             Err(SleepError::Cancelled) => assert!(stop.is_some()),
             Err(SleepError::Busy { .. }) => assert!(self.held[tenant] || self.faulty),
-            Err(SleepError::StoreFull { .. }) => assert!(keep),
+            Err(SleepError::StoreFull { .. }) => assert!(keep != Keep::Nothing),
             Err(SleepError::Block { cause, .. }) => {
                 let stuck = self.pool.stats().quarantined > 0;
                 let stuck =

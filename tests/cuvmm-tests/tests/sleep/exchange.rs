@@ -122,10 +122,10 @@ where
 
 on_both! {
     fn blocks_of_which_only_marked_bytes_were_kept_go_in_turn(rig) {
-        let world = World::new(&rig, 100, &[8 * G], &[8 * G]);
+        let world = World::new(rig, 100, &[8 * G], &[8 * G]);
         // The middle of the block is kept, and its start is not.
         world.asleep.blocks().wake().unwrap();
-        world.new[0].set_kept([3 * G..4 * G + 7]).unwrap();
+        world.new[0].set_kept(Some(3 * G..4 * G + 7)).unwrap();
         world.asleep.blocks().sleep(Contents::KeepMarked(&world.store)).unwrap();
         let exchanged = world.exchange().unwrap();
         assert_eq!((exchanged.passed, exchanged.woken.restored), (0, G + 7));
@@ -135,9 +135,9 @@ on_both! {
         assert!(!rig.keeps_bytes() || seen == whole[3 * G as usize..][..seen.len()]);
         world.new[0].set_kept([]).unwrap();
         world.back().unwrap();
-        world.has(&rig, false);
+        world.has(rig, false);
         // Marked blocks that fall asleep do it in turn too, and are woken by name.
-        world.old[0].set_kept([0..100]).unwrap();
+        world.old[0].set_kept(Some(0..100)).unwrap();
         let marked = Exchange::new().sleep(world.awake.blocks(), Contents::KeepMarked(&world.store));
         let exchanged = marked.wake(world.asleep.blocks()).run().unwrap();
         assert_eq!((exchanged.passed, exchanged.slept.kept), (0, 100));

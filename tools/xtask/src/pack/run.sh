@@ -141,6 +141,8 @@ python() {
     step python-train "${PYTHON:-python3}" "$example/train.py" --limit 8GiB
     step python-sleep "${PYTHON:-python3}" "$example/sleep.py"
     step python-sleep-installed "${PYTHON:-python3}" "$example/sleep.py" --install
+    step python-graphs "${PYTHON:-python3}" "$example/graphs.py"
+    step python-graphs-installed "${PYTHON:-python3}" "$example/graphs.py" --install
     step python-publish "${PYTHON:-python3}" "$example/publish.py"
     step python-bench-sleep "${PYTHON:-python3}" "$here/python/bench/sleep.py" \
         --json "$out/python-sleep.json" ${TORCH_MEMORY_SAVER:+--tms "$TORCH_MEMORY_SAVER"}

@@ -116,6 +116,25 @@ impl Extents {
         self.extents.get_mut(id)?.as_mut()
     }
 
+    /// Returns all mappings: their extents and addresses, in the order of the addresses.
+    pub(super) fn all_mappings(&self) -> Vec<(ExtentId, u64)> {
+        self.line.iter().map(|(&at, &id)| (id, at)).collect()
+    }
+
+    /// Sets whether all extents are [settled](Self::settle).
+    pub(super) fn settle_all(&mut self, settled: bool) {
+        for id in 0..self.extents.len() {
+            self.settle(id, settled);
+        }
+    }
+
+    /// Notes work that uses all mappings, and that the heap has not queued.
+    pub(super) fn add_work(&mut self, work: &Tag) {
+        let extents = self.extents.iter_mut().flatten();
+        let mappings = extents.flat_map(|extent| &mut extent.mappings);
+        mappings.for_each(|mapping| mapping.tag.merge(work));
+    }
+
     pub(super) fn extents(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         let all = self.extents.iter().enumerate();
         all.filter_map(|(id, extent)| Some((id, extent.as_ref()?)))
@@ -493,9 +512,11 @@ impl Extents {
     }
 }
 
-/// Notes the addresses at which bytes of an extent are searched.
+/// Notes the addresses at which bytes of an extent are searched. Bytes of an unsettled extent are
+/// in no run.
 fn show(shown: &mut Vec<Range<u64>>, extent: &Extent, range: &Range<u64>) {
-    let searched = extent.mappings.iter().filter(|mapping| mapping.searched);
+    let searched = extent.mappings.iter();
+    let searched = searched.filter(|mapping| mapping.searched && extent.settled);
     shown.extend(searched.map(|mapping| mapping.at + range.start..mapping.at + range.end));
 }
 

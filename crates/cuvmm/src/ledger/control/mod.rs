@@ -130,7 +130,7 @@ pub struct TenantReport {
     pub precommitted: u64,
     /// Freed memory that a lease keeps.
     pub leased: u64,
-    /// Memory that sleeping blocks have when they are awake.
+    /// Memory that sleeping blocks and heaps have when they are awake.
     pub asleep: u64,
     /// Live blocks.
     pub blocks: u64,

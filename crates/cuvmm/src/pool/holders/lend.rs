@@ -3,15 +3,17 @@
 //! Keeps I-86.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::held::HolderId;
 use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
-use crate::error::{BlockError, CallError, MemoryError};
+use crate::error::{BlockError, CallError, MemoryError, SleepError};
 use crate::extents::{Space, Unmapped};
 use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::pool::accounts::Amount;
+use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
@@ -41,6 +43,15 @@ pub(crate) struct Lending<'a> {
     pub(crate) whole: bool,
     /// The place in the line of a ledger of the request that [waits](Tenant::request).
     pub(crate) place: Option<InLine>,
+}
+
+/// The extents that each of several holders was lent.
+pub(crate) type Lent = Vec<Vec<Unmapped>>;
+
+impl Lending<'_> {
+    pub(in crate::pool) fn bytes(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
 }
 
 impl Tenant {
@@ -144,6 +155,36 @@ impl Tenant {
         if freed {
             core.announce();
         }
+    }
+
+    /// [Gives up](Self::give_up) the memory of a holder that falls asleep; with `release`, releases
+    /// it to the driver.
+    pub(crate) fn give_up_asleep(&self, holder: HolderId, given: Given, release: bool) -> GivenUp {
+        let core = self.core();
+        let mut state = core.lock();
+        let (free_list, bytes) = (state.supply.free(), given.bytes());
+        state.receive(holder, given);
+        let given = state.gave_up(bytes, free_list, release);
+        drop(state);
+        core.announce();
+        given
+    }
+
+    /// Repeats an attempt of a holder that fails because of work, while `again` returns `true` for
+    /// the error and until the deadline. No lock is held meanwhile.
+    pub(crate) fn repeat<T>(
+        &self,
+        deadline: Option<Instant>,
+        attempt: impl Fn() -> Result<T, SleepError>,
+        again: impl Fn(&SleepError) -> bool,
+    ) -> Result<T, SleepError> {
+        let core = self.core();
+        let attempt = |state| {
+            Core::unlock(state);
+            let outcome = attempt();
+            (core.lock(), outcome)
+        };
+        core.until(deadline, attempt, again)
     }
 
     /// Takes at most about `wanted` bytes from a holder, and returns their number. Waits while the
@@ -324,9 +365,35 @@ impl Locked<'_> {
         })
     }
 
+    /// Lends memory to several holders, and carries out `act`: all or nothing. May release the lock.
+    pub(in crate::pool) fn lend_and<T, E>(
+        &mut self,
+        lendings: &[Lending<'_>],
+        act: impl FnOnce(&mut Self) -> Result<Result<T, E>, BlockError>,
+    ) -> Result<Result<(T, Lent), E>, BlockError> {
+        let mut all = Vec::with_capacity(lendings.len());
+        let lent = lendings.iter().try_for_each(|&lending| {
+            all.push(self.lend_extents(lending)?);
+            Ok(())
+        });
+        match lent.and_then(|()| act(self)) {
+            Ok(Ok(done)) => Ok(Ok((done, all))),
+            failed => {
+                for (lending, extents) in lendings.iter().zip(all) {
+                    let given = Given {
+                        mappings: lending.mappings + extents.len() as u64,
+                        extents,
+                        ..Given::default()
+                    };
+                    self.receive(lending.holder, given);
+                }
+                Ok(failed?.map(|done| (done, Vec::new())))
+            }
+        }
+    }
+
     fn lend_extents(&mut self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
-        let tenant = lending.holder.tenant();
-        let bytes: u64 = lending.sizes.iter().sum();
+        let (tenant, bytes) = (lending.holder.tenant(), lending.bytes());
         self.charge_holder(lending.holder, bytes, |state| {
             let extents = state.gather_sizes(tenant, lending.sizes, lending.whole)?;
             let count = extents.len() as u64 + lending.mappings;

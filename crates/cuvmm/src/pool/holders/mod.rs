@@ -12,4 +12,4 @@ mod lend;
 pub(crate) use held::HolderId;
 pub(in crate::pool) use held::{Held, Holders};
 pub(crate) use holder::{Given, Holder, HolderFigures};
-pub(crate) use lend::Lending;
+pub(crate) use lend::{Lending, Lent};

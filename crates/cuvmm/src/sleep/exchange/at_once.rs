@@ -17,6 +17,7 @@ use crate::extents::wait_for;
 use crate::own::Stream;
 use crate::pool::{Offers, ToSleep, ToWake, Wait, settle_exchange};
 use crate::sleep::prepared::{PreparedSleep, PreparedWake};
+use crate::sleep::units::{Sleeper, Waker};
 use crate::sleep::{Blocks, Slept, Woken};
 use crate::store::{Grown, Growth, HostStore, Job, PART, Ranges, copy};
 
@@ -112,9 +113,10 @@ impl Moving<'_, '_> {
         for blocks in &self.exchange.wake {
             let wanted = || blocks.is_wanted();
             let choice = blocks.choice();
-            let woken = blocks
-                .tenant
-                .begin_wake(choice, &offers, Wait::Never, &wanted)?;
+            let (woken, _) =
+                blocks
+                    .tenant
+                    .begin_wake(choice, (&offers, &[]), Wait::Never, &wanted)?;
             woken.iter().for_each(|one| offers.remove(one.arrivals()));
             self.to_wake.extend(woken);
         }
@@ -204,11 +206,13 @@ impl Moving<'_, '_> {
         for (selected, count) in self.exchange.sleep.iter().zip(&self.counts) {
             let to_sleep: Vec<ToSleep> = left.by_ref().take(*count).collect();
             let kept = to_sleep.iter().map(ToSleep::bytes).sum();
-            let prepared = PreparedSleep::new(&selected.0, to_sleep, kept);
+            let all = to_sleep.into_iter().map(Sleeper::Block).collect();
+            let prepared = PreparedSleep::new(&selected.0, all, kept);
             exchanged.slept.add_all(prepared.finish());
         }
         exchanged.slept.given += exchanged.passed;
-        let to_wake = std::mem::take(&mut self.to_wake);
+        let to_wake = std::mem::take(&mut self.to_wake).into_iter();
+        let to_wake = to_wake.map(Waker::Block).collect();
         exchanged.woken = PreparedWake::new(to_wake).finish();
         exchanged
     }

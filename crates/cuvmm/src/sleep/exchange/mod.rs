@@ -6,9 +6,7 @@
 mod at_once;
 mod pieces;
 
-use cuvmm_driver::DeviceAddress;
-
-use super::prepared::PreparedSleep;
+use super::prepared::Chosen;
 use super::{Blocks, Contents, Slept, Woken, wake};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::Choice;
@@ -146,9 +144,10 @@ impl<'a> Exchange<'a> {
     /// have one pool.
     fn store(&self) -> Option<&HostStore> {
         let sleeping = self.sleep.iter().map(|(blocks, _)| blocks);
-        let mut tenants = sleeping.chain(&self.wake).map(|blocks| blocks.tenant);
-        let first = tenants.next()?;
-        let goes_at_once = tenants.all(|tenant| tenant.is_beside(first))
+        let mut all = sleeping.chain(&self.wake);
+        let (first, _) = self.sleep.first()?;
+        let goes_at_once = all
+            .all(|blocks| blocks.heaps.is_empty() && blocks.tenant.is_beside(first.tenant))
             && self.sleeping().count() == self.sleep.len();
         let store = self.sleeping().next().map(|sleeping| sleeping.store);
         store.filter(|_| goes_at_once)
@@ -183,7 +182,9 @@ impl<'a> Exchange<'a> {
         let prepared = self.sleep.iter();
         let prepared = prepared.map(|(blocks, contents)| blocks.prepare_sleep(*contents));
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
-        let slept: Vec<_> = prepared.iter().map(PreparedSleep::blocks).collect();
+        let selected = self.sleep.iter().map(|(blocks, _)| blocks);
+        let slept = prepared.iter().zip(selected);
+        let slept: Vec<Chosen> = slept.map(|(one, of)| one.chosen(of)).collect();
         let mut exchanged = Exchanged::default();
         for one in prepared {
             exchanged.slept.add_all(one.finish());
@@ -196,35 +197,39 @@ impl<'a> Exchange<'a> {
                 }
                 Ok(exchanged)
             }
-            Err(cause) => Err(self.go_back(&slept, cause)),
+            Err(cause) => Err(self.go_back(slept, cause)),
         }
     }
 
-    /// Wakes the blocks again that have fallen asleep, which each selection has with their sizes.
-    fn go_back(&self, slept: &[Vec<(DeviceAddress, u64)>], cause: SleepError) -> SleepError {
-        let mut stayed = Vec::new();
+    /// Wakes again what has fallen asleep of each selection.
+    fn go_back(&self, slept: Vec<Chosen>, cause: SleepError) -> SleepError {
+        let mut stayed = (0, 0);
         for ((blocks, contents), slept) in self.sleep.iter().zip(slept) {
-            let addresses: Vec<DeviceAddress> = slept.iter().map(|&(address, _)| address).collect();
+            let count = (slept.blocks.len() + slept.heaps.len()) as u64;
+            let again = Blocks {
+                heaps: slept.heaps,
+                ..blocks.clone()
+            };
             let choice = Choice {
-                addresses: Some(&addresses),
+                addresses: Some(&slept.blocks),
                 ..blocks.choice()
             };
             let woken = match contents {
                 Contents::Discard | Contents::KeepMarked(_) => None,
-                Contents::Keep(_) => wake::wake(blocks, choice)
+                Contents::Keep(_) => wake::wake(&again, choice)
                     .inspect_err(|error| log!(warn, %error, "exchanged blocks stay asleep"))
                     .ok(),
             };
             match woken {
                 Some(woken) => drop(woken.finish()),
-                None => stayed.extend_from_slice(slept),
+                None => stayed = (stayed.0 + count, stayed.1 + slept.bytes),
             }
         }
-        match stayed.len() as u64 {
-            0 => cause,
-            blocks => SleepError::Stayed {
+        match stayed {
+            (0, _) => cause,
+            (blocks, bytes) => SleepError::Stayed {
                 blocks,
-                bytes: stayed.iter().map(|(_, bytes)| bytes).sum(),
+                bytes,
                 cause: Box::new(cause),
             },
         }

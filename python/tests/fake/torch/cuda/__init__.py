@@ -5,7 +5,7 @@ import ctypes
 import types
 
 from .. import _C, tensors
-from . import _utils, memory  # noqa: F401
+from . import _utils, graphs, memory  # noqa: F401
 
 _device = 0
 #: The handle of the current stream.
@@ -110,6 +110,8 @@ class Tensor:
             self.allocator.free(self.address, self.size, self.device, self.stream)
 
 
+CUDAGraph = graphs.CUDAGraph
+graph_pool_handle = graphs.graph_pool_handle
 memory_stats = memory.memory_stats
 max_memory_allocated = memory.max_memory_allocated
 def memory_reserved(device=0):

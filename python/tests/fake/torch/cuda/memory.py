@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import os
 import sys
+import weakref
 
 from .. import _C
 
@@ -140,6 +141,7 @@ class MemPool:
 
         self.private, self.device, self.allocator = Private(allocator), current_device(), allocator
         MemPool.made += 1
+        known[self.id] = self
 
     @property
     def id(self):
@@ -158,6 +160,8 @@ class MemPool:
         private.release()
 
 
+#: Pools by their handles.
+known = weakref.WeakValueDictionary()
 #: Pools that are entered. Some versions of PyTorch use the outermost, and each refuses one twice.
 entered: list[MemPool] = []
 

@@ -38,10 +38,10 @@ pub(crate) struct TransitioningBlock {
 /// A chosen block's place, size in bytes, and size in whole granules.
 pub(super) type Chosen = (BlockPlace, u64, u64);
 
-/// The blocks to be put to sleep or woken: those with one of the tags, or all without tags.
+/// The blocks to be put to sleep or woken: those with one of the tags, all without tags, or none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice<'a> {
-    pub(crate) tags: &'a [Arc<str>],
+    pub(crate) tags: Option<&'a [Arc<str>]>,
     /// The addresses of the blocks among these that are chosen, or all of them without.
     pub(crate) addresses: Option<&'a [DeviceAddress]>,
 }
@@ -55,7 +55,8 @@ impl Choice<'_> {
     }
 
     fn takes_tagged(&self, tag: Option<&Arc<str>>) -> bool {
-        self.tags.is_empty() || tag.is_some_and(|tag| self.tags.contains(tag))
+        self.tags
+            .is_some_and(|tags| tags.is_empty() || tag.is_some_and(|tag| tags.contains(tag)))
     }
 }
 
@@ -91,7 +92,7 @@ pub(crate) struct GivenUp {
 impl Locked<'_> {
     /// Ends an operation that gave up `bytes`. With `release`, releases the bytes by which the free
     /// list has grown since it had `before`.
-    pub(super) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
+    pub(in crate::pool) fn gave_up(&mut self, bytes: u64, before: u64, release: bool) -> GivenUp {
         if release {
             self.release_growth(before);
         }

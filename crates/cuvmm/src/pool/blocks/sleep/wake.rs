@@ -16,6 +16,7 @@ use crate::pool::accounts::{Amount, Missing, TenantId};
 use crate::pool::blocks::Fit;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
 use crate::pool::core::Locked;
+use crate::pool::holders::{Lending, Lent};
 use crate::pool::line::Wait;
 use crate::pool::state::State;
 use crate::pool::supply::Room;
@@ -44,34 +45,37 @@ impl Tenant {
         self.owner().core.room(bytes)
     }
 
-    /// Chooses blocks to wake, charges for them and marks them. They get what is offered as far as
-    /// it fits, and its charge with it. Waits for other memory as `wait` says, while `wanted` returns
+    /// Chooses blocks to wake, charges for them and marks them, and lends memory to holders that
+    /// wake with them: all or nothing. Blocks get what is offered as far as it fits, and its charge
+    /// with it. Waits for other memory as `wait` says, while `wanted` returns
     /// `true`.
     pub(crate) fn begin_wake(
         &self,
         choice: Choice<'_>,
-        offers: &Offers,
+        (offers, holders): (&Offers, &[Lending<'_>]),
         wait: Wait,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<Vec<ToWake>, SleepError> {
+    ) -> Result<(Vec<ToWake>, Lent), SleepError> {
         let owner = self.owner();
         let (core, id) = (&owner.core, owner.tenant);
         core.device.own_process()?;
         let state = core.await_choice(core.lock(), id, choice);
+        let lent: u64 = holders.iter().map(Lending::bytes).sum();
         let fitted = state.fit(id, choice, offers);
-        let bytes = state.asleep(id, choice) - fitted.bytes();
+        let bytes = state.asleep(id, choice) - fitted.bytes() + lent;
         drop((state, fitted));
         let chosen = core.request_while(id, bytes, wait, wanted, |state| {
             let mut state = core.await_choice(state, id, choice);
-            let outcome = state.mark_for_wake(id, choice, offers);
+            let mark = |state: &mut Locked<'_>| state.mark_for_wake(id, choice, offers);
+            let outcome = state.lend_and(holders, mark);
             (state, outcome)
         });
-        let chosen = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
+        let (chosen, lent) = chosen.map_err(|cause| SleepError::Block { bytes, cause })??;
         let to_wake = chosen.into_iter().map(|(chosen, mut to_wake)| {
             to_wake.moving = Some(TransitioningBlock::of(core, chosen));
             to_wake
         });
-        Ok(to_wake.collect())
+        Ok((to_wake.collect(), lent))
     }
 }
 

@@ -1,0 +1,421 @@
+//! A heap falls asleep: it is marked, all mappings of its extents are unmapped, aliases too, and
+//! the extents are given up. The addresses stay.
+//!
+//! The heap keeps its physicals until it sleeps, so that a failure can map them again at each of
+//! their addresses. Memory is unmapped when all contents have been copied: a heap that cannot be
+//! put back sleeps whole, with its contents.
+//!
+//! Work of a graph that is launched is known to no stream of the heap. So a heap [for
+//! graphs](super::HeapBuilder::for_graphs) waits for all work of each device with access.
+//!
+//! No byte is copied here.
+//!
+//! `unsafe` here: naming the memory of a moving heap as ranges to copy from.
+//!
+//! Keeps I-95.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuvmm_driver::DeviceAddress;
+
+use super::allocation::Shared;
+use super::core::{Core, Locked, PINNED, REPORTS, STILL, State, unmap};
+use super::extents::{Extent, ExtentId};
+use super::rest::{Contents, Rest};
+use crate::error::{MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, Poll, Unmapped};
+use crate::own::{Span, Stream};
+use crate::pool::{Given, GivenUp};
+use crate::store::Saved;
+
+/// A heap that falls asleep. Dropping the value before that leaves the heap as it was.
+pub(crate) struct HeapToSleep {
+    /// `None` once the move has ended.
+    moving: Option<MovingHeap>,
+    /// The extents with contents, and the addresses of one mapping of each.
+    parts: Vec<(ExtentId, Range<u64>)>,
+    /// The memory that the contents are saved in, if they are kept.
+    saved: Vec<Saved>,
+}
+
+/// A heap that is marked as moving, and is kept alive.
+pub(crate) struct MovingHeap {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// The outcome of an attempt to mark a heap.
+enum Marked {
+    Asleep,
+    Moving(Vec<(ExtentId, Range<u64>)>),
+    /// Work is not complete. Only a wait for it tells when it is.
+    Waits(Fence),
+}
+
+pub(super) fn begin(
+    shared: &Arc<Shared>,
+    until: Option<Instant>,
+    wanted: &dyn Fn() -> bool,
+) -> Result<Option<HeapToSleep>, SleepError> {
+    shared.core.device.own_process()?;
+    let attempt = || {
+        let mut marked = shared.mark()?;
+        if let Marked::Waits(fence) = &mut marked
+            && until.is_some()
+        {
+            fence.wait()?;
+            marked = shared.mark()?;
+        }
+        match marked {
+            Marked::Asleep => Ok(None),
+            Marked::Moving(parts) => Ok(Some(parts)),
+            Marked::Waits(_) => Err(busy(&shared.core.lock())),
+        }
+    };
+    let again = |error: &SleepError| matches!(error, SleepError::HeapBusy { .. }) && wanted();
+    let parts = shared.tenant.repeat(until, attempt, again)?;
+    Ok(parts.map(|parts| HeapToSleep {
+        moving: Some(MovingHeap {
+            shared: Arc::clone(shared),
+        }),
+        parts,
+        saved: Vec::new(),
+    }))
+}
+
+pub(super) fn busy(state: &State) -> SleepError {
+    SleepError::HeapBusy {
+        bytes: state.large.held(),
+    }
+}
+
+impl Shared {
+    fn mark(&self) -> Result<Marked, SleepError> {
+        let core = &self.core;
+        core.device.usable()?;
+        // The pool's lock is never taken under the heap's.
+        let polling = self.tenant.polling().ok_or(MemoryError::Capturing)?;
+        let mut state = core.lock();
+        // No stream cache gets an allocation from here on. Changed under the lock alone, so that no
+        // other attempt ends that.
+        core.set(STILL, true);
+        core.drain_all(&mut state);
+        let marked = core.mark(&mut state);
+        if state.rest.is_awake() {
+            core.set(STILL, false);
+        }
+        drop(state);
+        drop(polling);
+        marked
+    }
+}
+
+impl Core {
+    fn mark(&self, state: &mut Locked<'_>) -> Result<Marked, SleepError> {
+        match state.rest {
+            Rest::Asleep(_) => return Ok(Marked::Asleep),
+            Rest::Moving { .. } => return Err(busy(state)),
+            Rest::Awake => {}
+        }
+        let moves = |extent: &Extent| !extent.settled || extent.is_leaving();
+        let any_moves = state.large.extents().any(|(_, extent)| moves(extent));
+        if state.counts.making > 0 || any_moves {
+            return Err(busy(state));
+        }
+        let mut work = self.work(state);
+        match work.poll()? {
+            Poll::Complete => {}
+            Poll::Pending => return Err(busy(state)),
+            Poll::NeedsSynchronise => return Ok(Marked::Waits(work)),
+        }
+        let keeps = |extent: &Extent| self.has(PINNED) || !extent.is_free();
+        let extents = state.large.extents();
+        let parts = extents.filter(|(_, extent)| keeps(extent));
+        let parts = parts.filter_map(|(id, extent)| {
+            let at = extent.mappings.first()?.at;
+            Some((id, at..at + extent.size))
+        });
+        let parts = parts.collect();
+        state.large.settle_all(false);
+        state.rest = Rest::Moving { charged: true };
+        Ok(Marked::Moving(parts))
+    }
+
+    /// Returns all work that may use the heap's memory now.
+    fn work(&self, state: &State) -> Fence {
+        match self.has(PINNED) {
+            true => Fence::devices(state.spaces.users()),
+            false => state.streams.all_work(),
+        }
+    }
+
+    /// Unmaps all mappings, up to the first that the driver refuses twice to unmap.
+    fn unmap_all(&self) -> Result<(), SleepError> {
+        let mappings = self.lock().large.all_mappings();
+        for (_, at) in mappings {
+            let Some(placed) = self.lock().spaces.remove(at) else {
+                continue;
+            };
+            if let Err((placed, error)) = unmap(placed) {
+                self.lock().spaces.adopt(placed);
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the physicals again at all their addresses. Asks the driver twice.
+    fn map_again(&self) -> Result<(), MemoryError> {
+        let mappings = self.lock().large.all_mappings();
+        for (id, at) in mappings {
+            let (part, physical) = {
+                let state = self.lock();
+                if state.spaces.has(at) {
+                    continue;
+                }
+                let physical = state.physicals.get(id).cloned().flatten();
+                (state.spaces.part(at), physical)
+            };
+            let Some((part, physical)) = part.zip(physical) else {
+                continue;
+            };
+            let place = || {
+                part.place(
+                    at,
+                    Unmapped {
+                        physical: physical.clone(),
+                        last_writer: None,
+                        fresh: false,
+                    },
+                )
+            };
+            let placed = place().or_else(|failed| match failed.stuck.is_empty() {
+                true => {
+                    log!(warn, error = %failed.error, "a roll-back is tried again");
+                    drop(failed);
+                    place()
+                }
+                false => Err(failed),
+            });
+            let mut state = self.lock();
+            match placed {
+                Ok(placed) => state.spaces.adopt(placed),
+                Err(failed) => {
+                    let error = failed.error.clone();
+                    state.spaces.keep_failed(at, failed);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps all mappings that only work covered by a fence uses. Asks the driver twice. Leaves
+    /// those that cannot be unmapped mapped for good.
+    pub(super) fn unmap_or_keep(&self, work: &Fence) {
+        let mappings = self.lock().large.all_mappings();
+        for (_, at) in mappings {
+            let Some(placed) = self.lock().spaces.remove(at) else {
+                continue;
+            };
+            let unmapped = placed
+                .unmap_after(work)
+                .or_else(|(placed, _)| placed.unmap_after(work));
+            if let Err((placed, error)) = unmapped {
+                log!(error, %error, "a roll-back could not unmap: quarantined");
+                self.lock().spaces.keep_stuck(at, placed);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Takes all physicals out, of which nothing is mapped but stuck mappings. Extents that are
+    /// free and that no graph needs leave the heap.
+    fn take_physicals(&mut self, pinned: bool, writer: u64) -> Given {
+        let mut given = Given::default();
+        for (id, at) in self.large.all_mappings() {
+            let extent = self.large.extent(id);
+            let (size, is_free) = extent.map_or((0, false), |it| (it.size, it.is_free()));
+            let is_stuck = self.spaces.stuck_at(at, size) > 0;
+            given.mappings += u64::from(!is_stuck);
+            let physical = self.physicals.get_mut(id).and_then(Option::take);
+            given.extents.extend(physical.map(|physical| Unmapped {
+                physical,
+                last_writer: Some(LastWriter {
+                    by: writer,
+                    blank: false,
+                }),
+                fresh: false,
+            }));
+            if is_free && !pinned {
+                self.large.remove_mapping(id, at);
+                if !is_stuck {
+                    self.gaps.give(at, size);
+                }
+                if self
+                    .large
+                    .extent(id)
+                    .is_some_and(|it| it.mappings.is_empty())
+                {
+                    self.large.remove_extent(id);
+                }
+            }
+        }
+        given
+    }
+
+    /// Notes copies of the memory that may still be running.
+    fn are_read_on(&mut self, streams: &[Stream]) {
+        for stream in streams {
+            let id = self.streams.id(stream);
+            let work = self.streams.now(id);
+            self.large.add_work(&work);
+        }
+    }
+}
+
+impl MovingHeap {
+    fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    pub(super) fn span(&self, range: &Range<u64>) -> Span<'_> {
+        // SAFETY: memory of a moving heap is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or keeps memory that they may use mapped.
+        // Where nothing is mapped the driver refuses a copy, which harms nothing.
+        unsafe {
+            let address = DeviceAddress(range.start);
+            Span::new(&self.core().device, address, range.end - range.start)
+        }
+    }
+
+    /// Unmaps all memory, unless work was queued since the heap was marked that is not complete.
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        let core = self.core();
+        let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;
+        let state = core.lock();
+        let mut work = core.work(&state);
+        let polled = work.poll();
+        let busy = busy(&state);
+        drop(state);
+        drop(polling);
+        match polled? {
+            Poll::Complete => {}
+            Poll::Pending => return Err(busy),
+            Poll::NeedsSynchronise => drop(work.wait()?),
+        }
+        core.unmap_all()
+    }
+
+    /// Gives the memory up: the heap sleeps with these contents.
+    fn settle_asleep(self, saved: Contents, release: bool) -> GivenUp {
+        let Shared {
+            core,
+            tenant,
+            holder,
+        } = &*self.shared;
+        let mut state = core.lock();
+        let given = state.take_physicals(core.has(PINNED), core.writer);
+        let (kept, lost) = saved
+            .into_iter()
+            .partition(|&(id, _)| state.large.extent(id).is_some());
+        state.rest = Rest::Asleep(kept);
+        drop(state);
+        let lost: Contents = lost;
+        drop(lost);
+        let given = tenant.give_up_asleep(*holder, given, release);
+        tenant.return_addresses(*holder);
+        given
+    }
+}
+
+impl HeapToSleep {
+    pub(super) fn is_of(&self, shared: &Arc<Shared>) -> bool {
+        let moving = self.moving.as_ref();
+        moving.is_some_and(|moving| Arc::ptr_eq(&moving.shared, shared))
+    }
+
+    /// The sizes of the extents with contents.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.parts.iter().map(|(_, range)| range.end - range.start)
+    }
+
+    pub(crate) fn keep_in(&mut self, saved: impl Iterator<Item = Saved>) {
+        self.saved = saved.take(self.parts.len()).collect();
+    }
+
+    /// Returns the ranges with contents, and where they are saved.
+    pub(crate) fn contents(&mut self) -> Option<(&MovingHeap, Vec<(Span<'_>, &mut Saved)>)> {
+        let moving = self.moving.as_ref()?;
+        let spans = self.parts.iter().map(|(_, range)| moving.span(range));
+        Some((moving, spans.zip(&mut self.saved).collect()))
+    }
+
+    /// Takes the memory out. Its contents are lost if the heap sleeps.
+    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+        self.moving.as_ref().map_or(Ok(()), MovingHeap::withdraw)
+    }
+
+    pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
+        match self.moving.take() {
+            Some(moving) => moving.settle_asleep(self.take_saved(), release),
+            None => GivenUp::default(),
+        }
+    }
+
+    /// Puts the memory back in its place. Returns `false` if that failed: the heap then sleeps.
+    pub(crate) fn stay(mut self) -> bool {
+        self.put_back()
+    }
+
+    fn take_saved(&mut self) -> Contents {
+        let ids = self.parts.iter().map(|&(id, _)| id);
+        ids.zip(std::mem::take(&mut self.saved)).collect()
+    }
+
+    fn put_back(&mut self) -> bool {
+        let Some(moving) = self.moving.take() else {
+            return true;
+        };
+        // The heap's lock may be held by a thread that a forked child lacks.
+        if moving.core().device.is_forked() {
+            return true;
+        }
+        let unfinished = self
+            .saved
+            .iter_mut()
+            .flat_map(|it| it.unfinished().to_vec());
+        let unfinished: Vec<Stream> = unfinished.collect();
+        let core = moving.core();
+        let Err(error) = core.map_again() else {
+            let mut state = core.lock();
+            state.are_read_on(&unfinished);
+            state.set_awake(core);
+            drop(state);
+            moving.shared.tenant.note_freed(core.has(REPORTS));
+            return true;
+        };
+        log!(error, %error, "a heap that should have stayed awake sleeps");
+        core.unmap_or_keep(&Fence::complete());
+        moving.settle_asleep(self.take_saved(), false);
+        false
+    }
+}
+
+impl State {
+    /// Ends a move of a heap that has its memory.
+    pub(super) fn set_awake(&mut self, core: &Core) {
+        self.large.settle_all(true);
+        self.rest = Rest::Awake;
+        core.set(STILL, false);
+    }
+}
+
+impl Drop for HeapToSleep {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}

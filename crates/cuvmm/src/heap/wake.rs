@@ -1,0 +1,313 @@
+//! A heap wakes: it is lent as many bytes as it gave up, in extents of the same sizes, which are
+//! mapped at all addresses of the extents before them.
+//!
+//! Extents whose contents were lost and that another tenant wrote to are zeroed. A failure unmaps
+//! everything, and the heap sleeps on with its contents.
+//!
+//! No byte is copied here.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::allocation::Shared;
+use super::core::State;
+use super::extents::ExtentId;
+use super::rest::{Contents, Rest};
+use super::sleep::{MovingHeap, busy};
+use crate::error::{BlockError, MemoryError, SleepError};
+use crate::extents::{Fence, LastWriter, Unmapped, wait_for};
+use crate::own::{Span, Stream};
+use crate::pool::{Given, Lending};
+use crate::store::{HostStore, Saved};
+
+/// A heap that wakes. If this value is dropped before that, the heap sleeps on, with the contents
+/// that were kept.
+pub(crate) struct HeapToWake {
+    /// `None` once the move has ended.
+    waking: Option<WakingHeap>,
+    sizes: Vec<u64>,
+    /// The contents of the extents, in their order.
+    saved: Vec<Option<Saved>>,
+    /// The stream of fills that may still run.
+    filling: Option<Stream>,
+}
+
+/// A range with contents: the index of its extent, and where it is saved.
+type Part<'a> = (usize, Span<'a>, &'a mut Saved);
+
+/// The memory of a heap that wakes.
+pub(crate) struct WakingHeap {
+    moving: MovingHeap,
+    extents: Vec<Waking>,
+    /// The number of all mappings.
+    mappings: u64,
+}
+
+struct Waking {
+    id: ExtentId,
+    /// The addresses, the first of which names the contents.
+    at: Vec<u64>,
+    size: u64,
+    lent: Option<Unmapped>,
+}
+
+pub(super) fn begin(shared: &Arc<Shared>) -> Result<Option<HeapToWake>, SleepError> {
+    let core = &shared.core;
+    core.device.own_process()?;
+    let mut state = core.lock();
+    match &state.rest {
+        Rest::Awake => return Ok(None),
+        Rest::Moving { .. } => return Err(busy(&state)),
+        Rest::Asleep(_) => state.check_no_mapping_is_stuck()?,
+    }
+    let mut contents = state.rest.take_saved();
+    state.rest = Rest::Moving { charged: false };
+    let extents = state.large.extents().map(|(id, extent)| Waking {
+        id,
+        at: extent.mappings.iter().map(|mapping| mapping.at).collect(),
+        size: extent.size,
+        lent: None,
+    });
+    let extents: Vec<Waking> = extents.collect();
+    let mut take = |id| {
+        let index = contents.iter().position(|&(of, _)| of == id)?;
+        Some(contents.swap_remove(index).1)
+    };
+    let saved = extents.iter().map(|extent| take(extent.id)).collect();
+    Ok(Some(HeapToWake {
+        sizes: extents.iter().map(|extent| extent.size).collect(),
+        waking: Some(WakingHeap {
+            moving: MovingHeap {
+                shared: Arc::clone(shared),
+            },
+            mappings: state.large.mappings(),
+            extents,
+        }),
+        saved,
+        filling: None,
+    }))
+}
+
+impl State {
+    /// Refuses to wake a heap at addresses that a stuck mapping has.
+    fn check_no_mapping_is_stuck(&self) -> Result<(), SleepError> {
+        for (_, extent) in self.large.extents() {
+            for at in extent.mappings.iter().map(|mapping| mapping.at) {
+                let stuck = self.spaces.stuck_at(at, extent.size);
+                if stuck > 0 {
+                    let cause = MemoryError::Quarantined {
+                        range: at..at + extent.size,
+                        bytes: stuck,
+                    };
+                    return Err(SleepError::Block {
+                        bytes: self.large.held(),
+                        cause: cause.into(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Waking {
+    fn range(&self) -> Range<u64> {
+        let at = self.at.first().copied().unwrap_or(0);
+        at..at + self.size
+    }
+}
+
+impl WakingHeap {
+    fn shared(&self) -> &Shared {
+        &self.moving.shared
+    }
+
+    /// Maps an extent at all its addresses.
+    pub(crate) fn place(&self, index: usize) -> Result<(), BlockError> {
+        let Some(extent) = self.extents.get(index) else {
+            return Ok(());
+        };
+        let core = &self.shared().core;
+        for &at in &extent.at {
+            let part = core.lock().spaces.part(at);
+            let Some((part, lent)) = part.zip(extent.lent.as_ref()) else {
+                continue;
+            };
+            let unmapped = Unmapped {
+                physical: lent.physical.clone(),
+                last_writer: lent.last_writer,
+                fresh: false,
+            };
+            let placed = part.place(at, unmapped);
+            let mut state = core.lock();
+            match placed {
+                Ok(placed) => state.spaces.adopt(placed),
+                Err(failed) => {
+                    let error = failed.error.clone();
+                    state.spaces.keep_failed(at, failed);
+                    drop(state);
+                    return Err(self.shared().tenant.not_placed(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the range of an extent that another tenant wrote to, if the pool scrubs.
+    fn stale(&self, index: usize) -> Option<Range<u64>> {
+        let extent = self.extents.get(index)?;
+        let writer = extent.lent.as_ref()?.last_writer?;
+        let is_stale = writer.by != self.shared().core.writer && self.shared().tenant.scrubs();
+        is_stale.then(|| extent.range())
+    }
+}
+
+impl HeapToWake {
+    /// Describes the memory that the heap needs.
+    pub(crate) fn lending(&self) -> Option<Lending<'_>> {
+        let waking = self.waking.as_ref()?;
+        Some(Lending {
+            holder: waking.shared().holder,
+            sizes: &self.sizes,
+            mappings: waking.mappings - self.sizes.len() as u64,
+            zeroes: false,
+            whole: true,
+            place: None,
+        })
+    }
+
+    /// Takes the memory that was lent.
+    pub(crate) fn take(&mut self, lent: Vec<Unmapped>) {
+        let Some(waking) = &mut self.waking else {
+            return;
+        };
+        for (extent, unmapped) in waking.extents.iter_mut().zip(lent) {
+            extent.lent = Some(unmapped);
+        }
+        waking.shared().core.lock().rest = Rest::Moving { charged: true };
+    }
+
+    /// Bytes of all memory.
+    pub(crate) fn used(&self) -> u64 {
+        self.sizes.iter().sum()
+    }
+
+    pub(crate) fn kept(&self) -> u64 {
+        self.saved.iter().flatten().map(Saved::bytes).sum()
+    }
+
+    pub(crate) fn kept_in(&self) -> Option<HostStore> {
+        self.saved.iter().flatten().next().map(Saved::store)
+    }
+
+    /// Returns the heap, and the ranges with contents, each with the index of its extent and where
+    /// it is saved. The memory is placed extent by extent.
+    pub(crate) fn contents(&mut self) -> Option<(&WakingHeap, Vec<Part<'_>>)> {
+        let waking = self.waking.as_ref()?;
+        let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
+        let parts = saved.filter_map(|(index, (extent, saved))| {
+            let span = waking.moving.span(&extent.range());
+            Some((index, span, saved.as_mut()?))
+        });
+        Some((waking, parts.collect()))
+    }
+
+    /// Places all memory without contents, and zeroes what another tenant wrote.
+    pub(crate) fn place_memory(&mut self) -> Result<(), BlockError> {
+        let Some(waking) = &self.waking else {
+            return Ok(());
+        };
+        let core = &waking.shared().core;
+        for (index, saved) in self.saved.iter().enumerate() {
+            if saved.is_some() {
+                continue;
+            }
+            waking.place(index)?;
+            if let Some(range) = waking.stale(index) {
+                let stream = match &self.filling {
+                    Some(stream) => stream,
+                    None => self.filling.insert(Stream::new(&core.device)?),
+                };
+                let size = range.end - range.start;
+                core.lock().spaces.zero(stream, range.start, size)?;
+            }
+        }
+        if let Some(stream) = &self.filling {
+            wait_for(stream).map_err(|failed| failed.error)?;
+            self.filling = None;
+        }
+        Ok(())
+    }
+
+    /// Ends the move: the heap has its memory and contents again.
+    pub(crate) fn wake(mut self) {
+        let Some(waking) = self.waking.take() else {
+            return;
+        };
+        let WakingHeap {
+            moving,
+            extents,
+            mappings,
+        } = waking;
+        let core = &moving.shared.core;
+        let mut state = core.lock();
+        for extent in extents {
+            let physical = extent.lent.map(|lent| lent.physical);
+            if let Some(place) = state.physicals.get_mut(extent.id) {
+                *place = physical;
+            }
+        }
+        state.counts.mapped += mappings;
+        state.set_awake(core);
+    }
+}
+
+impl Drop for HeapToWake {
+    fn drop(&mut self) {
+        let Some(waking) = self.waking.take() else {
+            return;
+        };
+        let WakingHeap {
+            moving, extents, ..
+        } = waking;
+        let Shared {
+            core,
+            tenant,
+            holder,
+        } = &*moving.shared;
+        // As for a heap that falls asleep.
+        if core.device.is_forked() {
+            return;
+        }
+        // Memory is not unmapped under a fill or a copy.
+        let filling = self.filling.take();
+        let filling = filling.filter(|it| wait_for(it).is_err_and(|failed| !failed.ended));
+        let copying = self.saved.iter_mut().flatten();
+        let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
+        let mut running = Fence::streams(filling.into_iter().chain(copying).collect());
+        if let Err(error) = running.poll() {
+            log!(warn, %error, "copies to a heap may still be running");
+        }
+        core.unmap_or_keep(&running);
+        let mut state = core.lock();
+        let (mut given, mut kept) = (Given::default(), Contents::new());
+        for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {
+            kept.extend(saved.map(|saved| (extent.id, saved)));
+            let Some(mut lent) = extent.lent else {
+                continue;
+            };
+            // Contents of the heap may lie over those of another tenant.
+            lent.last_writer = Some(LastWriter {
+                by: LastWriter::SEVERAL,
+                blank: false,
+            });
+            let stuck = |&&at: &&u64| state.spaces.stuck_at(at, extent.size) > 0;
+            let stuck = extent.at.iter().filter(stuck).count();
+            given.mappings += (extent.at.len() - stuck) as u64;
+            given.extents.push(lent);
+        }
+        state.rest = Rest::Asleep(kept);
+        drop(state);
+        tenant.give_up(*holder, given);
+    }
+}

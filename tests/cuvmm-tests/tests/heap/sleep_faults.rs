@@ -1,0 +1,261 @@
+//! Fails every driver call of a heap's sleep and wake once. A failure changes nothing, and the
+//! operation then succeeds. Also tests heaps that stay asleep because the roll-back fails twice.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use crate::common;
+use crate::common::sweep::{sweep, text};
+use crate::common::world::{Books, books};
+use crate::common::{D0, G, Rig};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::Nothing;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::{MemoryError, SleepError};
+use cuvmm::{Allocation, Block, Contents, Heap, HostStore, Pool, Stream, Tenant};
+
+/// A heap whose extents have aliases, a block of the same tenant, and a store for both.
+struct World {
+    // Fields in drop order.
+    live: Vec<Allocation>,
+    heap: Heap,
+    block: Block,
+    tenant: Tenant,
+    store: HostStore,
+    stream: Stream,
+    pool: Pool,
+}
+
+fn world(rig: &Rig<Nothing>) -> World {
+    let pool = common::pool(rig, 32);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let heap = Heap::builder(&tenant).for_graphs(true).build().unwrap();
+    let allocate = |size| heap.allocate(size, 1, &stream).unwrap();
+    let mut live: Vec<Allocation> = (0..5).map(|_| allocate(G)).collect();
+    for index in [2, 0] {
+        drop(live.remove(index));
+    }
+    live.push(allocate(2 * G));
+    assert_eq!(heap.stats().stitches, 1);
+    let block = tenant.block(2 * G).home_stream(&stream).allocate().unwrap();
+    World {
+        live,
+        heap,
+        block,
+        tenant,
+        store: HostStore::builder(&rig.device)
+            .pinned(8 * G)
+            .build()
+            .unwrap(),
+        stream,
+        pool,
+    }
+}
+
+/// The figures of the pool, those of the heap, what sleeps, and the free bytes of the store.
+type Picture = (Books, [u64; 6], (bool, bool), u64);
+
+impl World {
+    fn all(&self) -> cuvmm::sleep::Blocks<'_> {
+        self.tenant.blocks().heap(&self.heap)
+    }
+
+    fn contents(&self, keeps: bool) -> Contents<'_> {
+        match keeps {
+            true => Contents::Keep(&self.store),
+            false => Contents::Discard,
+        }
+    }
+
+    fn picture(&self) -> Picture {
+        let heap = self.heap.stats();
+        let heap = [
+            heap.live,
+            heap.held,
+            heap.free,
+            heap.extents,
+            heap.mappings,
+            heap.asleep,
+        ];
+        let asleep = (self.heap.is_asleep(), self.block.is_asleep());
+        (books(&self.pool), heap, asleep, self.store.free())
+    }
+}
+
+#[test]
+fn falling_asleep() {
+    for keeps in [false, true] {
+        let sleep = |_: &Rig<Nothing>, world: &mut World| {
+            let slept = text(world.all().sleep(world.contents(keeps)))?;
+            assert_eq!((slept.heaps, slept.blocks, slept.given), (1, 1, 7 * G));
+            Ok(())
+        };
+        let calls = sweep(world, sleep, World::picture, true);
+        assert!(
+            calls >= 9,
+            "{calls}: one unmapping for each of the mappings, and queries"
+        );
+    }
+}
+
+#[test]
+fn waking() {
+    for keeps in [false, true] {
+        for soil in [false, true] {
+            let asleep = |rig: &Rig<Nothing>| {
+                let world = world(rig);
+                world.all().sleep(world.contents(keeps)).unwrap();
+                if soil {
+                    let other = world.pool.tenant("other").register().unwrap();
+                    let block = other.allocate_on(&world.stream, 4 * G).unwrap();
+                    block.write(0, &[1]).unwrap();
+                    world.stream.synchronize().unwrap();
+                }
+                world
+            };
+            let wake = |_: &Rig<Nothing>, world: &mut World| {
+                let woken = text(world.all().wake())?;
+                assert_eq!((woken.heaps, woken.blocks, woken.mapped), (1, 1, 7 * G));
+                assert_eq!(world.store.free(), 8 * G);
+                Ok(())
+            };
+            let calls = sweep(asleep, wake, World::picture, true);
+            assert!(calls >= 16, "{calls}: two calls for each mapping");
+        }
+    }
+}
+
+#[test]
+fn released_memory_that_comes_back() {
+    let asleep = |rig: &Rig<Nothing>| {
+        let world = world(rig);
+        let contents = Contents::Keep(&world.store);
+        world.all().release(true).sleep(contents).unwrap();
+        assert_eq!(world.pool.stats().free, 0);
+        world
+    };
+    let wake = |_: &Rig<Nothing>, world: &mut World| text(world.all().wake()).map(drop);
+    let calls = sweep(asleep, wake, World::picture, true);
+    assert!(calls >= 21, "{calls}: creations in addition");
+}
+
+/// Makes a sleep fail at the driver's refusal to unmap the last mapping, and then to map the
+/// memory again, each time of two.
+fn refuse_and_refuse(rig: &Rig<Nothing>, mappings: u64) {
+    rig.faults.forget();
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    for nth in [mappings, mappings + 1] {
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemUnmap));
+    }
+    for nth in [1, 2] {
+        rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+    }
+}
+
+#[test]
+fn a_heap_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
+    for keeps in [false, true] {
+        let rig = common::model();
+        let world = world(&rig);
+        let mappings = world.heap.stats().mappings;
+        let before = world.picture();
+        refuse_and_refuse(&rig, mappings);
+        let outcome = world.heap.alone().sleep(world.contents(keeps));
+        rig.faults.disarm();
+        let Err(SleepError::Stayed {
+            blocks,
+            bytes,
+            cause,
+        }) = outcome
+        else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            matches!(*cause, SleepError::Memory(MemoryError::Call(_))),
+            "{cause:?}"
+        );
+        assert_eq!((blocks, bytes), (1, 5 * G));
+        assert_eq!(
+            (world.heap.is_asleep(), world.heap.stats().asleep),
+            (true, 5 * G)
+        );
+        let stats = world.pool.stats();
+        assert_eq!((stats.committed, stats.quarantined), (2 * G, 0));
+        assert_eq!(world.store.free(), if keeps { 3 * G } else { 8 * G });
+        let woken = world.heap.alone().wake().unwrap();
+        assert_eq!(
+            (woken.mapped, woken.restored),
+            (5 * G, if keeps { 5 * G } else { 0 })
+        );
+        let after = world.picture();
+        assert_eq!((after.1, after.2, after.3), (before.1, before.2, before.3));
+        drop(world);
+        common::nothing_left(rig);
+    }
+}
+
+/// Memory that can be neither mapped again nor unmapped is quarantined at its addresses, where the
+/// heap cannot wake.
+#[test]
+fn what_is_stuck_is_quarantined() {
+    let rig = common::model();
+    let world = world(&rig);
+    let prepared = world.heap.alone().prepare_wake().unwrap();
+    assert_eq!(prepared.finish().heaps, 0);
+    let contents = Contents::Keep(&world.store);
+    world.heap.alone().sleep(contents).unwrap();
+    rig.faults.forget();
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults.arm(Fault::nth(3, code).of(Call::MemMap));
+    rig.faults.arm(Fault::all(code).of(Call::MemUnmap));
+    assert!(world.heap.alone().wake().is_err());
+    rig.faults.disarm();
+    let stats = world.pool.stats();
+    assert!(stats.quarantined > 0, "{stats:?}");
+    assert_eq!((world.heap.is_asleep(), world.store.free()), (true, 3 * G));
+    assert_eq!(stats.committed, 2 * G);
+    books(&world.pool);
+    let refused = world.heap.alone().wake().unwrap_err();
+    let SleepError::Block { cause, .. } = &refused else {
+        panic!("{refused}");
+    };
+    assert!(cause.to_string().contains("quarantined"), "{cause}");
+    assert_eq!(world.pool.stats().committed, 2 * G);
+    drop(world);
+    common::only_counted_left(&rig);
+}
+
+/// Copies that the driver cannot wait for: the memory that they may use is neither unmapped nor
+/// given on.
+#[test]
+fn what_a_copy_may_still_be_using_is_not_given_on() {
+    for waking in [false, true] {
+        let rig = common::model();
+        let world = world(&rig);
+        let keep = || world.heap.alone().sleep(Contents::Keep(&world.store));
+        if waking {
+            keep().unwrap();
+        }
+        rig.machine.hold_all(D0);
+        let refused = CUresult::CUDA_ERROR_UNKNOWN;
+        let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+        rig.faults.arm(Fault::all(refused).only(&waits));
+        let failed = match waking {
+            false => keep().map(drop).unwrap_err(),
+            true => world.heap.alone().wake().map(drop).unwrap_err(),
+        };
+        assert!(matches!(failed, SleepError::Memory(_)), "{failed}");
+        assert_eq!(world.heap.is_asleep(), waking);
+        // Free memory under a copy stays.
+        world.heap.end_graphs();
+        let World {
+            live, heap, pool, ..
+        } = &world;
+        assert_eq!((live.len(), heap.trim().unwrap()), (4, 0));
+        assert_eq!(pool.stats().quarantined > 0, waking);
+        rig.machine.release_all_streams(D0);
+        rig.faults.disarm();
+        world.stream.synchronize().unwrap();
+        drop(world);
+        common::only_counted_left(&rig);
+    }
+}

@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
 use cuvmm::driver::cuda::OpenError;
-use cuvmm::error::{ChannelError, FolderError, ShareError};
+use cuvmm::error::{ChannelError, FolderError, GroupError, ShareError};
 use cuvmm::{
     BlockError, CallError, CloseRefusal, DeviceError, LedgerError, MemoryError, PoolError,
     SleepError,
@@ -141,6 +141,10 @@ pub(crate) enum Error {
     Call(#[from] CallError),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    #[error("this process is in no group under the number {0}")]
+    NoGroup(u64),
 }
 
 impl Error {

@@ -18,6 +18,14 @@ fn path() -> PathBuf {
     UserFolder::path_in(std::env::var_os("XDG_RUNTIME_DIR").as_deref())
 }
 
+/// Returns the user's folder, and makes it if needed.
+///
+/// # Errors
+/// Those of [`own_socket`].
+pub(crate) fn own() -> Result<PathBuf, Error> {
+    Ok(UserFolder::create(path())?.path().to_owned())
+}
+
 /// Returns the path of this process's socket. Makes its folder if needed.
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -22,7 +23,7 @@ use crate::edge::message;
 use crate::error::{DEVICES, Error};
 use crate::figures::Figures;
 use crate::settings::{Configuration, Settings};
-use crate::{exit, fork, guards};
+use crate::{asked, exit, fork, guards};
 
 const PUBLISHED: &str = "published";
 
@@ -147,6 +148,12 @@ pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns the directory of the ledger, if one is configured.
+pub(crate) fn configured_ledger() -> Option<PathBuf> {
+    let common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+    common.configuration.as_ref()?.ledger().cloned()
+}
+
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
@@ -228,6 +235,7 @@ impl DeviceHeap {
         let ledger = match &settings.ledger {
             Some(directory) => {
                 let ledger = Ledger::builder(&device, directory).name(settings.tenant.as_str());
+                let ledger = ledger.on_group(asked::answer);
                 Some(match settings.ledger_limit {
                     Some(bytes) => ledger.limit(bytes).open()?,
                     None => ledger.open()?,

@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod api;
+mod asked;
 mod attachments;
 mod blocks;
 mod capsules;
@@ -29,6 +30,7 @@ mod folder;
 mod fork;
 mod graph_tags;
 mod graphs;
+mod groups;
 mod guards;
 mod heaps;
 mod keeping;
@@ -55,6 +57,7 @@ pub use self::api::*;
 pub use self::capsules::*;
 pub use self::copies::*;
 pub use self::graph_tags::*;
+pub use self::groups::*;
 pub use self::keeping::*;
 pub use self::kept::*;
 pub use self::lent::*;

@@ -135,6 +135,10 @@ enum Choice {
 }
 
 impl Configuration {
+    pub(crate) const fn ledger(&self) -> Option<&PathBuf> {
+        self.ledger.as_ref()
+    }
+
     /// Merges these settings over earlier ones.
     ///
     /// # Errors

@@ -421,8 +421,18 @@ fn names(json: &str) -> Result<Option<Vec<String>>, Error> {
 /// refusal of the driver. All tags are as before, except that a tag sleeps if the driver refuses to
 /// map its memory again.
 pub(crate) fn sleep(json: &str, keep: Option<Host>, wait: Duration) -> Result<(), Error> {
+    sleep_if(json, keep, wait, &mut || Ok(()))
+}
+
+/// Puts tags to sleep if `agreed` returns `Ok`, which is called when all that can fail is done.
+pub(crate) fn sleep_if(
+    json: &str,
+    keep: Option<Host>,
+    wait: Duration,
+    agreed: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
     fork::check()?;
-    sleep_as(names(json)?.as_deref(), |_| keep, wait)
+    sleep_as(names(json)?.as_deref(), |_| keep, wait, agreed)
 }
 
 /// Puts tags to sleep, each as its value says, as `cuvmm_sleep_each` describes.
@@ -438,13 +448,14 @@ pub(crate) fn sleep_each(json: &str) -> Result<(), Error> {
     let each = each.collect::<Result<BTreeMap<_, _>, Error>>()?;
     let names: Vec<String> = each.keys().cloned().collect();
     let keep = |name: &str| each.get(name).copied().flatten();
-    sleep_as(Some(&names), keep, LONGEST)
+    sleep_as(Some(&names), keep, LONGEST, &mut || Ok(()))
 }
 
 fn sleep_as(
     names: Option<&[String]>,
     keep: impl Fn(&str) -> Option<Host>,
     wait: Duration,
+    agreed: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let until = Instant::now().checked_add(wait);
     // Leave is not kept during the wait for work: the pools' guards end the wait when a capture
@@ -454,21 +465,20 @@ fn sleep_as(
     let chosen = chosen(names, false)?;
     let moving = Moving::begin(&chosen);
     let mut prepared = Vec::new();
-    for &index in &chosen {
+    let outcome: Result<(), Error> = chosen.iter().try_for_each(|&index| {
         let name = lock().tags[index].name.clone();
-        match prepare_sleep(index, keep(&name), until) {
-            Ok(one) => prepared.push(one),
-            Err(error) => {
-                let failed = prepared.len();
-                let stayed = prepared.into_iter().map(|one| cancel(one).is_err());
-                let stayed = stayed.collect::<Vec<bool>>();
-                moving.end(|at| match at {
-                    at if at < failed => stayed[at],
-                    at => at == failed && stays(&error),
-                });
-                return Err(error);
-            }
-        }
+        prepared.push(prepare_sleep(index, keep(&name), until)?);
+        Ok(())
+    });
+    if let Err(error) = outcome.and_then(|()| agreed()) {
+        let failed = prepared.len();
+        let stayed = prepared.into_iter().map(|one| cancel(one).is_err());
+        let stayed = stayed.collect::<Vec<bool>>();
+        moving.end(|at| match at {
+            at if at < failed => stayed[at],
+            at => at == failed && stays(&error),
+        });
+        return Err(error);
     }
     for one in prepared.into_iter().flatten() {
         one.finish();
@@ -486,6 +496,15 @@ fn sleep_as(
 /// Invalid JSON, an unknown or awake tag, too little memory, or a refusal of the driver. All tags
 /// are as before.
 pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
+    wake_if(json, wait, &mut || Ok(()))
+}
+
+/// Wakes tags if `agreed` returns `Ok`, which is called when all that can fail is done.
+pub(crate) fn wake_if(
+    json: &str,
+    wait: Duration,
+    agreed: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
     fork::check()?;
     let (names, until) = (names(json)?, Instant::now().checked_add(wait));
     // Leave is not kept during the wait for memory: the pools' guards end the wait when a capture
@@ -501,7 +520,9 @@ pub(crate) fn wake(json: &str, wait: Duration) -> Result<(), Error> {
         let prepared = prepared.prepare_wake();
         prepared.map_err(|cause| refused(index, cause))
     });
-    match prepared.collect::<Result<Vec<_>, _>>() {
+    let prepared = prepared.collect::<Result<Vec<_>, _>>();
+    // Memory that was prepared is taken away again after an error.
+    match prepared.and_then(|all| agreed().map(|()| all)) {
         Ok(prepared) => {
             for one in prepared {
                 one.finish();

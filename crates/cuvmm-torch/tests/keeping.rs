@@ -15,19 +15,8 @@ mod common;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut, without_provenance};
 
-use common::tags::Tags;
+use common::tags::{KeepFn, Tags};
 use common::{Cuda, Handle, MIB, over_the_stand_in};
-
-type KeepFn = unsafe extern "C" fn(*const c_void, u64, *mut u64) -> c_int;
-
-/// Marks memory. Returns the token.
-fn keep(tags: &Tags, address: usize, size: usize) -> Result<u64, String> {
-    let keep: KeepFn = tags.torch.function("cuvmm_keep");
-    let mut token = 0;
-    // SAFETY: the token can be written.
-    let code = unsafe { keep(without_provenance(address), size as u64, &raw mut token) };
-    tags.outcome(code).map(|()| token)
-}
 
 fn end(tags: &Tags, token: u64) {
     let end: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_keep_end");
@@ -84,9 +73,9 @@ over_the_stand_in! {
         }
         cuda.synchronize(stream);
         // Within an allocation, as PyTorch divides it; two of them overlap.
-        let first = keep(&tags, whole + MIB, 2 * MIB).unwrap();
-        let second = keep(&tags, whole + 2 * MIB, 3 * MIB).unwrap();
-        let part = keep(&tags, small, 1000).unwrap();
+        let first = tags.keep(whole + MIB, 2 * MIB).unwrap();
+        let second = tags.keep(whole + 2 * MIB, 3 * MIB).unwrap();
+        let part = tags.keep(small, 1000).unwrap();
         assert_eq!(kept(&tags), 4 * MIB as u64 + 1000);
         for _ in 0..2 {
             sleep_and_wake(&tags, &cuda, stream);
@@ -106,7 +95,7 @@ over_the_stand_in! {
         cuda.expect(whole + MIB, 1, 2 * MIB);
         cuda.expect(whole + 3 * MIB, 0, 2 * MIB);
         // A mark ends with its allocation, asleep too. The next one there has none.
-        keep(&tags, beside, 2000).unwrap();
+        tags.keep(beside, 2000).unwrap();
         tags.sleep("null", false).unwrap();
         tags.free(small);
         assert_eq!(kept(&tags), 2 * MIB as u64 + 2000);
@@ -137,7 +126,7 @@ over_the_stand_in! {
             (0, 1), (heap, 1), (first - 1, 2), (first, 4 * MIB + 1), (first + 4 * MIB, 1),
             (second, 701), (second + 700, 1), (usize::MAX, usize::MAX),
         ] {
-            refused(keep(&tags, address, size), "no pool has the memory");
+            refused(tags.keep(address, size), "no pool has the memory");
         }
         let names = [(first, "a"), (first + 4 * MIB - 1, "a"), (second + 699, "a"), (second + 700, ""), (heap, "")];
         for (address, name) in names {
@@ -149,10 +138,10 @@ over_the_stand_in! {
         assert!(tags.outcome(code).unwrap_err().contains("null address"));
         end(&tags, 77);
         tags.sleep("null", false).unwrap();
-        refused(keep(&tags, first, 1), "the tag \"a\" is asleep");
+        refused(tags.keep(first, 1), "the tag \"a\" is asleep");
         tags.wake("null").unwrap();
         assert_eq!((kept(&tags), tags.host()), (0, 0));
-        keep(&tags, first, 4 * MIB).unwrap();
+        tags.keep(first, 4 * MIB).unwrap();
         // Too little host memory for what is marked.
         let limit: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_host_limit");
         // SAFETY: it may be called at any time.

@@ -50,6 +50,7 @@
 //! | commit and decommit by hand; several devices or host memory in one range | [`Region`], [`Layout`] |
 //! | the driver's own objects, with owners | [`Reservation`], [`Physical`], [`Mapping`] |
 //! | share one GPU between processes under one limit | [`Ledger`], [`LedgerView`] |
+//! | put the processes of a model to sleep together | [`Group`] |
 //! | give memory to another process | [`Offer`], [`Channel`], [`Attachment`] |
 //! | publish weights that many processes read | [`Publisher`], [`Subscriber`] |
 //! | try operations before they are made | the model driver, or the command `cuvmm plan` |
@@ -88,9 +89,9 @@
 //! 64-bit Linux; libcuda is loaded at run time, and no CUDA toolkit is needed. Tested on x86-64 with
 //! NVIDIA H200 GPUs. The minimum supported Rust version is 1.88.
 //!
-//! On 64-bit Windows there are no ledgers ([`Ledger`]), no sharing over sockets ([`share`]), no dma-bufs
-//! ([`DmaBuf`]) and no host driver. Memory is exported as Win32 handles. That build ran under Wine on the
-//! model, and never on a GPU.
+//! On 64-bit Windows there are no ledgers ([`Ledger`]), no groups ([`Group`]), no sharing over
+//! sockets ([`share`]), no dma-bufs ([`DmaBuf`]) and no host driver. Memory is exported as Win32
+//! handles. That build ran under Wine on the model, and never on a GPU.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
@@ -141,7 +142,7 @@ pub mod guides {
     #[doc = include_str!("../docs/guides/sleep.md")]
     ///
     /// # See also
-    /// [`sleep`](crate::sleep), [`Tenant::blocks`](crate::Tenant::blocks),
+    /// [`sleep`](crate::sleep), [`Tenant::blocks`](crate::Tenant::blocks), [`Group`](crate::Group),
     /// [`HostStore`](crate::HostStore), and [`SleepError`](crate::error::SleepError).
     pub mod sleep {}
 
@@ -215,6 +216,8 @@ mod extent_sizes;
 mod extents;
 #[cfg(target_os = "linux")]
 mod fork;
+#[cfg(target_os = "linux")]
+pub mod group;
 mod growth;
 pub mod heap;
 pub mod kv;
@@ -265,6 +268,8 @@ pub use cow::CowBuffer;
 pub use device::Device;
 pub use drops::{DropFailure, DropHook};
 pub use error::*;
+#[cfg(target_os = "linux")]
+pub use group::Group;
 pub use heap::{Allocation, Heap};
 pub use kv::KvCache;
 #[cfg(target_os = "linux")]

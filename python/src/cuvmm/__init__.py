@@ -16,6 +16,7 @@ from __future__ import annotations
 from ._arrays import DeviceArray, ForeignArray, empty, from_dlpack
 from ._attaching import Attached, attach
 from ._errors import Error, NotPublishedError, OutOfMemoryError
+from ._groups import Group, group
 from ._keeping import keep, trim
 from ._library import path as library_path
 from ._publishing import Publication, publish
@@ -28,6 +29,7 @@ __all__ = [
     "Attached",
     "DeviceArray",
     "Error",
+    "Group",
     "ForeignArray",
     "NotPublishedError",
     "OutOfMemoryError",
@@ -42,6 +44,7 @@ __all__ = [
     "end_stream",
     "exchange",
     "from_dlpack",
+    "group",
     "keep",
     "library_path",
     "limit_host",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from . import _library
@@ -78,7 +78,8 @@ def graphs_tag(name: str, keep: bool) -> Iterator[None]:
         library.tag_end(token)
 
 
-def _names(tags: str | Iterable[str] | None) -> bytes:
+def names_of(tags: str | Iterable[str] | None) -> bytes:
+    """Returns the names of pools as the library takes them."""
     if tags is None:
         return b"null"
     if not isinstance(tags, Iterable):
@@ -92,7 +93,8 @@ def _names(tags: str | Iterable[str] | None) -> bytes:
     return json.dumps(names).encode()
 
 
-def _seconds(timeout: float) -> float:
+def seconds_of(timeout: float) -> float:
+    """Returns a timeout as the library takes it, and raises if it is none."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"a timeout is a number of seconds, not {timeout!r}")
     if not timeout >= 0:
@@ -183,14 +185,9 @@ def sleep(
     asleep, work does not end, or the driver refuses. All tags are then as before, with their contents. (If the driver
     refuses to map memory again too, that tag sleeps: see `asleep`.)
     """
-    if host not in ("keep", "release"):
-        raise ValueError(f"host is 'keep' or 'release', not {host!r}")
-    names, seconds = _names(tags), _seconds(timeout)
+    kept, names, seconds = how(keep, host), names_of(tags), seconds_of(timeout)
     library = _library.get()
-    before = _asleep(_figures())
-    code = (1 if host == "keep" else 2) if keep else 0
-    library.check(library.sleep_within(names, code, seconds))
-    return _slept_since(before)
+    return given_up(lambda: library.check(library.sleep_within(names, kept, seconds)))
 
 
 def exchange(
@@ -215,18 +212,23 @@ def exchange(
     tag is unknown or in the wrong state, work does not end, or the driver refuses. All tags are then as before, with
     their contents. (If the driver refuses to restore memory too, that tag sleeps: see `asleep`.)
     """
+    names, waking, kept = names_of(sleep), names_of(wake), how(True, host)
+    library = _library.get()
+    give_back(json.loads(waking), json.loads(names))
+    return given_up(lambda: library.check(library.exchange(names, waking, kept)))
+
+
+def how(keep: bool, host: str) -> int:
+    """Returns what becomes of contents and their host memory, as the library takes it."""
     if host not in ("keep", "release"):
         raise ValueError(f"host is 'keep' or 'release', not {host!r}")
-    falling, waking = _names(sleep), _names(wake)
-    library = _library.get()
+    return (1 if host == "keep" else 2) if keep else 0
+
+
+def given_up(sleeps: Callable[[], None]) -> Slept:
+    """Calls a function that puts pools to sleep. Returns what it gave up."""
     before = _asleep(_figures())
-    _give_back(json.loads(waking), json.loads(falling))
-    library.check(library.exchange(falling, waking, 1 if host == "keep" else 2))
-    return _slept_since(before)
-
-
-def _slept_since(before: dict[tuple[int, str], int]) -> Slept:
-    """Returns what has fallen asleep since some pools were asleep."""
+    sleeps()
     figures = _figures()
     given = [(place[1], size) for place, size in _asleep(figures).items() if place not in before]
     quarantined = sum(found["quarantined"] for found in figures.values())
@@ -248,9 +250,9 @@ def wake(tags: str | Iterable[str] | None = None, *, timeout: float = 60.0) -> N
     Raises `cuvmm.OutOfMemoryError` if the memory is not to be had, and `cuvmm.Error` if a tag is
     unknown or awake, or the driver refuses. All tags sleep then as before.
     """
-    names, seconds = _names(tags), _seconds(timeout)
+    names, seconds = names_of(tags), seconds_of(timeout)
     library = _library.get()
-    _give_back(json.loads(names))
+    give_back(json.loads(names))
     library.check(library.wake_within(names, seconds))
 
 
@@ -264,7 +266,7 @@ def prepare(tags: str | Iterable[str] | None = None) -> None:
     Raises `cuvmm.OutOfMemoryError` if there is too little host memory, and `cuvmm.Error` if a tag is unknown or
     asleep, or a graph is captured.
     """
-    names = _names(tags)
+    names = names_of(tags)
     library = _library.get()
     library.check(library.host_prepare(names))
 
@@ -281,7 +283,7 @@ def release_host(tags: str | Iterable[str] | None = None) -> int:
 
     Raises `cuvmm.Error` if a tag is unknown, or a graph is captured.
     """
-    return _library.get().number("host_release", _names(tags))
+    return _library.get().number("host_release", names_of(tags))
 
 
 def limit_host(size: int | str | None) -> None:
@@ -297,7 +299,7 @@ def limit_host(size: int | str | None) -> None:
     _library.get().host_limit(2**64 - 1 if size is None else bytes_of(size))
 
 
-def _give_back(names: list[str] | None, falling: Sequence[str] | None = ()) -> None:
+def give_back(names: list[str] | None, falling: Sequence[str] | None = ()) -> None:
     """Makes PyTorch's own allocator give its free memory back if pools that wake need more than those `falling`
     asleep give."""
     torch = _native_torch()

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use common::{D0, G};
 use cuvmm::driver::{Call, HandleTypes};
-use cuvmm::error::{BlockError, ContainerError, DeviceError, MemoryError, PoolError, SleepError};
+use cuvmm::error::{
+    BlockError, ContainerError, DeviceError, GroupError, MemoryError, PoolError, SleepError,
+};
 use cuvmm::own::PoolReuse;
 use cuvmm::{
-    Access, AccessGrant, Block, CallError, Contents, CurrentTenantMemPool, Device, HostStore,
-    Limit, Mapper, MemPool, Physical, Pool, PoolAllocation, Region, Stream, Tenant, TenantMemPool,
-    UnifiedBuffer,
+    Access, AccessGrant, Block, CallError, Contents, CurrentTenantMemPool, Device, Group,
+    HostStore, Limit, Mapper, MemPool, Physical, Pool, PoolAllocation, Region, Stream, Tenant,
+    TenantMemPool, UnifiedBuffer,
 };
 
 #[test]
@@ -41,6 +43,8 @@ fn a_forked_child_owns_nothing() {
     let buffer = UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 100).unwrap();
     assert_eq!(buffer.host().unwrap().len(), 100);
     let access = buffer.device_read(&stream).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let group = Group::join(directory.path(), "a", 1, None).unwrap();
     rig.faults.forget();
     // SAFETY: the child only uses what this test created, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -69,7 +73,8 @@ fn a_forked_child_owns_nothing() {
             block.read(0, &mut [0]),
             Err(MemoryError::Call(cause)) if forked(&cause)
         );
-        drop(access);
+        right &= matches!(group.enter("a", Duration::ZERO), Err(GroupError::Call(cause)) if forked(&cause));
+        drop((access, group));
         drop((buffer, stream));
         drop((
             left, registered, lent, lease, block, tenant, pool, region, physical,
@@ -83,6 +88,10 @@ fn a_forked_child_owns_nothing() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child's checks");
     assert_eq!(rig.faults.total(), 0);
+    // The child has not left the group in its parent's name.
+    let other = Group::join(directory.path(), "a", 1, None);
+    assert!(matches!(other, Err(GroupError::Taken { rank: None, .. })));
+    group.enter("a", Duration::ZERO).unwrap().ready().unwrap();
     drop(access);
     drop((buffer, stream));
     drop((

@@ -1,12 +1,15 @@
 //! `cuvmm ctl`: changes limits, guarantees and priorities of processes and tenants, and trims,
 //! sleeps or wakes them.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cuvmm::ControlError;
+use cuvmm::ledger::{Control, GroupRequest};
 
 use super::find::{Named, Where};
+use cuvmm_command::command::usage;
 use cuvmm_command::duration::duration;
 use cuvmm_command::size::{bytes, iec};
 use cuvmm_command::terminal::{print, safe};
@@ -22,7 +25,8 @@ use cuvmm_command::terminal::{print, safe};
   cuvmm ctl limit chat none
   cuvmm ctl guarantee chat/weights 16GiB
   cuvmm ctl trim 41250
-  cuvmm ctl sleep chat/weights --timeout 60")]
+  cuvmm ctl sleep chat/weights --timeout 60
+  cuvmm ctl sleep --group tp0 --tag weights")]
 pub(crate) struct Args {
     #[command(flatten)]
     at: Where,
@@ -46,9 +50,28 @@ enum Command {
     /// Give a process's idle memory back to the driver
     Trim(Trim),
     /// Put a tenant, or all of a process, to sleep with the program's own function
-    Sleep(Of),
+    Sleep(Moved),
     /// Wake a tenant, or all of a process, with the program's own function
-    Wake(Of),
+    Wake(Moved),
+}
+
+#[derive(Debug, clap::Args)]
+struct Moved {
+    /// The process, by name or process id, or one of its tenants; NAME@SLOT where a name is not enough
+    #[arg(
+        value_name = "PROCESS[/TENANT]",
+        value_parser = Named::parse,
+        conflicts_with = "group"
+    )]
+    of: Option<Named>,
+
+    /// All processes of a group, or none of them
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+
+    /// Only the group's memory with this tag; may be given several times
+    #[arg(long = "tag", value_name = "TAG", conflicts_with = "of")]
+    tags: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -111,12 +134,22 @@ impl Args {
     /// # Errors
     /// The process is missing, refuses the request or does not answer.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        if let Command::Sleep(it) | Command::Wake(it) = &self.command
+            && let Some(group) = &it.group
+        {
+            let wake = matches!(self.command, Command::Wake(_));
+            let request = GroupRequest::new(group, wake).tags(it.tags.clone());
+            return self.ask_group(&request.timeout(self.timeout));
+        }
         let (control, tenant) = match &self.command {
             Command::Limit(it) => self.at.target(&it.of.of)?,
             Command::Guarantee(it) => self.at.target(&it.of.of)?,
             Command::Priority(it) => self.at.target(&it.of.of)?,
             Command::Trim(it) => (self.at.process(&it.process)?, None),
-            Command::Sleep(it) | Command::Wake(it) => self.at.target(&it.of)?,
+            Command::Sleep(it) | Command::Wake(it) => match &it.of {
+                Some(of) => self.at.target(of)?,
+                None => return Err(usage("name a process, or a group with --group")),
+            },
         };
         let control = control.timeout(self.timeout);
         let tenant = tenant.as_deref();
@@ -134,6 +167,23 @@ impl Args {
             print(&text)?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Args {
+    /// Asks all ranks of a group. They decide together, so their reasons are mostly the same.
+    fn ask_group(&self, request: &GroupRequest) -> anyhow::Result<ExitCode> {
+        let ranks = self.at.ranks(&request.group)?;
+        let answers = Control::group(&ranks, request);
+        let reasons = answers.into_iter().filter_map(Result::err);
+        let reasons: BTreeSet<String> = reasons.map(|error| error.to_string()).collect();
+        match reasons.is_empty() {
+            true => Ok(ExitCode::SUCCESS),
+            false => {
+                let reasons: Vec<String> = reasons.into_iter().collect();
+                Err(anyhow::anyhow!("{}", safe(&reasons.join("; "))))
+            }
+        }
     }
 }
 

@@ -120,6 +120,40 @@ impl Where {
         }
     }
 
+    /// Finds the processes of a group's ranks, in a ledger in the group's directory.
+    ///
+    /// # Errors
+    /// There is no such group, a rank has no running process, or it uses no ledger there.
+    pub(super) fn ranks(&self, group: &str) -> anyhow::Result<Vec<Control>> {
+        let given = self.given().unwrap_or_else(share::folder);
+        let directory = match given.parent() {
+            Some(parent) if given.is_file() => parent,
+            _ => &given,
+        };
+        let ranks = cuvmm::group::ranks(directory, group)?;
+        let views = self.open()?;
+        let ranks = ranks.into_iter().map(|it| {
+            let rank = it.rank;
+            let Some(pid) = it.pid else {
+                anyhow::bail!("rank {rank} of group {group} has not joined");
+            };
+            if it.has_ended {
+                anyhow::bail!("rank {rank} of group {group} (process {pid}) has ended");
+            }
+            let mut processes = views.iter().flat_map(|view| {
+                let processes = view.stats().processes.into_iter();
+                processes.map(move |process| (view, process))
+            });
+            let found = processes.find(|(_, process)| process.pid == pid && runs(process));
+            let (view, process) = found.with_context(|| {
+                let at = self.shown();
+                format!("rank {rank} of group {group} (process {pid}) uses no ledger in {at}")
+            })?;
+            Ok(view.control(process.slot))
+        });
+        ranks.collect()
+    }
+
     /// Finds the process, and the tenant if any, that `named` means. The process itself checks that
     /// the tenant exists.
     ///

@@ -6,8 +6,8 @@ use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, chown};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use assert_cmd::Command;
 use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::{Driver, HandleTypes, Ordinal};
 use cuvmm::ledger::{ProcessState, Remote};
-use cuvmm::{Attachment, Device, Ledger, LedgerView, Offer, Pool, Stream, Tenant};
+use cuvmm::{Attachment, Device, Group, Ledger, LedgerView, Offer, Pool, Stream, Tenant};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -483,6 +483,46 @@ fn a_tenant_that_is_not_there_is_refused_by_every_verb() {
     }
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     drop(chat);
+}
+
+#[test]
+fn a_group_is_put_to_sleep_and_woken_from_outside() {
+    let (device, directory) = (device(), TempDir::new().unwrap());
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let group = Arc::new(Group::join(directory.path(), "tp0", 1, None).unwrap());
+    let (seen, rank) = (Arc::clone(&asked), Arc::clone(&group));
+    let ledger = Ledger::builder(&device, directory.path()).limit(1 << 30);
+    let ledger = ledger.on_group(move |it| {
+        let verb = if it.wake { "wake" } else { "sleep" };
+        seen.lock().unwrap().push(format!("{verb} {:?}", it.tags));
+        assert_eq!(it.group, rank.name());
+        let entered = rank.enter(verb, it.timeout);
+        let entered = entered.map_err(|error| error.to_string())?;
+        match it.tags.contains(&"cache".to_owned()) {
+            true => Err(entered.fail("no cache").to_string()),
+            false => entered.ready().map_err(|error| error.to_string()),
+        }
+    });
+    let ledger = ledger.open().unwrap();
+    let at = directory.path();
+    done(at, &["ctl", "sleep", "--group", "tp0", "--tag", "weights"]);
+    done(at, &["ctl", "wake", "--group", "tp0"]);
+    let seen = asked.lock().unwrap().clone();
+    assert_eq!(seen, ["sleep [\"weights\"]", "wake []"]);
+    let refused = |arguments: &[&str], code: i32, wanted: &str| {
+        let (found, _, complaint) = cuvmm(at, &[&["ctl", "sleep"], arguments].concat());
+        assert_eq!(found, code, "{arguments:?}: {complaint}");
+        assert!(complaint.contains(wanted), "{arguments:?}: {complaint}");
+    };
+    refused(&["--group", "tp0", "--tag", "cache"], 1, "failed: no cache");
+    refused(&["--group", "tp1"], 1, "tp1");
+    refused(&[], 2, "--group");
+    refused(&["a", "--group", "tp0"], 2, "--group");
+    refused(&["a", "--tag", "weights"], 2, "--tag");
+    let other = Group::join(at, "tp2", 2, None).unwrap();
+    refused(&["--group", "tp2"], 1, "rank 1 of group tp2 has not joined");
+    drop((ledger, other));
+    refused(&["--group", "tp0"], 1, "uses no ledger");
 }
 
 /// Runs a command without `--ledger`. Returns the exit code, and what it printed and complained.

@@ -1,9 +1,11 @@
 //! Memory under tags, as `torch.cuda.MemPool` and `cuvmm.sleep` ask for it.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, without_provenance};
 
 use super::{Handle, MIB, Torch};
+
+pub(crate) type KeepFn = unsafe extern "C" fn(*const c_void, u64, *mut u64) -> c_int;
 
 /// The functions of tags.
 pub(crate) struct Tags {
@@ -53,6 +55,15 @@ impl Tags {
     /// Puts tags to sleep. Returns an error's text.
     pub(crate) fn sleep(&self, tags: &str, keep: bool) -> Result<(), String> {
         self.sleep_as(tags, c_int::from(keep))
+    }
+
+    /// Marks memory to be kept by a sleep that discards the rest. Returns the token.
+    pub(crate) fn keep(&self, address: usize, size: usize) -> Result<u64, String> {
+        let keep: KeepFn = self.torch.function("cuvmm_keep");
+        let mut token = 0;
+        // SAFETY: the token can be written.
+        let code = unsafe { keep(without_provenance(address), size as u64, &raw mut token) };
+        self.outcome(code).map(|()| token)
     }
 
     /// Puts tags to sleep and wakes others. Host memory is kept after waking with a `keep` of 1, and

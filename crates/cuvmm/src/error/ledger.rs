@@ -78,7 +78,7 @@ pub enum LedgerError {
     },
     /// The file belongs to another user, or has other permissions than this process asks for.
     #[error(
-        "{} belongs to user {uid} with mode {mode:04o}, and a ledger of this kind has {expected:04o}",
+        "{} belongs to user {uid} with mode {mode:04o}, and this process requires {expected:04o}",
         .path.display()
     )]
     Access {

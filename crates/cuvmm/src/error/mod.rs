@@ -18,6 +18,8 @@ mod cudarc;
 mod device;
 #[cfg(feature = "dlpack")]
 mod dlpack;
+#[cfg(target_os = "linux")]
+mod group;
 mod handed_back;
 mod kv;
 #[cfg(target_os = "linux")]
@@ -40,6 +42,8 @@ pub use cudarc::CudarcError;
 pub use device::DeviceError;
 #[cfg(feature = "dlpack")]
 pub use dlpack::TensorError;
+#[cfg(target_os = "linux")]
+pub use group::{GroupError, Undone};
 pub use handed_back::HandedBack;
 pub use kv::KvCacheError;
 #[cfg(target_os = "linux")]
@@ -77,6 +81,9 @@ pub enum Error {
     /// A ledger could not be opened, or its terms could not be changed.
     #[cfg(target_os = "linux")]
     Ledger(#[from] LedgerError),
+    /// A group could not be joined, or an operation of its ranks was undone.
+    #[cfg(target_os = "linux")]
+    Group(#[from] GroupError),
     /// Memory could not be shared with another process.
     Share(#[from] ShareError),
     /// A connection to another process failed.

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "cudarc")]
 use super::CudarcError;
+#[cfg(target_os = "linux")]
+use super::GroupError;
 #[cfg(feature = "dlpack")]
 use super::TensorError;
 use super::{
@@ -100,6 +102,8 @@ out_of_memory! {
         Self::Pool(cause) => cause,
         Self::Block(cause) => cause,
         Self::Sleep(cause) => cause,
+        #[cfg(target_os = "linux")]
+        Self::Group(cause) => cause,
         Self::KvCache(cause) => cause,
         Self::Share(cause) => cause,
         #[cfg(feature = "dlpack")]
@@ -107,6 +111,11 @@ out_of_memory! {
         #[cfg(feature = "cudarc")]
         Self::Cudarc(cause) => cause,
     }
+}
+
+#[cfg(target_os = "linux")]
+out_of_memory! {
+    GroupError => { Self::Sleep(cause) => cause, Self::Stayed { undone, .. } => undone }
 }
 
 #[cfg(feature = "dlpack")]

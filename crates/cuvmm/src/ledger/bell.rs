@@ -8,7 +8,7 @@ use rustix::thread::futex;
 /// A counter that wakes waiting threads when it advances: a futex shared between processes.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     count: AtomicU32,
     /// How many threads wait. A process that is killed while it waits stays counted, which costs a
     /// needless system call.
@@ -16,12 +16,12 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    pub(super) fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         super::word::reached(&self.count, false);
         self.count.load(Ordering::SeqCst)
     }
 
-    pub(super) fn ring(&self) {
+    pub(crate) fn ring(&self) {
         if !super::word::reached(&self.count, true) {
             return;
         }
@@ -38,7 +38,7 @@ impl Bell {
     }
 
     /// Waits while the count is `seen`, at most for `longest`. May return sooner.
-    pub(super) fn wait(&self, seen: u32, longest: Duration) {
+    pub(crate) fn wait(&self, seen: u32, longest: Duration) {
         #[cfg(test)]
         if super::probe::ask(|probe| {
             let count = std::ptr::from_ref(&self.count).addr();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     #[cfg(test)]
     if let Some(now) = super::probe::ask(|probe| probe.now()) {
         return now;
@@ -10,11 +10,11 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-pub(super) fn since(then: Instant) -> Duration {
+pub(crate) fn since(then: Instant) -> Duration {
     now().saturating_duration_since(then)
 }
 
-pub(super) fn sleep(duration: Duration) {
+pub(crate) fn sleep(duration: Duration) {
     #[cfg(test)]
     if super::probe::ask(|probe| probe.sleep(duration)).is_some() {
         return;

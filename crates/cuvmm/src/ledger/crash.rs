@@ -12,7 +12,7 @@ static LEFT: AtomicI64 = AtomicI64::new(-1);
 /// `true` if the process stops itself instead of ending.
 static STOPS: AtomicBool = AtomicBool::new(false);
 
-pub(super) fn after(writes: i64) {
+pub(crate) fn after(writes: i64) {
     LEFT.store(writes, Ordering::SeqCst);
 }
 
@@ -23,7 +23,7 @@ pub(super) fn stop_after(writes: i64) {
     after(writes);
 }
 
-pub(super) fn left() -> i64 {
+pub(crate) fn left() -> i64 {
     LEFT.load(Ordering::SeqCst)
 }
 

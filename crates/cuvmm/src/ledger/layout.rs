@@ -7,7 +7,7 @@
 
 use super::bell::Bell;
 use super::charge::{COUNT_BITS, Count, MOST};
-use super::word::Word;
+use super::word::{Word, read_text, write_text};
 
 pub(super) const SLOTS: usize = 128;
 
@@ -135,6 +135,7 @@ const _: () = {
 };
 
 /// In bytes.
+#[cfg(test)]
 pub(super) const SIZE: u64 = size_of::<Layout>() as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,28 +225,11 @@ impl Slot {
     }
 
     pub(super) fn name(&self) -> String {
-        let bytes: Vec<u8> = self
-            .name
-            .iter()
-            .flat_map(|word| word.load().to_le_bytes())
-            .take_while(|&byte| byte != 0)
-            .collect();
-        let name = String::from_utf8_lossy(&bytes);
-        // Control characters would reach the terminal of a person who looks at the ledger.
-        name.chars().filter(|char| !char.is_control()).collect()
+        read_text(&self.name)
     }
 
     pub(super) fn set_name(&self, name: &str) {
-        let mut bytes = [0; NAME];
-        let most = NAME.min(name.len());
-        let length = (0..=most).rev().find(|&at| name.is_char_boundary(at));
-        let length = length.unwrap_or(0);
-        bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
-        for (word, chunk) in self.name.iter().zip(bytes.chunks_exact(8)) {
-            let mut value = [0; 8];
-            value.copy_from_slice(chunk);
-            word.store(u64::from_le_bytes(value));
-        }
+        write_text(&self.name, name);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Locks on the ledger's file, which the kernel releases when a process dies.
+//! Locks on a ledger's or a group's file, which the kernel releases when a process dies.
 //!
 //! They are open file description locks on single bytes (`fcntl(F_OFD_SETLK)`). They belong to the
 //! open file, so two ledgers in one process exclude each other, and closing another descriptor of
@@ -15,15 +15,18 @@ use rustix::io::Errno;
 
 /// The locked byte, which need not exist in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lock {
+pub(crate) enum Lock {
     /// Held by the owner of a slot, and by a process that is taking the slot.
     Owner(usize),
+    /// Held while a rank joins a [group](crate::group).
+    Joining,
 }
 
 impl Lock {
     const fn byte(self) -> libc::off_t {
         match self {
             Self::Owner(slot) => 1_000 + slot as libc::off_t,
+            Self::Joining => 999,
         }
     }
 
@@ -38,7 +41,7 @@ impl Lock {
     }
 
     /// Takes the lock for this open file; returns `false` if another open file has it.
-    pub(super) fn take(self, file: &File) -> Result<bool, Errno> {
+    pub(crate) fn take(self, file: &File) -> Result<bool, Errno> {
         reached();
         match set(file, libc::F_OFD_SETLK, &mut self.record(libc::F_WRLCK)) {
             Ok(()) => Ok(found(true)),
@@ -48,7 +51,7 @@ impl Lock {
     }
 
     /// Forked children that share the open file lose the lock too.
-    pub(super) fn release(self, file: &File) -> Result<(), Errno> {
+    pub(crate) fn release(self, file: &File) -> Result<(), Errno> {
         if !reached() {
             return Ok(());
         }
@@ -56,7 +59,7 @@ impl Lock {
     }
 
     /// Returns `true` if another open file has the lock.
-    pub(super) fn is_held_elsewhere(self, file: &File) -> Result<bool, Errno> {
+    pub(crate) fn is_held_elsewhere(self, file: &File) -> Result<bool, Errno> {
         reached();
         let mut record = self.record(libc::F_WRLCK);
         set(file, libc::F_OFD_GETLK, &mut record)?;
@@ -65,7 +68,7 @@ impl Lock {
 }
 
 /// Runs before a lock is used, or a file is named. Returns `false` if a test has ended the process.
-pub(super) fn reached() -> bool {
+pub(crate) fn reached() -> bool {
     #[cfg(test)]
     return super::probe::ask(|probe| probe.locks()).unwrap_or(true);
     #[cfg(not(test))]

@@ -114,9 +114,9 @@
 //! within a second, or at once while a request waits.
 
 mod appeal;
-mod bell;
+pub(crate) mod bell;
 mod charge;
-mod clock;
+pub(crate) mod clock;
 mod control;
 mod dead;
 mod exports;
@@ -126,24 +126,25 @@ mod givers;
 mod joining;
 mod keeper;
 mod layout;
-mod lock;
+pub(crate) mod lock;
 mod member;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod passing;
-mod proc;
+pub(crate) mod proc;
 mod seen;
+pub(crate) mod shared_file;
 mod stall;
 mod stats;
 mod turns;
 mod waiting;
 mod waits;
-mod word;
+pub(crate) mod word;
 
 #[cfg(test)]
 mod charge_tests;
 #[cfg(test)]
-mod crash;
+pub(crate) mod crash;
 #[cfg(test)]
 mod explore;
 #[cfg(test)]
@@ -176,7 +177,7 @@ use crate::error::{ArgumentError, LedgerError};
 use crate::modes;
 
 pub(crate) use control::Change;
-pub use control::{Control, PoolReport, ProcessReport, Remote, TenantReport};
+pub use control::{Control, GroupRequest, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
 pub(crate) use member::{InLine, Member, NamedExport};
 #[cfg(feature = "metrics")]
@@ -300,6 +301,18 @@ impl LedgerBuilder<'_> {
         hook: impl Fn(Option<&str>) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
         self.commands.wake = Some(Arc::new(hook));
+        self
+    }
+
+    /// Sets a function with which other programs put the blocks of a [group](crate::Group) to sleep
+    /// or wake them. They ask all ranks at once, and the function of each calls
+    /// [`Group::sleep`](crate::Group::sleep) or [`wake`](crate::Group::wake), or refuses a group that
+    /// it does not know. It is called like the function of [`on_sleep`](Self::on_sleep).
+    pub fn on_group(
+        mut self,
+        hook: impl Fn(&GroupRequest) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.commands.on_group = Some(Arc::new(hook));
         self
     }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(crate) enum Life {
     Runs,
     /// All of its threads have ended.
     Ended,
@@ -24,21 +24,21 @@ pub(super) enum Life {
 
 /// A process that ran when it was found, and whose end can be noticed later.
 #[derive(Debug)]
-pub(super) enum Process {
+pub(crate) enum Process {
     Pidfd(OwnedFd),
     #[cfg(test)]
     Probed(u32),
 }
 
 #[derive(Debug)]
-pub(super) enum Look {
+pub(crate) enum Look {
     Found(Process),
     /// The system gives no descriptor of the process.
     NotHeld(Life),
 }
 
 /// `started` is 0 if unknown.
-pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
+pub(crate) fn look(namespace: u64, pid: u64, started: u64) -> Look {
     let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let Some(id) = id.filter(|_| namespace != 0 && namespace == own_namespace()) else {
         return Look::NotHeld(Life::Unknown);
@@ -74,7 +74,7 @@ pub(super) fn look(namespace: u64, pid: u64, started: u64) -> Look {
 }
 
 /// Returns for each process whether all of its threads have ended, with one system call.
-pub(super) fn have_ended(processes: &[&Process]) -> Vec<bool> {
+pub(crate) fn have_ended(processes: &[&Process]) -> Vec<bool> {
     #[cfg(test)]
     if let Some(answers) = processes.iter().map(|it| it.probed()).collect() {
         return answers;
@@ -134,7 +134,7 @@ fn is_hidden(error: &io::Error) -> bool {
     is_gone || matches!(error.kind(), NotFound | PermissionDenied)
 }
 
-pub(super) fn own_id() -> u32 {
+pub(crate) fn own_id() -> u32 {
     #[cfg(test)]
     if let Some(id) = super::probe::ask(|probe| probe.pid()) {
         return id;
@@ -144,7 +144,7 @@ pub(super) fn own_id() -> u32 {
 
 /// Returns a number for this process's PID and time namespaces, or 0 if they are unknown. Start
 /// times are different in different time namespaces.
-pub(super) fn own_namespace() -> u64 {
+pub(crate) fn own_namespace() -> u64 {
     #[cfg(test)]
     if let Some(namespace) = super::probe::ask(|probe| probe.namespace()).flatten() {
         return namespace;
@@ -158,7 +158,7 @@ pub(super) fn own_namespace() -> u64 {
 }
 
 /// Returns when this process started, in clock ticks since boot, or 0 if `/proc` does not show it.
-pub(super) fn own_start() -> u64 {
+pub(crate) fn own_start() -> u64 {
     #[cfg(test)]
     if super::probe::ask(|probe| probe.namespace())
         .flatten()

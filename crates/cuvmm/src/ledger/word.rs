@@ -3,28 +3,30 @@
 //! Every build uses the standard library's atomics, since other processes share the words. In unit
 //! tests a process can end itself at its nth write, and members can take turns at each access.
 
-pub(super) use super::atomics::fence;
+use std::iter;
+
+pub(crate) use super::atomics::fence;
 use super::atomics::{AtomicU64, Ordering};
 
 /// A 64-bit word that several processes read and write, and that can have any value.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Word(AtomicU64);
+pub(crate) struct Word(AtomicU64);
 
 impl Word {
     #[cfg(test)]
-    pub(super) fn new(value: u64) -> Self {
+    pub(crate) fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
 
-    pub(super) fn load(&self) -> u64 {
+    pub(crate) fn load(&self) -> u64 {
         reached(self, false);
         let value = self.0.load(Ordering::Acquire);
         found(value);
         value
     }
 
-    pub(super) fn store(&self, value: u64) {
+    pub(crate) fn store(&self, value: u64) {
         if reached(self, true) {
             self.0.store(value, Ordering::Release);
             wrote(self, value);
@@ -32,7 +34,7 @@ impl Word {
     }
 
     /// Replaces `old` by `new`; returns `false` if another value was there.
-    pub(super) fn replace(&self, old: u64, new: u64) -> bool {
+    pub(crate) fn replace(&self, old: u64, new: u64) -> bool {
         if !reached(self, true) {
             return true;
         }
@@ -46,7 +48,7 @@ impl Word {
     }
 
     /// Adds to the word, wrapping, and returns the old value.
-    pub(super) fn add(&self, value: u64) -> u64 {
+    pub(crate) fn add(&self, value: u64) -> u64 {
         if !reached(self, true) {
             return 0;
         }
@@ -57,16 +59,39 @@ impl Word {
     }
 
     /// Stores a value unless it is there already, so that other processors' caches keep the line.
-    pub(super) fn publish(&self, value: u64) {
+    pub(crate) fn publish(&self, value: u64) {
         if self.load() != value {
             self.store(value);
         }
     }
 }
 
+/// Reads a text of UTF-8 that is padded with zeros.
+pub(crate) fn read_text(words: &[Word]) -> String {
+    let bytes = words.iter().flat_map(|word| word.load().to_le_bytes());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    let text = String::from_utf8_lossy(&bytes);
+    // Control characters would reach the terminal of a person who looks at the file.
+    text.chars().filter(|char| !char.is_control()).collect()
+}
+
+/// Writes a text, cut to the bytes of the words.
+pub(crate) fn write_text(words: &[Word], text: &str) {
+    let most = (words.len() * 8).min(text.len());
+    let length = (0..=most).rev().find(|&at| text.is_char_boundary(at));
+    let mut bytes = text
+        .bytes()
+        .take(length.unwrap_or(0))
+        .chain(iter::repeat(0));
+    for word in words {
+        let value = std::array::from_fn(|_| bytes.next().unwrap_or(0));
+        word.store(u64::from_le_bytes(value));
+    }
+}
+
 /// Runs before a word is read or written. Returns `false` if a test has ended the process, which
 /// then writes nothing more.
-pub(super) fn reached<T>(word: &T, writes: bool) -> bool {
+pub(crate) fn reached<T>(word: &T, writes: bool) -> bool {
     #[cfg(test)]
     return super::crash::reached(std::ptr::from_ref(word).addr(), writes);
     #[cfg(not(test))]
@@ -84,7 +109,7 @@ fn found(value: u64) {
 }
 
 /// Tells a test about a write, which may end the process there.
-pub(super) fn wrote<T>(word: &T, value: u64) {
+pub(crate) fn wrote<T>(word: &T, value: u64) {
     #[cfg(test)]
     super::crash::wrote(std::ptr::from_ref(word).addr(), value);
     #[cfg(not(test))]

@@ -2,9 +2,9 @@
 //!
 //! Keeps I-89 and I-97.
 
-use super::Blocks;
 use super::prepared::{PreparedSleep, undo};
 use super::units::{Moving, Parts, Sleeper};
+use super::{Blocks, Progress};
 use crate::error::{ArgumentError, SleepError};
 use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Ranges, copy};
 
@@ -162,7 +162,7 @@ impl<'a> Copied<'a> {
 }
 
 fn go_on(blocks: &Blocks<'_>, done: u64, total: u64) -> Result<(), SleepError> {
-    match blocks.goes_on(done, total) {
+    match blocks.goes_on(&Progress { done, total }) {
         true => Ok(()),
         false => Err(SleepError::Cancelled),
     }

@@ -344,9 +344,24 @@ impl<'a> Blocks<'a> {
             .is_none_or(|cancelled| !cancelled.load(Ordering::SeqCst))
     }
 
-    fn goes_on(&self, done: u64, total: u64) -> bool {
-        self.watch
-            .is_none_or(|watch| watch(&Progress { done, total }))
+    pub(crate) fn goes_on(&self, progress: &Progress) -> bool {
+        self.watch.is_none_or(|watch| watch(progress))
+    }
+
+    /// Returns a text for the selection, with its sorted tags and the number of its heaps.
+    pub(crate) fn name(&self) -> String {
+        let mut tags: Vec<&str> = self.tags.iter().flatten().map(|tag| &**tag).collect();
+        tags.sort_unstable();
+        tags.dedup();
+        let blocks = match &self.tags {
+            Some(all) if all.is_empty() => "all blocks".to_owned(),
+            _ => tags.join(", "),
+        };
+        match (self.heaps.len(), blocks.as_str()) {
+            (0, _) => blocks,
+            (heaps, "") => format!("{heaps} heaps"),
+            (heaps, _) => format!("{blocks} and {heaps} heaps"),
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Waking blocks and heaps.
 
-use super::Blocks;
 use super::prepared::PreparedWake;
 use super::units::Waker;
+use super::{Blocks, Progress};
 use crate::error::SleepError;
 use crate::heap::{Heap, HeapToWake};
 use crate::pool::{Choice, Lending, Offers, Room, Wait};
@@ -73,7 +73,8 @@ struct Waking<'a, 'b> {
 impl Waking<'_, '_> {
     fn has_done(&mut self, bytes: u64) -> Result<(), SleepError> {
         self.done += bytes;
-        match self.blocks.goes_on(self.done, self.total) {
+        let (done, total) = (self.done, self.total);
+        match self.blocks.goes_on(&Progress { done, total }) {
             true => Ok(()),
             false => Err(SleepError::Cancelled),
         }

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::host::{HostDriver, HostOptions};
-use cuvmm::error::ControlError;
-use cuvmm::ledger::{Control, LedgerBuilder, Remote};
-use cuvmm::{Contents, Device, Ledger, LedgerView, Pool};
+use cuvmm::error::{ControlError, GroupError};
+use cuvmm::ledger::{Control, GroupRequest, LedgerBuilder, Remote};
+use cuvmm::{Contents, Device, Group, Ledger, LedgerView, Pool};
 
 const MIB: u64 = 1 << 20;
 
@@ -247,6 +247,51 @@ fn sleep_is_a_matter_of_the_program() {
     engine.wake(Some("chat")).unwrap();
     assert!(!block.is_asleep());
     *asleep.lock().unwrap() = None;
+}
+
+/// Two ranks, whose functions meet while both are asked.
+#[test]
+fn a_group_is_asked_in_all_its_ranks_at_once() {
+    let processes = [Process::new(), Process::new()];
+    let directory = tempfile::tempdir().unwrap();
+    let controls = processes.each_ref().map(|process| {
+        let group = Group::join(directory.path(), "tp0", 2, None).unwrap();
+        let ledger = process.builder().on_group(move |it| {
+            let text = |error: GroupError| error.to_string();
+            let entered = group.enter(&it.tags.concat(), it.timeout).map_err(text)?;
+            match it.wake && group.rank() == 1 {
+                true => Err(entered.fail("no memory").to_string()),
+                false => entered.ready().map_err(text),
+            }
+        });
+        let ledger = ledger.open().unwrap();
+        (control(&ledger), ledger)
+    });
+    let (controls, ledgers): (Vec<_>, Vec<_>) = controls.into_iter().unzip();
+    let request = |wake| {
+        let request = GroupRequest::new("tp0", wake).tags(vec!["weights".to_owned()]);
+        request.timeout(Duration::from_secs(600))
+    };
+    for _ in 0..3 {
+        for answer in Control::group(&controls, &request(false)) {
+            answer.unwrap();
+        }
+    }
+    let own = std::process::id();
+    for answer in Control::group(&controls, &request(true)) {
+        let text = format!(
+            "group \"tp0\" has undone \"weights\": rank 1 (process {own}) failed: no memory"
+        );
+        assert_eq!(refusal(answer), text);
+    }
+    let plain = Process::new();
+    let ledger = plain.builder().open().unwrap();
+    let refused = Control::group(&[control(&ledger)], &request(true));
+    assert_eq!(
+        refusal(refused.into_iter().next().unwrap()),
+        "the process has set no function that puts groups to sleep and wakes them"
+    );
+    drop(ledgers);
 }
 
 #[test]

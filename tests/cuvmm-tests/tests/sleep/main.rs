@@ -9,6 +9,8 @@ mod exchange;
 mod exchange_faults;
 mod faults;
 mod figures;
+#[cfg(target_os = "linux")]
+mod groups;
 mod kept;
 mod leases;
 mod marks;

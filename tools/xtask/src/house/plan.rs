@@ -101,6 +101,7 @@ const LIBRARY: &[Layer] = &[
     room(&["heap", "mem_pool"]),
     room(&["kv"]),
     room(&["sleep"]),
+    room(&["group"]),
     room(&["share"]),
     room(&["dlpack", "cudarc"]),
 ];

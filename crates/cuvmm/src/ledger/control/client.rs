@@ -12,12 +12,15 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::timed::{Until, connect_to, receive, send};
-use super::{Change, LONGEST_REPLY, ProcessReport, Reply, Request};
+use super::{Change, GroupRequest, LONGEST_REPLY, ProcessReport, Reply, Request};
 use crate::error::ControlError;
 use crate::peer::peer_of;
 
 /// The longest path of a Unix socket, without the zero at its end.
 const LONGEST_SOCKET: usize = 107;
+
+/// How much longer than the ranks of a group a program waits for their answers.
+const BEYOND_RANKS: Duration = Duration::from_secs(1);
 
 /// How long an answer may take by default.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -87,7 +90,22 @@ impl Control {
         processes: &[Self],
         timeout: Duration,
     ) -> Vec<Result<ProcessReport, ControlError>> {
-        together::ask(processes, timeout)
+        let answers = together::ask(processes, &Request::Report, timeout);
+        let reports = answers.into_iter().map(|answer| report_of(answer?));
+        reports.collect()
+    }
+
+    /// Asks all ranks of a group at one time to sleep or wake, and waits for all answers. `ranks` are
+    /// their processes; their own timeouts do not count. Returns the answers in the same order.
+    ///
+    /// # Errors
+    /// A [`ControlError`] for each process that refuses, does not serve requests or does not answer.
+    /// A refusal has the reason, with the rank that is the cause; all ranks are then as before.
+    #[must_use]
+    pub fn group(ranks: &[Self], request: &GroupRequest) -> Vec<Result<(), ControlError>> {
+        let timeout = request.timeout.saturating_add(BEYOND_RANKS);
+        let answers = together::ask(ranks, &Request::Group(request.clone()), timeout);
+        answers.into_iter().map(|it| done(it?).map(drop)).collect()
     }
 
     /// Changes the limit of a tenant, or of the process, in bytes. Returns the bytes still held
@@ -150,11 +168,7 @@ impl Control {
     }
 
     fn done(&self, request: &Request) -> Result<u64, ControlError> {
-        match self.ask(request)? {
-            Reply::Done(bytes) => Ok(bytes),
-            Reply::Refused(reason) => Err(ControlError::Refused(reason)),
-            Reply::Report(_) => Err(malformed("it is a report")),
-        }
+        done(self.ask(request)?)
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, ControlError> {
@@ -197,6 +211,14 @@ fn line_of(request: &Request) -> io::Result<Vec<u8>> {
 
 fn reply_of(line: &[u8]) -> Result<Reply, ControlError> {
     serde_json::from_slice(line).map_err(|error| malformed(&error.to_string()))
+}
+
+fn done(reply: Reply) -> Result<u64, ControlError> {
+    match reply {
+        Reply::Done(bytes) => Ok(bytes),
+        Reply::Refused(reason) => Err(ControlError::Refused(reason)),
+        Reply::Report(_) => Err(malformed("it is a report")),
+    }
 }
 
 fn report_of(reply: Reply) -> Result<ProcessReport, ControlError> {

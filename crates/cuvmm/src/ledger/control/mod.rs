@@ -19,6 +19,8 @@ mod served;
 mod server;
 mod timed;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 pub use client::Control;
@@ -35,7 +37,8 @@ pub enum Remote {
     /// Reading the process's figures.
     Figures,
     /// Also changing limits, guarantees and priorities, and releasing idle memory. Sleep and wake
-    /// need functions in addition ([`LedgerBuilder::on_sleep`](super::LedgerBuilder::on_sleep)).
+    /// need functions in addition ([`LedgerBuilder::on_sleep`](super::LedgerBuilder::on_sleep),
+    /// [`LedgerBuilder::on_group`](super::LedgerBuilder::on_group)).
     #[default]
     Changes,
 }
@@ -67,6 +70,48 @@ enum Request {
     Wake {
         tenant: Option<String>,
     },
+    Group(GroupRequest),
+}
+
+/// An operation that another program asks of all ranks of a [group](crate::Group).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GroupRequest {
+    /// The group's name.
+    pub group: String,
+    /// `true` to wake, `false` to sleep.
+    pub wake: bool,
+    /// The tags of the blocks; all blocks if there are none.
+    pub tags: Vec<String>,
+    /// How long the ranks may wait for each other.
+    pub timeout: Duration,
+}
+
+impl GroupRequest {
+    /// Returns a request for all blocks, with a timeout of 10 seconds.
+    #[must_use]
+    pub fn new(group: impl Into<String>, wake: bool) -> Self {
+        Self {
+            group: group.into(),
+            wake,
+            tags: Vec::new(),
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// Restricts the request to blocks with these tags.
+    #[must_use]
+    pub fn tags(mut self, tags: Vec<String>) -> Self {
+        self.tags = tags;
+        self
+    }
+
+    /// Sets how long the ranks may wait for each other. The asking program waits a second longer.
+    #[must_use]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

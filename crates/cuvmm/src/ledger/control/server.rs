@@ -17,7 +17,7 @@ use super::super::member::Member;
 use super::client::address;
 use super::served::{Served, socket_path};
 use super::timed::{Until, receive, send};
-use super::{Change, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
+use super::{Change, GroupRequest, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
 use crate::error::LedgerError;
 use crate::modes::{self, Failed};
 use crate::peer::{Users, overflow_uid, peer_of};
@@ -30,11 +30,15 @@ const BACKLOG: i32 = 128;
 
 pub(in crate::ledger) type Hook = Arc<dyn Fn(Option<&str>) -> Result<(), String> + Send + Sync>;
 
+pub(in crate::ledger) type GroupHook =
+    Arc<dyn Fn(&GroupRequest) -> Result<(), String> + Send + Sync>;
+
 #[derive(Clone, Default)]
 pub(in crate::ledger) struct Commands {
     pub(in crate::ledger) remote: Remote,
     pub(in crate::ledger) sleep: Option<Hook>,
     pub(in crate::ledger) wake: Option<Hook>,
+    pub(in crate::ledger) on_group: Option<GroupHook>,
     pub(in crate::ledger) group: bool,
     pub(in crate::ledger) sleeps_for_others: bool,
     /// Held during a call of a function of the program.
@@ -43,17 +47,28 @@ pub(in crate::ledger) struct Commands {
 
 impl Commands {
     pub(in crate::ledger) fn sleep(&self, tenant: Option<&str>) -> Result<(), String> {
-        self.call(self.sleep.as_ref(), "puts it to sleep", tenant)
+        let hook = self.sleep.as_ref();
+        self.call(hook, "puts it to sleep", |hook| hook(tenant))
     }
 
     fn wake(&self, tenant: Option<&str>) -> Result<(), String> {
-        self.call(self.wake.as_ref(), "wakes it", tenant)
+        self.call(self.wake.as_ref(), "wakes it", |hook| hook(tenant))
     }
 
-    fn call(&self, hook: Option<&Hook>, what: &str, tenant: Option<&str>) -> Result<(), String> {
+    fn group(&self, request: &GroupRequest) -> Result<(), String> {
+        let what = "puts groups to sleep and wakes them";
+        self.call(self.on_group.as_ref(), what, |hook| hook(request))
+    }
+
+    fn call<H>(
+        &self,
+        hook: Option<&H>,
+        what: &str,
+        call: impl FnOnce(&H) -> Result<(), String>,
+    ) -> Result<(), String> {
         let hook = hook.ok_or_else(|| format!("the process has set no function that {what}"))?;
         let _calling = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = catch_unwind(AssertUnwindSafe(|| hook(tenant)));
+        let done = catch_unwind(AssertUnwindSafe(|| call(hook)));
         done.unwrap_or_else(|_| Err(format!("the process's function that {what} panicked")))
     }
 }
@@ -201,6 +216,7 @@ impl Serving {
                 change,
             } => change_tenant(&member, &tenant, change).map(Reply::Done),
             Request::Trim { keep } => Ok(Reply::Done(member.give_back_to(keep))),
+            Request::Group(request) => self.commands.group(&request).map(|()| Reply::Done(0)),
             Request::Sleep { tenant } => {
                 check_tenant(&member, tenant.as_deref())?;
                 let done = self.commands.sleep(tenant.as_deref());

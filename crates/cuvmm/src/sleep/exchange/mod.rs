@@ -7,7 +7,7 @@ mod at_once;
 mod pieces;
 
 use super::prepared::Chosen;
-use super::{Blocks, Contents, Slept, Woken, wake};
+use super::{Blocks, Contents, Progress, Slept, Woken, wake};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::Choice;
 use crate::store::HostStore;
@@ -171,7 +171,8 @@ impl<'a> Exchange<'a> {
     /// Calls the functions that observe the exchange.
     fn go_on(&self, done: u64, total: u64) -> Result<(), SleepError> {
         let sleeping = self.sleep.iter().map(|(blocks, _)| blocks);
-        match sleeping.chain(&self.wake).all(|it| it.goes_on(done, total)) {
+        let progress = Progress { done, total };
+        match sleeping.chain(&self.wake).all(|it| it.goes_on(&progress)) {
             true => Ok(()),
             false => Err(SleepError::Cancelled),
         }

@@ -10,25 +10,25 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::{Control, address, line_of, reply_of, report_of};
+use super::{Control, address, line_of, reply_of};
 use crate::error::ControlError;
 use crate::ledger::control::timed::{Until, connect_now};
-use crate::ledger::control::{LONGEST_REPLY, ProcessReport, Request};
+use crate::ledger::control::{LONGEST_REPLY, Reply, Request};
 
 /// Bytes of one read.
 const PART: usize = 16 << 10;
 
-type Answer = Result<ProcessReport, ControlError>;
+type Answer = Result<Reply, ControlError>;
 
 enum Course {
     Reading(UnixStream, Vec<u8>),
     Done(Answer),
 }
 
-/// Asks all processes for their figures, and waits for the answers until the time is over.
-pub(super) fn ask(processes: &[Control], patience: Duration) -> Vec<Answer> {
+/// Asks all processes the same, and waits for the answers until the time is over.
+pub(super) fn ask(processes: &[Control], request: &Request, patience: Duration) -> Vec<Answer> {
     let until = Until::after(patience);
-    let begin = |process: &Control| match begin(process, patience) {
+    let begin = |process: &Control| match begin(process, request, patience) {
         Ok(stream) => Course::Reading(stream, Vec::new()),
         Err(error) => Course::Done(Err(error)),
     };
@@ -39,7 +39,7 @@ pub(super) fn ask(processes: &[Control], patience: Duration) -> Vec<Answer> {
             if let Course::Reading(stream, line) = course {
                 let outcome = read(stream, line).map_err(|error| process.failed(error, patience));
                 if let Some(answer) = outcome.transpose() {
-                    *course = Course::Done(answer.and_then(|()| report_of(reply_of(line)?)));
+                    *course = Course::Done(answer.and_then(|()| reply_of(line)));
                 }
             }
         }
@@ -51,12 +51,16 @@ pub(super) fn ask(processes: &[Control], patience: Duration) -> Vec<Answer> {
     ended.collect()
 }
 
-fn begin(process: &Control, patience: Duration) -> Result<UnixStream, ControlError> {
+fn begin(
+    process: &Control,
+    request: &Request,
+    patience: Duration,
+) -> Result<UnixStream, ControlError> {
     let failed = |error| process.failed(error, patience);
     let connected = address(&process.path, |path: &Path| connect_now(path));
     let stream = connected.map_err(failed)?;
     process.check(&stream, patience)?;
-    let line = line_of(&Request::Report).map_err(failed)?;
+    let line = line_of(request).map_err(failed)?;
     // The request fits into the socket's buffer. A process that refuses has closed the connection
     // already, and its answer says why.
     match (&stream).write(&line) {
@@ -122,10 +126,9 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::sync::Barrier;
 
-    use super::super::super::Reply;
     use super::super::super::timed::receive;
     use super::*;
-    use crate::ledger::control::PoolReport;
+    use crate::ledger::control::{PoolReport, ProcessReport};
 
     const LONG: Duration = Duration::from_secs(600);
 
@@ -162,11 +165,12 @@ mod tests {
                     stream.write_all(&line).unwrap();
                 });
             }
-            ask(&processes, LONG)
+            ask(&processes, &Request::Report, LONG)
         });
-        let pools = answers
-            .iter()
-            .map(|it| it.as_ref().ok().map(|it| it.pools.len()));
+        let pools = answers.iter().map(|it| match it {
+            Ok(Reply::Report(report)) => Some(report.pools.len()),
+            _ => None,
+        });
         let pools: Vec<_> = pools.collect();
         assert!(matches!(answers[3], Err(ControlError::NotServed(_))));
         let expected = (5_000..5_003)
@@ -182,16 +186,16 @@ mod tests {
         let (listeners, mut processes): (Vec<_>, Vec<_>) =
             sockets(2, dir.path()).into_iter().unzip();
         processes[1].uid += 1;
-        let answers = ask(&processes, Duration::from_millis(1));
+        let answers = ask(&processes, &Request::Report, Duration::from_millis(1));
         assert!(matches!(answers[0], Err(ControlError::TimedOut(_))));
         assert!(matches!(answers[1], Err(ControlError::OtherUser { .. })));
         drop(listeners);
-        let answers = ask(&processes, LONG);
+        let answers = ask(&processes, &Request::Report, LONG);
         assert!(
             answers
                 .iter()
                 .all(|it| matches!(it, Err(ControlError::NotServed(_))))
         );
-        assert!(ask(&[], LONG).is_empty());
+        assert!(ask(&[], &Request::Report, LONG).is_empty());
     }
 }

@@ -40,7 +40,8 @@
 //! | grow ahead of use, on another thread | [`Mapper`] |
 //! | wait for memory without a thread | [`Tenant::allocate_async`], [`pool::futures`] |
 //! | allocations of any size in stream order, for a framework | [`Heap`], [`Allocation`] |
-//! | keys and values of many sequences | [`KvCache`] |
+//! | keys and values of many sequences, each contiguous | [`KvCache`] |
+//! | keys and values by block number, for kernels with block tables | [`PagedKv`] |
 //! | give up an idle model's memory and bring it back at the same addresses | [`Tenant::blocks`], [`HostStore`] |
 //! | a vector of one owner that grows in place | [`DeviceVec`] |
 //! | an array or a grid with holes | [`SparseArray`], [`SparseGrid`] |
@@ -60,6 +61,7 @@
 //!
 //! - [Serve several models](guides::models)
 //! - [Grow a cache](guides::growing)
+//! - [Paged caches under existing kernels](guides::paged)
 //! - [Handle out of memory](guides::out_of_memory)
 //! - [Share one GPU between processes](guides::processes)
 //! - [Share weights between processes](guides::sharing)
@@ -116,6 +118,13 @@ pub mod guides {
     /// [`Block::grow_to`](crate::Block::grow_to), [`Mapper`](crate::Mapper),
     /// [`Growth`](crate::Growth), [`KvCache`](crate::KvCache), and [`kv`](crate::kv).
     pub mod growing {}
+
+    #[doc = include_str!("../docs/guides/paged.md")]
+    ///
+    /// # See also
+    /// [`paged`](crate::paged), [`PagedKv`](crate::PagedKv), [`FreeNumbers`](crate::paged::FreeNumbers),
+    /// [`KvCache`](crate::KvCache), and [`Pressure`](crate::pool::Pressure).
+    pub mod paged {}
 
     #[doc = include_str!("../docs/guides/out-of-memory.md")]
     ///
@@ -227,6 +236,7 @@ pub mod mem_pool;
 #[cfg(target_os = "linux")]
 mod modes;
 pub mod own;
+pub mod paged;
 #[cfg(target_os = "linux")]
 mod peer;
 pub mod pool;
@@ -279,6 +289,7 @@ pub use own::{
     Access, AccessGrant, CloseError, CloseRefusal, Event, Managed, Mapping, MemPool, Physical,
     Place, PoolAllocation, Reservation, Stream,
 };
+pub use paged::PagedKv;
 pub use pool::{
     Block, Growth, Hardened, Lease, Limit, Pool, PoolStats, Scrub, Tenant, TenantStats,
 };

@@ -9,13 +9,15 @@ use std::time::Duration;
 use common::{D0, G};
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{
-    BlockError, ContainerError, DeviceError, GroupError, MemoryError, PoolError, SleepError,
+    BlockError, ContainerError, DeviceError, GroupError, MemoryError, PagedKvError, PoolError,
+    SleepError,
 };
 use cuvmm::own::PoolReuse;
+use cuvmm::paged::LayerGroup;
 use cuvmm::{
     Access, AccessGrant, Block, CallError, Contents, CurrentTenantMemPool, Device, Group,
-    HostStore, Limit, Mapper, MemPool, Physical, Pool, PoolAllocation, Region, Stream, Tenant,
-    TenantMemPool, UnifiedBuffer,
+    HostStore, Limit, Mapper, MemPool, PagedKv, Physical, Pool, PoolAllocation, Region, Stream,
+    Tenant, TenantMemPool, UnifiedBuffer,
 };
 
 #[test]
@@ -45,6 +47,13 @@ fn a_forked_child_owns_nothing() {
     let access = buffer.device_read(&stream).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let group = Group::join(directory.path(), "a", 1, None).unwrap();
+    let layers = LayerGroup::new(1, 1).part(1, G as u32, 1);
+    let paged = PagedKv::builder(&tenant, &stream, 4)
+        .group(layers)
+        .extent(G);
+    let paged = paged.build().unwrap();
+    paged.back(&[0, 1]).unwrap();
+    let step = paged.step();
     rig.faults.forget();
     // SAFETY: the child only uses what this test created, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -65,6 +74,16 @@ fn a_forked_child_owns_nothing() {
                 matches!(region.compact(&stream), Err(MemoryError::Call(cause)) if forked(&cause));
         }
         right &= lent.decommit(G..2 * G).is_ok() && lent.held() == 2 * G;
+        right &= matches!(
+            paged.back(&[2]),
+            Err(PagedKvError::Back { cause, .. }) if refused::<()>(Err(cause.clone()))
+        );
+        right &= matches!(
+            paged.release(&[0]),
+            Err(PagedKvError::Memory(MemoryError::Call(cause))) if forked(&cause)
+        );
+        right &= paged.stats().is_err() && paged.view(0, 0, 0).is_some();
+        drop(paged.step());
         // There is no work to wait for, but the pages are not the child's.
         right &= matches!(buffer.host(), Err(ContainerError::Memory(MemoryError::Call(cause))) if forked(&cause));
         right &= matches!(region.register(0..G), Err(MemoryError::Call(cause)) if forked(&cause));
@@ -75,7 +94,8 @@ fn a_forked_child_owns_nothing() {
         );
         right &= matches!(group.enter("a", Duration::ZERO), Err(GroupError::Call(cause)) if forked(&cause));
         drop((access, group));
-        drop((buffer, stream));
+        drop(step);
+        drop((paged, buffer, stream));
         drop((
             left, registered, lent, lease, block, tenant, pool, region, physical,
         ));
@@ -93,7 +113,8 @@ fn a_forked_child_owns_nothing() {
     assert!(matches!(other, Err(GroupError::Taken { rank: None, .. })));
     group.enter("a", Duration::ZERO).unwrap().ready().unwrap();
     drop(access);
-    drop((buffer, stream));
+    drop(step);
+    drop((paged, buffer, stream));
     drop((
         left, registered, lent, lease, block, tenant, pool, region, physical,
     ));

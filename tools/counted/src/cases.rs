@@ -53,6 +53,7 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         "tile" => (Idle::Pool, false, Among::Alone, tile),
         "kv-stats" => (Idle::Pool, false, Among::Alone, stats),
         "kv-admission" => (Idle::Pool, false, Among::Alone, admission),
+        "paged-back" => (Idle::Pool, false, Among::Alone, containers::paged_back),
         "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
         "charge" => (Idle::Pool, false, Among::Crowd, charge),
         "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),

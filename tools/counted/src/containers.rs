@@ -1,9 +1,10 @@
-//! Paths of containers: a tile among few or many others, a cache's figures per range, a vector and a
-//! region.
+//! Paths of containers: a tile among few or many others, a cache's figures per range, blocks of a paged
+//! cache, a vector and a region.
 
 use anyhow::Result;
 use cuvmm::kv::{Layout, Shape};
-use cuvmm::{DeviceVec, KvCache, Region, SparseArray};
+use cuvmm::paged::LayerGroup;
+use cuvmm::{DeviceVec, KvCache, PagedKv, Region, SparseArray};
 
 use crate::crowd::{Crowd, GRANULE, Size};
 use crate::marks::Marks;
@@ -96,6 +97,30 @@ fn full_cache(crowd: &Crowd, sequences: usize) -> Result<KvCache> {
         cache.create(1500)?;
     }
     Ok(cache)
+}
+
+/// Backs blocks of a paged cache and releases them, beside others that touch the same extents.
+pub(crate) fn paged_back(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let kv = match crowd.paged.take() {
+        Some(kv) => kv,
+        None => {
+            // Eight blocks of a granule in an extent, one of which stays in use.
+            let group = LayerGroup::new(32, 16).keys_and_values(8, 128, 2);
+            let kv = PagedKv::builder(&crowd.tenants[0], &crowd.stream, 4096).group(group);
+            let kv = kv.extent(8 * GRANULE).build()?;
+            let kept: Vec<u32> = (0..4096).step_by(8).collect();
+            kv.back(&kept)?;
+            kv
+        }
+    };
+    let free = (0..4096).filter(|number| number % 8 > 0);
+    let numbers: Vec<u32> = free.take(batch).collect();
+    crowd.between(marks, |_| {
+        kv.back(&numbers)?;
+        Ok(kv.release(&numbers)?)
+    })?;
+    crowd.paged = Some(kv);
+    Ok(())
 }
 
 /// Appends 1,024 elements to a vector that has memory for them, with the copy that the model makes.

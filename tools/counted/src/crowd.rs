@@ -8,8 +8,8 @@ use anyhow::{Result, bail, ensure};
 use cuvmm::driver::model::{ModelDriver, ModelOptions};
 use cuvmm::ledger::Remote;
 use cuvmm::{
-    Allocation, Block, Device, DeviceVec, Heap, KvCache, Ledger, Limit, Pool, Region, SparseArray,
-    Stream, Tenant,
+    Allocation, Block, Device, DeviceVec, Heap, KvCache, Ledger, Limit, PagedKv, Pool, Region,
+    SparseArray, Stream, Tenant,
 };
 
 use crate::marks::Marks;
@@ -63,6 +63,7 @@ pub(crate) struct Crowd {
     pub(crate) growing: Option<Block>,
     pub(crate) tiles: Option<SparseArray<u8>>,
     pub(crate) cache: Option<KvCache>,
+    pub(crate) paged: Option<PagedKv>,
     pub(crate) region: Option<Region>,
     pub(crate) vector: Option<DeviceVec<u32>>,
     /// For the case of a heap, with what it has allocated.
@@ -168,6 +169,7 @@ impl Crowd {
             growing: None,
             tiles: None,
             cache: None,
+            paged: None,
             region: None,
             vector: None,
             heap: None,

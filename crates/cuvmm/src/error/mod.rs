@@ -27,6 +27,7 @@ mod ledger;
 mod ledger_shortage;
 mod memory;
 mod out_of_memory;
+mod paged;
 mod pool;
 mod share;
 mod shortage;
@@ -50,6 +51,7 @@ pub use kv::KvCacheError;
 pub use ledger::{ControlError, LedgerError};
 pub use ledger_shortage::{LedgerRefusal, LedgerShortage};
 pub use memory::{BlockError, MemoryError};
+pub use paged::PagedKvError;
 pub use pool::PoolError;
 pub use share::{DescriptionError, ShareError};
 pub use shortage::Shortage;
@@ -78,6 +80,8 @@ pub enum Error {
     Sleep(#[from] SleepError),
     /// An operation on a KV cache failed.
     KvCache(#[from] KvCacheError),
+    /// An operation on a paged KV cache failed.
+    PagedKv(#[from] PagedKvError),
     /// A ledger could not be opened, or its terms could not be changed.
     #[cfg(target_os = "linux")]
     Ledger(#[from] LedgerError),
@@ -123,7 +127,7 @@ macro_rules! from_memory {
 }
 
 from_memory! {
-    BlockError, ContainerError, Error, KvCacheError, PoolError, ShareError, SleepError,
+    BlockError, ContainerError, Error, KvCacheError, PagedKvError, PoolError, ShareError, SleepError,
     #[cfg(feature = "cudarc")] CudarcError,
     #[cfg(feature = "dlpack")] TensorError,
 }
@@ -144,6 +148,7 @@ mod tests {
             BlockError::from(error()).into(),
             SleepError::from(error()).into(),
             KvCacheError::from(error()).into(),
+            PagedKvError::from(error()).into(),
             ShareError::from(error()).into(),
         ]
     }
@@ -159,6 +164,7 @@ mod tests {
                 | Error::Block(BlockError::Argument(found))
                 | Error::Sleep(SleepError::Argument(found))
                 | Error::KvCache(KvCacheError::Argument(found))
+                | Error::PagedKv(PagedKvError::Argument(found))
                 | Error::Share(ShareError::Argument(found)) => Some(found),
                 _ => None,
             };
@@ -222,6 +228,10 @@ mod tests {
             for error in [
                 Error::from(error.clone()),
                 Error::from(refused.clone()),
+                Error::from(PagedKvError::Back {
+                    blocks: 7,
+                    cause: refused.clone(),
+                }),
                 Error::from(KvCacheError::Block {
                     sequence: 7,
                     cause: refused,

@@ -11,7 +11,7 @@ use super::GroupError;
 use super::TensorError;
 use super::{
     BlockError, CallError, ContainerError, DeviceError, Error, KvCacheError, MemoryError,
-    PoolError, ShareError, Shortage, SleepError,
+    PagedKvError, PoolError, ShareError, Shortage, SleepError,
 };
 
 /// Gives errors `is_out_of_memory`, `shortage` and `call`, from the variants that mean a shortage
@@ -89,6 +89,10 @@ out_of_memory! {
         Self::Create { cause, .. } | Self::Block { cause, .. } => cause,
         Self::Memory(cause) => cause,
     }
+    PagedKvError => {
+        Self::Back { cause, .. } => cause,
+        Self::Memory(cause) => cause,
+    }
     ContainerError => {
         Self::Brick { cause, .. } => cause,
         Self::PartlyApplied { cause, .. } => cause,
@@ -105,6 +109,7 @@ out_of_memory! {
         #[cfg(target_os = "linux")]
         Self::Group(cause) => cause,
         Self::KvCache(cause) => cause,
+        Self::PagedKv(cause) => cause,
         Self::Share(cause) => cause,
         #[cfg(feature = "dlpack")]
         Self::Tensor(cause) => cause,

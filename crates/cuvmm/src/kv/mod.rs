@@ -106,8 +106,6 @@ struct Added {
 /// cache.free(sequence)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[doc(alias = "paged KV")]
-#[doc(alias = "paged attention")]
 pub struct KvCache {
     /// Dropped before the tenant: with each free, a draining tenant gives up the memory that became
     /// cached.

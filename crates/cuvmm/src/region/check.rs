@@ -87,6 +87,17 @@ impl Region {
         }
     }
 
+    /// Refuses a range with quarantined memory.
+    pub(super) fn check_not_stuck(&self, range: &Range<u64>) -> Result<(), MemoryError> {
+        match self.space.stuck_in(range.start, range.end) {
+            0 => Ok(()),
+            bytes => Err(MemoryError::Quarantined {
+                range: range.clone(),
+                bytes,
+            }),
+        }
+    }
+
     /// A fence over the work of these streams. Refuses a stream of a device without access.
     pub(super) fn fence_of(&self, streams: &[Stream]) -> Result<Fence, ArgumentError> {
         let known = |stream: &Stream| self.space.users().any(|user| user == stream.device());

@@ -8,7 +8,7 @@ use super::Region;
 use super::family::Family;
 use super::layout::Layout;
 use super::supply::Planned;
-use crate::error::{BlockError, MemoryError};
+use crate::error::{ArgumentError, BlockError, MemoryError};
 use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
 use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
@@ -96,13 +96,7 @@ impl Region {
         fence: Fence,
     ) -> Result<(), MemoryError> {
         self.check(&range)?;
-        let stuck = self.space.stuck_in(range.start, range.end);
-        if stuck > 0 {
-            return Err(MemoryError::Quarantined {
-                range,
-                bytes: stuck,
-            });
-        }
+        self.check_not_stuck(&range)?;
         if let Some(family) = self.supply.family() {
             let family = Arc::clone(family);
             return self.commit_in(&family, &range);
@@ -144,33 +138,64 @@ impl Region {
         let needed = self.holes(range).into_iter();
         let bytes = needed.map(|hole| hole.end - hole.start).sum();
         let region = RefCell::new(self);
-        let attempt = |place| {
-            let mut region = region.borrow_mut();
-            let done = region.attempt(family, range, place);
-            if done.is_ok() {
-                region.committed.insert(range.clone());
-            }
-            region.note_pending(range);
-            done
-        };
+        let ranges = std::slice::from_ref(range);
+        let attempt = |place| region.borrow_mut().attempt(family, ranges, place);
         Ok(family.request(bytes, attempt)?)
+    }
+
+    /// Makes one attempt to commit ranges of a region in a tenant, all or none. Waits for no memory
+    /// and calls no hook, so the caller may hold a lock: it repeats the attempt without the lock in
+    /// between.
+    pub(crate) fn attempt_all(
+        &mut self,
+        ranges: &[Range<u64>],
+        place: Option<InLine>,
+    ) -> Result<(), BlockError> {
+        for range in ranges {
+            self.check(range)?;
+            self.check_not_stuck(range)?;
+        }
+        let Some(family) = self.supply.family().cloned() else {
+            return Err(ArgumentError::Zero("tenants of the region").into());
+        };
+        self.attempt(&family, ranges, place)
     }
 
     fn attempt(
         &mut self,
         family: &Family,
-        range: &Range<u64>,
+        ranges: &[Range<u64>],
+        place: Option<InLine>,
+    ) -> Result<(), BlockError> {
+        let done = self.obtain(family, ranges, place);
+        for range in ranges {
+            if done.is_ok() {
+                self.committed.insert(range.clone());
+            }
+            self.note_pending(range);
+        }
+        done
+    }
+
+    /// Takes withdrawn memory of ranges back, and gets memory for the rest.
+    fn obtain(
+        &mut self,
+        family: &Family,
+        ranges: &[Range<u64>],
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
         family.may_grow()?;
-        self.take_back(family, range);
-        // Memory that could not be zeroed.
-        if self.withdrawn_bytes(range) > 0 {
-            self.purge_in(range)?;
+        let mut planned: Vec<(u64, u64)> = Vec::new();
+        for range in ranges {
+            self.take_back(family, range);
+            // Memory that could not be zeroed.
+            if self.withdrawn_bytes(range) > 0 {
+                self.purge_in(range)?;
+            }
+            self.clear_for(range)?;
+            let new = self.plan(range, None).into_iter();
+            planned.extend(new.map(|it| (it.offset, it.size)));
         }
-        self.clear_for(range)?;
-        let planned = self.plan(range, None).into_iter();
-        let planned: Vec<(u64, u64)> = planned.map(|it| (it.offset, it.size)).collect();
         if planned.is_empty() {
             return Ok(());
         }

@@ -341,6 +341,11 @@ impl Region {
         }
     }
 
+    /// Records that work of a stream of the region's device uses the memory, now and later.
+    pub(crate) fn record_use(&self, stream: &Stream) {
+        self.register.noted().record(stream);
+    }
+
     pub(super) fn unregistered(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.register.check(range)
     }

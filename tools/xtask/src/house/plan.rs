@@ -99,7 +99,7 @@ const LIBRARY: &[Layer] = &[
     room(&["elements"]),
     room(&["vec", "sparse", "ring", "cow", "unified"]),
     room(&["heap", "mem_pool"]),
-    room(&["kv"]),
+    room(&["kv", "paged"]),
     room(&["sleep"]),
     room(&["group"]),
     room(&["share"]),

@@ -1,0 +1,403 @@
+//! Paged caches of attention keys and values: tensors over all block numbers, with memory only under
+//! the blocks in use.
+//!
+//! Engines such as vLLM and SGLang, and the kernels that they call, address one tensor by block
+//! numbers. Usually it is allocated whole when a server starts. A [`PagedKv`] has the addresses of
+//! the whole tensor and the memory of the part in use: models that are not busy at the same time
+//! share a GPU. A block number is an offset: `base + number * block_stride + ...`
+//! ([`PagedView`]), so kernels and block tables stay as they are.
+//!
+//! [`KvCache`](crate::KvCache) is the other way: each sequence contiguous, without a block table.
+//! Use that where kernels take a pointer and strides for each sequence, and this where they take
+//! block tables.
+//!
+//! - **Numbers** belong to the engine, and so do the counts of who uses a block. [`FreeNumbers`] is a
+//!   free list in place of the engine's: it gives out the lowest number first, so that blocks in use
+//!   lie close together. Choosing numbers and backing them are separate calls, which may be in
+//!   different processes.
+//! - **Backing.** [`back`](PagedKv::back) returns when the blocks have memory, and makes no driver
+//!   call if blocks in use touch the same extents, or the extents have not been taken meanwhile.
+//!   [`release`](PagedKv::release) gives blocks up; an extent goes when no block in use touches it,
+//!   behind the work of the [home stream](PagedKv::home_stream) and of
+//!   [recorded](PagedKv::record_use) streams.
+//! - **Steps.** An engine frees blocks of a sequence while it prepares a step whose kernels still use
+//!   them. Blocks that are released while a [`Step`] lives keep their memory until it is dropped.
+//! - **[Layouts](Layout).** Block-major and token-major are *interleaved*: a block is contiguous, and
+//!   an extent of 2 to 32 MiB is one mapping for one or many blocks. Layer-major has an extent for
+//!   each layer and part: with 32 layers, 16 tokens and 8 heads of 128 elements of 2 bytes, 64 blocks
+//!   are 64 extents of 2 MiB, and all come back together or not at all.
+//! - **The pool** charges the tenant for all extents, with or without a block in use. It takes those
+//!   without one when another request needs memory. [`emptiest`](PagedKv::emptiest) chooses blocks
+//!   for a pressure hook to evict.
+//! - **Contents.** A block that is backed again has the bytes that it had, or zeros if its memory was
+//!   gone meanwhile; never another tenant's.
+//!
+//! A cache is shared between threads by reference. Its lock is held while memory is mapped and
+//! copied, but not while a call waits for memory or runs hooks, so a hook may release blocks of it.
+//!
+//! Keeps I-100.
+//!
+//! # Not provided
+//! Kernels, a scheduler, block tables, and a table of prefixes. Blocks do not [sleep](crate::sleep);
+//! as for other containers, [`Slept::awake`](crate::sleep::Slept::awake) counts their memory. Reads of
+//! blocks that are not in use fault. Nothing is mapped ahead of use except by
+//! [`reserve`](PagedKv::reserve).
+
+mod builder;
+mod copies;
+mod emptiest;
+mod numbers;
+mod planes;
+mod shape;
+mod state;
+mod stats;
+mod step;
+mod view;
+
+use std::fmt;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use cuvmm_driver::DeviceAddress;
+
+use self::shape::Geometry;
+use self::state::{State, Use};
+use crate::deferred::{Section, Unlocked};
+use crate::error::{BlockError, CallError, PagedKvError};
+use crate::ledger::InLine;
+use crate::own::Stream;
+use crate::pool::{Tenant, Wait};
+use crate::region::Purged;
+use crate::sync::{Mutex, MutexGuard};
+
+pub use builder::{DEFAULT_EXTENT, PagedKvBuilder};
+pub use emptiest::Evictions;
+pub use numbers::FreeNumbers;
+pub use shape::{LayerGroup, Layout};
+pub use stats::PagedStats;
+pub use step::Step;
+pub use view::PagedView;
+
+/// A cache of keys and values that kernels address by block numbers, in a tenant's memory.
+///
+/// Kernels run on the home stream; other streams are named with [`record_use`](Self::record_use).
+/// Dropping the cache waits for nothing: the pool takes memory and addresses once the work on these
+/// streams is complete.
+///
+/// # Examples
+/// ```
+/// # let opened = cuvmm::driver::auto::open(cuvmm::driver::auto::OpenOptions::new())?;
+/// # let device = cuvmm::Device::open(opened.driver, 0)?;
+/// # let pool = cuvmm::Pool::builder(&device).limit(cuvmm::Limit::Bytes(64 << 20)).build()?;
+/// # let tenant = pool.tenant("model").register()?;
+/// # let stream = cuvmm::Stream::new(&device)?;
+/// use cuvmm::PagedKv;
+/// use cuvmm::paged::{FreeNumbers, LayerGroup};
+///
+/// // 16 GiB of addresses: 8,192 blocks of 16 tokens.
+/// let group = LayerGroup::new(32, 16).keys_and_values(8, 128, 2);
+/// let kv = PagedKv::builder(&tenant, &stream, 8_192).group(group).pinned([0]).build()?;
+/// let mut free = FreeNumbers::new(8_192)?;
+/// free.remove(0)?; // always backed, for padding
+///
+/// let numbers = free.take_many(5).ok_or("no free block")?;
+/// kv.back(&numbers)?; // they have memory now
+/// let keys = kv.view(0, 3, 0).ok_or("no such layer")?;
+/// assert_eq!(keys.block(numbers[4]), Some(keys.address() + 5 * keys.byte_strides()[0]));
+///
+/// let step = kv.step();
+/// kv.release(&numbers[..2])?; // a sequence ended, but the next kernels still read it
+/// # let launch = || ();
+/// launch();
+/// drop(step); // from here on the memory of these blocks may go, behind the kernels
+/// for &number in &numbers[..2] {
+///     free.give_back(number)?;
+/// }
+/// assert_eq!(kv.stats()?.in_use, 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias("kvcached", "paged KV", "paged attention", "block table", "vAttention"))]
+pub struct PagedKv {
+    /// Dropped before the tenant.
+    state: Mutex<State>,
+    tenant: Tenant,
+    home: Stream,
+    base: DeviceAddress,
+    geometry: Geometry,
+    extent: u64,
+    timeout: Option<Duration>,
+}
+
+/// The lock. User code that is called or dropped under it runs after its end.
+struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    _unlocked: Unlocked,
+    _section: Section,
+}
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl PagedKv {
+    /// Returns a builder for a cache of `blocks` block numbers, 1 to 2,147,483,647, in a tenant's
+    /// memory, used on the stream `home`.
+    pub const fn builder<'a>(
+        tenant: &'a Tenant,
+        home: &'a Stream,
+        blocks: u32,
+    ) -> PagedKvBuilder<'a> {
+        PagedKvBuilder::new(tenant, home, blocks)
+    }
+
+    /// Backs blocks with memory, all or none, which are in use then. Blocks in use stay as they are.
+    /// Calls pressure hooks, and waits up to the builder's [timeout](PagedKvBuilder::timeout).
+    ///
+    /// Makes no driver call and does not lock the pool if other blocks in use touch the extents of
+    /// these. Does not lock it either for extents that were emptied and not taken since. For a new
+    /// extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] if a block does not exist, or memory is short, with the figures. No block has
+    /// changed then.
+    #[doc(alias("map", "alloc"))]
+    pub fn back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
+        self.back_as(numbers, Use::Backed)
+    }
+
+    /// Backs blocks like [`back`](Self::back), without waiting or calling hooks.
+    ///
+    /// # Errors
+    /// Those of [`back`](Self::back).
+    pub fn try_back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
+        let attempt = |state: &mut State, place| state.attempt(numbers, Use::Backed, place);
+        let missing = |state: &State| state.missing(numbers);
+        let backed = self.request(Wait::Never, missing, attempt);
+        backed.map_err(|cause| refused(numbers.len(), cause))
+    }
+
+    fn back_as(&self, numbers: &[u32], to: Use) -> Result<(), PagedKvError> {
+        let attempt = |state: &mut State, place| state.attempt(numbers, to, place);
+        let missing = |state: &State| state.missing(numbers);
+        let backed = self.request(Wait::of(self.timeout), missing, attempt);
+        backed.map_err(|cause| refused(numbers.len(), cause))
+    }
+
+    /// Gives up blocks in use, all or none. Extents that no block in use touches any more can be
+    /// taken by the pool, behind the work that is queued by now on the home stream and the recorded
+    /// streams. While a [step](Self::step) lives, that is done when it is dropped. Never waits, and
+    /// makes no driver call.
+    ///
+    /// The numbers may be backed again at once. They have their memory while it was not taken, and
+    /// work of different streams on one block is for the engine to order.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] if a block is not in use, is named twice or is pinned. No block has changed
+    /// then.
+    #[doc(alias("free", "unmap"))]
+    pub fn release(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
+        self.lock()?.release(numbers, &self.home)
+    }
+
+    /// Begins a step of the engine: blocks that are released while it lives keep their memory until
+    /// it is dropped, after the launch.
+    pub fn step(&self) -> Step<'_> {
+        let number = self.lock().ok().map(|mut state| state.begin_step());
+        Step::new(self, number)
+    }
+
+    fn end_step(&self, number: u64) {
+        if let Ok(mut state) = self.lock() {
+            state.end_step(number, &self.home);
+        }
+    }
+
+    /// Reserves memory for exactly `count` blocks: for the lowest numbers that are not in use. Until
+    /// they are used up, backing these finds memory; the reserve moves to lower numbers as those are
+    /// released. Each block of it that is backed is used up. With 0, gives the reserve up. Calls
+    /// pressure hooks, and waits as [`back`](Self::back) does.
+    ///
+    /// The memory is mapped, charged to the tenant, and counts in its ledger: no other tenant or
+    /// process gets it. It is for engines that take the [lowest number](FreeNumbers::take) first;
+    /// other numbers may find no memory.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] if fewer blocks are unused, or memory is short, with the figures. The reserve
+    /// is then as before.
+    #[doc(alias("precommit", "admission"))]
+    pub fn reserve(&self, count: u32) -> Result<(), PagedKvError> {
+        let attempt = |state: &mut State, place| state.reserve(count, &self.home, place);
+        let missing = |state: &State| state.missing(&state.lowest(count));
+        let reserved = self.request(Wait::of(self.timeout), missing, attempt);
+        reserved.map_err(|cause| refused(count as usize, cause))
+    }
+
+    /// Returns `true` if `count` more blocks, the lowest that are not in use, can have memory now:
+    /// a hint, since another tenant or process may be faster. The only driver calls are those of
+    /// [`Tenant::headroom`].
+    ///
+    /// # Errors
+    /// [`PagedKvError`] in a forked child.
+    #[doc(alias = "admission")]
+    pub fn can_allocate(&self, count: u32) -> Result<bool, PagedKvError> {
+        let (found, missing) = {
+            let state = self.lock()?;
+            let lowest = state.lowest(count);
+            (lowest.len(), state.missing(&lowest))
+        };
+        let room = || {
+            self.tenant
+                .headroom()
+                .map(|room| room.taking_back.max(room.now))
+        };
+        Ok(found == count as usize && (missing == 0 || missing <= room()?))
+    }
+
+    /// Records that kernels on another stream use blocks, now and later: memory waits for the work of
+    /// that stream too.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] if the stream belongs to another device.
+    #[doc(alias = "record_stream")]
+    pub fn record_use(&self, stream: &Stream) -> Result<(), PagedKvError> {
+        stream.check_on(self.tenant.device())?;
+        self.lock()?.region.record_use(stream);
+        Ok(())
+    }
+
+    /// Gives the pool the extents that no block in use touches and whose work is complete. The result
+    /// says how much that was, and what stays. Makes `cuMemUnmap` for each extent, and the calls that
+    /// poll the fences.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] with the first error of the driver. The extents concerned stay.
+    #[doc(alias = "trim")]
+    pub fn purge(&self) -> Result<Purged, PagedKvError> {
+        Ok(self.lock()?.region.purge()?)
+    }
+
+    /// Returns the view of one part of a layer for kernels, or `None` if there is no such group,
+    /// layer or part. All are counted from 0; keys are part 0 and values part 1 of
+    /// [`LayerGroup::keys_and_values`].
+    #[must_use]
+    pub fn view(&self, group: usize, layer: u32, part: usize) -> Option<PagedView> {
+        let place = self.geometry.place(group, layer, part)?;
+        Some(place.view(self.base))
+    }
+
+    /// Returns `true` if a block is in use or pinned.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] if there is no such block.
+    pub fn is_backed(&self, number: u32) -> Result<bool, PagedKvError> {
+        let found = self.lock()?.use_of(number)?;
+        Ok(matches!(found, Use::Backed | Use::Pinned))
+    }
+
+    /// Returns the number of block numbers.
+    #[must_use]
+    pub const fn blocks(&self) -> u32 {
+        self.geometry.blocks
+    }
+
+    /// Returns the layout.
+    #[must_use]
+    pub const fn layout(&self) -> Layout {
+        self.geometry.layout
+    }
+
+    /// Returns the bytes of a block in all layers and parts.
+    #[must_use]
+    pub const fn block_bytes(&self) -> u64 {
+        self.geometry.block_bytes
+    }
+
+    /// Returns the bytes of an extent, of which memory consists.
+    #[must_use]
+    pub const fn extent(&self) -> u64 {
+        self.extent
+    }
+
+    /// Returns the home stream.
+    #[must_use]
+    pub const fn home_stream(&self) -> &Stream {
+        &self.home
+    }
+
+    /// Returns the tenant whose memory it uses.
+    #[must_use]
+    pub const fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// Makes an attempt, and repeats it while memory is short as [`Tenant::request`] does, without the
+    /// lock in between. `missing` is the bytes that it needs.
+    fn request(
+        &self,
+        wait: Wait,
+        missing: impl Fn(&State) -> u64,
+        attempt: impl Fn(&mut State, Option<InLine>) -> Result<(), BlockError>,
+    ) -> Result<(), BlockError> {
+        let attempt = |place| attempt(&mut *self.lock()?, place);
+        match attempt(None) {
+            Err(error) if error.is_shortage() => {}
+            done => return done,
+        }
+        let bytes = missing(&*self.lock()?).max(1);
+        self.tenant.request(bytes, Some(&self.home), wait, attempt)
+    }
+
+    /// Locks the cache, except in a forked child: another thread may have held the lock.
+    fn lock(&self) -> Result<Locked<'_>, CallError> {
+        self.tenant.device().own_process()?;
+        let section = Section::enter();
+        // This is not a lock of a pool: driver calls are made under it.
+        let unlocked = section.unlocked();
+        let state = self.state.lock();
+        Ok(Locked {
+            state: state.unwrap_or_else(PoisonError::into_inner),
+            _unlocked: unlocked,
+            _section: section,
+        })
+    }
+}
+
+fn refused(blocks: usize, cause: BlockError) -> PagedKvError {
+    match cause {
+        BlockError::Argument(error) => PagedKvError::Argument(error),
+        cause => PagedKvError::Back { blocks, cause },
+    }
+}
+
+impl Drop for PagedKv {
+    fn drop(&mut self) {
+        if !self.tenant.device().is_forked() {
+            let home = [self.home.clone()];
+            let state = self.state.get_mut();
+            state
+                .unwrap_or_else(PoisonError::into_inner)
+                .region
+                .end_after(&home);
+        }
+    }
+}
+
+impl fmt::Debug for PagedKv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagedKv")
+            .field("blocks", &self.geometry.blocks)
+            .field("layout", &self.geometry.layout)
+            .field("block_bytes", &self.geometry.block_bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,208 @@
+//! Counts of the blocks in use that touch each extent.
+//!
+//! A *plane* is a set of tensors whose blocks have equal bytes. They grow and shrink together, so
+//! they have one count for the extents at the same place of each. In interleaved layouts there is
+//! one tensor of whole blocks; in layer-major layout there is one for each layer and part.
+
+use std::ops::Range;
+
+/// Tensors with equal bytes a block.
+#[derive(Debug)]
+pub(super) struct Plane {
+    /// The bytes of a block in each tensor.
+    stride: u64,
+    /// The bytes of each tensor, in whole granules.
+    length: u64,
+    /// The offsets of the tensors in the addresses of the cache.
+    bases: Vec<u64>,
+    /// For each extent of a tensor, the uses of blocks that touch it.
+    counts: Vec<u32>,
+}
+
+/// The extents of a cache.
+#[derive(Debug)]
+pub(super) struct Planes {
+    /// The bytes of an extent, a power of two.
+    extent: u64,
+    planes: Vec<Plane>,
+    in_use: u64,
+}
+
+/// The extents at one place of all tensors of a plane, which are empty together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Column {
+    pub(super) bytes: u64,
+    pub(super) uses: u32,
+    /// The blocks that touch them.
+    pub(super) blocks: Range<u32>,
+}
+
+impl Plane {
+    /// The extents that a block touches.
+    const fn touched(&self, extent: u64, number: u32) -> Range<usize> {
+        // A power of two, by which no division is needed.
+        let shift = extent.trailing_zeros();
+        let start = number as u64 * self.stride;
+        let last = (start + self.stride - 1) >> shift;
+        (start >> shift) as usize..last as usize + 1
+    }
+
+    /// The bytes of the extent at an index, from the start of a tensor.
+    fn bytes_of(&self, extent: u64, at: usize) -> Range<u64> {
+        let start = at as u64 * extent;
+        start..(start + extent).min(self.length)
+    }
+
+    /// Adds the ranges of the extents at an index in all tensors.
+    fn push(&self, extent: u64, at: usize, ranges: &mut Vec<Range<u64>>) {
+        let Range { start, end } = self.bytes_of(extent, at);
+        ranges.extend(self.bases.iter().map(|base| base + start..base + end));
+    }
+
+    fn held(&self, extent: u64, at: usize) -> u64 {
+        let Range { start, end } = self.bytes_of(extent, at);
+        (end - start) * self.bases.len() as u64
+    }
+}
+
+impl Planes {
+    pub(super) const fn new(extent: u64) -> Self {
+        Self {
+            extent,
+            planes: Vec::new(),
+            in_use: 0,
+        }
+    }
+
+    /// Adds a tensor of `length` bytes at an offset, whose blocks have `stride` bytes.
+    pub(super) fn add(&mut self, base: u64, stride: u64, length: u64) {
+        if let Some(plane) = self.planes.iter_mut().find(|it| it.stride == stride) {
+            plane.bases.push(base);
+            return;
+        }
+        self.planes.push(Plane {
+            stride,
+            length,
+            bases: vec![base],
+            counts: vec![0; length.div_ceil(self.extent) as usize],
+        });
+    }
+
+    /// The bytes of extents that blocks in use touch.
+    pub(super) const fn in_use(&self) -> u64 {
+        self.in_use
+    }
+
+    /// Counts a use of a block. Adds the ranges of the extents that had none.
+    pub(super) fn enter(&mut self, number: u32, entered: &mut Vec<Range<u64>>) {
+        for plane in &mut self.planes {
+            for at in plane.touched(self.extent, number) {
+                if let Some(count) = plane.counts.get_mut(at) {
+                    *count += 1;
+                    if *count == 1 {
+                        self.in_use += plane.held(self.extent, at);
+                        plane.push(self.extent, at, entered);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends a use of a block. Adds the ranges of the extents that have none any more.
+    pub(super) fn leave(&mut self, number: u32, emptied: &mut Vec<Range<u64>>) {
+        for plane in &mut self.planes {
+            for at in plane.touched(self.extent, number) {
+                if let Some(count) = plane.counts.get_mut(at) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.in_use -= plane.held(self.extent, at);
+                        plane.push(self.extent, at, emptied);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The bytes of the extents that no block in use touches, and that these blocks touch.
+    pub(super) fn missing(&self, numbers: impl Iterator<Item = u32> + Clone) -> u64 {
+        let of_plane = |plane: &Plane| -> u64 {
+            let touched = numbers
+                .clone()
+                .flat_map(|it| plane.touched(self.extent, it));
+            let unused = touched.filter(|&at| plane.counts.get(at) == Some(&0));
+            let mut unused: Vec<usize> = unused.collect();
+            unused.sort_unstable();
+            unused.dedup();
+            unused.iter().map(|&at| plane.held(self.extent, at)).sum()
+        };
+        self.planes.iter().map(of_plane).sum()
+    }
+
+    /// The extents that blocks in use touch, those that are empty together as one.
+    pub(super) fn columns(&self, blocks: u32) -> impl Iterator<Item = Column> {
+        self.planes.iter().flat_map(move |plane| {
+            let used = plane.counts.iter().enumerate();
+            used.filter(|&(_, &uses)| uses > 0).map(move |(at, &uses)| {
+                let Range { start, end } = plane.bytes_of(self.extent, at);
+                let last = ((end - 1) / plane.stride).min(u64::from(blocks) - 1);
+                Column {
+                    bytes: plane.held(self.extent, at),
+                    uses,
+                    blocks: (start / plane.stride) as u32..last as u32 + 1,
+                }
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_is_entered_by_the_first_block_that_touches_it_and_emptied_by_the_last() {
+        // Blocks of 6 bytes in extents of 4; the last extent has 2 bytes.
+        let mut planes = Planes::new(4);
+        planes.add(100, 6, 18);
+        let (mut entered, mut emptied) = (Vec::new(), Vec::new());
+        planes.enter(0, &mut entered);
+        assert_eq!(entered, [100..104, 104..108]);
+        planes.enter(2, &mut entered);
+        assert_eq!(entered.split_off(2), [112..116, 116..118]);
+        assert_eq!(planes.missing([1, 1].into_iter()), 4);
+        planes.enter(1, &mut entered);
+        assert_eq!(entered.split_off(2), [108..112]);
+        assert_eq!(planes.in_use(), 18);
+        planes.leave(1, &mut emptied);
+        assert_eq!(emptied, [108..112]);
+        planes.leave(0, &mut emptied);
+        assert_eq!(emptied.split_off(1), [100..104, 104..108]);
+        let columns: Vec<Column> = planes.columns(3).collect();
+        assert_eq!(columns[0].blocks, 2..3);
+        assert_eq!((columns.len(), planes.in_use()), (2, 6));
+    }
+
+    #[test]
+    fn tensors_with_equal_bytes_are_counted_once() {
+        let mut planes = Planes::new(8);
+        for base in [0, 16, 32] {
+            planes.add(base, 2, 16);
+        }
+        planes.add(48, 1, 8);
+        let mut ranges = Vec::new();
+        planes.enter(1, &mut ranges);
+        assert_eq!(ranges, [0..8, 16..24, 32..40, 48..56]);
+        planes.enter(4, &mut ranges);
+        assert_eq!(ranges.split_off(4), [8..16, 24..32, 40..48]);
+        assert_eq!(planes.in_use(), 56);
+        let columns: Vec<Column> = planes.columns(8).collect();
+        let known = [(24, 1, 0..4), (24, 1, 4..8), (8, 2, 0..8)];
+        let known = known.map(|(bytes, uses, blocks)| Column {
+            bytes,
+            uses,
+            blocks,
+        });
+        assert_eq!(columns, known);
+    }
+}

@@ -1,0 +1,58 @@
+//! Figures of a paged cache.
+
+use super::PagedKv;
+use crate::error::PagedKvError;
+
+/// Figures of a paged cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct PagedStats {
+    /// Block numbers.
+    pub blocks: u32,
+    /// Blocks in use, without pinned ones.
+    pub in_use: u32,
+    /// Blocks that are reserved and not in use.
+    pub reserved: u32,
+    /// Blocks that are always backed.
+    pub pinned: u32,
+    /// Blocks released by steps that are still being prepared.
+    pub leaving: u32,
+    /// Bytes of one block.
+    pub block_bytes: u64,
+    /// Bytes of extents that these blocks touch: memory that the pool does not take.
+    pub committed: u64,
+    /// Bytes of memory held: committed, and withdrawn but not yet taken by the pool.
+    pub held: u64,
+    /// Bytes of withdrawn memory, which the pool takes once the work on it is complete.
+    pub withdrawn: u64,
+    /// Mappings in use.
+    pub mappings: u64,
+    /// Bytes of addresses.
+    pub reserved_addresses: u64,
+}
+
+impl PagedKv {
+    /// Returns the figures of the cache. Makes no driver call.
+    ///
+    /// # Errors
+    /// [`PagedKvError`] in a forked child.
+    pub fn stats(&self) -> Result<PagedStats, PagedKvError> {
+        let state = self.lock()?;
+        let [in_use, reserved, pinned, leaving] = state.counts();
+        let region = &state.region;
+        debug_assert_eq!(state.planes.in_use(), region.committed());
+        Ok(PagedStats {
+            blocks: state.blocks(),
+            in_use,
+            reserved,
+            pinned,
+            leaving,
+            block_bytes: self.geometry.block_bytes,
+            committed: region.committed(),
+            held: region.held(),
+            withdrawn: region.pending_free(),
+            mappings: region.mappings(),
+            reserved_addresses: region.size(),
+        })
+    }
+}

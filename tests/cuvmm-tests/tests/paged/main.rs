@@ -1,0 +1,13 @@
+//! Paged KV caches.
+#![allow(missing_docs)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod basics;
+mod bytes;
+mod faults;
+mod pressure;
+mod random;
+mod refused;
+mod scene;

@@ -39,7 +39,12 @@ class _Recorder(unittest.TextTestResult):
         self.outcomes: dict[str, list[str]] = {}
 
     def _note(self, test, outcome, text=""):
-        self.outcomes[str(test.id()) if hasattr(test, "id") else str(test)] = [outcome, text]
+        name = str(test.id()) if hasattr(test, "id") else str(test)
+        before = self.outcomes.get(name, ["", ""])
+        if before[0] == "FAILED":
+            # What follows a failure, such as a failure of `tearDown`, does not hide it.
+            outcome, text = "FAILED", f"{before[1]}\n{text}".rstrip()
+        self.outcomes[name] = [outcome, text]
 
     def addSuccess(self, test):
         super().addSuccess(test)

@@ -23,6 +23,7 @@ class GraphsSleep(GpuTest):
         import cuvmm.torch
 
         self.cuvmm = cuvmm
+        self.graphs = []
         self.addCleanup(lambda: cuvmm.asleep() and cuvmm.wake())
 
     def capture(self, work, **named):
@@ -114,7 +115,8 @@ class GraphsSleep(GpuTest):
         self.assertGreaterEqual(free_on_the_device() - before, 950 * MIB)
         before = free_on_the_device()
         self.cuvmm.sleep("graph")
-        self.assertGreaterEqual(free_on_the_device() - before, 950 * MIB, "the values of the graph")
+        # Contents that are kept are in pinned host memory, whose page tables take a little of the device's.
+        self.assertGreaterEqual(free_on_the_device() - before, 900 * MIB, "the values of the graph")
         self.cuvmm.sleep("weights")
         other = torch.full((GIB,), 7, dtype=torch.uint8, device="cuda")
         self.assertEqual(int(other.max()), 7)
@@ -165,9 +167,12 @@ class GraphsSleep(GpuTest):
         with self.cuvmm.torch.graphs("named") as pool:
             first, one = self.capture(lambda: static * 3, pool=pool)
             second, two = self.capture(lambda: one + 1, pool=pool)
-        with self.assertRaisesRegex(self.cuvmm.Error, "'named'"):
-            with torch.cuda.stream(torch.cuda.Stream()):
-                torch.cuda.CUDAGraph().capture_begin(pool=pool)
+            with self.cuvmm.torch.graphs("inner"), torch.cuda.stream(torch.cuda.Stream()):
+                with self.assertRaisesRegex(self.cuvmm.Error, "'named'"):
+                    refused = torch.cuda.CUDAGraph()
+                    refused.capture_begin(pool=pool)
+                    # One that was not refused does not stay open for the tests that follow.
+                    refused.capture_end()
         self.cuvmm.sleep("named")
         self.cuvmm.wake("named")
         first.replay()
@@ -239,8 +244,11 @@ class GraphsSleep(GpuTest):
         """
         with self.cuvmm.torch.graphs(name):
             first = self.capture(work)
+        # A communicator of NCCL ends after the graphs that use it, also where this fails.
+        self.graphs.append(first[0])
         with self.cuvmm.torch.graphs(name + " too"):
             second = self.capture(work)
+        self.graphs.append(second[0])
         expected = [self.replayed(*first), self.replayed(*second), work().clone()]
         self.cuvmm.sleep(name)
         value, outside = self.replayed(*second), work().clone()
@@ -268,7 +276,7 @@ class GraphsSleep(GpuTest):
             self.skipTest("this PyTorch has no cuDNN")
         convolution = torch.nn.Conv2d(64, 128, 3, padding=1, device="cuda")
         inputs = torch.randn(16, 64, 64, 64, device="cuda")
-        with torch.no_grad(), torch.backends.cudnn.flags(deterministic=True):
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True):
             self.elsewhere(lambda: convolution(inputs), "cudnn")
 
     def test_buffers_of_nccl(self):
@@ -290,6 +298,8 @@ class GraphsSleep(GpuTest):
 
                 self.elsewhere(work, "nccl")
             finally:
+                for graph in self.graphs:
+                    graph.reset()
                 group.destroy_process_group()
 
 

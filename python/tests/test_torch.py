@@ -973,6 +973,33 @@ class Graphs(unittest.TestCase):
             """
         )
 
+    def test_a_thread_without_a_context_gets_one(self):
+        """PyTorch warns where there is none, and uses that of device 0."""
+        self.both(
+            """
+            import threading
+
+            def work():
+                torch.cuda.current_blas_handle() if native else None
+                with cuvmm.torch.pool("t", 1):
+                    context, device = ctypes.c_void_p(), ctypes.c_int()
+                    assert libcuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+                    assert context and libcuda.cuCtxGetDevice(ctypes.byref(device)) == 0
+                    devices.append(device.value)
+
+            torch.cuda.init()
+            devices = []
+            warnings.simplefilter("error")
+            for native in (False, True):
+                thread = threading.Thread(target=work)
+                failed, threading.excepthook = [], lambda it: failed.append(str(it.exc_value))
+                thread.start()
+                thread.join()
+                assert bool(failed) == native, failed
+            assert devices == [1], devices
+            """
+        )
+
     def test_wrong_arguments(self):
         self.both(
             """

@@ -164,6 +164,9 @@ def main() -> None:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is None:
+        needed = os.path.join(options.checkout, "torch_memory_saver", "testing_utils.py")
+        if not os.path.exists(needed):
+            parser.error(f"a whole clone of torch_memory_saver is needed: there is no {needed}")
         with tempfile.TemporaryDirectory() as folder:
             prepare(folder, os.path.abspath(options.checkout), options.install)
             sys.exit(run_all(options.names, options.limit, options.log))

@@ -50,6 +50,8 @@ class _Thread(threading.local):
         # The blocks that it is in whose backward passes it runs itself, and if it did not before the first.
         self.workers: set[object] = set()
         self.multithreading: bool | None = None
+        # The devices whose contexts it has begun to use.
+        self.contexts: set[int] = set()
 
 
 _thread = _Thread()
@@ -212,6 +214,11 @@ def make_workspace(device: int) -> None:
     would sleep with the pool, and products outside of it would use memory that is not mapped.
     """
     with torch.cuda.device(device):
+        if device not in _thread.contexts:
+            # Makes the device's context current: without one PyTorch warns, and takes that of device 0. It waits
+            # for nothing.
+            torch.cuda.cudart().cudaMemGetInfo(device)
+            _thread.contexts.add(device)
         torch.cuda.current_blas_handle()
 
 

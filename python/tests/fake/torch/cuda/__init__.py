@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import types
+import warnings
 
 from .. import _C, tensors
 from . import _utils, graphs, memory  # noqa: F401
@@ -48,6 +49,23 @@ def synchronize(device=None):
     assert libcuda.cuCtxSetCurrent(before) == 0
 
 
+def _memory_of_the_driver(ordinal):
+    """Makes the device's context current if this thread has none, as each call of the runtime does."""
+    init()
+    libcuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert libcuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    if not context:
+        assert libcuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
+        assert libcuda.cuCtxSetCurrent(context) == 0
+    assert libcuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value, total.value
+
+
+def cudart():
+    return types.SimpleNamespace(cudaMemGetInfo=_memory_of_the_driver)
+
+
 def current_stream():
     return types.SimpleNamespace(cuda_stream=stream, device=types.SimpleNamespace(index=_device))
 
@@ -72,6 +90,10 @@ def device(ordinal):
 def current_blas_handle():
     """Makes the workspace of the current stream, which is kept as PyTorch does."""
     init()
+    context = ctypes.c_void_p()
+    assert ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context)) == 0
+    if not context:
+        warnings.warn("Attempting to run cuBLAS, but there was no current CUDA context!")
     key = (_device, stream)
     if key not in workspaces:
         native = not memory.entered and _C.current is None

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use crate::common::{G, host, nothing_left, pool};
 use crate::on_both;
@@ -95,6 +96,9 @@ on_both! {
 }
 
 /// Each read has the contents, or says that the block is not asleep.
+/// Longer than the test takes.
+const LONG: Duration = Duration::from_secs(60);
+
 #[test]
 fn blocks_sleep_and_wake_while_others_read() {
     let rig = host();
@@ -126,7 +130,9 @@ fn blocks_sleep_and_wake_while_others_read() {
             });
         }
         for _ in 0..20 {
-            tenant.blocks().sleep(Contents::Keep(&store)).unwrap();
+            // A read that is ending has a lease for a moment more.
+            let blocks = tenant.blocks().timeout(LONG);
+            blocks.sleep(Contents::Keep(&store)).unwrap();
             loop {
                 match tenant.blocks().wake() {
                     Ok(woken) => {

@@ -26,7 +26,8 @@ impl Block {
     /// asleep, and no driver call is made.
     ///
     /// While the bytes are copied, sleeping, waking and other reads of the block on other threads
-    /// fail with [`SleepError::Busy`].
+    /// fail with [`SleepError::Busy`]. A sleep just after it may find the block leased, unless it
+    /// [waits](crate::sleep::Blocks::timeout).
     ///
     /// ```
     /// # use cuvmm::driver::host::{HostDriver, HostOptions};

@@ -350,3 +350,50 @@ fn what_a_copy_may_still_be_writing_is_not_given_on() {
     drop(world.awake.blocks().sleep(Contents::Discard));
     assert_eq!(rig.machine.hazards(), 0);
 }
+
+/// Copies back that can no longer be waited for: memory that they may write is not unmapped or given
+/// on, and no block that they may write to stays awake.
+#[test]
+fn what_a_copy_back_may_still_be_writing_is_not_given_on() {
+    let rig = common::host();
+    let world = World::new(&rig, 40, &[8 * G, 16 * G], &[8 * G]);
+    let (machine, faults) = (Arc::clone(&rig.machine), Arc::clone(&rig.faults));
+    let copies = AtomicU64::new(0);
+    rig.faults.watch(Some(Arc::new(move |call| {
+        // All is copied in 32 copies. Then an unmapping fails, and no copy back ends.
+        let copied = match call {
+            Call::MemcpyDtoHAsync | Call::MemcpyHtoDAsync => copies.fetch_add(1, Ordering::SeqCst),
+            Call::MemUnmap if copies.load(Ordering::SeqCst) == 32 => {
+                copies.store(100, Ordering::SeqCst);
+                faults.arm(Fault::nth(1, REFUSED).of(Call::MemUnmap));
+                0
+            }
+            _ => 0,
+        };
+        if copied == 100 {
+            machine.hold_all(D0);
+            let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+            faults.arm(Fault::all(REFUSED).only(&waits));
+        }
+    })));
+    let error = world.exchange().unwrap_err();
+    rig.faults.watch(None);
+    rig.faults.disarm();
+    assert!(
+        matches!(error, SleepError::Stayed { blocks: 1, .. }),
+        "{error:?}"
+    );
+    assert!(world.old[0].is_asleep() && !world.old[1].is_asleep());
+    assert_eq!(rig.machine.hazards(), 0);
+    let stats = figures(&world.pool);
+    assert!(stats.quarantined > 0, "{stats:?}");
+    rig.machine.release_all_streams(D0);
+    assert_eq!(rig.machine.hazards(), 0);
+    world.awake.blocks().wake().unwrap();
+    for (block, seed) in world.old.iter().zip(1..) {
+        shows(&rig, block, seed);
+    }
+    drop((world.old, world.new));
+    world.pool.trim(0).unwrap();
+    assert_eq!(rig.machine.hazards(), 0);
+}

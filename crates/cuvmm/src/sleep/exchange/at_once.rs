@@ -219,9 +219,11 @@ impl Moving<'_, '_> {
 
     /// Returns the blocks to where they were, as far as the driver allows.
     fn undo(&mut self) -> Undone {
-        let running = self.settle();
+        let mut running = self.settle();
         if !self.pieces.is_empty() {
             self.copy_back(running.is_empty());
+            // Copies back may be running too.
+            running = self.settle();
         }
         for one in &mut self.to_wake {
             one.is_used_on(&running);
@@ -284,6 +286,10 @@ impl Moving<'_, '_> {
             copy_all(self.store, jobs, |_| ());
         }
         for _ in 0..if ended { TRIES } else { 0 } {
+            // A copy that may go on would overwrite what is written once another has ended.
+            if !self.settle().is_empty() {
+                return;
+            }
             let ends = Ends::of(&mut self.to_sleep, &mut self.to_wake);
             let jobs = ends.restore(&self.pieces);
             copy_all(self.store, jobs, |index| {

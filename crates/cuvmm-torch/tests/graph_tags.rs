@@ -308,6 +308,28 @@ over_the_stand_in! {
         assert_eq!(all.cuda.physicals_and_mappings(), (0, 0));
     }
 
+    marked_memory_of_graphs_that_write_first_is_kept_by_an_exchange [] says [] {
+        let all = All::load();
+        let written = all.with_graphs("decode", 0, || all.block(4));
+        all.cuda.fill(written, 2, 4 * MIB, all.stream);
+        all.cuda.synchronize(all.stream);
+        let mark = all.tags.keep(written + MIB, MIB).unwrap();
+        for _ in 0..2 {
+            all.tags.exchange(r#"["decode"]"#, "[]", 1).unwrap();
+            all.tags.wake("null").unwrap();
+            all.cuda.expect(written + MIB, 2, MIB);
+            all.cuda.expect(written, 0, MIB);
+        }
+        // A mark that has ended keeps nothing, and refuses nothing.
+        let end: unsafe extern "C" fn(u64) = all.torch.function("cuvmm_keep_end");
+        // SAFETY: it takes any number.
+        unsafe { end(mark) };
+        all.tags.exchange(r#"["decode"]"#, "[]", 1).unwrap();
+        all.tags.wake("null").unwrap();
+        all.cuda.expect(written, 0, 4 * MIB);
+        all.tags.free(written);
+    }
+
     a_block_for_graphs_breaks_no_capture [] says [
         "a capture is running",
     ] {

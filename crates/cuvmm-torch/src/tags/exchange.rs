@@ -50,7 +50,9 @@ fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), E
         return Ok(());
     };
     for &index in sleep {
-        lock().tags[index].host = after;
+        let mut state = lock();
+        state.tags[index].host = after;
+        state.blocks.get_or_insert_default().tell_marks(index)?;
     }
     let needed = |index: &usize| host::needed(*index, true);
     let stores = sleep.iter().map(|index| host::store(*index, needed(index)));
@@ -65,7 +67,7 @@ fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), E
     exchanged.map_err(|cause| refused(named, cause))
 }
 
-/// Tags with memory of graphs go in turn, because some of it may be lost.
+/// Tags with memory of graphs go in turn, because some of it may be lost. What is marked is kept.
 fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), SleepError> {
     let [falling, waking] = [sleep, wake].map(|chosen| {
         let each = chosen.iter().map(|&index| heaps_of(index));
@@ -73,7 +75,10 @@ fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), Slee
     });
     let mut exchange = Exchange::new();
     for ((&index, (tenant, heaps)), store) in sleep.iter().zip(&falling).zip(stores) {
-        let has_graphs = lock().tags[index].has_graphs;
+        let state = lock();
+        let has_graphs = state.tags[index].has_graphs;
+        let is_marked = state.marked(index).next().is_some();
+        drop(state);
         let (kept, lost) = fates(has_graphs, true);
         let selected = |fate: &[&'static str], keeps: bool| {
             let blocks = selected((tenant, heaps), fate, keeps);
@@ -81,7 +86,11 @@ fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), Slee
         };
         exchange = exchange.sleep(selected(kept, true), Contents::Keep(store));
         if has_graphs || heaps.iter().any(|it| !it.keeps) {
-            exchange = exchange.sleep(selected(lost, false), Contents::Discard);
+            let contents = match is_marked {
+                true => Contents::KeepMarked(store),
+                false => Contents::Discard,
+            };
+            exchange = exchange.sleep(selected(lost, false), contents);
         }
     }
     for (tenant, heaps) in &waking {

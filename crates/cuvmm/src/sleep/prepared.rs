@@ -170,6 +170,7 @@ impl Woken {
     /// Adds the outcome for other blocks.
     pub(super) const fn add_all(&mut self, other: Self) {
         self.blocks += other.blocks;
+        self.heaps += other.heaps;
         self.mapped += other.mapped;
         self.restored += other.restored;
     }

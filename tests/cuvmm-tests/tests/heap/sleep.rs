@@ -14,7 +14,7 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{AccessFlags, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Access, Allocation, Contents, Device, Heap, HostStore, Stream, Tenant};
+use cuvmm::{Access, Allocation, Contents, Device, Exchange, Heap, HostStore, Stream, Tenant};
 
 fn store(device: &Device, granules: u64) -> HostStore {
     let builder = HostStore::builder(device).pinned(granules * G);
@@ -416,6 +416,9 @@ on_both! {
         assert_eq!((woken.blocks, woken.heaps, woken.mapped), (1, 1, 8 * G));
         shows(rig, memory.address().0, 6 * G, 1);
         shows(rig, block.address().0, 2 * G, 2);
+        all().sleep(Contents::Keep(&store)).unwrap();
+        let woken = Exchange::new().wake(all()).run().unwrap().woken;
+        assert_eq!((woken.blocks, woken.heaps, woken.mapped), (1, 1, 8 * G));
     }
 
     fn a_sleeping_heap_leaves_its_tenant_the_guarantee(rig) {

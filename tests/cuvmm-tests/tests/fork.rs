@@ -121,6 +121,33 @@ fn a_forked_child_owns_nothing() {
     common::nothing_left(rig);
 }
 
+/// A child that is forked in an operation of a group does not decide it.
+#[test]
+fn a_forked_child_has_no_vote() {
+    let directory = tempfile::tempdir().unwrap();
+    let groups = ["a", "b"].map(|name| Group::join(directory.path(), name, 1, None).unwrap());
+    let entered = groups
+        .each_ref()
+        .map(|group| group.enter("sleep", Duration::ZERO).unwrap());
+    // SAFETY: the child only uses what this test created, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let [first, second] = entered;
+        let mut right = matches!(first.ready(), Err(GroupError::Call(cause)) if forked(&cause));
+        right &= matches!(second.fail("no"), GroupError::Call(cause) if forked(&cause));
+        // SAFETY: ends the child without running any code of the parent's exit.
+        unsafe { libc::_exit(i32::from(!right)) }
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child that was just created.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's checks");
+    for entered in entered {
+        assert!(entered.is_open());
+        entered.ready().unwrap();
+    }
+}
+
 /// The objects in the test of a held lock.
 struct Held {
     pool: Pool,

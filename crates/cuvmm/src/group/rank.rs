@@ -44,13 +44,20 @@ impl Rank {
         self.file.path()
     }
 
+    /// Refuses in a forked child, which is no member.
+    pub(super) fn own_process(&self) -> Result<(), CallError> {
+        match self.opened_by.is_here() {
+            true => Ok(()),
+            false => Err(CallError::Forked {
+                opened_by: self.opened_by.id(),
+            }),
+        }
+    }
+
     /// Begins an operation, unless another thread is in one.
     pub(super) fn begin(&self) -> Result<MutexGuard<'_, Watch>, GroupError> {
-        // A forked child is no member, and a lock may be held there for ever.
-        if !self.opened_by.is_here() {
-            let opened_by = self.opened_by.id();
-            return Err(CallError::Forked { opened_by }.into());
-        }
+        // A lock may be held for ever in a forked child.
+        self.own_process()?;
         match self.watch.try_lock() {
             Ok(watch) => Ok(watch),
             Err(TryLockError::Poisoned(watch)) => Ok(watch.into_inner()),

@@ -61,6 +61,19 @@ impl<'a> Entered<'a> {
         operation: &str,
         timeout: Duration,
     ) -> Result<Self, GroupError> {
+        let mut entered = Self::outside(rank, timeout)?;
+        let decision = match entered.enter(operation)? {
+            Decision::Open => entered.decide(Step::Came)?,
+            decided => decided,
+        };
+        match decision {
+            Decision::Open => Ok(entered),
+            decision => Err(entered.undone(decision)),
+        }
+    }
+
+    /// Returns a part in no round yet.
+    fn outside(rank: &'a Rank, timeout: Duration) -> Result<Self, GroupError> {
         let watch = rank.begin()?;
         if !rank.file.is_in_place() {
             return Err(LedgerError::Replaced(rank.path().to_owned()).into());
@@ -68,33 +81,41 @@ impl<'a> Entered<'a> {
         let now = clock::now();
         // Longer than any wait.
         let longest = Duration::from_secs(100 * 365 * 86_400);
-        let mut entered = Self {
+        Ok(Self {
             rank,
             watch,
             number: 0,
             until: now.checked_add(timeout.min(longest)).unwrap_or(now),
             has_ended: true,
-        };
-        entered.enter(operation)?;
-        match entered.decide(Step::Came)? {
-            Decision::Open => Ok(entered),
-            decision => Err(entered.undone(decision)),
+        })
+    }
+
+    /// Enters the open round. Returns its decision, if it was decided meanwhile.
+    fn enter(&mut self, operation: &str) -> Result<Decision, GroupError> {
+        loop {
+            self.open(operation)?;
+            if let Some(decision) = self.come(operation)? {
+                return Ok(decision);
+            }
         }
     }
 
-    /// Enters the open round.
-    fn enter(&mut self, operation: &str) -> Result<(), GroupError> {
-        loop {
-            self.open(operation)?;
-            self.rank.slot().set_operation(operation);
-            self.has_ended = false;
-            self.step(Step::Came);
-            match self.rank.header().round() {
-                Ok(round) if round.number == self.number => return Ok(()),
-                // The round was undone, and the next one opened, before this rank had entered.
-                Ok(_) => self.has_ended = true,
-                Err(word) => return Err(self.broken(word)),
+    /// Enters the round that was found open. Returns its decision, or `None` if it was undone, and
+    /// the next one opened, before this rank had entered.
+    ///
+    /// A decision that is found here must not be read again: the rank that opens the next round may
+    /// have looked for others before this one came, and does not wait for it.
+    fn come(&mut self, operation: &str) -> Result<Option<Decision>, GroupError> {
+        self.rank.slot().set_operation(operation);
+        self.has_ended = false;
+        self.step(Step::Came);
+        match self.rank.header().round() {
+            Ok(round) if round.number == self.number => Ok(Some(round.decision)),
+            Ok(_) => {
+                self.has_ended = true;
+                Ok(None)
             }
+            Err(word) => Err(self.broken(word)),
         }
     }
 
@@ -117,8 +138,9 @@ impl<'a> Entered<'a> {
     ///
     /// # Errors
     /// [`GroupError::Undone`] with the rank that is the cause, if the operation is undone in all
-    /// ranks: undo this rank's part too.
+    /// ranks: undo this rank's part too. [`GroupError::Call`] in a forked child, which has no vote.
     pub fn ready(mut self) -> Result<(), GroupError> {
+        self.rank.own_process()?;
         self.step(Step::Ready);
         match self.decide(Step::Ready)? {
             Decision::Finish => {
@@ -133,6 +155,9 @@ impl<'a> Entered<'a> {
     /// to 512 bytes. Returns the error with the rank that is the cause: another one if that had
     /// failed before.
     pub fn fail(mut self, reason: impl fmt::Display) -> GroupError {
+        if let Err(error) = self.rank.own_process() {
+            return error.into();
+        }
         self.vote_against(&reason.to_string());
         match self.rank.header().round() {
             Ok(round) if round.number == self.number => self.undone(round.decision),
@@ -157,7 +182,7 @@ impl<'a> Entered<'a> {
             if round.decision == Decision::Open {
                 return Ok(());
             }
-            // A rank that this scan does not find sees the decision, or a later round.
+            // A rank that this scan does not find sees the decision when it comes, or a later round.
             fence(Ordering::SeqCst);
             match self.still_in(round.number) {
                 None => {
@@ -367,5 +392,50 @@ impl fmt::Debug for Entered<'_> {
             .field("group", &self.rank.name)
             .field("rank", &self.rank.index)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::Group;
+    use super::*;
+
+    /// The second rank finds the round open. Before it comes, the first one decides it, begins again
+    /// and does not find the second one there.
+    #[test]
+    fn a_rank_that_comes_as_the_round_is_decided_has_its_decision() {
+        let dir = tempfile::tempdir().unwrap();
+        let groups = [0, 1].map(|rank| Group::join(dir.path(), "tp0", 2, Some(rank)).unwrap());
+        let [first, second] = groups.each_ref().map(|group| &group.rank);
+        let long = Duration::from_secs(600);
+        let mut late = Entered::outside(second, long).unwrap();
+        late.open("sleep").unwrap();
+        assert!(groups[0].enter("sleep", Duration::ZERO).is_err());
+        let mut again = Entered::outside(first, long).unwrap();
+        assert_eq!(again.still_in(0), None);
+        let decision = late.come("sleep").unwrap().unwrap();
+        assert!(first.header().replace_round(
+            Round {
+                number: 0,
+                decision
+            },
+            Round {
+                number: 1,
+                decision: Decision::Open
+            }
+        ));
+        assert_eq!(decision, Decision::Undo(Cause::NotCalled, 1));
+        let undone = late.undone(decision);
+        assert!(
+            matches!(undone, GroupError::Undone { rank: 1, .. }),
+            "{undone}"
+        );
+        assert_eq!(late.enter("sleep").unwrap(), Decision::Open);
+        assert_eq!(again.enter("sleep").unwrap(), Decision::Open);
+        for entered in [&mut late, &mut again] {
+            assert_eq!(entered.number, 1);
+            assert_eq!(entered.decide(Step::Came).unwrap(), Decision::Open);
+        }
     }
 }

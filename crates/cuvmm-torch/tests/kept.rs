@@ -96,7 +96,12 @@ over_the_stand_in! {
         cuda.synchronize(stream);
         assert_eq!(read_kept(&tags, weights, 4), Ok(None));
         assert_eq!(read_kept(&tags, 0x1234, 4), Ok(None));
+        let small = tags.allocate("weights", 1);
+        tags.allocate("weights", 1);
         sleep_each(&tags, r#"{"weights": 1, "cache": 0}"#).unwrap();
+        // Two small allocations share a block.
+        read_kept(&tags, small, MIB).unwrap().unwrap();
+        assert!(read_kept(&tags, small, MIB + 1).unwrap_err().contains("in one allocation"));
         // A range in one piece of a copy, one over its end, and all.
         for (from, to) in [(0, 4), (10 * MIB - 1, 10 * MIB + 1), (MIB, 19 * MIB), (0, 20 * MIB)] {
             let bytes = read_kept(&tags, weights + from, to - from).unwrap().unwrap();

@@ -19,6 +19,16 @@ const PIECE: usize = 16 << 20;
 pub(crate) fn read(address: usize, bytes: &mut [u8]) -> Result<bool, Error> {
     fork::check()?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let size = bytes.len() as u64;
+    // Its neighbours in a block sleep under the same tag.
+    let is_of_several = lock().blocks.as_ref().is_some_and(|all| {
+        let holding = all.holding(address);
+        let is_in = holding.is_some_and(|(block, offset, _)| size <= block.size() - offset);
+        is_in && size > 0 && all.tag_of(address, size).is_none()
+    });
+    if is_of_several {
+        return Err(Error::NotInPool);
+    }
     let mut at = address;
     for piece in bytes.chunks_mut(PIECE) {
         let state = lock();

@@ -26,7 +26,8 @@ class Groups(unittest.TestCase):
             try:
                 group.sleep("weights", timeout=600)
             except cuvmm.Error as error:
-                print("second:", error, flush=True)
+                sys.stdout.write(f"second: {error}\\\\n")
+                sys.stdout.flush()
             cuvmm.wake("weights")
             group.leave()
             '''
@@ -46,7 +47,7 @@ class Groups(unittest.TestCase):
                 try:
                     group.sleep("weights", timeout=600)
                 except cuvmm.Error as error:
-                    print("first:", error)
+                    sys.stdout.write(f"first: {error}\\n")
                 assert not cuvmm.asleep()
                 assert second.wait() == 0
                 try:

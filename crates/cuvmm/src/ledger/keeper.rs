@@ -150,6 +150,7 @@ impl Keeper {
             *since = clock::now();
             let grants = member.grants();
             member.foreign_is_less();
+            member.look_for_file();
             if *count == Some(grants) {
                 member.givers().each(|giver| giver.give_unneeded());
                 member.trim(0);

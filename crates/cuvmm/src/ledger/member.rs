@@ -29,7 +29,7 @@ use super::stats::GivenStats;
 use crate::error::{ArgumentError, CallError, LedgerError, LedgerRefusal, LedgerShortage};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::wanted::Purpose;
 
@@ -79,6 +79,8 @@ pub(crate) struct Member {
     /// Held by the ledger's thread while it has a handle.
     pub(super) passing: Arc<Mutex<()>>,
     has_left: AtomicBool,
+    /// `true` if the file was not at its path when the ledger's thread last looked.
+    moved: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +148,7 @@ impl Member {
             keeper: OnceLock::new(),
             passing: Arc::default(),
             has_left: AtomicBool::new(false),
+            moved: AtomicBool::new(false),
         })
     }
 
@@ -314,6 +317,12 @@ impl Member {
         self.refund(&account, self.granules(keep))
     }
 
+    /// Looks whether the file is still at its path, for the charges that follow.
+    pub(super) fn look_for_file(&self) {
+        let moved = !self.file.is_in_place();
+        self.moved.store(moved, Ordering::Relaxed);
+    }
+
     pub(super) fn note_given(&self, granules: u64, took: Duration) {
         let given = &mut self.account().given;
         given.times += 1;
@@ -388,7 +397,7 @@ impl Member {
             return Ok(charged());
         };
         let refused = |reason, left: u64| self.shortage(missing, left, reason);
-        if !self.file.is_in_place() {
+        if self.moved.load(Ordering::Relaxed) || !self.file.is_whole() {
             return Err(refused(LedgerRefusal::Replaced, 0));
         }
         let most = self.slot().limit.load();

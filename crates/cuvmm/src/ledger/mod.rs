@@ -88,8 +88,9 @@
 //! process later.
 //!
 //! If the file is removed, as session managers do with the directories of users who have logged
-//! out, processes that have it open are refused further memory
+//! out, or shortened, processes that have it open are refused further memory at once
 //! ([`LedgerRefusal::Replaced`](crate::error::LedgerRefusal::Replaced)); their memory stays usable.
+//! They notice within a second that it was moved to another path.
 //!
 //! # Memory shared with other processes
 //! Pool memory that other processes attach is charged once, to the process that created it. An

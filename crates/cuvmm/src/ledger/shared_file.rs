@@ -204,9 +204,14 @@ impl<T: Contents> SharedFile<T> {
     pub(crate) fn is_in_place(&self) -> bool {
         // The inode number of an open file is no other file's.
         let found = statat(CWD, &self.path, AtFlags::SYMLINK_NOFOLLOW);
-        found.is_ok_and(|found| {
-            id_of(&found) == self.id && u64::try_from(found.st_size) == Ok(T::SIZE)
-        })
+        found.is_ok_and(|found| id_of(&found) == self.id && has_size::<T>(&found))
+    }
+
+    /// Checks that the open file has a name and its size: it was neither removed nor shortened.
+    /// Takes a third of the time of [`Self::is_in_place`], and does not see that the file was moved.
+    pub(crate) fn is_whole(&self) -> bool {
+        let found = fstat(&self.file);
+        found.is_ok_and(|found| found.st_nlink > 0 && has_size::<T>(&found))
     }
 
     pub(crate) fn is_not_one(&self, reason: String) -> LedgerError {
@@ -359,6 +364,10 @@ fn check_size<T: Contents>(path: &Path, found: &Metadata) -> Result<(), LedgerEr
 
 fn id_of(found: &Stat) -> (u64, u64) {
     (found.st_dev, found.st_ino)
+}
+
+fn has_size<T: Contents>(found: &Stat) -> bool {
+    u64::try_from(found.st_size) == Ok(T::SIZE)
 }
 
 fn failed<'a>(call: &'static str, path: &'a Path) -> impl Fn(Errno) -> LedgerError + 'a {

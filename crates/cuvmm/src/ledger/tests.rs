@@ -468,6 +468,33 @@ fn no_more_is_charged_once_the_file_is_gone() {
 }
 
 #[test]
+fn no_more_is_charged_to_a_file_that_was_shortened() {
+    let (_dir, path) = place();
+    let member = join(&path, 100 * G);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(super::layout::SIZE - 1).unwrap();
+    assert_eq!(refusal(new(&member, 1)), (LedgerRefusal::Replaced, 0));
+    file.set_len(super::layout::SIZE).unwrap();
+    new(&member, 1).unwrap();
+    member.give(G);
+}
+
+/// The ledger's thread looks at the path. Each charge looks at the open file alone.
+#[test]
+fn no_more_is_charged_once_the_thread_has_seen_that_the_file_was_moved() {
+    let (dir, path) = place();
+    let member = join(&path, 100 * G);
+    let moved = dir.path().join("moved");
+    std::fs::rename(&path, &moved).unwrap();
+    member.look_for_file();
+    assert_eq!(refusal(new(&member, 1)), (LedgerRefusal::Replaced, 0));
+    std::fs::rename(&moved, &path).unwrap();
+    member.look_for_file();
+    new(&member, 1).unwrap();
+    member.give(G);
+}
+
+#[test]
 fn all_slots_can_be_taken_and_no_more() {
     let (_dir, path) = place();
     let members: Vec<_> = (0..SLOTS).map(|_| join(&path, 1000 * G)).collect();

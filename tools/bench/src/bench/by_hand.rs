@@ -215,6 +215,24 @@ impl<'a> Range<'a> {
         self.open_from(from, AccessFlags::READ)
     }
 
+    /// Maps each mapped extent at other addresses too, for reading, and leaves reading alone here:
+    /// a map and two set_access for each.
+    pub(super) fn show_in(&self, other: &mut Self) -> Result<()> {
+        let reads = [self.hand.access(AccessFlags::READ)];
+        for bare in &self.held {
+            let (from, at) = (other.mapped, self.address_at(other.mapped));
+            // SAFETY: as in `map`.
+            unsafe {
+                let driver = &self.hand.driver;
+                driver.map(other.address_at(from), bare.size, 0, bare.handle, 0)?;
+                other.mapped += bare.size;
+                other.set_access(from, &reads)?;
+                driver.set_access(at, bare.size, &reads)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives the device access to everything mapped.
     pub(super) fn open(&self) -> Result<()> {
         self.open_from(0, AccessFlags::READ_WRITE)

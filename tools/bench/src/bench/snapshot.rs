@@ -9,6 +9,7 @@ use super::pairs::alternate;
 use super::queue::{Memory, waited};
 use super::report::Report;
 use super::row::Row;
+use super::samples::Samples;
 use super::stage::Stage;
 
 /// Rows of snapshots of 1 GiB with their extent sizes: the default, a small and a large one.
@@ -21,8 +22,11 @@ pub(super) const MAKE_MUT: &str = "snapshot_make_mut_8MiB";
 
 const EXTENT: u64 = 8 * MIB;
 
-const COPY: &str =
-    "a copy of it on the device by hand into memory that was there before, waited for";
+/// The copies that are timed beside the snapshots.
+const COPIES: usize = 10;
+
+const SHOWN: &str =
+    "the same calls by hand: reserve; map, set_access and set_access of each extent";
 const SAVED: &str = "a snapshot takes no memory, the copy as much again";
 const EXCHANGE: &str = "one extent by hand: create, map and set_access elsewhere, copy, wait, unmap \
                         both, map, set_access";
@@ -62,21 +66,35 @@ pub(super) fn snapshot(
         buffer.make_mut(all)?;
         Ok(took)
     };
-    let from = stage.hand.commit(&[size])?;
+    let starts = (0..size).step_by(usize::try_from(extent)?);
+    let extents: Vec<u64> = starts.map(|at| extent.min(size - at)).collect();
+    let from = stage.hand.commit(&extents)?;
     let to = stage.hand.commit(&[size])?;
     waited(&stage.hand, &stream, |queue| queue.fill((&from).into()))?;
     let by_hand = || {
-        stage.time(|| {
+        let (took, shown) = stage.watch.time(|| {
+            let mut shown = stage.hand.reserve(size, 0)?;
+            from.show_in(&mut shown)?;
+            anyhow::Ok(shown)
+        })?;
+        drop(shown);
+        from.open()?;
+        Ok(took)
+    };
+    let (ours, baselines) = alternate(stage.times(30, 2), ours, by_hand)?;
+    let mut copies = Samples::with_room(COPIES);
+    for _ in 0..COPIES {
+        copies.add(stage.time(|| {
             waited(&stage.hand, &stream, |queue| {
                 queue.copy((&to).into(), (&from).into())
             })
-        })
-    };
-    let (ours, baselines) = alternate(stage.times(30, 2), ours, by_hand)?;
-    let row = Row::new(name, &ours, COPY, &baselines)
+        })?);
+    }
+    let row = Row::new(name, &ours, SHOWN, &baselines)
         .note(SAVED)
+        .count("copy_p50_ns", copies.median())
         .count("mib", (size / MIB) as f64)
-        .count("extents", size.div_ceil(extent) as f64)
+        .count("extents", extents.len() as f64)
         .count("driver_calls", calls as f64);
     report.add(row.note(stage.watch.note()));
     Ok(())

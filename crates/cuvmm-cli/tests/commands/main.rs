@@ -24,6 +24,7 @@ mod metrics;
 mod numbers;
 mod plan;
 mod replay;
+mod replay_paged;
 mod replay_processes;
 mod share;
 mod width;

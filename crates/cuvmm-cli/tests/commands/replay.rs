@@ -34,7 +34,7 @@ fn trace(dir: &TempDir, name: &str, end: &str, requests: u32, context: u32) -> P
     path
 }
 
-fn cuvmm() -> Command {
+pub(super) fn cuvmm() -> Command {
     Command::cargo_bin("cuvmm").unwrap()
 }
 
@@ -43,14 +43,14 @@ fn model(name: &str, path: &Path) -> String {
 }
 
 /// Creates traces for two models, the first with a much higher load.
-fn two_models(dir: &TempDir) -> [String; 2] {
+pub(super) fn two_models(dir: &TempDir) -> [String; 2] {
     [
         model("conv", &trace(dir, "conv.csv", "\n", 300, 200)),
         model("code", &trace(dir, "code.csv", "\r\n", 20, 100)),
     ]
 }
 
-fn json(args: &[&str], models: &[String]) -> Value {
+pub(super) fn json(args: &[&str], models: &[String]) -> Value {
     let output = cuvmm()
         .arg("replay")
         .args(models)
@@ -380,7 +380,7 @@ fn the_chart_shows_both_policies_and_all_models() {
 }
 
 /// Runs a command that fails, and returns its exit code and its single line of standard error.
-fn failure(args: &[&str]) -> (i32, String) {
+pub(super) fn failure(args: &[&str]) -> (i32, String) {
     let output = cuvmm().args(args).output().unwrap();
     assert!(output.stdout.is_empty(), "{args:?}");
     let said = String::from_utf8(output.stderr).unwrap();

@@ -8,6 +8,17 @@
 
 use super::settings::Nanos;
 
+/// Figures of a model's memory beside the blocks of running requests, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    /// Memory that no other model can have: extents that blocks in use touch, and what is reserved.
+    pub(crate) held: u64,
+    /// Blocks of ended requests, which are in use for their prefixes.
+    pub(crate) kept: u64,
+    /// Kept blocks that were evicted so far.
+    pub(crate) evicted: u64,
+}
+
 /// Memory that several models share under one policy.
 pub(crate) trait Memory {
     type Block;
@@ -37,6 +48,11 @@ pub(crate) trait Memory {
     fn settle(&mut self) -> anyhow::Result<()>;
 
     fn last_refusal(&self) -> Option<String>;
+
+    /// Returns the figures of a model's memory now, if it keeps account of them.
+    fn usage(&self, _model: usize) -> anyhow::Result<Option<Usage>> {
+        Ok(None)
+    }
 
     /// Returns the time at which an event due at `due` takes place.
     fn now(&self, due: Nanos) -> Nanos {

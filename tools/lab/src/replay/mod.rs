@@ -2,8 +2,9 @@
 //!
 //! Time is virtual and comes from the trace; the memory operations are real, on any driver. From
 //! the bottom up: `trace` and `workload` have the requests, `settings` their costs, `memory` the
-//! simulator's interface to a memory, `simulate` plays the requests, `pooled` serves them with the
-//! library's pools and `stamps` checks them, `timeline` and `figures` sum up, `report` and `chart`
+//! simulator's interface to a memory, `simulate` plays the requests, `tenants` has the pools,
+//! `pooled` serves the requests with blocks of these and `paged` with paged caches, `stamps` checks
+//! them, `timeline` and `figures` sum up, `report` and `chart`
 //! show the result. `processes` plays in real time, in one process or several.
 
 mod chart;
@@ -15,6 +16,7 @@ mod meter;
 #[cfg(not(target_os = "linux"))]
 mod one_process;
 mod options;
+mod paged;
 mod policy;
 mod pooled;
 mod process;
@@ -25,6 +27,7 @@ mod report;
 mod settings;
 mod simulate;
 mod stamps;
+mod tenants;
 mod timeline;
 mod trace;
 mod workload;
@@ -39,7 +42,9 @@ use cuvmm::driver::model::ModelDriver;
 use indicatif::ProgressBar;
 
 use self::chart::{Panel, Scale};
-use self::figures::{Expected, PolicyFigures, Run};
+use self::figures::{Cost, Expected, PolicyFigures, Run};
+use self::memory::Memory;
+use self::paged::Paged;
 use self::policy::Policy;
 use self::pooled::Pooled;
 use self::report::Setup;
@@ -91,7 +96,7 @@ impl Args {
         for policy in self.policies() {
             let bar = || progress::bar(policy, workload.requests.len(), !self.json);
             let figures = |run: &Run| {
-                PolicyFigures::new(&workload.models, &workload.requests, setup.granule, run)
+                PolicyFigures::new(&workload.models, &workload.requests, setup.unit(), run)
             };
             let run = match &terms {
                 Some(terms) => processes::play(policy, &workload, &setup, terms, &bar()),
@@ -148,18 +153,23 @@ impl Args {
     fn setup(&self, workload: &Workload, device: &Device) -> anyhow::Result<Setup> {
         let (granule, models) = (device.granularity(), workload.models.len());
         let memory = self.memory_limit(granule, models)?;
+        let guarantee = self.guarantee(memory, granule, models)?;
+        let share = tenants::share(memory, models, granule);
+        let bytes = self.kv_bytes_per_token;
         Ok(Setup {
             driver: String::new(),
             device: device.name().to_owned(),
             workload: self.described(workload),
             demand: demand::mean(&workload.requests, &self.settings()),
             seed: self.models.is_empty().then_some(self.seed),
+            load: self.load,
             memory,
             granule,
-            guarantee: self.guarantee(memory, granule, models)?,
+            guarantee,
             settings: self.settings(),
             stamps: true,
             speed: None,
+            paged: self.caches.terms(bytes, granule, (share, guarantee))?,
         })
     }
 }
@@ -167,9 +177,9 @@ impl Args {
 fn scale<'a>(models: &'a [String], setup: &Setup) -> Scale<'a> {
     Scale {
         models,
-        granule: setup.granule,
+        granule: setup.unit(),
         limit: setup.memory,
-        share: pooled::share(setup.memory, models.len(), setup.granule),
+        share: tenants::share(setup.memory, models.len(), setup.granule),
     }
 }
 
@@ -183,14 +193,26 @@ fn play(
     bar: &ProgressBar,
 ) -> anyhow::Result<Run> {
     let division = setup.division(policy, workload.models.len());
-    let mut memory = Pooled::new(
-        device,
-        &workload.models,
-        &division,
-        setup.stamps,
-        clock,
-        None,
-    )?;
+    let (models, stamps) = (&workload.models, setup.stamps);
+    match &setup.paged {
+        None => {
+            let memory = Pooled::new(device, models, &division, stamps, clock, None)?;
+            play_in(memory, Pooled::finish, workload, setup, bar)
+        }
+        Some(terms) => {
+            let memory = Paged::new(device, models, &division, terms, stamps, clock)?;
+            play_in(memory, Paged::finish, workload, setup, bar)
+        }
+    }
+}
+
+fn play_in<M: Memory>(
+    mut memory: M,
+    finish: impl FnOnce(M) -> anyhow::Result<(Vec<Cost>, Cost)>,
+    workload: &Workload,
+    setup: &Setup,
+    bar: &ProgressBar,
+) -> anyhow::Result<Run> {
     let played = simulate::run(
         &workload.requests,
         workload.models.len(),
@@ -198,7 +220,7 @@ fn play(
         &mut memory,
         &mut || bar.inc(1),
     )?;
-    let (costs, all) = memory.finish()?;
+    let (costs, all) = finish(memory)?;
     Ok(Run {
         played,
         costs,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use cuvmm::driver::model::Costs;
 
+use super::paged;
 use super::policy::Policy;
 use super::settings::Settings;
 use super::workload::{self, Workload};
@@ -34,6 +35,7 @@ const SLACK: u64 = 256 << 20;
   cuvmm replay --memory 16GiB --chart replay.svg
   cuvmm replay --model chat=chat.csv --model code=code.csv --policy both
   cuvmm replay --processes --speed 20 --policy elastic
+  cuvmm replay --layout paged --keep-prefixes
   cuvmm replay --driver model --gpu nvidia-h200")]
 pub struct Args {
     /// A model and its trace; once for each model
@@ -58,7 +60,7 @@ pub struct Args {
     pub(super) processes: bool,
 
     /// Seconds of the trace in one second, from 0.001 to 1000 [default: 20]
-    #[arg(long, value_name = "FACTOR", requires = "processes", value_parser = speed)]
+    #[arg(long, value_name = "FACTOR", requires = "processes", value_parser = factor)]
     pub(super) speed: Option<f64>,
 
     /// The directory of the ledger [default: a private one, removed at the end]
@@ -68,6 +70,10 @@ pub struct Args {
     /// Seconds after which a process that says nothing is given up
     #[arg(long, hide = true, default_value = "30s", value_parser = duration, requires = "processes")]
     pub(super) patience: Duration,
+
+    /// Requests arrive this many times as fast as in the trace, from 0.001 to 1000
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
+    pub(super) load: f64,
 
     /// Which driver answers; nothing is stamped on the model, which has no memory
     #[arg(long, value_enum, default_value_t)]
@@ -80,6 +86,9 @@ pub struct Args {
     /// KV cache of one token, for every model
     #[arg(long, value_name = "SIZE", default_value = "131072", value_parser = size)]
     pub(super) kv_bytes_per_token: u64,
+
+    #[command(flatten)]
+    pub(super) caches: paged::Options,
 
     /// Tokens a second that a request's context is read at, from 1 to 1000000
     #[arg(long, value_name = "TOKENS", default_value = "8000", value_parser = rate)]
@@ -146,22 +155,26 @@ impl Args {
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(usage(format!("--model: {:?} is given twice", twice[0])));
         }
-        if self.models.is_empty() {
+        let workload = if self.models.is_empty() {
             workload::generated(self.seed)
         } else {
             workload::from_traces(&self.models)
-        }
+        };
+        Ok(workload?.faster(self.load))
     }
 
     /// Describes the origin of the requests, for the head of the report.
     pub(super) fn described(&self, workload: &Workload) -> String {
         let requests = counted(workload.requests.len() as u64, "request");
         let models = workload.models.join(", ");
+        let mut said = format!("{requests} to {models}");
         if self.models.is_empty() {
-            format!("{requests} to {models}, generated from seed {}", self.seed)
-        } else {
-            format!("{requests} to {models}")
+            said += &format!(", generated from seed {}", self.seed);
         }
+        if self.load != 1.0 {
+            said += &format!(", arriving {} times as fast", self.load);
+        }
+        said
     }
 
     /// Returns the table of costs for the model.
@@ -235,10 +248,10 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-fn speed(text: &str) -> Result<f64, String> {
+fn factor(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(speed) if (0.001..=1e3).contains(&speed) => Ok(speed),
-        _ => Err("a speed is a number from 0.001 to 1000, such as 5".to_owned()),
+        Ok(factor) if (0.001..=1e3).contains(&factor) => Ok(factor),
+        _ => Err("a factor is a number from 0.001 to 1000, such as 5".to_owned()),
     }
 }
 

@@ -6,10 +6,11 @@ use comfy_table::Table;
 use serde::Serialize;
 
 use super::figures::{self, Figures, Loss, PolicyFigures};
+use super::paged::Terms;
 use super::policy::Policy;
-use super::pooled::Division;
 use super::process::Process;
 use super::settings::{Nanos, Settings};
+use super::tenants::Division;
 use cuvmm_command::page::{Page, Unit};
 use cuvmm_command::size::iec;
 use cuvmm_command::terminal::{self, counted, safe};
@@ -26,6 +27,8 @@ pub(crate) struct Setup {
     pub(crate) demand: Option<f64>,
     /// Set for a generated workload.
     pub(crate) seed: Option<u64>,
+    /// Factor of the rate at which the requests arrive.
+    pub(crate) load: f64,
     pub(crate) memory: u64,
     pub(crate) granule: u64,
     pub(crate) guarantee: u64,
@@ -34,9 +37,18 @@ pub(crate) struct Setup {
     pub(crate) stamps: bool,
     /// Seconds of the trace in one second, if time is real.
     pub(crate) speed: Option<f64>,
+    /// The terms of paged caches, if requests have them.
+    pub(crate) paged: Option<Terms>,
 }
 
 impl Setup {
+    /// Returns the bytes in which requests count their memory: a block of a paged cache, or a granule.
+    pub(crate) fn unit(&self) -> u64 {
+        self.paged
+            .as_ref()
+            .map_or(self.granule, |terms| terms.block)
+    }
+
     pub(crate) fn division(&self, policy: Policy, models: usize) -> Division {
         Division {
             policy,
@@ -111,6 +123,9 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
         iec(setup.guarantee),
         iec(setup.settings.kv_bytes_per_token),
     )?;
+    if let Some(terms) = &setup.paged {
+        writeln!(text, "{terms}")?;
+    }
     if let Some(speed) = setup.speed {
         writeln!(
             text,
@@ -132,6 +147,13 @@ fn write_text(text: &mut String, setup: &Setup, results: &Results, page: Page) -
     writeln!(text, "{}", requests_table(results, page))?;
     writeln!(text, "\nMemory")?;
     writeln!(text, "{}", memory_table(results, page))?;
+    if setup.paged.is_some() {
+        writeln!(
+            text,
+            "\nPaged caches (live: blocks of running requests, and kept ones)"
+        )?;
+        writeln!(text, "{}", paged_table(results, page))?;
+    }
     if let Some(speed) = setup.speed {
         writeln!(text, "\nProcesses (real time in ms)")?;
         writeln!(text, "{}", process_table(results, page))?;
@@ -228,7 +250,7 @@ fn requests_table(results: &Results, page: Page) -> Table {
         "max",
     ];
     if page.is_verbose() {
-        head.extend(["TTFT p95", "max"]);
+        head.extend(["TTFT p95", "max", "tokens/s"]);
     }
     let mut table = page.table(&head, |column| column >= 2);
     for (policy, model, figures) in rows(results) {
@@ -250,6 +272,7 @@ fn requests_table(results: &Results, page: Page) -> Table {
         ];
         if page.is_verbose() {
             cells.extend([percentile(|ttft| ttft.p95), percentile(|ttft| ttft.max)]);
+            cells.push(format!("{:.1}", figures.tokens_per_second));
         }
         table.add_row(cells);
     }
@@ -272,6 +295,33 @@ fn memory_table(results: &Results, page: Page) -> Table {
             format!("{:.1}", figures.cost.time.as_secs_f64() * 1e3),
             figures.cost.verified.stamps.to_string(),
             figures.cost.verified.wrong.to_string(),
+        ]);
+    }
+    table
+}
+
+fn paged_table(results: &Results, page: Page) -> Table {
+    let of = rows(results).filter_map(|(policy, model, figures)| {
+        let paged = figures.paged?;
+        Some((policy, model, figures.tokens_per_second, paged))
+    });
+    let of: Vec<_> = of.collect();
+    let unit = Unit::of_bytes(of.iter().map(|(.., paged)| paged.held_peak));
+    let [held, peak, kept] = ["held", "peak", "kept"].map(|what| unit.head(what));
+    let head = ["policy", "model", "tokens/s", &held, &peak, &kept];
+    let head = [&head[..], &["held/live", "evicted"]].concat();
+    let mut table = page.table(&head, |column| column >= 2);
+    for (policy, model, rate, paged) in of {
+        let ratio = paged.held_by_live;
+        table.add_row([
+            policy.to_string(),
+            safe(model).into_owned(),
+            format!("{rate:.1}"),
+            unit.figure(paged.held_mean),
+            unit.figure(paged.held_peak as f64),
+            unit.figure(paged.kept_mean),
+            ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}")),
+            paged.evicted.to_string(),
         ]);
     }
     table
@@ -400,6 +450,7 @@ struct Document<'a> {
     device: &'a str,
     workload: &'a str,
     seed: Option<u64>,
+    load: f64,
     memory_bytes: u64,
     granule_bytes: u64,
     guarantee_bytes: u64,
@@ -411,6 +462,9 @@ struct Document<'a> {
     /// Only if time was real.
     #[serde(skip_serializing_if = "Option::is_none")]
     speed: Option<f64>,
+    /// Only with paged caches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paged: Option<&'a Terms>,
     #[serde(serialize_with = "figures::in_order")]
     policies: &'a Results,
     /// Only if static and elastic were played.
@@ -437,6 +491,7 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         device: &setup.device,
         workload: &setup.workload,
         seed: setup.seed,
+        load: setup.load,
         memory_bytes: setup.memory,
         granule_bytes: setup.granule,
         guarantee_bytes: setup.guarantee,
@@ -446,6 +501,7 @@ pub(super) fn json(setup: &Setup, results: &Results) -> anyhow::Result<String> {
         decode_tokens_per_second: setup.settings.decode_rate,
         stamps: setup.stamps,
         speed: setup.speed,
+        paged: setup.paged.as_ref(),
         policies: results,
         comparison: beside_elastic(results, Policy::Static).map(compared),
         ttft_p99_ledger_ratio: ledger_ratio(results),

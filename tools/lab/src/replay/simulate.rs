@@ -20,7 +20,7 @@ use anyhow::ensure;
 use cuvmm_command::terminal::counted;
 use serde::{Deserialize, Serialize};
 
-use super::memory::Memory;
+use super::memory::{Memory, Usage};
 use super::settings::{Nanos, Settings};
 use super::timeline::Timeline;
 
@@ -63,6 +63,19 @@ pub(crate) struct Played {
     /// Granules of the blocks.
     pub(crate) timeline: Timeline,
     pub(crate) waiting: Timeline,
+    /// Figures of the memory, if it keeps account of them.
+    pub(crate) held: Option<Held>,
+}
+
+/// The models' memory beside the blocks of running requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    /// Bytes of the memory.
+    pub(crate) memory: Timeline,
+    /// Bytes of the blocks that are kept.
+    pub(crate) kept: Timeline,
+    /// Blocks evicted, by model.
+    pub(crate) evicted: Vec<u64>,
 }
 
 /// Plays `requests`, in the order of their arrival, and calls `progress` for each that is done.
@@ -88,6 +101,7 @@ pub(crate) fn run<M: Memory>(
         steps: BinaryHeap::new(),
         timeline: Timeline::new(models),
         waiting: Timeline::new(models),
+        held: None,
         now: 0,
     };
     if state.memory.keeps_course() {
@@ -109,6 +123,7 @@ pub(crate) fn run<M: Memory>(
         outcomes,
         timeline: state.timeline,
         waiting: state.waiting,
+        held: state.held,
     })
 }
 
@@ -171,6 +186,7 @@ struct State<'a, M: Memory> {
     steps: BinaryHeap<Reverse<(Nanos, usize, u32)>>,
     timeline: Timeline,
     waiting: Timeline,
+    held: Option<Held>,
     /// The time of the last event or arrival.
     now: Nanos,
 }
@@ -179,6 +195,7 @@ impl<M: Memory> State<'_, M> {
     fn play(&mut self) -> anyhow::Result<()> {
         let mut arrived = 0;
         loop {
+            self.account()?;
             let step = self.steps.peek().map(|Reverse((at, ..))| *at);
             let arrival = self.requests.get(arrived).map(|request| request.arrival);
             let next = step.into_iter().chain(arrival).min();
@@ -202,6 +219,25 @@ impl<M: Memory> State<'_, M> {
                 (_, None) => self.unblock()?,
             }
         }
+    }
+
+    /// Records the memory's figures after an event.
+    fn account(&mut self) -> anyhow::Result<()> {
+        let models = self.models.len();
+        let usage = (0..models).map(|model| self.memory.usage(model));
+        let Some(usage) = usage.collect::<anyhow::Result<Option<Vec<Usage>>>>()? else {
+            return Ok(());
+        };
+        let held = self.held.get_or_insert_with(|| Held {
+            memory: Timeline::new(models),
+            kept: Timeline::new(models),
+            evicted: Vec::new(),
+        });
+        let each = |of: fn(&Usage) -> u64| usage.iter().map(of).collect::<Vec<u64>>();
+        held.memory.set(self.now, &each(|usage| usage.held));
+        held.kept.set(self.now, &each(|usage| usage.kept));
+        held.evicted = each(|usage| usage.evicted);
+        Ok(())
     }
 
     fn arrive(&mut self, at: usize) -> anyhow::Result<()> {

@@ -32,6 +32,14 @@ impl Verified {
         self.first_wrong = self.first_wrong.take().or(other.first_wrong);
     }
 
+    /// Checks a part of a granule that was [filled](filled) with a stamp. It counts as one stamp.
+    pub(crate) fn check_filled(&mut self, request: u64, granule: u64, stamp: u64, found: &[u8]) {
+        let right = stamp.to_le_bytes();
+        let mut words = found.chunks(STAMP);
+        let wrong = words.find(|word| !right.starts_with(word));
+        self.check(request, granule, "a part", stamp, wrong.unwrap_or(&right));
+    }
+
     fn check(&mut self, request: u64, granule: u64, end: &str, expected: u64, found: &[u8]) {
         self.stamps += 1;
         if found != expected.to_le_bytes() {
@@ -46,9 +54,15 @@ impl Verified {
 
 /// Returns the first and the last stamp of a granule. Stamps distinguish up to 2^40 requests, and
 /// up to 2^24 granules of a block.
-fn stamps(request: u64, granule: u64) -> (u64, u64) {
+pub(crate) fn stamps(request: u64, granule: u64) -> (u64, u64) {
     let first = (request + 1) << 24 | (granule & 0xff_ffff);
     (first, !first)
+}
+
+/// Returns `bytes` bytes that repeat a stamp.
+pub(crate) fn filled(stamp: u64, bytes: usize) -> Vec<u8> {
+    let stamp = stamp.to_le_bytes();
+    stamp.iter().copied().cycle().take(bytes).collect()
 }
 
 /// Writes the stamps of the granules `from..to` of a block. `size` is the size of a granule in
@@ -142,6 +156,23 @@ mod tests {
         assert_eq!(
             verify(&mut Vec::new(), SIZE, 7, 0).unwrap(),
             Verified::default()
+        );
+    }
+
+    #[test]
+    fn a_part_that_was_filled_is_right_to_its_last_byte() {
+        let (stamp, _) = stamps(7, 1);
+        let mut part = filled(stamp, 20);
+        let mut verified = Verified::default();
+        verified.check_filled(7, 1, stamp, &part);
+        assert_eq!((verified.stamps, verified.wrong), (1, 0));
+        part[19] ^= 1;
+        verified.check_filled(7, 1, stamp, &part);
+        assert_eq!((verified.stamps, verified.wrong), (2, 1));
+        let named = verified.first_wrong.unwrap();
+        assert!(
+            named.starts_with("a part of granule 1 of request 7 reads 09000001, not"),
+            "{named}"
         );
     }
 

@@ -72,6 +72,18 @@ impl Timeline {
         }
     }
 
+    /// Sets the memory of all models, from `now` on.
+    pub(crate) fn set(&mut self, now: Nanos, to: &[u64]) {
+        let levels = self.models.iter().zip(to);
+        let changes = levels.map(|(level, to)| to.wrapping_sub(level.now).cast_signed());
+        let mut changes: Vec<(i64, usize)> = changes.zip(0..).collect();
+        // What one model takes from another is never with both.
+        changes.sort_unstable();
+        for (by, model) in changes {
+            self.change(now, model, by);
+        }
+    }
+
     /// Advances the time to `now` without a change of memory.
     pub(crate) fn advance(&mut self, now: Nanos) {
         let passed = u128::from(now.saturating_sub(self.now));
@@ -169,6 +181,20 @@ mod tests {
             ),
             (4, 6, 10)
         );
+    }
+
+    #[test]
+    fn memory_that_passes_from_one_model_to_the_other_counts_once() {
+        let mut timeline = Timeline::new(2);
+        timeline.set(0, &[0, 8]);
+        timeline.set(10, &[8, 0]);
+        timeline.set(20, &[3, 5]);
+        timeline.advance(40);
+        assert_eq!(
+            [Some(0), Some(1), None].map(|model| timeline.peak(model)),
+            [8; 3]
+        );
+        assert_eq!((timeline.mean(Some(0)), timeline.mean(None)), (3.5, 8.0));
     }
 
     #[test]

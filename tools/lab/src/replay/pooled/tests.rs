@@ -7,6 +7,8 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Costs, Curve, ModelOptions};
 
 use super::*;
+use crate::replay::policy::Policy;
+use crate::replay::stamps::Verified;
 
 const LIMIT: u64 = 64 << 20;
 
@@ -114,8 +116,8 @@ fn every_driver_call_counts_once() {
             memory.grow(&mut block, 9).unwrap();
             memory.free(block).unwrap();
         }
-        let each: u64 = memory.costs.iter().map(|cost| cost.calls).sum();
-        let (_, all) = memory.finish().unwrap();
+        let (costs, all) = memory.finish().unwrap();
+        let each: u64 = costs.iter().map(|cost| cost.calls).sum();
         let made = faults.calls();
         let creates = made.iter().filter(|&&call| call == Call::MemCreate).count();
         assert!(creates > 0);

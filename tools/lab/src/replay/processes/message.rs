@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::replay::figures::Cost;
-use crate::replay::pooled::Division;
 use crate::replay::process::Process;
 use crate::replay::settings::Settings;
 use crate::replay::simulate::{Outcome, Request};
+use crate::replay::tenants::Division;
 use crate::replay::timeline::Course;
 
 /// The first line to a process: its part of the replay.

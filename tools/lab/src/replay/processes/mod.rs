@@ -65,6 +65,11 @@ impl Args {
         if !self.processes {
             return Ok(None);
         }
+        if self.caches.is_paged() {
+            return Err(usage(
+                "--processes: only with --layout contiguous; paged caches are played in virtual time",
+            ));
+        }
         if self.policy == Policies::Static {
             return Err(usage(
                 "--processes: under --policy static processes share no memory",
@@ -213,6 +218,7 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
             .collect::<Result<_, _>>()?,
         timeline: Timeline::of(count, memory),
         waiting: Timeline::of(count, waiting),
+        held: None,
     };
     Ok(Run {
         played,

@@ -28,6 +28,8 @@ fn late(each: &[f64]) -> PolicyFigures {
             waited_max: 0,
             memory_mean: 0.0,
             memory_peak: 0,
+            tokens_per_second: 0.0,
+            paged: None,
             cost: Cost::default(),
         },
         models: Vec::new(),
@@ -66,12 +68,14 @@ fn the_report_warns_of_lateness_and_names_the_policy() {
         workload: "a workload".to_owned(),
         demand: None,
         seed: None,
+        load: 1.0,
         memory: 1 << 30,
         granule: 2 << 20,
         guarantee: 0,
         settings: Settings::default(),
         stamps: true,
         speed: Some(4.0),
+        paged: None,
     };
     let warned = |ms: f64| {
         let results = [(Policy::Elastic, late(&[ms]))];

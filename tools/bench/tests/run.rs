@@ -38,6 +38,11 @@ const NAMES: &[&str] = &[
     "kv_create_after_free",
     "kv_fork",
     "kv_fork_few_extents",
+    "paged_back_256",
+    "paged_release_256",
+    "paged_decode_step_256",
+    "paged_take_1GiB_by_32MiB",
+    "paged_take_1GiB_by_2MiB",
     "sleep_discard_8GiB_in_1GiB_pool",
     "wake_at_once_8GiB_in_1GiB_pool",
     "wake_later_8GiB_in_1GiB_pool",
@@ -133,6 +138,30 @@ fn the_model_counts_virtual_time() {
         (number(one, "baseline_p50_ns") - at_once).abs() < 1.0,
         "{one}"
     );
+}
+
+#[test]
+fn the_calls_of_paged_caches_are_known() {
+    let rows = NAMES.iter().filter(|name| name.starts_with("paged_"));
+    let names: Vec<&str> = rows.copied().collect();
+    let found = object(&["--driver", "model", "--only", &names.join(",")]);
+    check(&found, "model", &names);
+    assert_eq!(found["skipped"].as_object().unwrap().len(), 0);
+    for (name, what, expected) in [
+        ("paged_back_256", "driver_calls", 0.0),
+        ("paged_release_256", "driver_calls", 0.0),
+        ("paged_decode_step_256", "creates", 8.0),
+        ("paged_decode_step_256", "maps", 8.0),
+        ("paged_decode_step_256", "set_access", 8.0),
+        ("paged_decode_step_256", "driver_calls", 24.0),
+        ("paged_take_1GiB_by_32MiB", "extents", 32.0),
+        ("paged_take_1GiB_by_32MiB", "maps", 32.0),
+        ("paged_take_1GiB_by_2MiB", "extents", 512.0),
+        ("paged_take_1GiB_by_2MiB", "maps", 512.0),
+    ] {
+        let counts = &row(&found, name)["counts"];
+        assert_eq!(number(counts, what), expected, "{name}: {counts}");
+    }
 }
 
 #[test]

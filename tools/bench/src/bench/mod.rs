@@ -31,6 +31,7 @@ mod memory_pool;
 mod metadata;
 mod options;
 mod paced;
+mod paged;
 mod pairs;
 mod peers;
 mod pinned;
@@ -131,6 +132,12 @@ fn groups() -> Vec<Group> {
     groups.push(Group::one(kv::CREATE, kv::create));
     let names = [kv_fork::SMALL, kv_fork::FEW];
     groups.push(Group::new(names, kv_fork::measure));
+    groups.push(Group::new([paged::BACK, paged::RELEASE], paged::there));
+    groups.push(Group::one(paged::STEP, paged::step));
+    groups.extend(
+        paged::TAKES
+            .map(|of| Group::one(of.0, move |stage, report| paged::take(stage, report, of))),
+    );
     groups.extend(sleep::DISCARDED.map(|of| {
         Group::new(of.names(), move |stage, wanted, report| {
             sleep::discard(stage, wanted, report, of)

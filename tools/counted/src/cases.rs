@@ -54,6 +54,7 @@ pub(crate) fn named(name: &str) -> Result<Case> {
         "kv-stats" => (Idle::Pool, false, Among::Alone, stats),
         "kv-admission" => (Idle::Pool, false, Among::Alone, admission),
         "paged-back" => (Idle::Pool, false, Among::Alone, containers::paged_back),
+        "paged-backed" => (Idle::Pool, false, Among::Alone, containers::paged_backed),
         "headroom" => (Idle::Pool, true, Among::Hundred, headroom),
         "charge" => (Idle::Pool, false, Among::Crowd, charge),
         "pool-stats" => (Idle::Pool, true, Among::Hundred, pool_stats),

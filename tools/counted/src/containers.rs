@@ -101,6 +101,26 @@ fn full_cache(crowd: &Crowd, sequences: usize) -> Result<KvCache> {
 
 /// Backs blocks of a paged cache and releases them, beside others that touch the same extents.
 pub(crate) fn paged_back(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let (kv, numbers) = paged(crowd, batch)?;
+    crowd.between(marks, |_| {
+        kv.back(&numbers)?;
+        Ok(kv.release(&numbers)?)
+    })?;
+    crowd.paged = Some(kv);
+    Ok(())
+}
+
+/// Backs blocks like [`paged_back`], and releases them outside of the marks.
+pub(crate) fn paged_backed(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Result<()> {
+    let (kv, numbers) = paged(crowd, batch)?;
+    crowd.between(marks, |_| Ok(kv.back(&numbers)?))?;
+    kv.release(&numbers)?;
+    crowd.paged = Some(kv);
+    Ok(())
+}
+
+/// Returns a cache, and the numbers of unused blocks in extents that other blocks touch.
+fn paged(crowd: &mut Crowd, batch: usize) -> Result<(PagedKv, Vec<u32>)> {
     let kv = match crowd.paged.take() {
         Some(kv) => kv,
         None => {
@@ -114,13 +134,8 @@ pub(crate) fn paged_back(marks: &Marks, crowd: &mut Crowd, batch: usize) -> Resu
         }
     };
     let free = (0..4096).filter(|number| number % 8 > 0);
-    let numbers: Vec<u32> = free.take(batch).collect();
-    crowd.between(marks, |_| {
-        kv.back(&numbers)?;
-        Ok(kv.release(&numbers)?)
-    })?;
-    crowd.paged = Some(kv);
-    Ok(())
+    let numbers = free.take(batch).collect();
+    Ok((kv, numbers))
 }
 
 /// Appends 1,024 elements to a vector that has memory for them, with the copy that the model makes.

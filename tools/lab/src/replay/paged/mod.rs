@@ -70,18 +70,14 @@ impl Paged {
             .map(|_| Service::new(terms.order, blocks, fixed));
         let services = services.map(|made| made.map(Arc::new));
         let services: Vec<Arc<Service>> = services.collect::<Result<_, _>>()?;
-        let tenants =
-            Tenants::new(
-                device,
-                models,
-                division,
-                clock,
-                None,
-                |model, tenant| match terms.keeps && !fixed {
-                    true => hooked(tenant, &services[model]),
-                    false => tenant,
-                },
-            )?;
+        let evicts = terms.keeps && !fixed;
+        let tenants = Tenants::new(device, models, division, clock, None, |model, tenant| {
+            if evicts {
+                hooked(tenant, &services[model])
+            } else {
+                tenant
+            }
+        })?;
         let part = usize::try_from(terms.block / TENSORS)?;
         let mut made = Self {
             ceiling: terms.blocks_in(division.ceiling(granule)),
@@ -133,33 +129,52 @@ impl Paged {
         Ok(())
     }
 
-    /// Backs more blocks of a request, up to `blocks`; returns `false` and changes nothing if they do
-    /// not fit now.
+    /// Backs more blocks of a request, up to `blocks`; returns `false` and changes nothing but for
+    /// evictions if they do not fit now.
+    ///
+    /// Evicted blocks may have kept the extents that the request's own numbers touch. So a refused
+    /// request chooses numbers anew and tries again while blocks are evicted for it.
     fn extend(&mut self, held: &mut Held, blocks: u64) -> anyhow::Result<bool> {
         let more = blocks.saturating_sub(held.numbers.len() as u64);
+        let more = u32::try_from(more).context("a request has too many blocks")?;
         let service = self.service(held.model);
-        let taken = self.tenants.charged(held.model, |_, _| {
-            service.take(u32::try_from(more).context("a request has too many blocks")?)
-        })?;
-        let Some(numbers) = taken else {
-            return Ok(false);
+        let numbers = loop {
+            let evicted = self.evicted();
+            match self.back(held.model, more)? {
+                Some(numbers) => break numbers,
+                None if self.evicted() > evicted => {}
+                None => return Ok(false),
+            }
         };
-        let outcome = self
-            .tenants
-            .charged(held.model, |_, _| service.back(&numbers));
+        let from = held.numbers.len();
+        held.numbers.extend(numbers);
+        self.stamp(&service, held, from)?;
+        self.reserve(held.model)?;
+        Ok(true)
+    }
+
+    /// Takes numbers and backs them; returns `None` if there are too few, or too little memory.
+    fn back(&mut self, model: usize, blocks: u32) -> anyhow::Result<Option<Vec<u32>>> {
+        let service = self.service(model);
+        let taken = self.tenants.charged(model, |_, _| service.take(blocks))?;
+        let Some(numbers) = taken else {
+            return Ok(None);
+        };
+        let outcome = self.tenants.charged(model, |_, _| service.back(&numbers));
         let outcome = match outcome {
             Err(PagedKvError::Back { cause, .. }) => Err(cause),
             other => Ok(other?),
         };
         if self.tenants.fitted::<()>(outcome)?.is_none() {
             service.untake(&numbers)?;
-            return Ok(false);
+            return Ok(None);
         }
-        let from = held.numbers.len();
-        held.numbers.extend(numbers);
-        self.stamp(&service, held, from)?;
-        self.reserve(held.model)?;
-        Ok(true)
+        Ok(Some(numbers))
+    }
+
+    /// Returns the number of blocks that all models have evicted so far.
+    fn evicted(&self) -> u64 {
+        self.services.iter().map(|service| service.kept().1).sum()
     }
 
     /// Stamps the blocks of a request from the one at `from` on.

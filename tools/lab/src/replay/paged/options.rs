@@ -98,7 +98,7 @@ impl Options {
             _ => DEFAULT_EXTENT.max(granule),
         };
         let row = u32::try_from(bytes_per_token / TENSORS);
-        let row = row.ok().filter(|_| bytes_per_token % TENSORS == 0);
+        let row = row.ok().filter(|_| bytes_per_token.is_multiple_of(TENSORS));
         let Some(row) = row.filter(|&row| row > 0) else {
             return Err(usage(format!(
                 "--kv-bytes-per-token: {bytes_per_token} bytes are not keys and values of {LAYERS} \

@@ -153,6 +153,29 @@ fn kept_blocks_are_evicted_when_memory_or_numbers_are_short() {
 }
 
 #[test]
+fn a_request_whose_own_extents_were_evicted_chooses_other_numbers() {
+    let of = terms(Caches::Paged, |it| it.keep_prefixes = true);
+    let mut memory = memory(Policy::Elastic, &of);
+    // Each of twelve extents, which are all that there is for this model, keeps seven blocks.
+    let ended: Vec<Held> = (0..12)
+        .map(|request| memory.allocate(0, request, 8, 8).unwrap().unwrap())
+        .collect();
+    for one in ended {
+        memory.free(one).unwrap();
+    }
+    assert_eq!(held(&memory, 0), 192 * MIB);
+    // The lowest numbers are the last ones of each extent and four more. An extent is evicted for
+    // these that one of the others needs.
+    let one = memory.allocate(0, 12, 16, 16).unwrap().unwrap();
+    assert_eq!(one.numbers[11..], [88, 89, 90, 91, 92][..]);
+    let usage = memory.usage(0).unwrap().unwrap();
+    assert_eq!((usage.kept / (2 * MIB), usage.evicted), (77, 7));
+    assert_eq!(usage.held, 192 * MIB);
+    memory.free(one).unwrap();
+    memory.finish().unwrap();
+}
+
+#[test]
 fn a_reserve_is_held_beside_the_blocks_in_use_and_made_up_again() {
     let of = terms(Caches::Paged, |it| it.reserve = Some(32 * MIB));
     let mut memory = memory(Policy::Elastic, &of);

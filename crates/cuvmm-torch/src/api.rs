@@ -12,7 +12,6 @@
 
 use std::ffi::{CStr, c_char, c_double, c_int, c_void};
 use std::ptr;
-use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
 
@@ -431,7 +430,7 @@ pub unsafe extern "C" fn cuvmm_sleep_within(
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::sleep(tags, Host::of(keep)?, timeout(seconds)?)
+        tags::sleep(tags, Host::of(keep)?, edge::timeout(seconds)?)
     })
 }
 
@@ -504,7 +503,7 @@ pub unsafe extern "C" fn cuvmm_wake_within(tags: *const c_char, seconds: c_doubl
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::wake(tags, timeout(seconds)?)
+        tags::wake(tags, edge::timeout(seconds)?)
     })
 }
 
@@ -537,13 +536,6 @@ pub unsafe extern "C" fn cuvmm_exchange(
         let (sleep, wake) = (sleep.unwrap_or("null"), wake.unwrap_or("null"));
         tags::exchange::exchange(sleep, wake, after)
     })
-}
-
-fn timeout(seconds: f64) -> Result<Duration, Error> {
-    if seconds.is_nan() || seconds < 0.0 {
-        return Err(Error::Timeout(seconds));
-    }
-    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// Writes the names of sleeping tags as a JSON list. Makes no driver call.

@@ -38,7 +38,7 @@ static STATE: Mutex<State> = Mutex::new(State {
 static LEFT: Condvar = Condvar::new();
 
 thread_local! {
-    /// `true` while this thread is within a collector.
+    /// `true` while this thread is within a collector, or another function of [`within`].
     static COLLECTS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -65,9 +65,9 @@ pub(crate) fn set(collector: Option<Collector>) {
 struct Within;
 
 impl Within {
-    /// Enters `collector`, or the one that was set. Returns `None` if this thread is within one
-    /// already, as a finalizer that allocates is.
-    fn enter(collector: Option<Collector>) -> Option<(Self, Collector)> {
+    /// Enters the function that `find` returns. Returns `None` if this thread is within one already,
+    /// as a finalizer that allocates is, or if all have ended.
+    fn enter<T>(find: impl FnOnce(&State) -> Option<T>) -> Option<(Self, T)> {
         if COLLECTS.with(Cell::get) {
             return None;
         }
@@ -75,10 +75,10 @@ impl Within {
         if state.has_ended {
             return None;
         }
-        let collector = collector.or(state.collector)?;
+        let function = find(&state)?;
         state.running += 1;
         COLLECTS.with(|collects| collects.set(true));
-        Some((Self, collector))
+        Some((Self, function))
     }
 }
 
@@ -91,6 +91,14 @@ impl Drop for Within {
         }
         lock().running -= 1;
         LEFT.notify_all();
+    }
+}
+
+/// Calls another function of the program, under the rules for the collector: not from within one, and
+/// not once collections have ended.
+pub(crate) fn within(call: impl FnOnce()) {
+    if let Some((_within, ())) = Within::enter(|_| Some(())) {
+        call();
     }
 }
 
@@ -111,7 +119,8 @@ pub(crate) fn collects(error: &Error, collector: Option<Collector>) -> bool {
     if !error.is_out_of_memory() || fork::is_child() {
         return false;
     }
-    let Some((_within, collector)) = Within::enter(collector) else {
+    let enter = |state: &State| collector.or(state.collector);
+    let Some((_within, collector)) = Within::enter(enter) else {
         return false;
     };
     if graphs::waiting().is_none() {

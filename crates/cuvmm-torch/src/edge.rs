@@ -1,14 +1,15 @@
 //! The boundary between C and Rust: ends panics, prints messages, keeps each thread's last error,
-//! and exchanges texts.
+//! exchanges texts, and knows which threads may call functions of the program.
 //!
 //! `unsafe` is used to read and write the texts of C.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char};
 use std::os::fd::AsFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+use std::time::Duration;
 
 use crate::error::Error;
 
@@ -17,6 +18,44 @@ static HOOK: Once = Once::new();
 thread_local! {
     /// The text of this thread's last error, and its [status](status_of).
     static LAST: RefCell<(String, i32)> = const { RefCell::new((String::new(), 0)) };
+    /// `true` while this thread is in a function of C, where it may hold locks of this library, or its
+    /// caller some of PyTorch.
+    static MAY_HOLD_LOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A time in which a thread may hold locks, or does not. Before and after it is as it was.
+pub(crate) struct Locks {
+    before: bool,
+}
+
+impl Locks {
+    fn may_be_held(may: bool) -> Self {
+        let before = MAY_HOLD_LOCKS.replace(may);
+        Self { before }
+    }
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        MAY_HOLD_LOCKS.set(self.before);
+    }
+}
+
+/// Runs a request for memory during which functions of the program may be called on this thread: it
+/// holds no lock.
+pub(crate) fn calling_back<T>(request: impl FnOnce() -> T) -> T {
+    let _locks = Locks::may_be_held(false);
+    request()
+}
+
+/// Keeps functions of the program from being called on this thread until the result is dropped.
+pub(crate) fn without_calling_back() -> Locks {
+    Locks::may_be_held(true)
+}
+
+/// Returns `true` if this thread holds no lock: in [`calling_back`], and on threads of this library.
+pub(crate) fn may_call_back() -> bool {
+    !MAY_HOLD_LOCKS.get()
 }
 
 /// Runs the body of a C function. A panic is reported in one line, and the function returns
@@ -28,6 +67,7 @@ pub(crate) fn guard<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
             message(&format!("internal error: {info}"));
         }));
     });
+    let _locks = without_calling_back();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
 
@@ -99,6 +139,34 @@ pub(crate) unsafe fn write(mut text: Vec<u8>, buffer: *mut c_char, length: usize
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), text.len()) };
     }
     text.len()
+}
+
+/// Returns the timeout of seconds, from 0 to infinity.
+pub(crate) fn timeout(seconds: f64) -> Result<Duration, Error> {
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(Error::Timeout(seconds));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
+/// Writes a value as JSON, like [`write`]. On failure returns 0 and keeps the error.
+///
+/// # Safety
+/// The requirements of [`write`].
+pub(crate) unsafe fn write_json(
+    value: impl FnOnce() -> Result<serde_json::Value, Error>,
+    buffer: *mut c_char,
+    length: usize,
+) -> usize {
+    let text = guard(None, || match value() {
+        Ok(value) => Some(value.to_string().into_bytes()),
+        Err(error) => {
+            keep(&error);
+            None
+        }
+    });
+    // SAFETY: the caller says so.
+    text.map_or(0, |text| unsafe { write(text, buffer, length) })
 }
 
 /// Reads a text of C, `None` for null.

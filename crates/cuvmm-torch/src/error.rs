@@ -4,7 +4,7 @@ use bytesize::ByteSize;
 use std::path::{Path, PathBuf};
 
 use cuvmm::driver::cuda::OpenError;
-use cuvmm::error::{ChannelError, FolderError, GroupError, ShareError};
+use cuvmm::error::{ChannelError, FolderError, GroupError, PagedKvError, ShareError};
 use cuvmm::{
     BlockError, CallError, CloseRefusal, DeviceError, LedgerError, MemoryError, PoolError,
     SleepError,
@@ -145,6 +145,16 @@ pub(crate) enum Error {
     Group(#[from] GroupError),
     #[error("this process is in no group under the number {0}")]
     NoGroup(u64),
+    #[error(transparent)]
+    Paged(#[from] PagedKvError),
+    #[error("there is no paged cache with the number {0}: it was closed")]
+    NoPaged(u64),
+    #[error("the paged cache has no part {part} of layer {layer} in group {group}")]
+    NoPart { group: u32, layer: u32, part: u32 },
+    #[error("a block has a number from 0 to 2147483646, not {0}")]
+    BlockNumber(i64),
+    #[error("block numbers are integers of 4 or 8 bytes, not of {0}")]
+    NumberWidth(i32),
 }
 
 impl Error {
@@ -176,11 +186,23 @@ impl Error {
             Self::Pool(error) => error.is_out_of_memory(),
             Self::Call(error) => error.is_out_of_memory(),
             Self::Memory(error) => error.is_out_of_memory(),
+            Self::Paged(error) => error.is_out_of_memory(),
             Self::Share(error) => error.is_out_of_memory(),
             Self::Sleep { cause, .. } => cause.is_out_of_memory(),
             Self::NoRoom { .. } => true,
             _ => false,
         }
+    }
+
+    /// Returns `true` if memory is short that may become free with work of the GPU.
+    pub(crate) fn is_pending(&self) -> bool {
+        let shortage = match self {
+            Self::Block(cause)
+            | Self::InPool { cause, .. }
+            | Self::Paged(PagedKvError::Back { cause, .. }) => cause.shortage(),
+            _ => None,
+        };
+        shortage.is_some_and(|it| it.pending_free > 0)
     }
 
     pub(crate) const fn is_not_published(&self) -> bool {

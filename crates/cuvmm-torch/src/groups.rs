@@ -170,21 +170,14 @@ pub unsafe extern "C" fn cuvmm_group_join(json: *const c_char, token: *mut u64) 
 /// `buffer` is null or valid for writing `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_group(token: u64, buffer: *mut c_char, length: usize) -> usize {
-    let text = guard(None, || match find(token) {
-        Ok(group) => {
-            let (rank, ranks) = (group.rank(), group.ranks());
-            let figures = serde_json::json!({
-                "name": group.name(), "rank": rank, "ranks": ranks, "path": group.path(),
-            });
-            Some(figures.to_string().into_bytes())
-        }
-        Err(error) => {
-            edge::keep(&error);
-            None
-        }
-    });
+    let describe = |group: &Group| {
+        let (rank, ranks) = (group.rank(), group.ranks());
+        serde_json::json!({
+            "name": group.name(), "rank": rank, "ranks": ranks, "path": group.path(),
+        })
+    };
     // SAFETY: the caller says so.
-    text.map_or(0, |text| unsafe { edge::write(text, buffer, length) })
+    unsafe { edge::write_json(|| Ok(describe(&*find(token)?)), buffer, length) }
 }
 
 /// Puts tags to sleep in all ranks of a group, or in none, as [`cuvmm_sleep`](crate::cuvmm_sleep)

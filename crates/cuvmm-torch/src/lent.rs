@@ -7,10 +7,11 @@
 use std::ffi::{c_int, c_void};
 
 use crate::edge::guard;
+use crate::paged::caches;
 use crate::{attachments, fork, heaps, live, tags};
 
-/// Calls `visit` with `visitor` and the address, bytes and device of each live allocation and
-/// attachment.
+/// Calls `visit` with `visitor` and the address, bytes and device of each live allocation, attachment
+/// and paged cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn fakecuda_lent(
     visit: extern "C" fn(*mut c_void, u64, u64, c_int),
@@ -28,6 +29,8 @@ pub extern "C" fn fakecuda_lent(
                 let all = [awake, asleep, tagged.awake, tagged.asleep];
                 all.into_iter().flatten().collect::<Vec<_>>()
             });
+            let paged = caches::memory(of).into_iter();
+            memory.extend(paged.map(|(address, bytes)| (address, bytes, device)));
             let entries = entries.into_iter();
             memory.extend(entries.map(|it| (it.address as u64, it.requested, device)));
         }

@@ -38,6 +38,7 @@ mod kept;
 mod lent;
 mod limits;
 mod live;
+mod paged;
 mod publications;
 mod settings;
 mod sharing;
@@ -61,6 +62,7 @@ pub use self::groups::*;
 pub use self::keeping::*;
 pub use self::kept::*;
 pub use self::lent::*;
+pub use self::paged::*;
 pub use self::sharing::*;
 pub use self::waits::*;
 
@@ -117,9 +119,11 @@ fn panicked() -> Outcome {
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, route: Option<Route>) -> Outcome {
     let pool = route.map(|route| route.pool(device));
-    let attempt = || match pool.is_none() && entered::is_entered() {
-        true => tags::allocate(size, device),
-        false => live::allocate(size, device, handle(stream), pool),
+    let attempt = || match pool {
+        None if entered::is_entered() => tags::allocate(size, device),
+        // Outside of pools PyTorch holds no lock.
+        None => edge::calling_back(|| live::allocate(size, device, handle(stream), pool)),
+        Some(_) => live::allocate(size, device, handle(stream), pool),
     };
     // No lock is held here: another thread may have to free memory before it lets the collector
     // run.
@@ -176,7 +180,8 @@ fn tried(
     helps: impl FnOnce(&Error) -> bool,
 ) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        let attempt = || live::allocate(size, device, handle(stream), None);
+        let stream = handle(stream);
+        let attempt = || edge::calling_back(|| live::allocate(size, device, stream, None));
         let outcome = attempt().or_else(|error| match helps(&error) {
             true => attempt(),
             false => Err(error),

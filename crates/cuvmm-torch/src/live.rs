@@ -6,9 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
-use cuvmm::{Allocation, BlockError, Heap, Stream};
+use cuvmm::{Allocation, Heap, Stream};
 use serde::Serialize;
 
+use crate::edge;
 use crate::error::Error;
 use crate::fork;
 use crate::graphs::{self, PoolId};
@@ -19,7 +20,7 @@ use crate::limits;
 const SHARDS: usize = 64;
 
 /// The timeout of a request to other processes of a ledger for memory.
-const NEIGHBOURS: Duration = Duration::from_secs(2);
+pub(crate) const NEIGHBOURS: Duration = Duration::from_secs(2);
 
 type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
 
@@ -97,11 +98,13 @@ fn from_heap(
 ) -> Result<Allocation, Error> {
     let error = match heap.allocate(size, 1, stream) {
         Ok(allocation) => return Ok(allocation),
-        Err(error) => error,
+        Err(error) => error.into(),
     };
-    again(of, Some(stream), error, |wait| match wait {
-        Some(wait) => heap.allocate_timeout(size, 1, stream, wait),
-        None => heap.allocate(size, 1, stream),
+    again(of, Some(stream), error, |wait| {
+        Ok(match wait {
+            Some(wait) => heap.allocate_timeout(size, 1, stream, wait),
+            None => heap.allocate(size, 1, stream),
+        }?)
     })
 }
 
@@ -112,11 +115,11 @@ fn from_heap(
 pub(crate) fn again<T>(
     of: &DeviceHeap,
     stream: Option<&Stream>,
-    error: BlockError,
-    mut allocate: impl FnMut(Option<Duration>) -> Result<T, BlockError>,
+    error: Error,
+    mut allocate: impl FnMut(Option<Duration>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     if !error.is_out_of_memory() {
-        return Err(error.into());
+        return Err(error);
     }
     of.figures().retries += 1;
     graphs::collect();
@@ -129,10 +132,12 @@ pub(crate) fn again<T>(
         true => graphs::waiting(),
         false => None,
     };
-    let pending = |error: &BlockError| error.shortage().is_some_and(|it| it.pending_free > 0);
+    // A thread that is about to capture waits for the end of the leave, with the interpreter's lock
+    // perhaps.
+    let _quiet = leave.is_some().then(edge::without_calling_back);
     // Memory freed under a tag waits for all work of its devices. Memory of a heap waits for
     // streams, which a stream can do itself unless that was turned off.
-    if leave.is_some() && outcome.as_ref().is_err_and(pending) && of.waits() {
+    if leave.is_some() && outcome.as_ref().is_err_and(Error::is_pending) && of.waits() {
         of.figures().syncs += 1;
         if of.synchronize().is_ok() {
             outcome = allocate(None);
@@ -144,7 +149,7 @@ pub(crate) fn again<T>(
     if outcome.is_err() {
         of.figures().ooms += 1;
     }
-    Ok(outcome?)
+    outcome
 }
 
 /// Frees the allocation at an address, behind the queued work of its streams and of `stream`.

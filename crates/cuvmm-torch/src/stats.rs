@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::error::{as_pytorch, size};
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
+use crate::paged::caches;
 use crate::tags::TagFigures;
 use crate::{fork, graphs, heaps, live, tags};
 
@@ -41,6 +42,7 @@ struct All<'a> {
     total: Total,
     heap: HeapStats,
     pools: Vec<TagFigures>,
+    paged: Vec<caches::Figures>,
     graphs: Graphs,
 }
 
@@ -128,6 +130,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         },
         heap,
         pools,
+        paged: caches::figures(known),
         graphs: Graphs::of(&graphs),
     };
     serde_json::to_vec(&all).ok()

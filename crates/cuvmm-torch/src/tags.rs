@@ -125,9 +125,11 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
     let block = || tenant.block(bytes).tag(PLAIN);
     let block = match block().allocate() {
         Ok(block) => block,
-        Err(error) => live::again(of, None, error, |wait| match wait {
-            Some(wait) => block().timeout(wait).allocate(),
-            None => block().allocate(),
+        Err(error) => live::again(of, None, error.into(), |wait| {
+            Ok(match wait {
+                Some(wait) => block().timeout(wait).allocate(),
+                None => block().allocate(),
+            }?)
         })?,
     };
     Ok(add(index, size, block))

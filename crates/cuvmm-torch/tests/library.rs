@@ -17,31 +17,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 
-use common::{Cuda, MIB, Torch, default_stream, over_the_stand_in};
+use common::{Cuda, MIB, Torch, default_stream, in_a_child, over_the_stand_in};
 
 /// The size as PyTorch passes it.
 fn size(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap()
-}
-
-/// Runs `body` in a forked child, and returns its exit code.
-fn in_a_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child only runs `body`, which takes no lock that another thread could hold, and
-    // ends without running what is registered for the exit.
-    match unsafe { libc::fork() } {
-        0 => {
-            let code = body();
-            // SAFETY: it ends the child.
-            unsafe { libc::_exit(code) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: the status is written to a local.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert!(libc::WIFEXITED(status), "status {status:#x}");
-            libc::WEXITSTATUS(status)
-        }
-    }
 }
 
 over_the_stand_in! {

@@ -17,7 +17,7 @@ from typing import Any
 from ._errors import Error, NotPublishedError, OutOfMemoryError
 
 _int, _size, _text, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
-_number, _result = ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64)
+_number, _result, _u32 = ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint32
 
 # What a function returns that has failed for a reason of its own class.
 _CLASSES: dict[int, type[Error]] = {-3: OutOfMemoryError, -4: NotPublishedError}
@@ -72,6 +72,21 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_group_sleep": (_int, [_number, _text, _int, _number]),
     "cuvmm_group_wake": (_int, [_number, _text, _number]),
     "cuvmm_group_leave": (None, [_number]),
+    "cuvmm_paged_new": (_int, [_text, _result]),
+    "cuvmm_paged_end": (None, [_number]),
+    "cuvmm_paged": (_size, [_number, _text, _size]),
+    "cuvmm_paged_view": (_size, [_number, _u32, _u32, _u32, _text, _size]),
+    "cuvmm_paged_stats": (_size, [_number, _text, _size]),
+    "cuvmm_paged_back": (_int, [_number, _pointer, _size, _int, _pointer]),
+    "cuvmm_paged_reserve": (_int, [_number, _u32, _pointer]),
+    "cuvmm_paged_release": (_int, [_number, _pointer, _size, _int]),
+    "cuvmm_paged_step_begin": (_int, [_number, _result]),
+    "cuvmm_paged_step_end": (None, [_number, _number]),
+    "cuvmm_paged_can_allocate": (_int, [_number, _u32]),
+    "cuvmm_paged_emptiest": (_int, [_number, _number, _pointer, _size, _int, _pointer, _pointer]),
+    "cuvmm_paged_record": (_int, [_number, _pointer]),
+    "cuvmm_paged_purge": (_int, [_number, _result]),
+    "cuvmm_paged_on_pressure": (_int, [_number, _pointer]),
     "cuvmm_socket": (_size, [_text, _size]),
     "cuvmm_publish": (_int, [_text, _result]),
     "cuvmm_withdraw": (_int, [_text, _text]),
@@ -182,14 +197,17 @@ class Library:
     def allocate(self, size: int, device: int, stream: int) -> int:
         """Allocates memory; returns 0 if that fails.
 
-        If memory is short, garbage is collected once: arrays in reference cycles keep theirs until then. That ends
-        before the interpreter does: a thread that asked for the interpreter's lock later would end in the middle of
-        its work.
+        If memory is short, garbage is collected once: arrays in reference cycles keep theirs until then.
         """
+        self.end_calls_at_exit()
+        return self.collecting_malloc(size, device, stream, COLLECT) or 0
+
+    def end_calls_at_exit(self) -> None:
+        """Ends the library's calls of Python before the interpreter ends: a thread that asked for its lock later would
+        end in the middle of its work."""
         if not self._ends:
             self._ends = True
             atexit.register(self.set_collector, None)
-        return self.collecting_malloc(size, device, stream, COLLECT) or 0
 
     def reason(self) -> str:
         """Returns why the last call of this thread failed."""

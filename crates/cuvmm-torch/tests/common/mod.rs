@@ -24,6 +24,7 @@ mod built;
 pub(crate) mod graphs;
 #[path = "../../../cuvmm-model/testing/own_process.rs"]
 pub(crate) mod own_process;
+pub(crate) mod paged;
 pub(crate) mod sharing;
 pub(crate) mod tags;
 
@@ -109,6 +110,26 @@ macro_rules! over_the_stand_in {
     )+};
 }
 pub(crate) use over_the_stand_in;
+
+/// Runs `body` in a forked child, and returns its exit code.
+pub(crate) fn in_a_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child only runs `body`, which takes no lock that another thread could hold, and
+    // ends without running what is registered for the exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let code = body();
+            // SAFETY: it ends the child.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: the status is written to a local.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "status {status:#x}");
+            libc::WEXITSTATUS(status)
+        }
+    }
+}
 
 /// A stream's handle.
 pub(crate) type Handle = *mut c_void;

@@ -7,6 +7,7 @@
 From then on all CUDA tensors use the heap, and `torch.cuda.memory_stats` and its relatives report
 the heap's figures. Without `install`, `pool` gives the memory of some tensors a name, by which
 `cuvmm.sleep` and `cuvmm.wake` move it out and in, and `graphs` the memory of captured graphs.
+`paged_kv` makes the tensors of a paged KV cache, with memory under the blocks in use.
 
 The modules `cuvmm.torch.memory_saver`, with torch_memory_saver's interface, and `cuvmm.torch.vllm`, for
 vLLM's sleep mode, are imported by their names.
@@ -16,6 +17,23 @@ from ._access import check_access
 from ._buffers import lost_buffers
 from ._graphs import graphs
 from ._install import install, is_installed
+from ._numbers import FreeNumbers
+from ._paged import Evictions, LayerGroup, PagedKv, PagedStats, Part, paged_kv
 from ._pools import pool, worker
 
-__all__ = ["check_access", "graphs", "install", "is_installed", "lost_buffers", "pool", "worker"]
+__all__ = [
+    "Evictions",
+    "FreeNumbers",
+    "LayerGroup",
+    "PagedKv",
+    "PagedStats",
+    "Part",
+    "check_access",
+    "graphs",
+    "install",
+    "is_installed",
+    "lost_buffers",
+    "paged_kv",
+    "pool",
+    "worker",
+]

@@ -66,7 +66,7 @@ def cudart():
     return types.SimpleNamespace(cudaMemGetInfo=_memory_of_the_driver)
 
 
-def current_stream():
+def current_stream(device=None):
     return types.SimpleNamespace(cuda_stream=stream, device=types.SimpleNamespace(index=_device))
 
 

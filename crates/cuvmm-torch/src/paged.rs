@@ -1,0 +1,310 @@
+//! Paged caches of keys and values: see [`cuvmm::paged`].
+//!
+//! A cache is known to C by its number. It lives until [`cuvmm_paged_end`], and its memory is a tenant's
+//! of the pool that the device's heap is in.
+//!
+//! Block numbers are passed as an array of signed integers of 4 or 8 bytes, not necessarily aligned.
+//!
+//! `unsafe` is used to export the functions under their C names, and for the texts, numbers and results
+//! of C.
+#![allow(unsafe_code)]
+
+pub(crate) mod caches;
+mod numbers;
+mod pressure;
+
+use std::ffi::{c_char, c_int, c_void};
+
+use serde_json::json;
+
+use self::caches::{Cache, find};
+use self::pressure::OnPressure;
+use crate::collecting::{self, Collector};
+use crate::edge::{self, guard, status};
+use crate::error::Error;
+
+/// Makes a paged cache, and writes its number.
+///
+/// The keys of the JSON object: `device`; `stream`, the handle of the home stream; `name`, the name of
+/// the tenant, which caches of one device may share; `blocks`, the number of block numbers; `groups`, a
+/// list of groups of layers, each with `layers`, `tokens` and `parts`, a list of
+/// `[heads, elements, bytes of an element]`; and, where they are not null, `layout` (`block-major`,
+/// `token-major` or `layer-major`), `extent` in bytes, `pinned`, a list of block numbers, and `timeout`,
+/// the seconds that [`cuvmm_paged_back`] and [`cuvmm_paged_reserve`] wait for memory in use.
+///
+/// Reserves addresses and backs the pinned blocks, as
+/// [`PagedKvBuilder::build`](cuvmm::paged::PagedKvBuilder::build) does. An error (a shape that cannot be,
+/// a name that a tag has, too little memory (-3)) makes nothing.
+///
+/// # Safety
+/// `json` is null or ends with a zero byte, and `token` is null or valid for writing. The stream is one
+/// of the device's primary context, and stays one until [`cuvmm_stream_end`](crate::cuvmm_stream_end).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_new(json: *const c_char, token: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
+        // SAFETY: the caller says so.
+        let token = unsafe { token.as_mut() }.ok_or(Error::Null)?;
+        *token = edge::calling_back(|| caches::build(json))?;
+        Ok(())
+    })
+}
+
+/// Ends a cache. Its memory and addresses are free once the work of its streams is complete, which
+/// nothing waits for. Does nothing for a cache that has ended, and in a forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_end(token: u64) {
+    guard((), || caches::end(token));
+}
+
+/// Writes a cache's `block_bytes` and `extent` as JSON. On failure returns 0 and keeps the error.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged(token: u64, buffer: *mut c_char, length: usize) -> usize {
+    let describe = |cache: &Cache| {
+        let kv = cache.kv();
+        let (block_bytes, extent) = (kv.block_bytes(), kv.extent());
+        Ok(json!({ "block_bytes": block_bytes, "extent": extent }))
+    };
+    // SAFETY: the caller says so.
+    unsafe { edge::write_json(|| describe(&*find(token)?), buffer, length) }
+}
+
+/// Writes the `address`, the `shape` and the `strides` in elements of one part of a layer,
+/// `[block, token, head, element]`, as JSON. On failure returns 0 and keeps the error.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_view(
+    token: u64,
+    group: u32,
+    layer: u32,
+    part: u32,
+    buffer: *mut c_char,
+    length: usize,
+) -> usize {
+    let describe = |cache: &Cache| {
+        let view = cache.kv().view(group as usize, layer, part as usize);
+        let view = view.ok_or(Error::NoPart { group, layer, part })?;
+        let (address, shape, strides) = (view.address().0, view.shape(), view.strides());
+        Ok(json!({ "address": address, "shape": shape, "strides": strides }))
+    };
+    // SAFETY: the caller says so.
+    unsafe { edge::write_json(|| describe(&*find(token)?), buffer, length) }
+}
+
+/// Writes a cache's figures ([`PagedStats`](cuvmm::paged::PagedStats)) as JSON. Makes no driver call. On
+/// failure returns 0 and keeps the error.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_stats(
+    token: u64,
+    buffer: *mut c_char,
+    length: usize,
+) -> usize {
+    let figures = |cache: &Cache| Ok(serde_json::to_value(cache.kv().stats()?)?);
+    // SAFETY: the caller says so.
+    unsafe { edge::write_json(|| figures(&*find(token)?), buffer, length) }
+}
+
+/// Backs blocks with memory, all or none. Makes no driver call where the memory is there. If memory is
+/// short, calls functions of [`cuvmm_paged_on_pressure`], gives free memory of the heap back, and waits
+/// for work; then calls `collector`, if it is not null, as
+/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) does. Too little memory is -3.
+///
+/// # Safety
+/// `numbers` has `count` integers of `width` bytes. The collector unwinds into no caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_back(
+    token: u64,
+    numbers: *const c_void,
+    count: usize,
+    width: c_int,
+    collector: Option<Collector>,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let numbers = unsafe { numbers::read(numbers, count, width) }?;
+        let cache = find(token)?;
+        requested(collector, || cache.back(&numbers))
+    })
+}
+
+/// Reserves memory for exactly `count` blocks, the lowest that are not in use, with the steps of
+/// [`cuvmm_paged_back`]. 0 gives the reserve up.
+///
+/// # Safety
+/// The collector unwinds into no caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_reserve(
+    token: u64,
+    count: u32,
+    collector: Option<Collector>,
+) -> c_int {
+    status(|| {
+        let cache = find(token)?;
+        requested(collector, || cache.reserve(count))
+    })
+}
+
+/// Makes a request during which functions of the program may be called, and a second one if garbage was
+/// collected after the first.
+fn requested(
+    collector: Option<Collector>,
+    request: impl Fn() -> Result<(), Error>,
+) -> Result<(), Error> {
+    match edge::calling_back(&request) {
+        Err(error) if collector.is_some() && collecting::collects(&error, collector) => {
+            edge::calling_back(request)
+        }
+        outcome => outcome,
+    }
+}
+
+/// Gives up blocks in use, all or none. Their memory goes behind the work that is queued by now, or at
+/// the end of the steps that have begun. Makes no driver call.
+///
+/// # Safety
+/// `numbers` has `count` integers of `width` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_release(
+    token: u64,
+    numbers: *const c_void,
+    count: usize,
+    width: c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let numbers = unsafe { numbers::read(numbers, count, width) }?;
+        Ok(find(token)?.kv().release(&numbers)?)
+    })
+}
+
+/// Begins a step, and writes its number: blocks that are released before it ends keep their memory
+/// until then.
+///
+/// # Safety
+/// `step` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_step_begin(token: u64, step: *mut u64) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let step = unsafe { step.as_mut() }.ok_or(Error::Null)?;
+        *step = caches::begin_step(token)?;
+        Ok(())
+    })
+}
+
+/// Ends a step, once its kernels are queued. Does nothing for a step or a cache that has ended, and in a
+/// forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_step_end(token: u64, step: u64) {
+    guard((), || caches::end_step(token, step));
+}
+
+/// Returns 1 if `count` more blocks can have memory now, 0 if not, and a negative number after an error.
+/// A hint: another tenant or process may be faster.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_can_allocate(token: u64, count: u32) -> c_int {
+    let mut can = false;
+    let status = status(|| {
+        can = find(token)?.kv().can_allocate(count)?;
+        Ok(())
+    });
+    match status {
+        0 => c_int::from(can),
+        failed => failed,
+    }
+}
+
+/// Chooses blocks among `numbers` whose release empties extents of at least `bytes` bytes, or fewer if
+/// there are no more, and writes them to `chosen`. Writes to `found` the number of blocks, and the bytes
+/// that come free with them.
+///
+/// # Safety
+/// `numbers` has `count` integers of `width` bytes, `chosen` is valid for writing `count` numbers, and
+/// `found` is null or valid for writing two.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_emptiest(
+    token: u64,
+    bytes: u64,
+    numbers: *const c_void,
+    count: usize,
+    width: c_int,
+    chosen: *mut u32,
+    found: *mut [u64; 2],
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let numbers = unsafe { numbers::read(numbers, count, width) }?;
+        // SAFETY: the caller says so.
+        let found = unsafe { found.as_mut() }.ok_or(Error::Null)?;
+        if chosen.is_null() && count > 0 {
+            return Err(Error::Null);
+        }
+        let evictions = find(token)?.kv().emptiest(bytes, &numbers)?;
+        // Each is among the given ones, and none is named twice.
+        for (at, number) in evictions.numbers.iter().take(count).enumerate() {
+            // SAFETY: there is room for `count` numbers.
+            unsafe { chosen.add(at).write_unaligned(*number) };
+        }
+        *found = [evictions.numbers.len() as u64, evictions.bytes];
+        Ok(())
+    })
+}
+
+/// Records that kernels on another stream use blocks, now and later.
+///
+/// # Safety
+/// The stream is one of the device's primary context, and stays one until
+/// [`cuvmm_stream_end`](crate::cuvmm_stream_end).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_record(token: u64, stream: *mut c_void) -> c_int {
+    status(|| find(token)?.record(crate::handle(stream)))
+}
+
+/// Gives the pool the memory that no block in use touches and whose work is complete, and writes its
+/// bytes.
+///
+/// # Safety
+/// `bytes` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_purge(token: u64, bytes: *mut u64) -> c_int {
+    status(|| {
+        let purged = find(token)?.kv().purge()?;
+        if !bytes.is_null() {
+            // SAFETY: the caller says so.
+            unsafe { bytes.write(purged.given_back) };
+        }
+        Ok(())
+    })
+}
+
+/// Sets the function that is called with the cache's number and the missing bytes when a request lacks
+/// memory that releasing blocks of the cache could give: a request of this process, also of another
+/// cache, or of another process of the ledger. Null removes it; a call that has begun goes on.
+///
+/// It runs on the requesting thread or a thread of this library, with no lock of this library held. It
+/// may call functions of this library; those that need memory wait for none and call no further function.
+/// It is not called from within itself or a [collector](crate::cuvmm_set_collector), after
+/// `cuvmm_set_collector(NULL)`, while a graph may be captured, nor for requests within tags, pools of
+/// graphs, sleep and waking: PyTorch or this library has a lock there.
+///
+/// # Safety
+/// Any thread may call the function at any time from now on, and it unwinds into no caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_on_pressure(
+    token: u64,
+    function: Option<OnPressure>,
+) -> c_int {
+    status(|| {
+        find(token)?.set_hook(function);
+        Ok(())
+    })
+}

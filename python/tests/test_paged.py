@@ -1,0 +1,354 @@
+"""Paged caches, over the stand-in for libcuda."""
+
+import unittest
+
+from support import needs_stand_in, run
+
+#: A cache of blocks of 1 MiB in extents of 2 MiB.
+MAKE = """
+import ctypes, gc, json
+import torch
+import cuvmm, cuvmm.torch
+from cuvmm.torch import FreeNumbers, LayerGroup, Part
+MIB = 1 << 20
+GROUP = LayerGroup.keys_and_values(2, 16, 8, 1024, torch.float16)
+
+def make(blocks=64, groups=GROUP, **options):
+    return cuvmm.torch.paged_kv(blocks, groups, **{"extent": "2MiB", **options})
+
+def fails(kind, text, call):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"not refused: {text}")
+"""
+
+
+def case(code: str, **options) -> str:
+    import textwrap
+
+    return run(MAKE + textwrap.dedent(code), fakes=True, **options)
+
+
+@needs_stand_in
+class Paged(unittest.TestCase):
+    def test_a_tensor_shows_the_blocks_of_a_part_of_a_layer(self):
+        case(
+            """
+            for layout in ("block-major", "token-major", "layer-major"):
+                kv = make(layout=layout, pinned=[63, 0, 63], name=layout)
+                assert (kv.block_bytes, kv.extent, kv.pinned, kv.device) == (MIB, 2 * MIB, (0, 63), 0)
+                assert repr(kv) == f"<cuvmm.torch.PagedKv {layout!r} 64 blocks of 1048576 bytes, {layout}, on device 0>"
+                kv.back([5])
+                written = {}
+                for layer in range(2):
+                    for part in range(2):
+                        tensor = kv.tensor(layer, part)
+                        assert tensor.shape == (64, 16, 8, 1024) and tensor.dtype is torch.float16
+                        assert str(tensor.device) == "cuda:0"
+                        block, token, head, element = tensor.stride()
+                        assert (head, element) == (1024, 1)
+                        for number in (0, 5, 63):
+                            address = tensor.data_ptr() + 2 * (number * block + 15 * token + 7 * head)
+                            written[address] = bytes([layer, part, number, 1])
+                            ctypes.memmove(address, written[address], 4)
+                assert len(written) == 12
+                assert all(ctypes.string_at(address, 4) == it for address, it in written.items())
+                whole = kv.whole()
+                assert whole.shape == (64, 2, 2, 16, 8, 1024)
+                for layer in range(2):
+                    for part in range(2):
+                        steps = zip((5, layer, part, 15, 7, 0), whole.stride(), strict=True)
+                        at = whole.data_ptr() + 2 * sum(place * step for place, step in steps)
+                        assert ctypes.string_at(at, 4) == bytes([layer, part, 5, 1])
+            """
+        )
+
+    def test_shapes_of_other_models(self):
+        case(
+            """
+            latent = make(8, LayerGroup(3, 64, [Part(1, 576, "bfloat16")]), name="latent")
+            assert latent.tensor(2).shape == (8, 64, 1, 576)
+            assert latent.whole().shape == (8, 3, 1, 64, 1, 576)
+            eight = torch.float8_e4m3fn
+            scaled = make(8, LayerGroup(2, 16, [Part(8, 128, eight), Part(8, 128, eight), Part(2, 8, "float32")]), name="scaled")
+            assert scaled.tensor(1, 1).dtype is eight
+            assert scaled.tensor(1, 2).shape == (8, 16, 2, 8)
+            fails(ValueError, "differ", scaled.whole)
+            # Groups share the numbers.
+            window = LayerGroup.keys_and_values(1, 32, 8, 1024, torch.float16)
+            two = make(8, [GROUP, window], name="two")
+            assert two.tensor(0, 1, group=1).shape == (8, 32, 8, 1024)
+            assert two.whole(1).shape == (8, 1, 2, 32, 8, 1024)
+            small = LayerGroup.keys_and_values(1, 16, 8, 1024, torch.float16)
+            fails(cuvmm.Error, "equal bytes", lambda: make(8, [GROUP, small], name="other"))
+            """
+        )
+
+    def test_blocks_are_named_by_lists_arrays_and_tensors(self):
+        case(
+            """
+            import array
+            from cuvmm.torch import _numbers
+            import doctest
+            assert doctest.testmod(_numbers) == (0, 5), doctest.testmod(_numbers)
+            kv = make()
+            tensor = torch.empty((3,), dtype=torch.int64).fill((1).to_bytes(8, "little") + (8).to_bytes(8, "little") * 2)
+            short = torch.empty((2,), dtype=torch.int32).fill((7).to_bytes(4, "little") + (6).to_bytes(4, "little"))
+            for numbers in ([0, 2], range(2, 4), array.array("i", [4]), array.array("q", [5]), memoryview(array.array("I", [9, 0, 10]))[::2], tensor, short, (), {11}):
+                kv.back(numbers)
+            assert kv.stats().in_use == 12
+            kv.release([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+            kv.release(array.array("l", [11]))
+            assert kv.stats().in_use == 0
+            strings = torch.empty((1,), dtype=torch.float32)
+            there = torch.empty((1,), dtype=torch.int32, device="cuda:0")
+            for numbers in (3, "ab", b"ab", [1.0], [None], array.array("d", [1]), array.array("h", [1]), strings, there):
+                fails(TypeError, "", lambda: kv.back(numbers))
+            for numbers in ([-1], [64], [1, 1 << 31], [1 << 63]):
+                fails(cuvmm.Error, "block", lambda: kv.back(numbers))
+            fails(cuvmm.Error, "not in use", lambda: kv.release([3]))
+            assert kv.stats().in_use == 0
+            """
+        )
+
+    def test_the_memory_lives_as_long_as_tensors_do(self):
+        case(
+            """
+            kv = make(64, name="chat")
+            kv.back(range(8))
+            keys = kv.tensor(1)
+            kv.close()
+            kv.close()
+            assert repr(kv).endswith("closed>")
+            for call in (lambda: kv.back([1]), lambda: kv.release([1]), lambda: kv.tensor(0), kv.stats,
+                         lambda: kv.record_use(0), kv.purge, lambda: kv.step().__enter__()):
+                fails(cuvmm.Error, "closed", call)
+            del kv
+            gc.collect()
+            cuvmm.empty_cache()
+            assert cuvmm.stats().held == 8 * MIB
+            ctypes.memmove(keys.data_ptr(), b"there", 5)
+            # The name is the cache's as long.
+            def in_pool():
+                with cuvmm.torch.pool("chat"):
+                    return torch.empty(1)
+            fails(torch.cuda.OutOfMemoryError, "", in_pool)
+            del keys
+            cuvmm.empty_cache()
+            assert cuvmm.stats().held == 0
+            tensor = in_pool()
+            fails(cuvmm.Error, "chat", lambda: make(name="chat"))
+            """
+        )
+
+    def test_one_limit_has_all_memory(self):
+        case(
+            """
+            cuvmm.configure(limit="64MiB")
+            kv = make(1000, pinned=[999])
+            array = cuvmm.empty(40 * MIB)
+            kv.back(range(22))
+            stats = cuvmm.stats()
+            assert (stats.held, stats.live, stats.free) == (64 * MIB, 40 * MIB, 0), stats
+            assert stats.all["paged"][0]["name"] == "paged" and stats.all["paged"][0]["in_use"] == 22
+            figures = kv.stats()
+            assert (figures.blocks, figures.in_use, figures.pinned, figures.committed) == (1000, 22, 1, 24 * MIB)
+            assert not kv.can_allocate(1) and kv.can_allocate(0)
+            fails(cuvmm.OutOfMemoryError, "cannot back", lambda: kv.back([22]))
+            fails(cuvmm.OutOfMemoryError, "", lambda: kv.reserve(2))
+            # What another cycle of references has is found once it is collected.
+            array.itself = [array]
+            del array
+            kv.back([22, 23])
+            kv.reserve(10)
+            assert kv.stats().reserved == 10
+            kv.reserve(0)
+            fails(cuvmm.Error, "blocks to be reserved", lambda: kv.reserve(10000))
+            with kv.step():
+                kv.release(range(24))
+                assert kv.stats().leaving == 24
+            assert kv.stats().leaving == 0
+            chosen = kv.emptiest("1MiB", range(1000))
+            assert chosen == ([], 0)
+            kv.back([2, 3, 4])
+            assert kv.emptiest(1, [2, 3, 4, 500]) == ([4], 2 * MIB)
+            assert kv.emptiest("3MiB", [2, 3, 4]).bytes == 4 * MIB
+            kv.release([2, 3, 4])
+            assert kv.purge() > 0
+            for call in (lambda: kv.reserve(-1), lambda: kv.can_allocate(1 << 32), lambda: kv.tensor(-1)):
+                fails(ValueError, "4294967295", call)
+            """
+        )
+
+    def test_what_cannot_be_is_refused(self):
+        case(
+            """
+            for kind, text, options in [
+                (cuvmm.Error, "", {"blocks": 0}), (ValueError, "", {"blocks": 1 << 32}), (ValueError, "", {"blocks": -1}),
+                (TypeError, "", {"blocks": 1.5}), (cuvmm.Error, "rows", {"layout": "rows"}),
+                (cuvmm.Error, "extent", {"extent": 3 << 20}), (cuvmm.Error, "block 64", {"pinned": [64]}),
+                (cuvmm.Error, "name", {"name": ""}), (ValueError, "timeout", {"timeout": -1}),
+                (cuvmm.Error, "", {"device": 7}), (cuvmm.Error, "groups", {"groups": []}),
+                (cuvmm.Error, "heads", {"groups": LayerGroup(1, 1, [Part(0, 1, "int8")])}),
+                (ValueError, "heads", {"groups": LayerGroup(1, 1, [Part(-1, 1, "int8")])}),
+                (cuvmm.Error, "torch", {"name": "torch"}),
+            ]:
+                fails(kind, text, lambda: make(**{"blocks": 64, "groups": GROUP, **options}))
+            kv = make()
+            for place in ((2, 0, 0), (0, 2, 0), (0, 0, 1)):
+                fails(cuvmm.Error, "no part", lambda: kv.tensor(*place))
+            fails(TypeError, "stream", lambda: kv.record_use("0"))
+            fails(cuvmm.Error, "", lambda: kv.record_use(2))
+            kv.record_use(0)
+            fails(TypeError, "copied", lambda: __import__("pickle").dumps(cuvmm.torch._paged._View(1, kv._cache)))
+            """
+        )
+
+    def test_hooks_give_blocks_up(self):
+        case(
+            """
+            import threading
+            cuvmm.configure(limit="16MiB")
+            asked = []
+            def evict(kv, missing):
+                asked.append((kv.name, missing))
+                chosen = kv.emptiest(missing, prefixes)
+                kv.release(chosen.numbers)
+                prefixes.difference_update(chosen.numbers)
+            chat = make(name="chat", on_pressure=evict)
+            code = make(name="code")
+            prefixes = set(range(16))
+            chat.back(prefixes)
+            code.back([0, 1])
+            assert asked == [("chat", 2 * MIB)] and len(prefixes) == 14
+            # An allocation, of a thread too, and the cache's own request.
+            array = cuvmm.empty(2 * MIB)
+            thread = threading.Thread(target=lambda: code.back([2, 3]))
+            thread.start()
+            thread.join()
+            assert asked[1:] == [("chat", 2 * MIB)] * 2 and len(prefixes) == 10
+            chat.back([20, 21])
+            assert len(asked) == 4 and len(prefixes) == 8
+            # Not for memory of a pool: PyTorch has a lock then.
+            try:
+                with cuvmm.torch.pool("weights"):
+                    torch.empty(2 * MIB)
+            except torch.cuda.OutOfMemoryError:
+                pass
+            assert len(asked) == 4
+            # After its end there is no hook, and what it raises is not lost.
+            chat.close()
+            def fail(kv, missing):
+                raise KeyError("on purpose")
+            other = make(name="other", on_pressure=fail, pinned=[1])
+            import sys
+            raised = []
+            sys.unraisablehook = lambda it: raised.append(it.exc_value)
+            fails(cuvmm.OutOfMemoryError, "", lambda: code.back(range(4, 60)))
+            code.back(range(4, 12))
+            fails(cuvmm.OutOfMemoryError, "", lambda: code.back([12]))
+            assert raised and all(isinstance(it, KeyError) for it in raised), raised
+            del other, array
+            code.back([12])
+            """
+        )
+
+    def test_a_hook_gives_blocks_up_for_another_process(self):
+        case(
+            """
+            import subprocess, sys, tempfile
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(ledger=folder, ledger_limit="64MiB", tenant="first")
+                prefixes = list(range(60))
+                def evict(kv, missing):
+                    chosen = kv.emptiest(missing, prefixes)
+                    kv.release(chosen.numbers)
+                    prefixes[:] = set(prefixes) - set(chosen.numbers)
+                kv = make(name="chat", on_pressure=evict)
+                kv.back(prefixes)
+                other = '''
+            import sys, cuvmm, torch, cuvmm.torch
+            cuvmm.configure(ledger=sys.argv[1], tenant="second")
+            group = cuvmm.torch.LayerGroup.keys_and_values(2, 16, 8, 1024, "float16")
+            kv = cuvmm.torch.paged_kv(64, group, extent="2MiB", name="code", timeout=100.0)
+            kv.back(range(20))
+            assert kv.stats().in_use == 20
+            '''
+                import textwrap
+                ended = subprocess.run([sys.executable, "-c", textwrap.dedent(other), folder])
+                assert ended.returncode == 0
+                assert 20 <= len(prefixes) <= 44, prefixes
+            """
+        )
+
+    def test_a_forked_child_changes_nothing(self):
+        case(
+            """
+            import os
+            kv = make()
+            kv.back([1])
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    for call in (lambda: kv.back([2]), lambda: kv.release([1]), kv.stats, lambda: kv.tensor(0)):
+                        fails(cuvmm.Error, "fork", call)
+                    del kv
+                    gc.collect()
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert kv.stats().in_use == 1
+            """
+        )
+
+    def test_free_numbers(self):
+        case(
+            """
+            import random
+            free = FreeNumbers(500, without=[0, 499])
+            known, taken = set(range(1, 499)), []
+            assert len(free) == 498 and 0 not in free and 3 in free and -1 not in free and list(free) == sorted(known)
+            assert repr(free) == "<cuvmm.torch.FreeNumbers 498 of 500>"
+            chance = random.Random(5)
+            for _ in range(3000):
+                if chance.random() < 0.6 and known:
+                    count = chance.randrange(1, min(9, len(known) + 1))
+                    numbers = free.popleft_n(count) if count > 1 else [free.popleft()]
+                    assert numbers == sorted(known)[:count]
+                    known.difference_update(numbers)
+                    taken += numbers
+                elif taken:
+                    chance.shuffle(taken)
+                    back, taken = taken[:3], taken[3:]
+                    free.append_n(back) if len(back) > 1 else free.append(back[0])
+                    known.update(back)
+                elif known:
+                    number = chance.choice(sorted(known))
+                    free.remove(number)
+                    known.discard(number)
+                    taken.append(number)
+                assert len(free) == len(known) and list(free) == sorted(known)
+            free.append_n(taken)
+            rest = free.popleft_n(len(free))
+            assert rest == list(range(1, 499)) and not free
+            fails(IndexError, "free", free.popleft)
+            fails(IndexError, "free", lambda: free.popleft_n(1))
+            free.extend(rest)
+            for numbers in ([1, 1], [500], [-1], [rest[0]]):
+                fails(ValueError, "block", lambda: free.append_n(numbers))
+            fails(ValueError, "not free", lambda: free.remove(0))
+            for blocks in (0, -1, 1 << 31):
+                fails(ValueError, "blocks", lambda: FreeNumbers(blocks))
+            fails(ValueError, "not free", lambda: FreeNumbers(3, without=[1, 1]))
+            assert make(8, pinned=[0, 7]).free_numbers().popleft_n(6) == [1, 2, 3, 4, 5, 6]
+            """
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -8,7 +8,8 @@ class Error(RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """`cuvmm.empty`, `cuvmm.publish` or `cuvmm.wake` found too little memory, or `cuvmm.sleep` too little host memory.
+    """`cuvmm.empty`, `cuvmm.publish`, `cuvmm.wake` or a paged cache found too little memory, or `cuvmm.sleep` too little
+    host memory.
 
     PyTorch's allocations raise `torch.cuda.OutOfMemoryError` instead, and CuPy's its own error.
     """

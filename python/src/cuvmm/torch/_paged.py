@@ -136,8 +136,8 @@ class _View(SharedMemory):
 @ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 def _pressed(token: int, missing: int) -> None:
     kv = _caches.get(token)
-    hook = None if kv is None else kv._on_pressure
-    if hook is not None:
+    # Another thread may close the cache meanwhile.
+    if kv is not None and (hook := kv._on_pressure) is not None:
         hook(kv, missing)
 
 

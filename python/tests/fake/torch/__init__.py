@@ -6,6 +6,12 @@ from .tensors import Tensor, device, dtype, from_dlpack, sparse_coo, strided  # 
 globals().update(tensors.types)
 
 
+class _dynamo:  # noqa: N801
+    @staticmethod
+    def mark_static_address(tensor):
+        assert isinstance(tensor, Tensor)
+
+
 class UntypedStorage(_C.StorageBase):
     """A storage, of which only sharing is here."""
 

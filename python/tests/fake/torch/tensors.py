@@ -89,13 +89,33 @@ class Tensor:
     def is_contiguous(self):
         return self.strides == dense(self.shape)
 
-    def view(self, kind):
+    def view(self, kind, *sizes):
+        if not isinstance(kind, dtype):
+            # The first two dimensions as one.
+            shape = tuple(kind) if isinstance(kind, tuple) else (kind, *sizes)
+            blocks, tokens, *rest = self.shape
+            assert shape == (blocks * tokens, *rest) and self.strides[0] == tokens * self.strides[1]
+            return Tensor(self.address, shape, self.dtype, self.device, self.keeps, self.strides[1:])
         if kind.itemsize == self.dtype.itemsize:
             return Tensor(self.address, self.shape, kind, self.device, self.keeps, self.strides)
         (size,), (step,) = self.shape, self.strides
         assert step == 1 and size * self.dtype.itemsize % kind.itemsize == 0, (size, kind)
         size = size * self.dtype.itemsize // kind.itemsize
         return Tensor(self.address, (size,), kind, self.device, self.keeps)
+
+    def __getitem__(self, part):
+        begin, end, _ = part.indices(self.shape[0])
+        address = self.address + begin * self.strides[0] * self.dtype.itemsize
+        return Tensor(address, (end - begin, *self.shape[1:]), self.dtype, self.device, self.keeps, self.strides)
+
+    def fill_(self, value):
+        """Sets the elements of rows without holes to zero."""
+        rows, *row = self.shape
+        assert value == 0 and self.strides[1:] == dense(tuple(row))
+        size = self.dtype.itemsize
+        for place in range(rows):
+            ctypes.memset(self.address + place * self.strides[0] * size, 0, math.prod(row) * size)
+        return self
 
     def as_strided(self, shape, strides, offset=0):
         last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))

@@ -1,0 +1,318 @@
+"""transformers' continuous batching over a paged cache: memory under the blocks of its requests only.
+
+    import cuvmm.torch.transformers
+
+    cuvmm.torch.transformers.install(name="chat")  # before `generate_batch` or `init_continuous_batching`
+
+The cache of each manager that is made from then on has the addresses of `num_blocks` blocks, which may be more than
+the device has memory for, and memory under those that requests and prefixes use. Several models, in one process or in
+many with a ledger, share the device's memory as they need it. Made for transformers 5.17.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+try:
+    from transformers.generation.continuous_batching import cache as _cache
+    from transformers.generation.continuous_batching import cache_manager as _cache_manager
+    from transformers.generation.continuous_batching import continuous_api as _api
+except ImportError as error:
+    raise ImportError("cuvmm.torch.transformers needs a transformers with continuous batching, such as 5.17") from error
+
+from .._errors import Error, OutOfMemoryError
+from .._sleeping import seconds_of
+from ._numbers import FreeNumbers
+from ._paged import LayerGroup, PagedKv, paged_kv
+
+__all__ = ["install", "paged", "uninstall"]
+
+#: transformers' classes, by the module and the name under which they are used.
+_originals = {
+    (_api, "PagedAttentionCache"): _cache.PagedAttentionCache,
+    (_api, "ContinuousBatchProcessor"): _api.ContinuousBatchProcessor,
+    (_cache, "PagedAttentionMemoryHandler"): _cache.PagedAttentionMemoryHandler,
+}
+#: The seconds between two looks for memory that other models have.
+_PAUSE = 0.01
+
+
+class _Options(NamedTuple):
+    name: str = "paged"
+    extent: int | str | None = None
+    timeout: float = 60.0
+
+
+#: What `install` was given, for the next cache.
+_options = _Options()
+
+
+class _Free:
+    """The blocks without contents, in place of transformers' deque. They have no memory, except those that are given
+    out next."""
+
+    def __init__(self, kv: PagedKv, blocks: int) -> None:
+        self._kv, self._numbers = kv, FreeNumbers(blocks)
+        self._ready: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._numbers) + len(self._ready)
+
+    def back(self, count: int) -> None:
+        """Backs the next `count` blocks. Raises `cuvmm.OutOfMemoryError` with nothing changed."""
+        # A hook that is called meanwhile gives further numbers back.
+        numbers = self._numbers.popleft_n(max(0, count - len(self._ready)))
+        try:
+            self._kv.back(numbers)
+        except BaseException:
+            self._numbers.append_n(numbers)
+            raise
+        self._ready.extend(numbers)
+
+    def popleft(self) -> int:
+        self.back(1)
+        return self._ready.popleft()
+
+    def append(self, number: int) -> None:
+        self.extend((number,))
+
+    def extend(self, numbers: Iterable[int]) -> None:
+        numbers = list(numbers)
+        self._kv.release(numbers)
+        self._numbers.append_n(numbers)
+
+
+class _BlockManager(_cache_manager.BlockManager):
+    """Backs blocks before they are given out, and evicts prefixes when memory is short."""
+
+    def __init__(self, kv: PagedKv, num_blocks: int, block_size: int, tp_on: bool) -> None:
+        super().__init__(num_blocks, block_size, tp_on)
+        self._uninit_block_ids: _Free = _Free(kv, num_blocks)
+        self._kv = kv
+        # How many blocks could have memory when it was short last, if it was not found since.
+        self._left: int | None = None
+        #: Held while blocks change hands. A hook of another thread evicts nothing meanwhile.
+        self.turn = threading.RLock()
+
+    @property
+    def num_free_blocks(self) -> int:
+        """The blocks that can be given out, as far as memory is known to be short."""
+        free = super().num_free_blocks
+        return free if self._left is None else min(free, self._left)
+
+    def back(self, count: int) -> bool:
+        """Backs the blocks that are given out next. Returns False if there are too few, or memory is short."""
+        if not self.has_enough_free_blocks(count):
+            return False
+        try:
+            self._uninit_block_ids.back(count)
+        except OutOfMemoryError:
+            self._left = self._can_have(count)
+            return False
+        self._left = None
+        return True
+
+    def _can_have(self, count: int) -> int:
+        """Returns how many of `count` blocks, one at least too many, can have memory."""
+        most = 0
+        while count - most > 1:
+            middle = (most + count) // 2
+            most, count = (middle, count) if self._kv.can_allocate(middle) else (most, middle)
+        return most
+
+    def get_free_blocks(
+        self, n_blocks: int, last_block_id: int | None, shareable: bool, group_id: int
+    ) -> list[int] | None:
+        """Returns blocks with memory, or None."""
+        if n_blocks and not self.back(n_blocks):
+            return None
+        return super().get_free_blocks(n_blocks, last_block_id, shareable, group_id)
+
+    def freed(self, before: int) -> None:
+        """Counts blocks that were freed since `before` were free, for a while in which memory is short."""
+        if self._left is not None:
+            self._left += max(0, super().num_free_blocks - before)
+
+    def all_free(self) -> int:
+        """Returns the blocks that no request has, with memory or not."""
+        return super().num_free_blocks
+
+    def evict(self, missing: int) -> None:
+        """Gives up prefixes that no request uses."""
+        if not self.turn.acquire(blocking=False):
+            return
+        try:
+            chosen = self._kv.emptiest(missing, list(self._init_block_ids))
+            for number in chosen.numbers:
+                del self._init_block_ids[number]
+                self._hash_to_id.pop(self._id_to_block.pop(number).hash, None)
+            self._uninit_block_ids.extend(chosen.numbers)
+        finally:
+            self.turn.release()
+
+
+class _Cache(_cache.PagedAttentionCache):
+    """transformers' cache, whose tensors are views of a `PagedKv`."""
+
+    def __init__(
+        self,
+        config: Any,
+        continuous_batching_config: Any,
+        device: torch.device | str,
+        distributed_helper: Any,
+        tp_plan: dict[str, Any],
+        dtype: torch.dtype = torch.float16,
+    ) -> None:
+        if distributed_helper.tp_size > 1:
+            raise Error("tensor-parallel models have transformers' own cache: call uninstall() for them")
+        # With block tables, rows of padding name blocks without memory.
+        continuous_batching_config.max_blocks_per_request = 0
+        # Its tensors take no memory there.
+        super().__init__(config, continuous_batching_config, "meta", distributed_helper, tp_plan, dtype)
+        self.device = device
+        layers, blocks = len(self.key_cache), self.num_blocks
+        group = LayerGroup.keys_and_values(
+            layers, self.block_size, self.num_key_value_heads, self.head_dim, dtype
+        )
+        self.kv = paged_kv(
+            blocks + 2,
+            group,
+            layout="token-major",
+            # Padding reads one and writes the other.
+            pinned=(blocks, blocks + 1),
+            device=device,
+            on_pressure=_evicting(weakref.ref(self)),
+            name=_options.name,
+            extent=_options.extent,
+        )
+        self._timeout = _options.timeout
+        for layer in range(layers):
+            self.key_cache[layer], self.value_cache[layer] = self._rows(layer, 0), self._rows(layer, 1)
+        self._block_manager: _BlockManager = _BlockManager(self.kv, blocks, self.block_size, False)
+
+    def _rows(self, layer: int, part: int) -> torch.Tensor:
+        rows = self.kv.tensor(layer, part).view(self.cache_shape)
+        torch._dynamo.mark_static_address(rows)
+        rows[self.read_trash_index : self.write_trash_index].fill_(0)
+        return rows
+
+    def allocate_blocks(self, n_blocks: int, request_id: str, allocated_blocks: int) -> int | None:
+        manager, until = self._block_manager, time.monotonic() + self._timeout
+        while True:
+            with manager.turn:
+                if manager.back(self.blocks_needed(n_blocks, allocated_blocks)):
+                    return super().allocate_blocks(n_blocks, request_id, allocated_blocks)
+                # Requests of this model give memory back by themselves.
+                if manager.all_free() < self.num_blocks or time.monotonic() >= until:
+                    return None
+            time.sleep(_PAUSE)
+
+    def free_blocks(self, request_id: str) -> None:
+        manager = self._block_manager
+        with manager.turn:
+            before = manager.all_free()
+            super().free_blocks(request_id)
+            manager.freed(before)
+
+    def fork_request(
+        self, source_request_id: str, destination_request_ids: list[str]
+    ) -> tuple[list[int], list[int]]:
+        with self._block_manager.turn:
+            return super().fork_request(source_request_id, destination_request_ids)
+
+    def compute_max_num_forks(self, source_request_id: str) -> int:
+        most: int = super().compute_max_num_forks(source_request_id)
+        # The most blocks that a fork takes; none if the number of forks has no bound.
+        blocks = self.get_num_free_blocks() // max(1, most)
+        while blocks and not self.kv.can_allocate(most * blocks):
+            most //= 2
+        return most
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        with self._block_manager.turn:
+            return super().search_prefix_match(request_id, prompt_ids)
+
+    def mark_shareable_blocks_as_complete(self, state: Any, num_complete_blocks: int) -> None:
+        with self._block_manager.turn:
+            super().mark_shareable_blocks_as_complete(state, num_complete_blocks)
+
+
+def _evicting(cache: weakref.ref[_Cache]) -> Any:
+    def evict(_: PagedKv, missing: int) -> None:
+        manager = getattr(cache(), "_block_manager", None)
+        if isinstance(manager, _BlockManager):
+            manager.evict(missing)
+
+    return evict
+
+
+class _Processor(_api.ContinuousBatchProcessor):
+    """transformers' processor, whose stream the cache's memory waits for."""
+
+    def __init__(self, cache: Any, *arguments: Any, **named: Any) -> None:
+        super().__init__(cache, *arguments, **named)
+        stream = self.inputs_and_outputs.compute_stream
+        if isinstance(cache, _Cache) and stream is not None:
+            cache.kv.record_use(stream)
+
+
+class _MemoryHandler(_cache.PagedAttentionMemoryHandler):
+    """transformers' sizes, of which blocks without a request have no memory."""
+
+    def compute_memory_footprint(self, max_batch_tokens: int, num_blocks: int) -> int:
+        """Returns the bytes of all but keys and values, and the copies of these that a layer reads."""
+        row = self.page_size * self.cache_dtype.itemsize
+        of_blocks = 2 * (self.group_size + 1) * row * num_blocks * self.block_size
+        whole: int = super().compute_memory_footprint(max_batch_tokens, num_blocks)
+        return max(0, whole - of_blocks)
+
+
+def install(*, name: str = "paged", extent: int | str | None = None, timeout: float = 60.0) -> None:
+    """Makes the caches of managers that are made from now on paged caches.
+
+    name, extent: as for `cuvmm.torch.paged_kv`.
+    timeout: the seconds that a request waits for memory while no other request of its model has any.
+
+    A cache's `num_blocks` are addresses. With `num_blocks` and `max_batch_tokens` of transformers'
+    `ContinuousBatchingConfig` both set, their number may exceed the memory; else transformers chooses as many as fit.
+    A request that finds no memory waits for its turn as one that finds no block does, and then requests are
+    offloaded. Prefixes that no request uses are evicted when memory is short, for other models too. The decode path
+    with block tables (`max_blocks_per_request`) is off: in it, padding names blocks without memory.
+
+    >>> cuvmm.torch.transformers.install(name="chat")  # doctest: +SKIP
+    >>> model.generate_batch(prompts, continuous_batching_config=config)  # doctest: +SKIP
+
+    Managers of tensor-parallel models raise `cuvmm.Error` when they are started.
+    """
+    global _options
+    _options = _Options(name, extent, seconds_of(timeout))
+    for (module, attribute), ours in zip(_originals, (_Cache, _Processor, _MemoryHandler), strict=True):
+        setattr(module, attribute, ours)
+
+
+def uninstall() -> None:
+    """Gives transformers its own caches back, for managers that are made from now on."""
+    for (module, attribute), original in _originals.items():
+        setattr(module, attribute, original)
+
+
+@contextlib.contextmanager
+def paged(*, name: str = "paged", extent: int | str | None = None, timeout: float = 60.0) -> Iterator[None]:
+    """Makes the caches of managers that are made and started inside paged caches, as `install` does.
+
+    >>> with cuvmm.torch.transformers.paged(name="chat"):  # doctest: +SKIP
+    ...     model.generate_batch(prompts)
+    """
+    install(name=name, extent=extent, timeout=timeout)
+    try:
+        yield
+    finally:
+        uninstall()

@@ -1,0 +1,142 @@
+"""The caches of transformers' continuous batching, with stand-ins for it and for libcuda."""
+
+import unittest
+
+from support import needs_stand_in, run
+
+#: Blocks of 1 MiB in extents of 2 MiB. The last two have memory always.
+SETUP = """
+import ctypes
+import torch
+import cuvmm
+import cuvmm.torch.transformers as adapter
+from transformers.generation.continuous_batching import cache, continuous_api
+MIB = 1 << 20
+
+def make(blocks=1000, **options):
+    return continuous_api.make(2, blocks, torch.float16, **options)[0]
+"""
+
+
+def case(code: str) -> None:
+    import textwrap
+
+    run(SETUP + textwrap.dedent(code), fakes=True)
+
+
+@needs_stand_in
+class Caches(unittest.TestCase):
+    def test_blocks_have_memory_while_requests_use_them(self):
+        case(
+            """
+            originals = cache.PagedAttentionCache, continuous_api.ContinuousBatchProcessor, cache.PagedAttentionMemoryHandler
+            try:
+                make()
+            except MemoryError:
+                pass
+            with adapter.paged(name="chat", extent="2MiB"):
+                made, how = continuous_api.make(2, 1000, torch.float16)
+            assert how.max_blocks_per_request == 0
+            assert (continuous_api.PagedAttentionCache, continuous_api.ContinuousBatchProcessor,
+                    cache.PagedAttentionMemoryHandler) == originals
+            assert (made.device, len(made.key_cache), made.kv.name, made.kv.pinned) == (0, 2, "chat", (1000, 1001))
+            for rows in made.key_cache + made.value_cache:
+                assert rows.shape == (1002 * 16, 8, 1024) and rows[16000:16016].bytes() == bytes(16 * 8 * 1024 * 2)
+            assert made.allocate_blocks(3, "a", 0) == 3 and made.allocate_blocks(2, "b", 0) == 2
+            assert made.tables == {"a": [0, 1, 2], "b": [3, 4]} and made.kv.stats().in_use == 5
+            address = made.value_cache[1].data_ptr() + 5 * 16 * made.value_cache[1].stride()[0] * 2 - 2
+            ctypes.memmove(address - 2 * 8 * 1024 * 2, b"there", 5)
+            made.free_blocks("a")
+            assert made.kv.stats().in_use == 2 and made.get_num_free_blocks() == 998
+            assert made.fork_request("b", ["c"]) == ([3, 4], [0, 1]) and made.kv.stats().in_use == 4
+            # Complete blocks stay for their prefixes.
+            made.mark_shareable_blocks_as_complete("b", 1)
+            made.free_blocks("b")
+            assert made.kv.stats().in_use == 3 and list(made._block_manager._init_block_ids) == [3]
+            assert made.search_prefix_match("d", []) == 0
+            # The prefix goes for want of numbers, and memory is short all the same: that is told, not raised.
+            assert made.allocate_blocks(998, "d", 2) is None
+            assert not made._block_manager._init_block_ids and made.kv.stats().in_use == 2
+            """
+        )
+
+    def test_a_request_without_memory_waits_as_one_without_blocks(self):
+        case(
+            """
+            cuvmm.configure(limit="16MiB")
+            adapter.install(name="chat", extent="2MiB", timeout=0)
+            made = make()
+            assert made.allocate_blocks(6, "a", 0) == 6
+            assert made.allocate_blocks(12, "b", 0) is None
+            # As many as could have memory are known until requests end.
+            assert made.get_num_free_blocks() == 8 and made.kv.stats().in_use == 6
+            assert made.compute_max_num_forks("a") == 1
+            assert made.allocate_blocks(8, "b", 0) == 8 and made.get_num_free_blocks() == 986
+            assert made.compute_max_num_forks("a") == 0
+            assert made.allocate_blocks(1, "c", 0) is None and made.get_num_free_blocks() == 0
+            made.free_blocks("a")
+            assert made.get_num_free_blocks() == 6 and made.allocate_blocks(6, "c", 0) == 6
+            made.free_blocks("b")
+            made.free_blocks("c")
+            # Another tenant has it all: no request of this cache gives it back.
+            array = cuvmm.empty(14 * MIB)
+            assert made.allocate_blocks(1, "d", 0) is None
+            del array
+            assert made.allocate_blocks(1, "d", 0) == 1
+            """
+        )
+
+    def test_prefixes_go_to_other_models(self):
+        case(
+            """
+            cuvmm.configure(limit="24MiB")
+            with adapter.paged(name="chat", extent="2MiB", timeout=0):
+                chat = make()
+            with adapter.paged(name="code", extent="2MiB", timeout=0):
+                code = make()
+            assert chat.allocate_blocks(10, "a", 0) == 10
+            chat.mark_shareable_blocks_as_complete("a", 8)
+            chat.free_blocks("a")
+            assert len(chat._block_manager._init_block_ids) == 8
+            # Those at the end empty whole extents.
+            assert code.allocate_blocks(16, "b", 0) == 16
+            left = chat._block_manager._init_block_ids
+            assert 0 < len(left) < 8 and chat.kv.stats().in_use == len(left), left
+            assert set(chat._block_manager._hash_to_id.values()) == set(left)
+            # While its own blocks change hands it gives none.
+            with chat._block_manager.turn:
+                import threading
+                found = []
+                thread = threading.Thread(target=lambda: found.append(code.allocate_blocks(4, "c", 0)))
+                thread.start()
+                thread.join()
+            assert found == [None]
+            # Its own requests take its prefixes too.
+            assert chat.allocate_blocks(4, "d", 0) == 4 and chat.kv.stats().in_use <= 4 + len(left)
+            """
+        )
+
+    def test_what_cannot_be_is_refused(self):
+        case(
+            """
+            try:
+                adapter.install(timeout=-1)
+            except ValueError:
+                pass
+            else:
+                raise AssertionError("not refused")
+            adapter.install()
+            try:
+                make(tp_size=2)
+            except cuvmm.Error as error:
+                assert "tensor-parallel" in str(error)
+            else:
+                raise AssertionError("not refused")
+            adapter.uninstall()
+            adapter.uninstall()
+            """
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

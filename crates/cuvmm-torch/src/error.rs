@@ -75,6 +75,8 @@ pub(crate) enum Error {
         device: i32,
         cause: SleepError,
     },
+    #[error("{cause}; {stayed}")]
+    Stayed { stayed: Box<Self>, cause: Box<Self> },
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error("there is no memory pool ({0}, {1})")]
@@ -189,6 +191,7 @@ impl Error {
             Self::Paged(error) => error.is_out_of_memory(),
             Self::Share(error) => error.is_out_of_memory(),
             Self::Sleep { cause, .. } => cause.is_out_of_memory(),
+            Self::Stayed { cause, .. } => cause.is_out_of_memory(),
             Self::NoRoom { .. } => true,
             _ => false,
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,12 +73,7 @@ fn find(token: u64) -> Result<Arc<Group>, Error> {
 
 /// Does what another program asks of a group.
 fn answer(request: &GroupRequest) -> Result<(), String> {
-    let state = lock();
-    let mut groups = state.groups.values();
-    let group = groups.find(|group| group.name() == request.group).cloned();
-    drop(state);
-    let name = &request.group;
-    let group = group.ok_or_else(|| format!("the process is in no group named {name:?}"))?;
+    let group = only(&request.group)?;
     let tags = match request.tags.is_empty() {
         true => "null".to_owned(),
         false => serde_json::to_string(&request.tags).map_err(|error| error.to_string())?,
@@ -88,6 +83,24 @@ fn answer(request: &GroupRequest) -> Result<(), String> {
         false => sleep(&group, &tags, Some(Host::Keep), request.timeout),
     };
     done.map_err(|error| error.to_string())
+}
+
+/// Returns the only group of a name that this process has joined, or the reason why there is none.
+fn only(name: &str) -> Result<Arc<Group>, String> {
+    let state = lock();
+    let groups = state.groups.values().filter(|it| it.name() == name);
+    let by_path: BTreeMap<&Path, &Arc<Group>> = groups.map(|it| (it.path(), it)).collect();
+    let mut found = by_path.values();
+    match (found.next(), found.next()) {
+        (None, _) => Err(format!("the process is in no group named {name:?}")),
+        (Some(&only), None) => Ok(Arc::clone(only)),
+        _ => {
+            let paths = by_path.keys();
+            Err(format!(
+                "the process is in several groups named {name:?}: {paths:?}"
+            ))
+        }
+    }
 }
 
 fn sleep(group: &Group, tags: &str, keep: Option<Host>, timeout: Duration) -> Result<(), Error> {
@@ -133,7 +146,8 @@ fn named(json: &str) -> String {
         Ok(Some(mut names)) => {
             names.sort_unstable();
             names.dedup();
-            names.join(", ")
+            // Names may contain anything, so they are quoted.
+            serde_json::json!(names).to_string()
         }
         Ok(None) => "all tags".to_owned(),
         // The rank's own part fails then, with the reason.

@@ -208,16 +208,18 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     let removed = state.blocks.get_or_insert_default().remove(address);
     let removed = removed.ok_or(Error::NotAllocated)?;
     let is_last = removed.block.is_some() && state.sizes(removed.tag).next().is_none();
-    let tag = &mut state.tags[removed.tag];
+    let tag = &state.tags[removed.tag];
     // Before the memory is freed, so that no more is counted than is held.
     match tag.is_asleep {
         true => tag.of.figures().ended_asleep(removed.size),
         false => tag.of.figures().ended(removed.size),
     }
-    let store = tag.store.take_if(|_| is_last);
     drop(state);
     // The lock is released by now.
-    drop((removed.block, store));
+    drop(removed.block);
+    if is_last {
+        host::give_up(removed.tag);
+    }
     Ok(())
 }
 
@@ -473,14 +475,16 @@ fn sleep_as(
         Ok(())
     });
     if let Err(error) = outcome.and_then(|()| agreed()) {
-        let failed = prepared.len();
-        let stayed = prepared.into_iter().map(|one| cancel(one).is_err());
-        let stayed = stayed.collect::<Vec<bool>>();
-        moving.end(|at| match at {
-            at if at < failed => stayed[at],
-            at => at == failed && stays(&error),
-        });
-        return Err(error);
+        let cancelled = chosen.iter().zip(prepared);
+        return Err(
+            cancelled.fold(error, |cause, (&index, one)| match cancel(one) {
+                Ok(()) => cause,
+                Err(stayed) => Error::Stayed {
+                    stayed: Box::new(refused(index, stayed)),
+                    cause: Box::new(cause),
+                },
+            }),
+        );
     }
     for one in prepared.into_iter().flatten() {
         one.finish();
@@ -522,22 +526,15 @@ pub(crate) fn wake_if(
         let prepared = prepared.prepare_wake();
         prepared.map_err(|cause| refused(index, cause))
     });
-    let prepared = prepared.collect::<Result<Vec<_>, _>>();
     // Memory that was prepared is taken away again after an error.
-    match prepared.and_then(|all| agreed().map(|()| all)) {
-        Ok(prepared) => {
-            for one in prepared {
-                one.finish();
-            }
-            moving.end(|_| false);
-            host::give_back_after(&chosen);
-            Ok(())
-        }
-        Err(error) => {
-            moving.end(|_| true);
-            Err(error)
-        }
+    let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
+    agreed()?;
+    for one in prepared {
+        one.finish();
     }
+    moving.end(|_| false);
+    host::give_back_after(&chosen);
+    Ok(())
 }
 
 /// Returns the tenant of a tag, and the heaps that sleep with it.
@@ -668,76 +665,61 @@ fn refused(index: usize, cause: SleepError) -> Error {
     }
 }
 
-/// Returns `true` if some blocks of a tag sleep after this error. Waking the tag wakes only these.
-const fn stays(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Sleep {
-            cause: SleepError::Stayed { .. },
-            ..
-        }
-    )
-}
-
 /// Tags on their way to sleep or awake. They count as asleep: no allocation under them begins, and
 /// earlier ones have ended.
+///
+/// An error or a panic drops the value. A tag is then asleep if it was before, or if the driver
+/// refused to restore some of its memory: waking the tag wakes only that.
 struct Moving<'a> {
     chosen: &'a [usize],
+    /// Which of the tags slept before.
+    slept: Vec<bool>,
 }
 
 impl<'a> Moving<'a> {
     /// Waits until allocations under the tags have ended.
     fn begin(chosen: &'a [usize]) -> Self {
         let mut state = lock();
+        let slept = chosen.iter().map(|&index| state.tags[index].is_asleep);
+        let slept = slept.collect();
         let still = chosen.iter().map(|&index| {
             state.set_asleep(index, true);
             Arc::clone(&state.tags[index].still)
         });
         let still: Vec<_> = still.collect();
         drop(state);
+        let moving = Self { chosen, slept };
         // An allocation that begins from here on finds the tag asleep, so the lock is not kept.
         for still in &still {
             drop(still.write().unwrap_or_else(PoisonError::into_inner));
         }
-        Self { chosen }
+        moving
     }
 
     /// Sets which tags are asleep, by their index in `chosen`.
-    fn end(self, is_asleep: impl Fn(usize) -> bool) {
-        for (at, &index) in self.chosen.iter().enumerate() {
-            let is_asleep = is_asleep(at);
-            let mut state = lock();
-            state.set_asleep(index, is_asleep);
-            let of = state.tags[index].of;
-            drop(state);
-            let (_, heaps) = heaps_of(index);
-            let heaps: Vec<PoolId> = heaps.into_iter().map(|it| it.id).collect();
-            live::set_asleep(of, &heaps, is_asleep);
+    fn end(mut self, is_asleep: impl Fn(usize) -> bool) {
+        for (at, &index) in std::mem::take(&mut self.chosen).iter().enumerate() {
+            settle(index, is_asleep(at));
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use cuvmm::SleepError;
-
-    use super::stays;
-    use crate::error::Error;
-
-    #[test]
-    fn a_tag_of_which_some_blocks_stay_asleep_can_be_woken() {
-        let sleep = |cause| Error::Sleep {
-            tag: "a".to_owned(),
-            device: 0,
-            cause,
-        };
-        let stayed = SleepError::Stayed {
-            blocks: 1,
-            bytes: 2 << 20,
-            cause: Box::new(SleepError::Cancelled),
-        };
-        assert!(stays(&sleep(stayed)));
-        assert!(!stays(&sleep(SleepError::Cancelled)));
-        assert!(!stays(&Error::Asleep("a".to_owned())));
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        for (&index, &slept) in self.chosen.iter().zip(&self.slept) {
+            let (tenant, _) = heaps_of(index);
+            settle(index, slept || tenant.stats().asleep > 0);
+        }
     }
+}
+
+/// Counts a tag as asleep or as awake.
+fn settle(index: usize, is_asleep: bool) {
+    let mut state = lock();
+    state.set_asleep(index, is_asleep);
+    let of = state.tags[index].of;
+    drop(state);
+    let (_, heaps) = heaps_of(index);
+    let heaps: Vec<PoolId> = heaps.into_iter().map(|it| it.id).collect();
+    live::set_asleep(of, &heaps, is_asleep);
 }

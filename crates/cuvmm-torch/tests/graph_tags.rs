@@ -330,6 +330,29 @@ over_the_stand_in! {
         all.tags.free(written);
     }
 
+    the_contents_of_graphs_stay_counted_when_the_last_block_is_freed [] says [] {
+        let all = All::load();
+        let weights = all.tags.allocate("decode", 4);
+        let mut kept = 0;
+        let graph = all.with_graphs("decode", 1, || all.capture(1, || {
+            kept = all.mib(SIZE);
+            all.cuda.fill(kept, 1, SIZE * MIB, all.stream);
+        }));
+        all.launch(graph);
+        all.tags.sleep(r#"["decode"]"#, true).unwrap();
+        assert_eq!(all.tags.host(), (4 + SIZE) as u64);
+        all.tags.free(weights);
+        assert_eq!(all.tags.host(), (4 + SIZE) as u64);
+        // The contents count against the limit of another tag.
+        all.tags.limit_host((4 + SIZE) as u64 + 2);
+        let other = all.tags.allocate("other", 4);
+        all.refused(all.tags.sleep(r#"["other"]"#, true), "cannot keep 4 MiB");
+        all.tags.wake(r#"["decode"]"#).unwrap();
+        all.cuda.expect(kept, 1, SIZE * MIB);
+        all.tags.sleep(r#"["other"]"#, true).unwrap();
+        all.tags.free(other);
+    }
+
     a_block_for_graphs_breaks_no_capture [] says [
         "a capture is running",
     ] {

@@ -15,6 +15,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use common::tags::Tags;
 use common::{Cuda, MIB, over_the_stand_in};
@@ -247,6 +248,36 @@ over_the_stand_in! {
         cuda.expect(weights.address + 4 * MIB, 0, 16 * MIB);
     }
 
+    what_stays_asleep_of_an_undone_operation_is_told [] says [] {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Rank::in_directory(directory.path(), 2);
+        let weights = Weights::new(&first.tags, 1);
+        let second = cuvmm::Group::join(directory.path(), "tp0", 2, None).unwrap();
+        // Names of tags may contain anything, so they are quoted.
+        let operation = r#"sleep ["weights"] keep"#;
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let entered = second.enter(operation, Duration::from_millis(LONG)).unwrap();
+                // When the first rank is ready.
+                while weights.cuda.physicals_and_mappings().1 > 0 {
+                    std::thread::yield_now();
+                }
+                weights.cuda.fail(Some("cuMemMap:1-"));
+                drop(entered.fail("no memory"));
+            });
+            first.sleep(r#"["weights"]"#, 1, LONG).unwrap_err()
+        });
+        weights.cuda.fail(None);
+        let own = std::process::id();
+        let undone = format!("has undone {operation:?}: rank 1 (process {own}) failed: no memory; ");
+        assert!(error.contains(&undone), "{error}");
+        let stayed = r#"the tag "weights" of device 0: 1 of the blocks (20 MiB) stay asleep"#;
+        assert!(error.contains(stayed), "{error}");
+        assert_eq!(first.tags.asleep(), r#"["weights"]"#);
+        first.tags.wake("null").unwrap();
+        weights.are_there();
+    }
+
     another_program_asks_a_group [] says [] {
         let directory = tempfile::tempdir().unwrap();
         let tags = Tags::load();
@@ -278,6 +309,20 @@ over_the_stand_in! {
         assert!(refused.contains("\"cache\""), "{refused}");
         ask(true, &[]).unwrap();
         weights.are_there();
+        // A group of this name in another directory.
+        let elsewhere = tempfile::tempdir().unwrap();
+        let other = Rank::in_directory(elsewhere.path(), 1);
+        let refused = ask(false, &[]).unwrap_err();
+        assert!(refused.contains("several groups named \"tp0\""), "{refused}");
+        for directory in [&directory, &elsewhere] {
+            let path = directory.path().join("tp0.cuvmm-group");
+            assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+        }
+        assert_eq!(tags.asleep(), "[]");
+        // SAFETY: it may be called at any time.
+        unsafe { (other.leave)(other.token) };
+        ask(false, &[]).unwrap();
+        ask(true, &[]).unwrap();
         // SAFETY: it may be called at any time.
         unsafe { (rank.leave)(rank.token) };
         let refused = ask(true, &[]).unwrap_err();

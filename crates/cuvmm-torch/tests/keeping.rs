@@ -143,9 +143,7 @@ over_the_stand_in! {
         assert_eq!((kept(&tags), tags.host()), (0, 0));
         tags.keep(first, 4 * MIB).unwrap();
         // Too little host memory for what is marked.
-        let limit: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_host_limit");
-        // SAFETY: it may be called at any time.
-        unsafe { limit(2 << 20) };
+        tags.limit_host(2);
         let error = tags.sleep("null", false).unwrap_err();
         assert!(error.contains("cannot keep 4 MiB"), "{error}");
         assert_eq!(tags.asleep(), "[]");

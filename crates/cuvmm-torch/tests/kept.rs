@@ -76,9 +76,7 @@ over_the_stand_in! {
         refused(r#"["weights"]"#, "the JSON is not understood");
         refused(r#"{"cache": 0, "other": 1}"#, "under the tag \"other\"");
         // The contents of `cache` are to be lost, and `weights` finds too little host memory.
-        let limit: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_host_limit");
-        // SAFETY: a number is all that it takes.
-        unsafe { limit(10 << 20) };
+        tags.limit_host(10);
         refused(r#"{"cache": 0, "weights": 1}"#, "cannot keep");
         cuda.expect(weights, 1, 20 * MIB);
         cuda.expect(cache, 2, 4 * MIB);

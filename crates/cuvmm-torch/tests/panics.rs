@@ -19,7 +19,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{Cuda, Handle, over_the_stand_in};
-use cuvmm_torch::{cuvmm_free, cuvmm_malloc, cuvmm_reset, cuvmm_stats};
+use cuvmm_torch::{
+    cuvmm_asleep, cuvmm_free, cuvmm_malloc, cuvmm_reset, cuvmm_sleep, cuvmm_stats, cuvmm_tag_enter,
+    cuvmm_tag_leave, cuvmm_tag_malloc, cuvmm_wake,
+};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -102,5 +105,49 @@ over_the_stand_in! {
         cuvmm_reset();
         // SAFETY: nothing is written to a null buffer.
         assert!(unsafe { cuvmm_stats(0, null_mut(), 0) } > 0);
+    }
+
+    a_panic_while_tags_are_moved [] says [
+        "internal error: panicked at",
+        "internal error: panicked at",
+    ] {
+        let cuda = Cuda::load();
+        let allocate = |tag: &CStr| {
+            // SAFETY: the text is terminated.
+            let address = unsafe {
+                assert_eq!(cuvmm_tag_enter(tag.as_ptr()), 0);
+                cuvmm_tag_malloc(4 << 20, 0, null_mut())
+            };
+            cuvmm_tag_leave();
+            assert!(!address.is_null());
+            address.addr()
+        };
+        let addresses = [allocate(c"a"), allocate(c"b")];
+        for (address, byte) in addresses.into_iter().zip(1..) {
+            cuda.fill(address, byte, 4 << 20, null_mut());
+        }
+        cuda.synchronize(null_mut());
+        tracing::subscriber::set_global_default(Panics).unwrap();
+        // The second tag cannot sleep, and the roll-back of the first is reported.
+        cuda.fail(Some("cuMemUnmap:2,cuMemMap:1"));
+        // SAFETY: the text is terminated, and nothing uses the memory.
+        assert_ne!(unsafe { cuvmm_sleep(c"[\"a\", \"b\"]".as_ptr(), 1) }, 0);
+        // The report of the first panic panics too.
+        assert_eq!(PANICS.load(Ordering::Relaxed), 2);
+        cuda.fail(None);
+        // Both tags are awake, and go on.
+        let mut asleep = [0_u8; 3];
+        // SAFETY: the buffer has this number of bytes.
+        assert_eq!(unsafe { cuvmm_asleep(asleep.as_mut_ptr().cast(), asleep.len()) }, 3);
+        assert_eq!(&asleep, b"[]\0");
+        allocate(c"a");
+        // SAFETY: the text is terminated, and nothing uses the memory.
+        unsafe {
+            assert_eq!(cuvmm_sleep(c"null".as_ptr(), 1), 0);
+            assert_eq!(cuvmm_wake(c"null".as_ptr()), 0);
+        }
+        for (address, byte) in addresses.into_iter().zip(1..) {
+            cuda.expect(address, byte, 4 << 20);
+        }
     }
 }

@@ -376,15 +376,13 @@ over_the_stand_in! {
 
     host_memory_of_all_tags_has_a_limit [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
-        let limit: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_host_limit");
         let stream = cuda.stream();
         let (first, second) = (tags.allocate("a", 70), tags.allocate("b", 40));
         for (address, byte, mib) in [(first, 1, 70), (second, 2, 40)] {
             cuda.fill(address, byte, mib * MIB, stream);
         }
         cuda.synchronize(stream);
-        // SAFETY: it may be called at any time.
-        unsafe { limit(80 << 20) };
+        tags.limit_host(80);
         // Both do not fit, and nothing sleeps.
         let refused = tags.sleep(r#"["a", "b"]"#, true).unwrap_err();
         assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
@@ -397,8 +395,7 @@ over_the_stand_in! {
                 tags.wake("null").unwrap();
             }
         }
-        // SAFETY: it may be called at any time.
-        unsafe { limit(30 << 20) };
+        tags.limit_host(30);
         let refused = tags.sleep(r#"["b"]"#, true);
         assert!(refused.is_ok(), "what the tag has already is not asked for: {refused:?}");
         tags.wake("null").unwrap();
@@ -407,8 +404,7 @@ over_the_stand_in! {
         assert!(refused.contains("cannot keep 40 MiB: 30 MiB of"), "{refused}");
         let refused = tags.prepare(r#"["b"]"#).unwrap_err();
         assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
-        // SAFETY: it may be called at any time.
-        unsafe { limit(u64::MAX) };
+        tags.limit_host(1 << 30);
         tags.prepare("null").unwrap();
         assert_eq!(tags.host(), 110);
         cuda.expect(first, 1, 70 * MIB);

@@ -29,20 +29,11 @@ pub(crate) fn exchange(sleep: &str, wake: &str, after: Host) -> Result<(), Error
     let wake = chosen(wake.as_deref(), true)?;
     let all = [sleep.as_slice(), wake.as_slice()].concat();
     let moving = Moving::begin(&all);
-    let exchanged = exchange_chosen(&sleep, &wake, after);
-    if exchanged.is_ok() {
-        sleep.iter().for_each(|&index| give_up_cached(index));
-        moving.end(|at| at < sleep.len());
-        host::give_back_after(&wake);
-        return Ok(());
-    }
-    // Some blocks may sleep that could not be restored. Waking the tag wakes only these.
-    let asleep: Vec<bool> = all
-        .iter()
-        .map(|&index| lock().tags[index].tenant.clone().stats().asleep > 0)
-        .collect();
-    moving.end(|at| at >= sleep.len() || asleep[at]);
-    exchanged
+    exchange_chosen(&sleep, &wake, after)?;
+    sleep.iter().for_each(|&index| give_up_cached(index));
+    moving.end(|at| at < sleep.len());
+    host::give_back_after(&wake);
+    Ok(())
 }
 
 fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), Error> {

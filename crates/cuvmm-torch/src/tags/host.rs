@@ -53,6 +53,16 @@ pub(super) fn store(index: usize, needed: u64) -> Result<HostStore, Error> {
     Ok(store)
 }
 
+/// Gives up the store of a tag without blocks, unless memory of graphs may sleep in it.
+pub(super) fn give_up(index: usize) {
+    let (_, heaps) = super::heaps_of(index);
+    let mut state = lock();
+    let is_unused = heaps.is_empty() && state.sizes(index).next().is_none();
+    let store = state.tags[index].store.take_if(|_| is_unused);
+    drop(state);
+    drop(store);
+}
+
 /// Gives a tag a store of pageable memory, for contents that need some bytes.
 pub(super) fn pageable(index: usize, needed: u64) -> Result<HostStore, Error> {
     let mut state = lock();

@@ -11,7 +11,7 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::ptr::null_mut;
@@ -467,6 +467,17 @@ impl Cuda {
     pub(crate) fn hold(&self, stream: Handle, held: bool) {
         // SAFETY: the tests pass live streams.
         assert_eq!(unsafe { (self.hold)(stream, held) }, 0);
+    }
+
+    /// Makes calls fail, such as `cuMemMap:1-`, or no more calls.
+    pub(crate) fn fail(&self, faults: Option<&str>) {
+        let fail: unsafe extern "C" fn(*const c_char) -> c_int = self.function("fakecuda_fail");
+        let faults = faults.map(|faults| CString::new(faults).unwrap());
+        let text = faults
+            .as_ref()
+            .map_or(std::ptr::null(), |text| text.as_ptr());
+        // SAFETY: the text is null or terminated.
+        assert_eq!(unsafe { fail(text) }, 0);
     }
 
     /// Loses the current context, as a faulting kernel does.

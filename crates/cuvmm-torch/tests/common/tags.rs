@@ -100,6 +100,13 @@ impl Tags {
         Ok(bytes >> 20)
     }
 
+    /// Sets the most MiB of host memory for contents.
+    pub(crate) fn limit_host(&self, mib: u64) {
+        let limit: unsafe extern "C" fn(u64) = self.torch.function("cuvmm_host_limit");
+        // SAFETY: it may be called at any time.
+        unsafe { limit(mib << 20) };
+    }
+
     /// Returns the MiB of host memory that is kept for contents.
     pub(crate) fn host(&self) -> u64 {
         self.torch.number("cuvmm_stats", "host") >> 20

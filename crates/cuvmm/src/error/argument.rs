@@ -81,6 +81,12 @@ pub enum ArgumentError {
         "a hardened pool has blocks only: allocate those, or build the pool without `hardened`"
     )]
     HardenedPool,
+    /// A selection to sleep and a selection to wake of one exchange have blocks or a heap in common.
+    #[error(
+        "an exchange is to put blocks or a heap to sleep and to wake them too: select other tenants, \
+         tags or heaps"
+    )]
+    SleepsAndWakes,
     /// This device, which was to be given access to memory, has it already: it is the memory's own
     /// device, or was named before.
     #[error("{0} has access already: it is the memory's own device, or is named twice")]

@@ -78,7 +78,7 @@ pub enum GroupError {
         operation: String,
         /// The rank that is the cause.
         rank: u32,
-        /// Its process id in its own PID namespace, or 0 if no process has the rank.
+        /// Its process id in its own PID namespace, or 0 if no process had joined as this rank.
         pid: u32,
         /// The reason.
         cause: Undone,

@@ -1,24 +1,22 @@
 //! Joining a group: a process takes the slot of a rank.
 //!
-//! A process holds the lock of joining meanwhile, for some system calls, so no two processes join
-//! at once. The kernel releases it when the process dies. The first process after all others have
-//! gone sets the number of ranks, and frees the slots of those that died. While a rank is a member,
-//! the slot of one that died stays: operations name it, until another process takes its place.
+//! A process holds the lock of [membership](super::membership) meanwhile. The first process after
+//! all others have gone sets the number of ranks, and frees the slots of those that died. While a
+//! rank is a member, the slot of one that died stays: operations name it, until another process
+//! takes its place.
 
 use std::path::Path;
 use std::sync::Mutex;
-use std::time::Duration;
-
-use rustix::io::Errno;
 
 use super::layout::{At, GroupFile, MAGIC, MOST_RANKS, Step, VERSION, is_taken};
+use super::membership::Membership;
 use super::rank::Rank;
 use super::watch::Watch;
 use crate::error::{ArgumentError, GroupError, LedgerError};
 use crate::fork::OpeningProcess;
 use crate::ledger::lock::Lock;
+use crate::ledger::proc;
 use crate::ledger::shared_file::Making;
-use crate::ledger::{clock, proc};
 use crate::modes;
 
 /// The end of the name of every group's file. The name begins with the group's.
@@ -26,9 +24,6 @@ pub(super) const FILE_ENDING: &str = ".cuvmm-group";
 
 /// In bytes.
 const LONGEST_NAME: usize = 64;
-
-/// How long another process may take to join.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Checks a name, which is a part of the file's.
 pub(super) fn check_name(name: &str) -> Result<(), GroupError> {
@@ -65,7 +60,7 @@ pub(super) fn join(
     let path = std::path::absolute(&path).unwrap_or(path);
     let file = open(path)?;
     let mut watch = Watch::default();
-    let joining = Joining::begin(&file)?;
+    let joining = Membership::lock(&file)?;
     let ended = agree(&file, name, ranks, &mut watch)?;
     let index = choose(&file, name, rank, &ended)?;
     let state = take(&file, index);
@@ -126,33 +121,6 @@ pub(super) fn check(file: &GroupFile) -> Result<(), LedgerError> {
         return Err(file.is_not_one(format!("its word of the round is {word:#x}")));
     }
     Ok(())
-}
-
-/// The lock of joining.
-struct Joining<'a>(&'a GroupFile);
-
-impl<'a> Joining<'a> {
-    fn begin(file: &'a GroupFile) -> Result<Self, GroupError> {
-        let until = clock::now() + PATIENCE;
-        while !Lock::Joining
-            .take(file.file())
-            .map_err(file.failed("fcntl"))?
-        {
-            if clock::now() > until {
-                return Err(file.failed("fcntl")(Errno::AGAIN).into());
-            }
-            clock::sleep(Duration::from_millis(1));
-        }
-        Ok(Self(file))
-    }
-}
-
-impl Drop for Joining<'_> {
-    fn drop(&mut self) {
-        if let Err(errno) = Lock::Joining.release(self.0.file()) {
-            log!(warn, %errno, "the lock of joining a group could not be released");
-        }
-    }
 }
 
 /// Sets the number of ranks if no rank is a member, or checks that it is this one. Returns for each

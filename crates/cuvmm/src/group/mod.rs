@@ -54,6 +54,7 @@
 
 mod joining;
 mod layout;
+mod membership;
 mod rank;
 mod round;
 #[cfg(test)]
@@ -122,8 +123,9 @@ impl Group {
         self.rank.path()
     }
 
-    /// Begins an operation with all other ranks, and waits until they have begun it too. The text
-    /// names the operation, and what is common to all ranks in it: ranks with another text end it.
+    /// Begins an operation with all other ranks, and waits until they have begun it too.
+    /// `operation` names it, with all that must be equal in all ranks, such as tags. If a rank passes
+    /// another text, no rank begins.
     ///
     /// This is for operations other than [`sleep`](Self::sleep) and [`wake`](Self::wake), such as
     /// one that moves blocks of several tenants.

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::layout::{At, GroupFile, Header, Slot};
+use super::membership::Membership;
 use super::watch::Watch;
 use crate::error::{CallError, GroupError};
 use crate::fork::OpeningProcess;
@@ -74,13 +75,17 @@ impl Drop for Rank {
         if !self.opened_by.is_here() {
             return;
         }
-        // Before the lock is released: a slot without a lock is its owner's end.
+        // Without it, another process may find the slot free and still locked.
+        let leaving = Membership::lock(&self.file)
+            .inspect_err(|error| log!(warn, %error, "a rank leaves while another process joins"));
+        // Before the rank's lock is released: a slot without a lock is its owner's end.
         self.slot()
             .state
             .replace(self.state, self.state.wrapping_add(1));
         if let Err(errno) = Lock::Owner(self.index).release(self.file.file()) {
             log!(warn, %errno, "the lock of a group's rank could not be released");
         }
+        drop(leaving);
         self.header().bell.ring();
     }
 }

@@ -329,10 +329,10 @@ impl<'a> Entered<'a> {
             group: self.rank.name.clone(),
             operation,
             rank,
-            pid: if is_taken(slot.state.load()) {
-                slot.pid()
-            } else {
-                0
+            // A rank that has left by now is named with its process too.
+            pid: match cause {
+                Cause::NotJoined => 0,
+                _ => slot.pid(),
             },
             cause: self.cause(cause, slot),
         }

@@ -9,6 +9,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use super::layout::MAGIC;
+use super::membership::Membership;
 use super::watch::Watch;
 use super::{Group, ranks};
 use crate::error::{ArgumentError, GroupError, LedgerError, Undone};
@@ -100,6 +101,46 @@ fn the_error_names_the_rank_its_process_and_its_reason() {
         );
         assert_eq!(outcome.unwrap_err().to_string(), text);
     }
+}
+
+#[test]
+fn a_rank_that_has_failed_and_left_is_named_with_its_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = <[_; 2]>::try_from(all(dir.path(), 2)).unwrap();
+    let came = Barrier::new(2);
+    std::thread::scope(|scope| {
+        let came = &came;
+        let fails = scope.spawn(move || {
+            let entered = second.enter("sleep", LONG).unwrap();
+            came.wait();
+            drop(entered.fail("no memory"));
+        });
+        let entered = first.enter("sleep", LONG).unwrap();
+        came.wait();
+        fails.join().unwrap();
+        assert_eq!(ranks(dir.path(), "tp0").unwrap()[1].pid, None);
+        let expected = (1, std::process::id(), Undone::Failed("no memory".into()));
+        assert_eq!(undone(entered.ready()), expected);
+    });
+}
+
+/// Otherwise the process that joins could find the slot free and still locked, and be refused.
+#[test]
+fn a_rank_leaves_while_no_process_joins() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = <[_; 2]>::try_from(all(dir.path(), 2)).unwrap();
+    // I-104
+    let joining = Membership::lock(&first.rank.file).unwrap();
+    std::thread::scope(|scope| {
+        let leaves = scope.spawn(move || drop(second));
+        for _ in 0..1000 {
+            std::thread::yield_now();
+            assert!(ranks(dir.path(), "tp0").unwrap()[1].pid.is_some());
+        }
+        drop(joining);
+        leaves.join().unwrap();
+    });
+    assert_eq!(join(dir.path(), 2).rank(), 1);
 }
 
 #[test]

@@ -212,17 +212,22 @@ impl Core {
         Ok(())
     }
 
-    /// Unmaps all mappings that only work covered by a fence uses. Asks the driver twice. Leaves
-    /// those that cannot be unmapped mapped for good.
-    pub(super) fn unmap_or_keep(&self, work: &Fence) {
+    /// Unmaps all mappings of a moving heap, which only the work of these streams may use. Asks the
+    /// driver twice. Leaves those that cannot be unmapped mapped for good, all of them while the work
+    /// is not complete.
+    pub(super) fn unmap_or_keep(&self, running: Vec<Stream>) {
+        let mut work = Fence::streams(running);
+        if let Err(error) = work.poll() {
+            log!(warn, %error, "copies of a heap's memory may still be running");
+        }
         let mappings = self.lock().large.all_mappings();
         for (_, at) in mappings {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
             };
             let unmapped = placed
-                .unmap_after(work)
-                .or_else(|(placed, _)| placed.unmap_after(work));
+                .unmap_after(&work)
+                .or_else(|(placed, _)| placed.unmap_after(&work));
             if let Err((placed, error)) = unmapped {
                 log!(error, %error, "a roll-back could not unmap: quarantined");
                 self.lock().spaces.keep_stuck(at, placed);
@@ -399,7 +404,8 @@ impl HeapToSleep {
             return true;
         };
         log!(error, %error, "a heap that should have stayed awake sleeps");
-        core.unmap_or_keep(&Fence::complete());
+        // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
+        core.unmap_or_keep(unfinished);
         moving.settle_asleep(self.take_saved(), false);
         false
     }

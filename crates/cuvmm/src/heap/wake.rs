@@ -15,7 +15,7 @@ use super::extents::ExtentId;
 use super::rest::{Contents, Rest};
 use super::sleep::{MovingHeap, busy};
 use crate::error::{BlockError, MemoryError, SleepError};
-use crate::extents::{Fence, LastWriter, Unmapped, wait_for};
+use crate::extents::{LastWriter, Unmapped, wait_for};
 use crate::own::{Span, Stream};
 use crate::pool::{Given, Lending};
 use crate::store::{HostStore, Saved};
@@ -284,11 +284,7 @@ impl Drop for HeapToWake {
         let filling = filling.filter(|it| wait_for(it).is_err_and(|failed| !failed.ended));
         let copying = self.saved.iter_mut().flatten();
         let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
-        let mut running = Fence::streams(filling.into_iter().chain(copying).collect());
-        if let Err(error) = running.poll() {
-            log!(warn, %error, "copies to a heap may still be running");
-        }
-        core.unmap_or_keep(&running);
+        core.unmap_or_keep(filling.into_iter().chain(copying).collect());
         let mut state = core.lock();
         let (mut given, mut kept) = (Given::default(), Contents::new());
         for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 pub(crate) enum Lock {
     /// Held by the owner of a slot, and by a process that is taking the slot.
     Owner(usize),
-    /// Held while a rank joins a [group](crate::group).
+    /// Held while a rank joins or leaves a [group](crate::group).
     Joining,
 }
 

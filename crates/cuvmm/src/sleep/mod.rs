@@ -76,6 +76,7 @@ mod prepared;
 mod units;
 mod wake;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -326,6 +327,17 @@ impl<'a> Blocks<'a> {
         self.tags.as_ref().is_some_and(Vec::is_empty)
     }
 
+    /// Returns `true` if a block or a heap may be in both selections.
+    fn overlaps(&self, other: &Self) -> bool {
+        let tags = self.tags.as_ref().zip(other.tags.as_ref());
+        let has_both = tags.is_some_and(|(own, others)| {
+            own.is_empty() || others.is_empty() || own.iter().any(|tag| others.contains(tag))
+        });
+        let mut heaps = self.heaps.iter();
+        self.tenant.is_same(other.tenant) && has_both
+            || heaps.any(|heap| other.heaps.iter().any(|it| it.is_same(heap)))
+    }
+
     fn check(&self) -> Result<(), SleepError> {
         let is_ours = |heap: &Heap| heap.tenant().is_same(self.tenant);
         match self.heaps.iter().all(is_ours) {
@@ -348,14 +360,14 @@ impl<'a> Blocks<'a> {
         self.watch.is_none_or(|watch| watch(progress))
     }
 
-    /// Returns a text for the selection, with its sorted tags and the number of its heaps.
+    /// Returns a text for the selection, with its sorted tags and the number of its heaps. Other
+    /// selections have other texts: tags may contain anything, so they are quoted.
     pub(crate) fn name(&self) -> String {
-        let mut tags: Vec<&str> = self.tags.iter().flatten().map(|tag| &**tag).collect();
-        tags.sort_unstable();
-        tags.dedup();
+        let tags: BTreeSet<&str> = self.tags.iter().flatten().map(|tag| &**tag).collect();
         let blocks = match &self.tags {
+            None => String::new(),
             Some(all) if all.is_empty() => "all blocks".to_owned(),
-            _ => tags.join(", "),
+            Some(_) => serde_json::json!(tags).to_string(),
         };
         match (self.heaps.len(), blocks.as_str()) {
             (0, _) => blocks,

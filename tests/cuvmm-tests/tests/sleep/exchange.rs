@@ -12,7 +12,7 @@ use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::sleep::{Exchanged, Progress};
-use cuvmm::{Block, Contents, Device, Exchange, HostStore, Pool, Stream, Tenant};
+use cuvmm::{Block, Contents, Device, Exchange, Heap, HostStore, Pool, Stream, Tenant};
 
 pub(crate) fn store(device: &Device, granules: u64) -> HostStore {
     let builder = HostStore::builder(device).pinned(granules * G);
@@ -336,6 +336,40 @@ on_both! {
         world.has(rig, false);
     }
 
+    fn what_is_to_sleep_and_to_wake_is_refused_at_once(rig) {
+        let world = World::new(rig, 8, &[4 * G], &[4 * G]);
+        let forever = Duration::from_secs(600);
+        let all = || world.awake.blocks().timeout(forever);
+        let heap = Heap::builder(&world.awake).build().unwrap();
+        let pairs = [
+            (all(), all()),
+            (all(), all().tag("weights")),
+            (all().tag("weights"), all()),
+            (all().tag("weights").tag("cache"), all().tag("other").tag("cache")),
+            (heap.alone().timeout(forever), all().tag("weights").heap(&heap)),
+        ];
+        rig.faults.forget();
+        for (falling, waking) in &pairs {
+            // With other selections that have nothing in common, at once and in turn.
+            for contents in [Contents::Keep(&world.store), Contents::Discard] {
+                let exchange = Exchange::new().sleep(all().tag("none"), contents);
+                let exchange = exchange.sleep(falling.clone(), contents);
+                let exchange = exchange.wake(world.asleep.blocks()).wake(waking.clone());
+                let refused = exchange.run();
+                assert!(
+                    matches!(refused, Err(SleepError::Argument(ArgumentError::SleepsAndWakes))),
+                    "{refused:?}"
+                );
+            }
+        }
+        assert_eq!(rig.faults.total(), 0, "no driver call");
+        world.has(rig, false);
+        let apart = Exchange::new()
+            .sleep(heap.alone(), Contents::Discard)
+            .wake(all().tag("weights"));
+        assert_eq!(apart.run().unwrap().slept.heaps, 1);
+    }
+
     fn a_lease_or_queued_work_refuses(rig) {
         let world = World::new(rig, 8, &[4 * G], &[4 * G]);
         let lease = world.old[0].lease();
@@ -353,11 +387,6 @@ on_both! {
         world.has(rig, false);
         stream.synchronize().unwrap();
         drop(busy);
-        // A block cannot be in both.
-        let both = Exchange::new()
-            .sleep(world.awake.blocks(), Contents::Keep(&world.store))
-            .wake(world.awake.blocks());
-        assert!(matches!(both.run(), Err(SleepError::Busy { .. })));
         let small = store(&rig.device, 1);
         let full = Exchange::new()
             .sleep(world.awake.blocks(), Contents::Keep(&small))

@@ -197,8 +197,8 @@ fn a_refusal_of_one_rank_is_shown_in_the_others() {
     ));
     let pid = std::process::id();
     let text = format!(
-        "group \"tp0\" has undone \"sleep weights keep\": rank 0 (process {pid}) failed: 1 blocks \
-         (4 MiB) are leased: drop the leases"
+        "group \"tp0\" has undone {:?}: rank 0 (process {pid}) failed: 1 blocks (4 MiB) are leased: drop the leases",
+        r#"sleep ["weights"] keep"#
     );
     assert_eq!(second.unwrap_err().to_string(), text);
     assert!(
@@ -238,14 +238,14 @@ fn a_rank_that_cancels_undoes_all() {
     );
 }
 
-#[test]
-fn ranks_that_keep_other_contents_change_nothing() {
+/// Asserts that ranks with other operations are refused before any driver call.
+fn differ(act: impl Fn(&Member) -> Result<(), GroupError> + Sync) {
     let directory = tempfile::tempdir().unwrap();
     let members = [0, 1].map(|rank| Member::new(directory.path(), rank));
     for member in &members {
         member.rig.faults.forget();
     }
-    for outcome in together(&members, |it| it.sleep(it.group.rank() == 0)) {
+    for outcome in together(&members, act) {
         let error = outcome.unwrap_err();
         assert!(
             matches!(
@@ -267,4 +267,37 @@ fn ranks_that_keep_other_contents_change_nothing() {
             .iter()
             .all(|it| !it.is_asleep() && it.has_contents())
     );
+}
+
+#[test]
+fn ranks_that_keep_other_contents_change_nothing() {
+    differ(|it| it.sleep(it.group.rank() == 0));
+}
+
+#[test]
+fn tags_that_look_alike_in_a_list_are_other_operations() {
+    let alike: [[&[&str]; 2]; 3] = [
+        [&["a, b"], &["a", "b"]],
+        [&["all blocks"], &[]],
+        [&["a\", \"b"], &["a", "b"]],
+    ];
+    for tags in alike {
+        differ(|it| {
+            let tags = tags[it.group.rank() as usize].iter();
+            let blocks = tags.fold(it.tenant.blocks(), |all, &tag| all.tag(tag));
+            it.group.sleep(&blocks, Contents::Discard, LONG).map(drop)
+        });
+    }
+    // Their order is not of importance.
+    let directory = tempfile::tempdir().unwrap();
+    let members = [0, 1].map(|rank| Member::new(directory.path(), rank));
+    done(together(&members, |it| {
+        let tags = match it.group.rank() {
+            0 => ["weights", "cache"],
+            _ => ["cache", "weights"],
+        };
+        let blocks = it.tenant.blocks().tag(tags[0]).tag(tags[1]);
+        it.group.sleep(&blocks, Contents::Discard, LONG).map(drop)
+    }));
+    assert!(members.iter().all(Member::is_asleep));
 }

@@ -31,8 +31,9 @@ use crate::store::HostStore;
 /// - **Failures**: what was overwritten is copied back, and everything is as before. If that fails
 ///   too, blocks sleep with their contents in the store, and the error says how many.
 ///
-/// The [conditions](super) of sleep hold for the blocks that fall asleep, and a block must not be
-/// in both selections. Each selection keeps its [timeout](Blocks::timeout) for leases and for work
+/// The [conditions](super) of sleep hold for the blocks that fall asleep. No selection to sleep may
+/// have a tag or a heap in common with one to wake: with selections of all blocks of one tenant, it
+/// would have. Each selection keeps its [timeout](Blocks::timeout) for leases and for work
 /// in use. A function that [observes](Blocks::on_progress) one of them observes the exchange, in
 /// bytes copied in both directions. With [`release`](Blocks::release), memory that does not pass
 /// goes to the driver.
@@ -114,13 +115,17 @@ impl<'a> Exchange<'a> {
     /// [`wake`](Blocks::wake).
     ///
     /// # Errors
-    /// The errors of sleep and wake. All blocks are then as before, unless the error is
+    /// [`ArgumentError::SleepsAndWakes`] if blocks or a heap are in a selection to sleep and in one to
+    /// wake, and the errors of sleep and wake. All blocks are then as before, unless the error is
     /// [`SleepError::Stayed`]: then blocks that were to sleep do, with their contents in the store,
     /// and those that were to wake sleep on. [`SleepError::Lost`] says that contents are lost,
     /// after several refusals of the driver.
     #[doc(alias("cuMemMap", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "swap"))]
     pub fn run(self) -> Result<Exchanged, SleepError> {
         for (blocks, contents) in &self.sleep {
+            if self.wake.iter().any(|waking| waking.overlaps(blocks)) {
+                return Err(ArgumentError::SleepsAndWakes.into());
+            }
             if let Contents::Keep(store) | Contents::KeepMarked(store) = contents
                 && !store.device().is_same(blocks.tenant.device())
             {

@@ -60,6 +60,25 @@ class Exchange(GpuTest):
             tensor = torch.from_dlpack(cuvmm.empty(10, name))
             self.assertEqual(tensor.dtype, getattr(torch, name))
 
+    def test_types_of_8_and_4_bits(self):
+        """PyTorch 2.11 takes these by DLPack."""
+        names = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
+        has_them = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
+        for name in names if has_them else ():
+            dtype = getattr(torch, name)
+            array = cuvmm.empty((3, 8), name)
+            tensor = torch.from_dlpack(array)
+            self.assertEqual((tensor.dtype, tuple(tensor.shape)), (dtype, (3, 8)), name)
+            self.assertEqual(tensor.data_ptr(), array.address)
+            tensor.view(torch.uint8).copy_(torch.arange(24, dtype=torch.uint8).view(3, 8))
+            there = cuvmm.from_dlpack(tensor)
+            self.assertEqual((there.address, there.nbytes, there.shape), (array.address, 24, (3, 8)))
+            self.assertEqual((there.dtype, there.strides), (name, (8, 1)))
+            row = cuvmm.from_dlpack(tensor[1])
+            self.assertEqual((row.address, row.nbytes), (array.address + 8, 8))
+            again = torch.from_dlpack(array).view(torch.uint8)
+            self.assertEqual(again.flatten().tolist(), list(range(24)))
+
     @needs_cupy
     def test_cupy(self):
         import cupy

@@ -62,6 +62,10 @@ class Sharing(GpuTest):
             high = 2 if dtype == torch.bool else 100
             raw = torch.randint(high, (7 * 11 * dtype.itemsize,), dtype=torch.uint8, device="cuda")
             state[name] = raw.view(dtype).reshape(7, 11)
+        for name in ("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"):
+            if hasattr(torch, name):
+                raw = torch.randint(256, (7, 11), dtype=torch.uint8, device="cuda")
+                state[name] = raw.view(getattr(torch, name))
         state["scalar"] = torch.tensor(2.5, device="cuda")
         state["empty"] = torch.empty(0, 3, device="cuda")
         state["turned"] = torch.randn(5, 9, device="cuda").t()

@@ -601,12 +601,12 @@ class Attach(unittest.TestCase):
     def test_types_without_a_name(self):
         case(
             """
-            state = {"eight": made((4,), torch.float8_e5m2), "wide": made((2,), torch.complex128),
+            state = {"new": made((4,), torch.tensors.dtype("float3", 1)), "wide": made((2,), torch.complex128),
                 "odd": made((2,), torch.float8_e4m3fnuz)}
             cuvmm.publish(state, "model")
             weights = cuvmm.attach("model")
             assert weights.array("wide").dtype == "complex128"
-            refused(cuvmm.Error, lambda: weights.array("eight"), "float8_e5m2", "DLPack")
+            refused(cuvmm.Error, lambda: weights.array("new"), "float3", "DLPack")
             del torch.float8_e4m3fnuz
             refused(cuvmm.Error, lambda: weights["odd"], "float8_e4m3fnuz", "this PyTorch")
             """

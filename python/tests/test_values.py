@@ -62,9 +62,68 @@ class ElementTypes(unittest.TestCase):
                 _dtypes.dtype_of(other)
 
     def test_codes(self):
-        for name, code, bits in [("int64", 0, 64), ("float16", 2, 16), ("bfloat16", 4, 16)]:
-            self.assertEqual(_dtypes.dtype_of(name)[1:3], (code, bits))
-            self.assertEqual(_dtypes.dtype_of_code(code, bits).name, name)
+        for name, code, bits, lanes in [
+            ("int64", 0, 64, 1),
+            ("float16", 2, 16, 1),
+            ("bfloat16", 4, 16, 1),
+            ("float8_e4m3fn", 10, 8, 1),
+            ("float8_e5m2", 12, 8, 1),
+            ("float8_e8m0fnu", 14, 8, 1),
+            ("float4_e2m1fn_x2", 17, 4, 2),
+        ]:
+            dtype = _dtypes.dtype_of(name)
+            self.assertEqual((dtype.code, dtype.bits, dtype.lanes), (code, bits, lanes))
+            self.assertEqual(_dtypes.dtype_of_code(code, bits, lanes), dtype)
+            self.assertEqual(dtype.itemsize, max(1, bits // 8))
+
+    def test_every_type_of_files_has_one_name(self):
+        """The list is that of safetensors 0.8, without the two of 6 bits, which nothing here has."""
+        names = "F64 F32 F16 BF16 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ F8_E8M0 F4 BOOL C64"
+        names += " I64 I32 I16 I8 U64 U32 U16 U8"
+        for name in names.split():
+            ours = _dtypes.name_from_files(name)
+            self.assertNotEqual(ours, name)
+            self.assertEqual(_dtypes.dtype_of(ours).name, ours)
+            self.assertEqual(_dtypes.name_in_files(ours), name)
+
+    def test_elements_that_have_no_size_or_another_one(self):
+        for codes, text in [
+            ((2, 0), "no size"),
+            ((2, 32, 0), "no size"),
+            ((10, 3), "float8_e4m3fn have 8 bits, not 3"),
+            ((17, 8), "float4_e2m1fn have 4 bits, not 8"),
+            ((15, 8), "float6_e2m3fn have 6 bits, not 8"),
+        ]:
+            with self.assertRaisesRegex(BufferError, text):
+                _dtypes.dtype_of_code(*codes)
+        self.assertEqual(_dtypes.dtype_of_code(0, 3).name, "dlpack:0:3")
+        self.assertEqual(_dtypes.dtype_of_code(18, 8, 2).name, "dlpack:18:8x2")
+
+    def test_two_numbers_of_4_bits_in_a_byte(self):
+        single = _dtypes.dtype_of_code(17, 4)
+        for shape, strides, pairs, steps in [
+            ((8,), (1,), (4,), (1,)),
+            ((3, 8), (8, 1), (3, 4), (4, 1)),
+            ((3, 8), (20, 1), (3, 4), (10, 1)),
+            # A dimension of one element has no step.
+            ((1, 8), (7, 1), (1, 4), (3, 1)),
+            ((0, 8), (5, 3), (0, 4), (2, 1)),
+            ((3, 0), (1, 1), (3, 0), (0, 1)),
+        ]:
+            dtype, *found = _dtypes.pairs_of(single, shape, strides)
+            self.assertEqual((dtype.name, *found), ("float4_e2m1fn_x2", pairs, steps))
+            self.assertEqual(_dtypes.shape_in_files("F4", pairs), shape)
+        for shape, strides, text in [
+            ((), (), "not even"),
+            ((3, 5), (5, 1), "not even"),
+            ((3, 8), (9, 1), "within a byte"),
+            ((4, 2), (1, 4), "within a byte"),
+            ((4, 8), (16, 2), "gaps"),
+        ]:
+            with self.assertRaisesRegex(ValueError, text):
+                _dtypes.pairs_of(single, shape, strides)
+        with self.assertRaisesRegex(ValueError, "name 'float4_e2m1fn_x2'"):
+            _dtypes.dtype_of("float4_e2m1fn")
 
 
 class Settings(unittest.TestCase):

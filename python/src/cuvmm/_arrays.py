@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _dlpack, _library
-from ._dtypes import DType, dtype_of, dtype_of_code
+from ._dtypes import DType, dtype_of, dtype_of_code, pairs_of
 from ._errors import Error, OutOfMemoryError
 from ._sizes import text_of
 
@@ -194,9 +194,10 @@ class DeviceArray:
             raise ValueError("the array is attached for reading")
         if tuple(there["shape"]) != self.shape:
             raise ValueError(f"an array of shape {tuple(there['shape'])} does not fit one of shape {self.shape}")
-        if there["typestr"] != self._dtype.typestr:
+        if not self._dtype.is_type_of(source, there["typestr"]):
+            found = getattr(getattr(source, "dtype", None), "name", there["typestr"])
             raise TypeError(
-                f"the elements are {there['typestr']}, and not {self._dtype.typestr} ({self.dtype}): convert them"
+                f"the elements are {found}, and not {self._dtype.typestr} ({self.dtype}): convert them"
                 f" with astype({self.dtype!r})"
             )
         steps = there.get("strides")
@@ -268,7 +269,7 @@ class DeviceArray:
             except Error as error:
                 raise BufferError(f"the memory cannot be handed to stream {taker:#x}: {error}") from error
         versioned = max_version is not None and tuple(max_version) >= _dlpack.VERSION
-        codes = (self._dtype.code, self._dtype.bits)
+        codes = (self._dtype.code, self._dtype.bits, self._dtype.lanes)
         return _dlpack.export(
             self.address, self.device, self.shape, self.strides, codes, versioned, memory
         )
@@ -311,7 +312,8 @@ def empty(
     """Allocates an array whose contents are not set, from the heap of a device.
 
     shape: the number of elements, or the size of each dimension.
-    dtype: a name such as "float16", or a dtype of NumPy, CuPy or PyTorch.
+    dtype: a name such as "float16" or "float8_e4m3fn", or a dtype of NumPy, CuPy or PyTorch. An element of
+        "float4_e2m1fn_x2" is a byte of two numbers, so the shape counts bytes.
     device: an ordinal, "cuda:1", or a device of PyTorch or CuPy.
     stream: the stream that the memory is allocated for, of PyTorch or CuPy, or its handle. 0 is the
         default stream.
@@ -359,7 +361,10 @@ def from_dlpack(tensor: Any) -> ForeignArray:
     >>> there = cuvmm.from_dlpack(torch.ones(8, device="cuda"))  # doctest: +SKIP
     >>> there.address, there.nbytes, there.device  # doctest: +SKIP
 
-    Raises TypeError for an object without `__dlpack__`, and BufferError for a tensor that lies nowhere.
+    Numbers of 4 bits are counted in bytes of two (`float4_e2m1fn_x2`), also where the tensor counts each.
+
+    Raises TypeError for an object without `__dlpack__`, and BufferError for a tensor that lies nowhere, whose
+    description is wrong, or whose rows of such numbers begin or end within a byte.
     """
     if not hasattr(tensor, "__dlpack__"):
         raise TypeError(f"{type(tensor).__name__} has no __dlpack__")
@@ -372,8 +377,10 @@ def from_dlpack(tensor: Any) -> ForeignArray:
     except TypeError:
         # It is older than that.
         capsule = tensor.__dlpack__(**arguments)
-    found = _dlpack.read(capsule)
+    found, is_padded = _dlpack.read(capsule)
     ndim = max(0, found.ndim)
+    if ndim > _dlpack.MOST_DIMENSIONS:
+        raise BufferError(f"a tensor of {ndim} dimensions has more than {_dlpack.MOST_DIMENSIONS}")
     shape, strides = _dlpack.sizes(found.shape, ndim), _dlpack.sizes(found.strides, ndim)
     if len(shape) != found.ndim or any(size < 0 for size in shape):
         raise BufferError(f"a tensor of {found.ndim} dimensions has the sizes {shape}")
@@ -382,11 +389,17 @@ def from_dlpack(tensor: Any) -> ForeignArray:
     if any(step < 0 for step in strides):
         raise Error("a tensor with negative strides has no first byte here")
     dtype = dtype_of_code(found.dtype.code, found.dtype.bits, found.dtype.lanes)
+    bits = 8 * dtype.itemsize if is_padded else dtype.bits * dtype.lanes
     elements = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
     address = (found.data or 0) + found.byte_offset
-    nbytes = 0 if 0 in shape else elements * dtype.itemsize
+    nbytes = 0 if 0 in shape else -(-elements * bits // 8)
     if nbytes > 0 and (not found.data or address + nbytes > 1 << 64):
         raise BufferError(f"a tensor has {nbytes} bytes at {address:#x}")
+    if not is_padded:
+        try:
+            dtype, shape, strides = pairs_of(dtype, shape, strides)
+        except ValueError as error:
+            raise BufferError(f"a tensor cannot be read here: {error}") from error
     return ForeignArray(
         address=address,
         nbytes=nbytes,

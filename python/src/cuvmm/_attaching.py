@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _dlpack, _library
 from ._arrays import DeviceArray, SharedMemory, device_of
-from ._dtypes import dtype_of, name_from_files
+from ._dtypes import dtype_of, name_from_files, shape_from_files
 from ._errors import Error, NotPublishedError
 from ._publishing import STRIDES, absolute, checked, users_of
 from ._sizes import text_of
@@ -101,10 +101,10 @@ class Attached(Mapping[str, "torch.Tensor"]):
         dtype = getattr(torch, kind, None)
         if not isinstance(dtype, torch.dtype):
             raise Error(f"{name!r} has elements of type {kind}, which this PyTorch does not have")
-        shape = tuple(tensor["shape"])
+        shape = _shape_of(tensor)
         if 0 in shape:
             return torch.empty(shape, dtype=dtype, device=f"cuda:{self.device}")
-        # DLPack has no name for some of PyTorch's types, so it gets the bytes.
+        # PyTorch takes some of its types by DLPack only from a later version on, so it gets the bytes.
         there = self._at(tensor)
         span = torch.from_dlpack(DeviceArray(there, (tensor["size"],), dtype_of("uint8")))
         return span.view(dtype).as_strided(shape, self._strides_of(tensor))
@@ -124,7 +124,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
         >>> cupy.from_dlpack(weights.array("embedding"))  # doctest: +SKIP
 
         Raises KeyError for an unknown name, and `cuvmm.Error` for a type that DLPack has no name for
-        here.
+        here, and for numbers of 4 bits whose last dimension is odd.
         """
         tensor = self._tensors[name]
         kind = name_from_files(tensor["dtype"])
@@ -135,7 +135,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
                 f"cuvmm has no type of DLPack for {kind}: take PyTorch's tensor, weights[{name!r}]"
             ) from None
         there, strides = self._at(tensor), self._strides_of(tensor)
-        array = DeviceArray(there, tuple(tensor["shape"]), dtype, strides)
+        array = DeviceArray(there, _shape_of(tensor), dtype, strides)
         # PyTorch checks this itself for its own tensors.
         if array.span > tensor["size"]:
             raise Error(f"{name!r} is said to have {tensor['size']} bytes, and takes {array.span}")
@@ -145,7 +145,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
         return SharedMemory(self._address + tensor["offset"], self.device, self._memory)
 
     def _strides_of(self, tensor: dict[str, Any]) -> tuple[int, ...]:
-        shape, strides = tuple(tensor["shape"]), self._strides.get(tensor["name"])
+        shape, strides = _shape_of(tensor), self._strides.get(tensor["name"])
         if strides is None:
             return _dlpack.dense(shape)
         if len(strides) != len(shape):
@@ -187,6 +187,13 @@ class Attached(Mapping[str, "torch.Tensor"]):
             f"<cuvmm.Attached {self.name!r} version {self.version}: {len(self)} tensors,"
             f" {text_of(self.nbytes)} on device {self.device}>"
         )
+
+
+def _shape_of(tensor: dict[str, Any]) -> tuple[int, ...]:
+    try:
+        return shape_from_files(tensor["dtype"], tuple(tensor["shape"]))
+    except ValueError as error:
+        raise Error(f"{tensor['name']!r} has elements of type F4, and is no tensor here: {error}") from error
 
 
 def _strides_in(text: str) -> dict[str, tuple[int, ...]]:

@@ -16,8 +16,14 @@ from . import _library
 CUDA = 2
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
-#: The version that versioned capsules have here.
+#: The oldest version of versioned capsules.
 VERSION = (1, 0)
+#: The version that they have here: the first one with elements of 8 and 4 bits.
+_WRITTEN = (1, 1)
+#: The flag of a tensor whose elements of less than a byte take one each.
+_PADDED = 4
+#: The most dimensions of a tensor, as in NumPy and PyTorch.
+MOST_DIMENSIONS = 64
 
 
 class _DLDevice(ctypes.Structure):
@@ -81,22 +87,23 @@ def export(
     device: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    dtype: tuple[int, int],
+    dtype: tuple[int, int, int],
     versioned: bool,
     memory: Any,
 ) -> Any:
     """Returns a capsule of a tensor on a CUDA device, which keeps `memory` until its end.
 
     strides: elements from one to the next of each dimension.
+    dtype: code, bits and lanes of an element.
     """
     managed = _ManagedVersioned() if versioned else _Managed()
     if versioned:
-        managed.major, managed.minor = VERSION
+        managed.major, managed.minor = _WRITTEN
     tensor = managed.dl_tensor
     tensor.data = address
     tensor.device = _DLDevice(CUDA, device)
     tensor.ndim = len(shape)
-    tensor.dtype = _DLDataType(*dtype, 1)
+    tensor.dtype = _DLDataType(*dtype)
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     steps = (ctypes.c_int64 * max(1, len(shape)))(*strides)
     tensor.shape, tensor.strides = sizes, steps
@@ -114,13 +121,14 @@ def export(
         raise
 
 
-def read(capsule: Any) -> DLTensor:
-    """Returns the description in a capsule that no library took. It is valid as long as that.
+def read(capsule: Any) -> tuple[DLTensor, bool]:
+    """Returns the description in a capsule that no library took, which is valid as long as the capsule, and True if
+    its elements of less than a byte take one each.
 
     Raises ValueError for what is none, and BufferError for a version that is not known here.
     """
     if _is_valid(id(capsule), _NAME):
-        return _Managed.from_address(_pointer(id(capsule), _NAME)).dl_tensor
+        return _Managed.from_address(_pointer(id(capsule), _NAME)).dl_tensor, False
     if not _is_valid(id(capsule), _NAME_VERSIONED):
         raise ValueError(f"{capsule!r} is not a capsule of a tensor, or its tensor was taken")
     managed = _ManagedVersioned.from_address(_pointer(id(capsule), _NAME_VERSIONED))
@@ -128,7 +136,7 @@ def read(capsule: Any) -> DLTensor:
         # Nothing behind the version is where it is expected.
         found = f"{managed.major}.{managed.minor}"
         raise BufferError(f"a tensor of version {found} of DLPack cannot be read here")
-    return managed.dl_tensor
+    return managed.dl_tensor, bool(managed.flags & _PADDED)
 
 
 def sizes(pointer: Any, count: int) -> tuple[int, ...]:

@@ -10,10 +10,12 @@ from typing import Any
 
 from . import _library
 from ._arrays import device_of
+from ._dtypes import shape_in_files
 from ._sizes import text_of
-from ._sources import device_of_all, lay_out, sources_of
+from ._sources import Source, device_of_all, lay_out, sources_of
 
-#: The key of the metadata that has the strides of tensors that are not dense, as JSON.
+#: The key of the metadata that has the strides of tensors that are not dense, as JSON. They count elements of the
+#: tensor's type here, which for `F4` are bytes.
 STRIDES = "cuvmm.strides"
 
 
@@ -80,6 +82,13 @@ def users_of(users: Iterable[int]) -> list[int]:
     return found
 
 
+def _shape_of(source: Source) -> tuple[int, ...]:
+    try:
+        return shape_in_files(source.dtype, source.shape)
+    except ValueError as error:
+        raise ValueError(f"{source.name!r} cannot be published: {error}") from error
+
+
 def publish(
     tensors: Mapping[str, Any],
     name: str,
@@ -136,7 +145,7 @@ def publish(
         {
             "name": source.name,
             "dtype": source.dtype,
-            "shape": source.shape,
+            "shape": _shape_of(source),
             "offset": source.offset,
             "size": source.span,
         }

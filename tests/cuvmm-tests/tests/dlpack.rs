@@ -992,6 +992,59 @@ fn a_lost_context_still_lets_go_of_a_tensor() {
 }
 
 #[test]
+fn narrow_elements_go_out_and_come_in() {
+    let rig = common::host();
+    let stream = Stream::new(&rig.device).unwrap();
+    let (_, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
+    let out = |tensor: &Tensor| tensor.export(Arc::clone(&theirs), &Consumer::Synchronized);
+    let pair = DLDataType::new(DLDataTypeCode::FLOAT4_E2M1FN, 4, 2);
+    for (element, shape, size) in [
+        (DLDataType::F8E4M3FN, [3, 8], 24),
+        (DLDataType::F8E5M2, [3, 5], 15),
+        (DLDataType::F8E8M0FNU, [2, 1], 2),
+        (DLDataType::F4E2M1FN, [3, 8], 12),
+        (DLDataType::F4E2M1FN, [3, 5], 8),
+        (pair, [3, 8], 24),
+        (DLDataType::F6E3M2FN, [3, 5], 12),
+    ] {
+        let exported = out(&Tensor::new(element, &shape)).unwrap();
+        let view = exported.validate().unwrap();
+        assert_eq!((view.dtype(), view.shape().len()), (element, 2));
+        let imported = import(&stream, exported);
+        assert_eq!(
+            (imported.element(), imported.size()),
+            (element, size),
+            "{element:?}"
+        );
+        let mut bytes = vec![0; size as usize];
+        imported.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, bytes_of(&[1, 2, 3, 4, 5, 6])[..size as usize]);
+        assert!(imported.read(1, &mut bytes).is_err(), "past the last byte");
+    }
+    // As many bytes as elements, if the other library says that each takes one.
+    let exported = out(&Tensor::new(DLDataType::F4E2M1FN, &[3, 8])).unwrap();
+    // SAFETY: nothing else accesses the descriptor, and the memory has as many bytes.
+    unsafe { (*exported.as_ptr()).flags = DlpackFlags::IS_SUBBYTE_TYPE_PADDED };
+    assert_eq!(import(&stream, exported).size(), 24);
+
+    // A number of bits that is not the type's is refused on both ways.
+    let wrong = DLDataType::new(DLDataTypeCode::FLOAT4_E2M1FN, 8, 1);
+    let is_refused = |reason: &TensorError| matches!(*reason, TensorError::ElementBits { found, expected: 4 } if found == wrong);
+    let reason = out(&Tensor::new(wrong, &[3])).err().unwrap().reason;
+    assert!(is_refused(&reason), "{reason}");
+    let exported = out(&Tensor::new(pair, &[3])).unwrap();
+    // SAFETY: nothing else accesses the descriptor.
+    unsafe { (*exported.as_ptr()).dl_tensor.dtype = wrong };
+    // SAFETY: the import must refuse the descriptor before it uses any memory.
+    let refused = unsafe { Imported::new(&stream, exported) }.unwrap_err();
+    assert!(is_refused(&refused.reason), "{}", refused.reason);
+    drop(refused);
+    assert_eq!(Arc::strong_count(&theirs), 1);
+    drop((theirs, stream));
+    common::nothing_left(rig);
+}
+
+#[test]
 fn what_is_imported_is_looked_at() {
     let rig = common::host();
     let stream = Stream::new(&rig.device).unwrap();

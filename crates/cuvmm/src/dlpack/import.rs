@@ -12,7 +12,7 @@ use dlpark::{
     AllocationDeleter, DlpackElement, DlpackFlags, Managed, ManagedTensorBase, TensorRef,
 };
 
-use super::tensor::{Figures, alignment_of};
+use super::tensor::{Figures, alignment_of, bits_of};
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, HandedBack, MemoryError, TensorError};
 use crate::extents::Fence;
@@ -90,7 +90,7 @@ impl Imported {
         let seen = tensor
             .validate()
             .map_err(TensorError::from)
-            .and_then(|seen| Seen::of(home.device(), &seen));
+            .and_then(|seen| Seen::of(home.device(), &seen, tensor.flags()));
         match seen {
             Ok(Seen {
                 element,
@@ -376,9 +376,17 @@ struct Seen {
 }
 
 impl Seen {
-    fn of(device: &Device, tensor: &TensorRef<'_>) -> Result<Self, TensorError> {
+    fn of(
+        device: &Device,
+        tensor: &TensorRef<'_>,
+        flags: DlpackFlags,
+    ) -> Result<Self, TensorError> {
         let element = tensor.dtype();
-        let figures = figures_of(tensor)?;
+        let bits = match flags.contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
+            true => 8 * bits_of(element).div_ceil(8),
+            false => bits_of(element),
+        };
+        let figures = figures_of(tensor, bits)?;
         let size = figures.bytes;
         let found = tensor.device();
         let on_host = found == DLDevice::CPU;
@@ -416,7 +424,7 @@ fn is_of(device: &Device, found: DLDevice) -> bool {
         && found.device_id == device.ordinal().0
 }
 
-fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, TensorError> {
+fn figures_of(tensor: &TensorRef<'_>, bits: u64) -> Result<Figures, TensorError> {
     let said = tensor.strides_or_compact()?;
     let too_large = || TensorError::TooLarge {
         shape: vec![],
@@ -434,7 +442,7 @@ fn figures_of(tensor: &TensorRef<'_>) -> Result<Figures, TensorError> {
             Err(_) => return Err(TensorError::NegativeStride { dimension, stride }),
         });
     }
-    Figures::of(tensor.dtype(), &shape, Some(&strides))
+    Figures::stored(tensor.dtype(), bits, &shape, Some(&strides))
 }
 
 /// Verifies that every byte of a range is memory of the device.

@@ -50,8 +50,10 @@ impl Tensor {
         Self::new(T::DTYPE, shape)
     }
 
-    /// Creates a tensor of elements that have no Rust type, such as [`DLDataType::BF16`]. Elements
-    /// of less than a byte are packed.
+    /// Creates a tensor of elements that have no Rust type, such as [`DLDataType::BF16`] or
+    /// [`DLDataType::F8E4M3FN`]. Elements of less than a byte are packed, the first one in a byte's
+    /// lower bits: `shape` and strides count each. Two lanes of 4 bits are an element of one byte,
+    /// as PyTorch's `float4_e2m1fn_x2`.
     pub fn new(element: DLDataType, shape: &[usize]) -> Self {
         Self {
             element,
@@ -116,19 +118,35 @@ impl Figures {
         shape: &[usize],
         strides: Option<&[usize]>,
     ) -> Result<Self, TensorError> {
+        Self::stored(element, bits_of(element), shape, strides)
+    }
+
+    /// Returns the figures of elements that lie `bits` apart.
+    pub(super) fn stored(
+        element: DLDataType,
+        bits: u64,
+        shape: &[usize],
+        strides: Option<&[usize]>,
+    ) -> Result<Self, TensorError> {
         ArgumentError::at_most("dimensions", shape.len() as u64, MOST_DIMENSIONS as u64)?;
         let count = strides.map_or(shape.len(), <[usize]>::len) as u64;
         ArgumentError::at_least("strides", count, shape.len() as u64)?;
         ArgumentError::at_most("strides", count, shape.len() as u64)?;
         ArgumentError::not_zero("bits of an element", element.bits.into())?;
         ArgumentError::not_zero("lanes of an element", element.lanes.into())?;
-        Self::counted(element, shape, strides).ok_or_else(|| TensorError::TooLarge {
+        if let Some(expected) = bits_of_code(element.code)
+            && expected != element.bits
+        {
+            let found = element;
+            return Err(TensorError::ElementBits { found, expected });
+        }
+        Self::counted(bits, shape, strides).ok_or_else(|| TensorError::TooLarge {
             shape: shape.to_vec(),
             strides: strides.unwrap_or_default().to_vec(),
         })
     }
 
-    fn counted(element: DLDataType, shape: &[usize], strides: Option<&[usize]>) -> Option<Self> {
+    fn counted(bits: u64, shape: &[usize], strides: Option<&[usize]>) -> Option<Self> {
         let side_by_side = row_major(shape)?;
         let strides = strides.map_or(side_by_side, <[usize]>::to_vec);
         let bytes = if shape.contains(&0) {
@@ -139,8 +157,7 @@ impl Figures {
                 let steps = u64::try_from(length).ok()?.checked_sub(1)?;
                 last = last.checked_add(steps.checked_mul(u64::try_from(stride).ok()?)?)?;
             }
-            let bits = last.checked_add(1)?.checked_mul(bits_of(element))?;
-            bits.div_ceil(8)
+            last.checked_add(1)?.checked_mul(bits)?.div_ceil(8)
         };
         // DLPack's figures are signed.
         let said = shape.iter().chain(&strides);
@@ -179,8 +196,24 @@ fn row_major(shape: &[usize]) -> Option<Vec<usize>> {
     i64::try_from(stride).ok().map(|_| strides)
 }
 
-fn bits_of(element: DLDataType) -> u64 {
+/// Returns the bits of an element, all lanes together.
+pub(super) fn bits_of(element: DLDataType) -> u64 {
     u64::from(element.bits) * u64::from(element.lanes)
+}
+
+/// Returns the bits of a floating-point type whose code has a fixed number of them. DLPack obliges
+/// consumers to refuse others.
+const fn bits_of_code(code: DLDataTypeCode) -> Option<u8> {
+    const F8: (u8, u8) = (
+        DLDataTypeCode::FLOAT8_E3M4.0,
+        DLDataTypeCode::FLOAT8_E8M0FNU.0,
+    );
+    match code {
+        DLDataTypeCode::FLOAT4_E2M1FN => Some(4),
+        DLDataTypeCode::FLOAT6_E2M3FN | DLDataTypeCode::FLOAT6_E3M2FN => Some(6),
+        DLDataTypeCode(code) if F8.0 <= code && code <= F8.1 => Some(8),
+        _ => None,
+    }
 }
 
 /// Returns the required alignment of an element in bytes: its size, half of that for a complex
@@ -297,6 +330,41 @@ mod tests {
             TensorError::Argument(ArgumentError::Zero { .. })
         ));
         assert!(Figures::of(DLDataType::U8, &[1; 64], None).is_ok());
+    }
+
+    #[test]
+    fn a_narrow_type_has_the_bits_of_its_code() {
+        let of = |code, bits, lanes| Figures::of(DLDataType::new(code, bits, lanes), &[3, 5], None);
+        for code in 7..=17 {
+            let bits = match code {
+                17 => 4,
+                15 | 16 => 6,
+                _ => 8,
+            };
+            let code = DLDataTypeCode(code);
+            assert_eq!(
+                of(code, bits, 1).unwrap().bytes,
+                u64::from(bits) * 15 / 8 + u64::from(bits < 8)
+            );
+            assert_eq!(
+                of(code, bits, 2).unwrap().bytes,
+                (30 * u64::from(bits)).div_ceil(8)
+            );
+            for wrong in [1, 3, 4, 6, 8, 16, 255]
+                .into_iter()
+                .filter(|&it| it != bits)
+            {
+                let refused = of(code, wrong, 1).unwrap_err();
+                let is_right = matches!(
+                    refused,
+                    TensorError::ElementBits { expected, found }
+                        if expected == bits && found.bits == wrong && found.code == code
+                );
+                assert!(is_right, "{refused}");
+            }
+        }
+        assert_eq!(of(DLDataTypeCode::INT, 3, 1).unwrap().bytes, 6);
+        assert_eq!(of(DLDataTypeCode(18), 3, 1).unwrap().bytes, 6);
     }
 
     #[test]

@@ -37,6 +37,14 @@ pub enum TensorError {
         /// Its stride, in elements.
         stride: i64,
     },
+    /// A floating-point type of 8 bits or fewer has other bits than its code says.
+    #[error("elements of DLPack's type code {} have {expected} bits, not {}", .found.code.0, .found.bits)]
+    ElementBits {
+        /// The tensor's type.
+        found: DLDataType,
+        /// The bits of a number of this type.
+        expected: u8,
+    },
     /// The elements are of another type.
     #[error("the elements are {found:?}, but {wanted:?} was requested")]
     OtherElements {

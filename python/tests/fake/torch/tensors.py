@@ -18,7 +18,8 @@ class dtype:  # noqa: N801
 types = {
     name: dtype(name, size)
     for size, names in {
-        1: ("uint8", "int8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"),
+        1: ("uint8", "int8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+            "float8_e8m0fnu", "float4_e2m1fn_x2"),
         2: ("int16", "uint16", "float16", "bfloat16"),
         4: ("int32", "uint32", "float32"),
         8: ("int64", "uint64", "float64", "complex64"),

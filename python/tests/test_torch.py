@@ -178,6 +178,9 @@ class Install(unittest.TestCase):
                 (ValueError, "twice", {"peers": [1, 0, 1]}),
                 (TypeError, "aliases", {"aliases": "off"}),
                 (TypeError, "stream_waits", {"stream_waits": 0}),
+                (ValueError, "rdma is 'auto', True or False, not 1", {"rdma": 1.0}),
+                (ValueError, "rdma is 'auto', True or False, not 'on'", {"rdma": "on"}),
+                (ValueError, "rdma is 'auto', True or False, not []", {"rdma": []}),
             ]:
                 refused(kind, lambda: cuvmm.torch.install(**wrong), text)
                 refused(kind, lambda: cuvmm.configure(**wrong), text)

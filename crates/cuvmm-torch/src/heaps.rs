@@ -16,13 +16,13 @@ use cuvmm::driver::{
     CUresult, DeviceAddress, Driver as _, HandleTypes, Location, Ordinal, StreamHandle,
 };
 use cuvmm::heap::HeapBuilder;
-use cuvmm::pool::{Growth, PoolStats};
+use cuvmm::pool::{Growth, PoolBuilder, PoolStats};
 use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
 
 use crate::edge::message;
 use crate::error::{DEVICES, Error};
 use crate::figures::Figures;
-use crate::settings::{Configuration, Settings};
+use crate::settings::{Configuration, Rdma, Settings};
 use crate::{asked, exit, fork, guards};
 
 const PUBLISHED: &str = "published";
@@ -154,6 +154,11 @@ pub(crate) fn configured_ledger() -> Option<PathBuf> {
     common.configuration.as_ref()?.ledger().cloned()
 }
 
+/// Returns the driver, if a heap was made.
+pub(crate) fn driver() -> Option<&'static CudaDriver> {
+    all().next().map(|(_, of)| &*of.driver)
+}
+
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
@@ -164,9 +169,9 @@ pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
 /// # Errors
 /// This process has not mapped the memory, as with `cudaMalloc`.
 pub(crate) fn access(address: u64, device: i32) -> Result<i32, Error> {
-    let (_, of) = all().next().ok_or(Error::NotAllocated)?;
+    let driver = driver().ok_or(Error::NotAllocated)?;
     let location = Location::device(Ordinal(device));
-    let found = of.driver.get_access(DeviceAddress(address), location);
+    let found = driver.get_access(DeviceAddress(address), location);
     Ok(found.map_err(CallError::from)?.0)
 }
 
@@ -219,7 +224,7 @@ impl DeviceHeap {
     /// Builds a heap in the device's primary context. Takes no memory yet.
     fn new(driver: Arc<CudaDriver>, index: usize, settings: Settings) -> Result<Self, Error> {
         let device = Device::open(driver.clone(), u32::try_from(index).unwrap_or(u32::MAX))?;
-        let mut builder = Pool::builder(&device);
+        let mut builder = settings.with_rdma(Pool::builder(&device))?;
         if let Some(value) = settings.limit {
             let (least, most) = (device.granularity(), device.total_memory());
             if !(least..=most).contains(&value) {
@@ -316,7 +321,8 @@ impl DeviceHeap {
         if let Some((_, tenant)) = self.published.get() {
             return Ok(tenant);
         }
-        let mut builder = Pool::builder(&self.device)
+        let mut builder = self.settings.with_rdma(Pool::builder(&self.device))?;
+        builder = builder
             .shareable(HandleTypes::POSIX_FD)
             .growth(Growth::Exact)
             .largest_extent(PUBLISHED_EXTENT);
@@ -494,6 +500,14 @@ impl Settings {
             .preset(self.preset)
             .aliases(self.aliases)
             .stream_waits(self.waits)
+    }
+
+    fn with_rdma<'a>(&self, builder: PoolBuilder<'a>) -> Result<PoolBuilder<'a>, Error> {
+        Ok(match self.rdma {
+            Rdma::Auto => builder.rdma_if_supported()?,
+            Rdma::On => builder.rdma_capable(true),
+            Rdma::Off => builder,
+        })
     }
 }
 

@@ -16,6 +16,7 @@ const PRESET: &str = "CUVMM_TORCH_PRESET";
 const ALIASES: &str = "CUVMM_TORCH_ALIASES";
 const STREAM_WAITS: &str = "CUVMM_TORCH_STREAM_WAITS";
 const MAPPER: &str = "CUVMM_TORCH_MAPPER";
+const RDMA: &str = "CUVMM_TORCH_RDMA";
 
 const TENANT: &str = "torch";
 
@@ -39,6 +40,19 @@ pub(crate) struct Settings {
     pub(crate) waits: bool,
     /// The devices that have access to each other's memory.
     pub(crate) peers: Vec<u32>,
+    pub(crate) rdma: Rdma,
+}
+
+/// When memory is created so that RDMA devices reach it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rdma {
+    /// Where the device has such memory.
+    #[default]
+    Auto,
+    /// Always. A device without such memory has no heap.
+    On,
+    Off,
 }
 
 impl Settings {
@@ -64,11 +78,13 @@ impl Settings {
             )
         };
         let presets = [("tight", Choice::Tight), ("fast", Choice::Fast)];
+        let rdma = [("auto", Rdma::Auto), ("on", Rdma::On), ("off", Rdma::Off)];
         let environment = Configuration {
             limit: variable(LIMIT).map(limit).transpose()?,
             preset: choice(PRESET, variable(PRESET), "tight or fast", presets)?,
             aliases: on_off(ALIASES)?,
             stream_waits: on_off(STREAM_WAITS)?,
+            rdma: choice(RDMA, variable(RDMA), "auto, on or off", rdma)?,
             ..Configuration::default()
         };
         let all = configured.clone().over(environment)?;
@@ -89,16 +105,17 @@ impl Settings {
             aliases: all.aliases.unwrap_or(true),
             waits: all.stream_waits.unwrap_or(true),
             peers: all.peers.unwrap_or_default(),
+            rdma: all.rdma.unwrap_or_default(),
         })
     }
 }
 
 /// Returns what the value of a variable stands for; `None` without a value.
-fn choice<T>(
+fn choice<T, const N: usize>(
     name: &'static str,
     value: Option<String>,
     expected: &'static str,
-    known: [(&str, T); 2],
+    known: [(&str, T); N],
 ) -> Result<Option<T>, Error> {
     let Some(value) = value else {
         return Ok(None);
@@ -125,6 +142,7 @@ pub(crate) struct Configuration {
     peers: Option<Vec<u32>>,
     aliases: Option<bool>,
     stream_waits: Option<bool>,
+    rdma: Option<Rdma>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -153,6 +171,7 @@ impl Configuration {
             peers: self.peers.or(earlier.peers),
             aliases: self.aliases.or(earlier.aliases),
             stream_waits: self.stream_waits.or(earlier.stream_waits),
+            rdma: self.rdma.or(earlier.rdma),
         };
         match (&merged.ledger, merged.ledger_limit) {
             (None, Some(limit)) => Err(Error::Configured {
@@ -242,6 +261,7 @@ mod tests {
             aliases: true,
             waits: true,
             peers: Vec::new(),
+            rdma: Rdma::Auto,
         };
         assert_eq!(settings, expected);
     }
@@ -264,6 +284,9 @@ mod tests {
         assert!(!with(STREAM_WAITS, "off").expect("one").waits);
         assert!(with(STREAM_WAITS, "on").expect("one").waits);
         assert!(!with(MAPPER, "off").expect("one").mapper);
+        for (value, rdma) in [("auto", Rdma::Auto), ("on", Rdma::On), ("off", Rdma::Off)] {
+            assert_eq!(with(RDMA, value).expect("one").rdma, rdma);
+        }
     }
 
     #[test]
@@ -273,7 +296,8 @@ mod tests {
         let unchanged = configured_with(&nothing, ALIASES, "off");
         assert_eq!(unchanged.expect("a setting"), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
-            "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false}"#;
+            "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false,
+            "rdma": "on"}"#;
         let all = Configuration::parse(all).expect("settings");
         let expected = Settings {
             limit: Some(4096),
@@ -286,7 +310,9 @@ mod tests {
             aliases: true,
             waits: false,
             peers: vec![1, 0],
+            rdma: Rdma::On,
         };
+        assert_eq!(configured_with(&all, RDMA, "off").expect("both"), expected);
         let overridden = configured_with(&all, ALIASES, "off");
         assert_eq!(overridden.expect("settings"), expected);
     }
@@ -296,17 +322,19 @@ mod tests {
         let parse = |json| Configuration::parse(json).expect("settings");
         let earlier = parse(
             r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b", "peers": [0, 1],
-                "aliases": false, "stream_waits": false}"#,
+                "aliases": false, "stream_waits": false, "rdma": "off"}"#,
         );
         let nothing = parse("{}").over(earlier.clone());
         assert_eq!(nothing.expect("as before"), earlier);
-        let later = r#"{"limit": 8192, "ledger_limit": 1024, "peers": [], "stream_waits": true}"#;
+        let later = r#"{"limit": 8192, "ledger_limit": 1024, "peers": [], "stream_waits": true,
+            "rdma": "auto"}"#;
         let merged = parse(later).over(earlier.clone()).expect("both");
         let expected = Configuration {
             limit: Some(8192),
             ledger_limit: Some(1024),
             peers: Some(Vec::new()),
             stream_waits: Some(true),
+            rdma: Some(Rdma::Auto),
             ..earlier
         };
         assert_eq!(merged, expected);
@@ -329,6 +357,8 @@ mod tests {
             (r#"{"peers": [64]}"#, "the setting peers is [64]"),
             (r#"{"peers": [-1]}"#, "-1"),
             (r#"{"aliases": "on"}"#, "on"),
+            (r#"{"rdma": true}"#, "not understood"),
+            (r#"{"rdma": "yes"}"#, "yes"),
         ] {
             let error = Configuration::parse(json).expect_err(json).to_string();
             assert!(error.contains(text), "{json}: {error}");
@@ -343,6 +373,7 @@ mod tests {
             (ALIASES, &["1", "yes", "ON"]),
             (STREAM_WAITS, &["0", "no"]),
             (MAPPER, &["1"]),
+            (RDMA, &["Auto", "true"]),
         ] {
             for value in values {
                 let error = with(name, value).expect_err(value).to_string();

@@ -29,7 +29,7 @@ use crate::calls::{CallCounts, Calls};
 use crate::deferred::{defer, is_locked};
 use crate::descriptors;
 use crate::drops::{DropFailure, DropHook, Drops};
-use crate::error::{ArgumentError, CallError, DeviceError};
+use crate::error::{ArgumentError, CallError, DeviceError, MemoryError};
 use crate::fork::OpeningProcess;
 use crate::size::Granularity;
 use crate::sync::{Mutex, MutexGuard, thread::ThreadId, yield_point};
@@ -73,8 +73,10 @@ struct Shared {
     granularity: Granularity,
     birthplace: OpeningProcess,
     lost: OnceLock<DriverError>,
-    /// Set once queried: `true` if its memory can be made reachable for RDMA.
+    /// Set once queried: `true` if it says that its memory can be made reachable for RDMA.
     rdma: OnceLock<bool>,
+    /// The outcome of the probe for such memory, once there is one.
+    rdma_probe: OnceLock<Result<(), MemoryError>>,
     drops: Drops,
     /// Set while the device has a mapper.
     mapped_for: AtomicBool,
@@ -139,6 +141,7 @@ impl Device {
                 birthplace: OpeningProcess::new(),
                 lost: OnceLock::new(),
                 rdma: OnceLock::new(),
+                rdma_probe: OnceLock::new(),
                 drops: Drops::default(),
                 mapped_for: AtomicBool::new(false),
                 leaked: AtomicU64::new(0),
@@ -269,8 +272,8 @@ impl Device {
         })
     }
 
-    /// Returns `true` if its memory can be made reachable for RDMA (attribute 110).
-    pub(crate) fn has_rdma(&self) -> Result<bool, CallError> {
+    /// Returns `true` if it says that its memory can be made reachable for RDMA (attribute 110).
+    pub(crate) fn promises_rdma(&self) -> Result<bool, CallError> {
         if let Some(&known) = self.shared.rdma.get() {
             return Ok(known);
         }
@@ -279,6 +282,11 @@ impl Device {
             driver.device_attribute(device, attribute)
         })?;
         Ok(*self.shared.rdma.get_or_init(|| value != 0))
+    }
+
+    /// Returns the outcome of the probe for memory that is reachable for RDMA, or the place for it.
+    pub(crate) fn rdma_probe(&self) -> &OnceLock<Result<(), MemoryError>> {
+        &self.shared.rdma_probe
     }
 
     /// Returns the driver calls made through this handle and its clones.

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from . import _library
 from ._arrays import device_of
 from ._sizes import bytes_of
+
+#: The names that the library has for the values of `rdma`.
+_RDMA: dict[bool | str, str] = {"auto": "auto", True: "on", False: "off"}
 
 
 def configure(
@@ -21,6 +24,7 @@ def configure(
     peers: Iterable[int] | None = None,
     aliases: bool | None = None,
     stream_waits: bool | None = None,
+    rdma: bool | Literal["auto"] | None = None,
 ) -> None:
     """Sets up the library, before it allocates on any device.
 
@@ -41,6 +45,9 @@ def configure(
         too, for copies between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
+    rdma: "auto", the default, makes memory that network cards can read and write (GPUDirect RDMA) where the
+        device has such memory: a granule is tried once for each device. True requires it, so that the first
+        allocation on another device fails. False makes ordinary memory.
 
     >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
@@ -69,6 +76,10 @@ def configure(
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is True or False, not {value!r}")
             settings[name] = value
+    if rdma is not None:
+        if not isinstance(rdma, (bool, str)) or rdma not in _RDMA:
+            raise ValueError(f"rdma is 'auto', True or False, not {rdma!r}")
+        settings["rdma"] = _RDMA[rdma]
     library = _library.get()
     library.check(library.configure(json.dumps(settings).encode()))
 

@@ -51,7 +51,14 @@ pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
             .env("LD_LIBRARY_PATH", folder.path())
             .env("FAKECUDA_DEVICES", "2")
             .env("FAKECUDA_CAPACITY", (256 * MIB).to_string());
-        for name in ["LIMIT", "PRESET", "ALIASES", "STREAM_WAITS", "MAPPER"] {
+        for name in [
+            "LIMIT",
+            "PRESET",
+            "ALIASES",
+            "STREAM_WAITS",
+            "MAPPER",
+            "RDMA",
+        ] {
             command.env_remove(format!("CUVMM_TORCH_{name}"));
         }
         command.envs(variables.iter().copied()).output().unwrap()

@@ -25,6 +25,18 @@ pub enum MemoryError {
         /// The feature that it lacks.
         what: &'static str,
     },
+    /// The driver refused a granule of memory that RDMA devices can reach. WSL2 does so though the
+    /// device's attribute 110 says that there is such memory.
+    #[error(
+        "{device} has no memory that RDMA devices reach: {cause}; request it only where there is some"
+    )]
+    NoRdma {
+        /// The device.
+        device: Location,
+        /// The driver's answer.
+        #[source]
+        cause: CallError,
+    },
     /// A device cannot access the memory (`cuDeviceCanAccessPeer`).
     #[error("{device} cannot access the memory of {place}")]
     Unreachable {

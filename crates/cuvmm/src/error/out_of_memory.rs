@@ -59,7 +59,7 @@ macro_rules! out_of_memory {
 out_of_memory! {
     MemoryError if Self::Mappings { .. } | Self::HostOutOfMemory { .. },
         with Self::OutOfMemory { shortage, .. } => shortage => {
-        Self::Create { cause, .. } | Self::OutOfMemory { cause, .. } | Self::CreatePool { cause, .. } | Self::Export { cause, .. }
+        Self::Create { cause, .. } | Self::NoRdma { cause, .. } | Self::OutOfMemory { cause, .. } | Self::CreatePool { cause, .. } | Self::Export { cause, .. }
         | Self::Range { cause, .. } | Self::ImportPool(cause) | Self::ImportPointer(cause)
         | Self::Call(cause) => cause,
         Self::Lost { cause, .. } => cause,

@@ -38,6 +38,7 @@ mod place;
 mod pool_allocation;
 mod pool_export;
 mod pool_memory;
+mod probe;
 mod processes;
 mod reach;
 mod reservation;
@@ -72,7 +73,7 @@ pub(crate) use host::{HostPart, Piece};
 pub(crate) use imported_allocation::AllocationPart;
 #[cfg(target_os = "linux")]
 pub(crate) use imported_pool::WeakPool;
-pub(crate) use nccl::nccl_properties as nccl_wishes;
+pub(crate) use nccl::{has_rdma, nccl_properties as nccl_wishes};
 pub(crate) use physical::{ExportMark, creatable_as};
 #[cfg(target_os = "linux")]
 pub(crate) use processes::{GivingProcess, Recipients};

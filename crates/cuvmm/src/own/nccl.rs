@@ -6,8 +6,9 @@
 use cuvmm_driver::HandleTypes;
 
 use super::physical::{Physical, PhysicalBuilder};
+use super::probe::is_supported;
 use crate::device::Device;
-use crate::error::{CallError, MemoryError};
+use crate::error::MemoryError;
 
 /// Returns the handle types, and `true` if RDMA devices have to reach the memory.
 ///
@@ -16,30 +17,25 @@ use crate::error::{CallError, MemoryError};
 /// supported.
 pub(crate) fn nccl_properties(device: &Device) -> Result<(HandleTypes, bool), MemoryError> {
     Physical::probe_export(device, HandleTypes::POSIX_FD)?;
-    let fabric = match Physical::probe_export(device, HandleTypes::FABRIC) {
-        Ok(()) => HandleTypes::FABRIC,
-        Err(refused) => match lost(&refused) {
-            Some(_) => return Err(refused),
-            None => {
-                log!(debug, %refused, "no fabric handles for NCCL");
-                HandleTypes::empty()
-            }
-        },
+    let fabric = Physical::probe_export(device, HandleTypes::FABRIC);
+    let fabric = match is_supported(fabric, "fabric handles")? {
+        true => HandleTypes::FABRIC,
+        false => HandleTypes::empty(),
     };
-    Ok((HandleTypes::POSIX_FD | fabric, device.has_rdma()?))
+    Ok((HandleTypes::POSIX_FD | fabric, has_rdma(device)?))
 }
 
-/// Returns the call error, if it means that the device is of no further use.
-fn lost(refused: &MemoryError) -> Option<&CallError> {
-    refused
-        .call()
-        .filter(|cause| !matches!(cause, CallError::Driver(error) if !error.is_sticky()))
+/// Returns `true` if RDMA devices can reach memory of the device. Fails if the device is of no
+/// further use.
+pub(crate) fn has_rdma(device: &Device) -> Result<bool, MemoryError> {
+    is_supported(Physical::probe_rdma(device), "memory for RDMA")
 }
 
 impl PhysicalBuilder<'_> {
     /// Requests memory with the properties of NCCL's allocator (`ncclMemAlloc`), so that NCCL can
     /// register it: exportable as a descriptor, and across nodes and reachable by RDMA where the
-    /// device supports it. Tries [exporting](Physical::probe_export) a granule as each type.
+    /// device supports it. Tries [exporting](Physical::probe_export) a granule as each type, and
+    /// [mapping](Physical::probe_rdma) one for RDMA.
     ///
     /// # Errors
     /// [`MemoryError`] when memory cannot be exported as a descriptor, or the driver refuses a

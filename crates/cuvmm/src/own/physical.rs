@@ -92,7 +92,7 @@ impl PhysicalBuilder<'_> {
 
     /// Requests memory that RDMA devices can reach; fixed at creation. [`create`](Self::create)
     /// refuses it on a device without support (attribute 110): RDMA would fail later with a less
-    /// specific error.
+    /// specific error. [`Physical::probe_rdma`] finds out more.
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
@@ -142,7 +142,7 @@ impl PhysicalBuilder<'_> {
             location,
             cause,
         };
-        if props.rdma_capable && on_device && !device.has_rdma().map_err(failed)? {
+        if props.rdma_capable && on_device && !device.promises_rdma().map_err(failed)? {
             return Err(MemoryError::no_rdma(location));
         }
         let handle = device

@@ -107,7 +107,8 @@ use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError}
 use crate::extents::{DEFAULT_LARGEST_EXTENT, Mapper};
 use crate::ledger::Ledger;
 use crate::own::{
-    Access, AccessGrant, CloseError, CloseRefusal, check_guests, creatable_as, nccl_wishes,
+    Access, AccessGrant, CloseError, CloseRefusal, Physical, check_guests, creatable_as, has_rdma,
+    nccl_wishes,
 };
 
 pub use self::accounts::{Limit, LimitChange};
@@ -196,17 +197,29 @@ impl<'a> PoolBuilder<'a> {
     }
 
     /// Requests memory that RDMA devices can reach (`gpuDirectRDMACapable`), fixed when memory is
-    /// created. [`build`](Self::build) fails if the device does not support it (device attribute
-    /// 110).
+    /// created. [`build`](Self::build) [tries](Physical::probe_rdma) it with one granule, once for a
+    /// device, and fails if the device does not support it (device attribute 110) or the driver
+    /// refuses it.
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.policy.props.rdma_capable = yes;
         self
     }
 
+    /// Requests memory that RDMA devices can reach if the device has such memory, and ordinary
+    /// memory if it has none, or if there is too little memory to [try](Physical::probe_rdma) it.
+    /// The driver tells which it is: `CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE`.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if the device's context is lost, or the process was forked.
+    pub fn rdma_if_supported(self) -> Result<Self, MemoryError> {
+        let yes = has_rdma(self.device)?;
+        Ok(self.rdma_capable(yes))
+    }
+
     /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
     /// it can be registered with NCCL: exportable as a file descriptor and, where the device
     /// supports them, as a fabric handle for other nodes and reachable by RDMA devices. Tests each
-    /// by [exporting](crate::Physical::probe_export) one granule.
+    /// by [exporting](Physical::probe_export) one granule, or [mapping](Physical::probe_rdma) it.
     ///
     /// # Errors
     /// [`MemoryError`] when memory cannot be exported as a file descriptor, or the device does not
@@ -322,8 +335,8 @@ impl<'a> PoolBuilder<'a> {
         if ledger.is_some_and(|ledger| ledger.device() != device.uuid()) {
             return Err(ArgumentError::WrongDevice("the ledger").into());
         }
-        if policy.props.rdma_capable && !device.has_rdma()? {
-            return Err(MemoryError::no_rdma(device.location()).into());
+        if policy.props.rdma_capable {
+            Physical::probe_rdma(device)?;
         }
         let hardened = hardened
             .map(|it| it.checked(granule, addresses))

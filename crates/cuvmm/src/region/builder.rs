@@ -112,8 +112,9 @@ impl<'a> RegionBuilder<'a> {
         self
     }
 
-    /// Requests memory that RDMA devices can reach. [`reserve`](Self::reserve) refuses it on a
-    /// device without support (attribute 110).
+    /// Requests memory that RDMA devices can reach. [`reserve`](Self::reserve)
+    /// [tries](crate::Physical::probe_rdma) it with one granule, once for a device, and refuses it on a
+    /// device without support.
     #[must_use]
     pub const fn rdma_capable(mut self, yes: bool) -> Self {
         self.props.rdma_capable = yes;
@@ -123,7 +124,8 @@ impl<'a> RegionBuilder<'a> {
     /// Requests memory with the properties that NCCL's own allocator (`ncclMemAlloc`) uses, so that
     /// it can be registered with NCCL: exportable as a file descriptor and, where the device
     /// supports them, as a fabric handle for other nodes and reachable by RDMA devices. Tests each
-    /// by [exporting](crate::Physical::probe_export) one granule.
+    /// by [exporting](crate::Physical::probe_export) one granule, or
+    /// [mapping](crate::Physical::probe_rdma) it.
     ///
     /// NCCL also gives every device of the process access: see [`open_to`](Self::open_to).
     ///

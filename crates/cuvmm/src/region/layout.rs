@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::device::Device;
 use crate::error::{ArgumentError, MemoryError};
-use crate::own::{Place, reachable};
+use crate::own::{Physical, Place, reachable};
 
 /// A rule that places the parts of a region.
 ///
@@ -92,10 +92,8 @@ impl Layout {
 
     pub(super) fn check_rdma(&self) -> Result<(), MemoryError> {
         for place in self.places() {
-            if let Place::Device(device) = place
-                && !device.has_rdma()?
-            {
-                return Err(MemoryError::no_rdma(place.location()));
+            if let Place::Device(device) = place {
+                Physical::probe_rdma(device)?;
             }
         }
         Ok(())

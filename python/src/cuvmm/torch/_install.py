@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,6 +48,7 @@ def install(
     peers: Iterable[int] | None = None,
     aliases: bool | None = None,
     stream_waits: bool | None = None,
+    rdma: bool | Literal["auto"] | None = None,
     *,
     collect: bool = False,
 ) -> None:
@@ -82,7 +83,7 @@ def install(
     with _lock:
         _refuse_late()
         library = _library.get()
-        configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits)
+        configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits, rdma)
         allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
         for setter, function in _HOOKS.items():
             # A PyTorch that lacks a setter does not call such a function. Uses of memory by another

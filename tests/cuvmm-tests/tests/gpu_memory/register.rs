@@ -9,7 +9,7 @@ use crate::gpu;
 use crate::on_each;
 use cuvmm::driver::{DeviceAttribute, PointerAttribute};
 use cuvmm::error::MemoryError;
-use cuvmm::{Limit, Pool, Region};
+use cuvmm::{Limit, Physical, Pool, Region};
 
 /// Delay of kernels, so that an access that does not wait for them is too early.
 const LATE: Duration = Duration::from_millis(20);
@@ -45,6 +45,20 @@ on_each! {
         stage.work().fill(&stream, registration.address(), 8 * g, stamp, LATE);
         stage.work().check(&stream, registration.address(), 8 * g, stamp);
         drop(registration);
+        stage.settle();
+    }
+
+    fn memory_is_for_rdma_where_the_device_has_it(stage) {
+        let g = stage.g();
+        let pool = Pool::builder(&stage.device).limit(Limit::Bytes(4 * g));
+        let pool = pool.rdma_if_supported().unwrap().build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let block = tenant.try_allocate(3 * g).unwrap();
+        let (driver, asked) = (stage.driver(), PointerAttribute::IS_GPU_DIRECT_RDMA_CAPABLE);
+        let reached = driver.pointer_attribute(gpu::D0, block.address(), asked).unwrap();
+        let probed = Physical::probe_rdma(&stage.device);
+        assert_eq!(reached == 1, probed.is_ok(), "{probed:?}");
+        drop(block);
         stage.settle();
     }
 

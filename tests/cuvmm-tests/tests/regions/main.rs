@@ -24,6 +24,7 @@ mod own;
 mod own_work;
 mod peers;
 mod places;
+mod rdma;
 mod register;
 mod share_wire;
 mod shrinks;

@@ -12,16 +12,19 @@ const MOST_SLOTS: usize = 64;
 impl State {
     /// Panics if accounts, slots and lists do not agree.
     pub(super) fn audit(&mut self) {
-        self.audits += 1;
-        self.slots.end_section();
-        let (count, lost) = (self.slots.all().count(), self.slots.has_lost());
-        let now = count <= MOST_SLOTS || self.audits.is_power_of_two();
-        if std::thread::panicking() || lost || !now || self.device.is_forked() {
+        self.blocks.audits += 1;
+        self.blocks.slots.end_section();
+        let (count, lost) = (
+            self.blocks.slots.all().count(),
+            self.blocks.slots.has_lost(),
+        );
+        let now = count <= MOST_SLOTS || self.blocks.audits.is_power_of_two();
+        if std::thread::panicking() || lost || !now || self.memory.device.is_forked() {
             return;
         }
         self.audit_charges();
         self.audit_lists();
-        if self.gate.is_idle() {
+        if self.memory.gate.is_idle() {
             self.audit_sources();
         }
     }
@@ -29,16 +32,16 @@ impl State {
     /// Checks that each tenant is charged for exactly the memory of its slots, holders and share
     /// table.
     fn audit_charges(&self) {
-        for (id, tenancy) in self.slots.iter() {
+        for (id, tenancy) in self.blocks.slots.iter() {
             let parts = tenancy.figures().map(|(figures, _)| {
                 figures.in_use + figures.padding + figures.precommitted + figures.idle
             });
             let parts = parts.sum::<u64>() + tenancy.share_table.bytes();
-            let parts = parts + self.holders.bytes_of(id);
-            let account = self.budget.account(id);
+            let parts = parts + self.memory.holders.bytes_of(id);
+            let account = self.memory.budget.account(id);
             let (held, parts) = (account.held, parts + account.in_flight);
             let figures = || tenancy.figures().map(|(figures, _)| figures);
-            for held in self.holders.of(id) {
+            for held in self.memory.holders.of(id) {
                 let (figures, bytes) = (held.holder().figures(), held.bytes());
                 debug_assert!(figures.held <= bytes, "{id:?}: {figures:?} of {bytes}");
             }
@@ -49,18 +52,25 @@ impl State {
                 tenancy.share_table.bytes()
             );
         }
-        let accounts = self.budget.accounts().map(|(_, account)| account);
+        let accounts = self.memory.budget.accounts().map(|(_, account)| account);
         let held: u64 = accounts.map(|account| account.held).sum();
-        debug_assert!(held == self.budget.held(), "accounts add up to {held}");
+        debug_assert!(
+            held == self.memory.budget.held(),
+            "accounts add up to {held}"
+        );
     }
 
     /// Checks that each slot is listed for the memory that it can give and the blocks that it can
     /// serve.
     fn audit_lists(&self) {
-        for (id, tenancy) in self.slots.iter() {
-            let may_grow = self.terms.get(id).is_some_and(|terms| terms.may_grow());
+        for (id, tenancy) in self.blocks.slots.iter() {
+            let may_grow = self
+                .memory
+                .terms
+                .get(id)
+                .is_some_and(|terms| terms.may_grow());
             debug_assert!(tenancy.may_grow == may_grow, "{id:?} may grow: {may_grow}");
-            let keeps_nothing = self.hardening.is_some() || self.terms.drains(id);
+            let keeps_nothing = self.blocks.hardening.is_some() || self.memory.terms.drains(id);
             for index in tenancy.indices() {
                 let Some(slot) = tenancy.slot(index) else {
                     continue;
@@ -75,7 +85,7 @@ impl State {
                 );
                 let to_purge = slot.is_to_purge(keeps_nothing);
                 debug_assert!(slot.purging || !to_purge, "{id:?}, {index} is not purged");
-                let queued = self.queues.has(slot.id);
+                let queued = self.blocks.queues.has(slot.id);
                 debug_assert!(queued || !slot.purging, "{id:?}, {index} is not queued");
                 let idle = slot.idle() + slot.precommitted();
                 let pending = slot.freed_state() != Freed::Leased && idle > slot.stranded();
@@ -90,11 +100,21 @@ impl State {
 
     /// Checks that all memory from the driver is accounted for.
     fn audit_sources(&self) {
-        let owed: u64 = self.slots.all().map(|slot| slot.sleep_state.owed()).sum();
-        let passed: u64 = self.slots.all().map(|slot| slot.sleep_state.passed()).sum();
-        let had = self.budget.obtained() + owed - passed;
-        let budget = &self.budget;
-        let unused = self.supply.free() + self.supply.marked();
+        let owed: u64 = self
+            .blocks
+            .slots
+            .all()
+            .map(|slot| slot.sleep_state.owed())
+            .sum();
+        let passed: u64 = self
+            .blocks
+            .slots
+            .all()
+            .map(|slot| slot.sleep_state.passed())
+            .sum();
+        let had = self.memory.budget.obtained() + owed - passed;
+        let budget = &self.memory.budget;
+        let unused = self.memory.supply.free() + self.memory.supply.marked();
         let known = budget.held() + budget.quarantined() + unused;
         debug_assert!(
             had == known,

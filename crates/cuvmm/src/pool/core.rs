@@ -92,8 +92,8 @@ impl Core {
     ) -> Self {
         let after_fork = State::new(
             device.clone(),
-            state.policy,
-            Budget::new(state.budget.limits()),
+            state.memory.policy,
+            Budget::new(state.memory.budget.limits()),
         );
         Self {
             device,
@@ -167,8 +167,8 @@ impl Core {
         // notification. A look is no operation: this thread may be unwinding, and must not do work
         // that others put off.
         let (mapper, others_lack) = self.look(|state| {
-            let serves = state.line.announce(freed_count, mapper.is_some());
-            (mapper.filter(|_| serves), state.line.others_lack())
+            let serves = state.memory.line.announce(freed_count, mapper.is_some());
+            (mapper.filter(|_| serves), state.memory.line.others_lack())
         });
         self.freed.notify_all();
         if let Some(joined) = self.ledger.get() {
@@ -255,7 +255,7 @@ impl<'a> Locked<'a> {
         if let Some(flight) = self.flight {
             return flight;
         }
-        let flight = self.state.gate.begin();
+        let flight = self.state.memory.gate.begin();
         self.flight = Some(flight);
         flight
     }
@@ -276,19 +276,19 @@ impl<'a> Locked<'a> {
     /// [Takes a slot out](Slots::take_out) for the operation.
     pub(super) fn take_out(&mut self, id: SlotId) -> Option<Box<Slot>> {
         let flight = self.flight();
-        self.state.slots.take_out(id, flight)
+        self.state.blocks.slots.take_out(id, flight)
     }
 
     /// Returns `true` if another operation is in flight, or the mapper places memory: that memory
     /// can be had when it ends.
     pub(super) fn others_in_flight(&self) -> bool {
-        self.state.gate.has_others(self.flight)
+        self.state.memory.gate.has_others(self.flight)
     }
 
     /// Ends the operation, and waits until one in flight has ended, unless one has since their
     /// [count](super::gate::Gate::ended) was `ended`.
     pub(super) fn wait_for_end(self, ended: u64) -> Self {
-        match self.state.gate.ended() == ended {
+        match self.state.memory.gate.ended() == ended {
             true => {
                 let core = self.core;
                 self.wait(&core.settled, None)
@@ -394,7 +394,7 @@ impl<'a> Locked<'a> {
     /// `self` is being dropped: the state is not used again.
     #[cold]
     unsafe fn end(&mut self) {
-        if self.state.has_deferred && !std::thread::panicking() {
+        if self.state.memory.has_deferred && !std::thread::panicking() {
             (self.core.finish)(self);
         }
         self.land();
@@ -415,13 +415,13 @@ impl<'a> Locked<'a> {
         let Some(flight) = self.flight.take() else {
             return false;
         };
-        self.state.gate.end(flight);
+        self.state.memory.gate.end(flight);
         Quiet::note_ended::<Core>(self.core);
         self.state.free_late();
         self.state.request_free_target();
         if std::thread::panicking() {
             // No thread must wait for slots that the operation had taken out.
-            self.state.slots.lose(flight);
+            self.state.blocks.slots.lose(flight);
         }
         true
     }
@@ -432,7 +432,7 @@ impl<'a> Locked<'a> {
 fn audit(state: &mut State) {
     #[cfg(debug_assertions)]
     {
-        let taken = state.slots.has_taken();
+        let taken = state.blocks.slots.has_taken();
         debug_assert!(
             !taken || std::thread::panicking(),
             "a slot is taken while the lock is released"
@@ -446,7 +446,7 @@ fn audit(state: &mut State) {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.flight.is_some() || self.state.has_deferred {
+        if self.flight.is_some() || self.state.memory.has_deferred {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }

@@ -85,6 +85,7 @@ mod core;
 mod gate;
 mod holders;
 mod line;
+mod memory;
 mod reclaim;
 mod state;
 mod stats;
@@ -100,7 +101,8 @@ use cuvmm_driver::HandleTypes;
 use self::accounts::{Budget, Limits};
 use self::blocks::slots::Hardening;
 use self::core::Core;
-use self::state::{Policy, State};
+use self::memory::Policy;
+use self::state::State;
 use crate::calls::CallCounts;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError, PoolError};
@@ -128,7 +130,7 @@ pub(crate) use self::gate::Polling;
 pub(crate) use self::holders::{Given, Holder, HolderFigures, HolderId, Lending};
 pub use self::line::{Pressure, PressureHook, futures};
 pub(crate) use self::line::{Wait, after};
-pub use self::state::Scrub;
+pub use self::memory::Scrub;
 pub use self::stats::{PoolStats, TenantStats};
 pub(crate) use self::supply::Room;
 pub use self::tenant::{Tenant, TenantBuilder};
@@ -353,9 +355,9 @@ impl<'a> PoolBuilder<'a> {
         });
         let mut state = State::new(device.clone(), policy, budget);
         if ledger.is_some() {
-            state.budget.needs_grants();
+            state.memory.budget.needs_grants();
         }
-        state.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
+        state.blocks.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
         let core = Arc::new(Core::new(device.clone(), guests, state, |state| {
             state.finish_deferred();
             state.keep_to_limits();

@@ -44,7 +44,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn begin(state: &State) -> Self {
         Self {
-            round: Round::begin(&state.device),
+            round: Round::begin(&state.memory.device),
             takes: Vec::new(),
             holders: Vec::new(),
             gained: 0,
@@ -73,14 +73,14 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<(), BlockError> {
         // Nothing is missing for zero bytes, even beyond a lowered limit.
-        while bytes > 0 && self.budget.missing(id, bytes).1 > 0 {
+        while bytes > 0 && self.memory.budget.missing(id, bytes).1 > 0 {
             // Bytes that the tenant's own limit refuses have to come from the tenant, not from the
             // ledger.
-            let (own, _) = self.budget.missing(id, bytes);
+            let (own, _) = self.memory.budget.missing(id, bytes);
             let refused = self.grant_for(id, bytes.saturating_sub(own), purpose);
             // May release the lock; the missing memory may become free meanwhile.
             self.gather_idle();
-            let (own, total) = self.budget.missing(id, bytes);
+            let (own, total) = self.memory.budget.missing(id, bytes);
             if total == 0 {
                 break;
             }
@@ -115,32 +115,32 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<Charge, BlockError> {
         self.reclaim_for(id, bytes, purpose)?;
-        Ok(self.budget.charge(Some(id), Amount::bytes(bytes)))
+        Ok(self.memory.budget.charge(Some(id), Amount::bytes(bytes)))
     }
 
     /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
     /// but they may have been promised to another tenant meanwhile: then other tenants give first.
     pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
-        let beyond = self.terms.get(id).is_some_and(Terms::is_beyond);
+        let beyond = self.memory.terms.get(id).is_some_and(Terms::is_beyond);
         if bytes > 0 && beyond {
-            let limit = self.budget.account(id).limit;
+            let limit = self.memory.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
                 return Err(self.out_of_memory(id, bytes));
             }
         }
-        let purpose = match self.slots.get(slot) {
+        let purpose = match self.blocks.slots.get(slot) {
             Some(slot) => slot.purpose(),
             None => Purpose::New,
         };
-        while bytes > 0 && self.budget.is_overdrawn() {
+        while bytes > 0 && self.memory.budget.is_overdrawn() {
             let refused = self.grant_for(TenantId::NONE, 0, purpose);
-            if refused.is_none() && !self.budget.is_overdrawn() {
+            if refused.is_none() && !self.memory.budget.is_overdrawn() {
                 break;
             }
             self.gather_idle();
             let kept = self.kept_by(id) + bytes;
-            let total = self.budget.overdrawn_by(id, kept);
+            let total = self.memory.budget.overdrawn_by(id, kept);
             if total == 0 {
                 break;
             }
@@ -160,7 +160,7 @@ impl Locked<'_> {
             self.carry_out_if_enough(id, bytes, total, &plan)?;
         }
         // From here on the bytes are promised to no other tenant.
-        if let Some(tenancy) = self.slots.of_mut(id) {
+        if let Some(tenancy) = self.blocks.slots.of_mut(id) {
             tenancy.note_revived(slot.index, bytes);
         }
         Ok(())
@@ -175,10 +175,10 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         let mut reclaimable = plan.gained;
         if plan.gained >= total {
-            let before = self.budget.quarantined();
+            let before = self.memory.budget.quarantined();
             self.carry_out(plan)?;
             // Exported memory goes to the driver, which may refuse it.
-            let lost = self.budget.quarantined().saturating_sub(before);
+            let lost = self.memory.budget.quarantined().saturating_sub(before);
             if plan.gained.saturating_sub(lost) >= total {
                 return Ok(());
             }
@@ -221,7 +221,7 @@ impl Locked<'_> {
         }
         // Memory pools of the driver have no mappings to give.
         let maps = |&(id, _): &(HolderId, u64)| {
-            let held = self.holders.get(id);
+            let held = self.memory.holders.get(id);
             held.is_some_and(|held| !held.holder().is_of_driver())
         };
         plan.holders.retain(maps);
@@ -300,7 +300,7 @@ impl Locked<'_> {
     /// Takes those of a slot's planned extents that can be reclaimed.
     fn take_from(&mut self, id: SlotId, at: &[u64]) -> (u64, Result<(), CallError>) {
         let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
-        if !self.slots.get(id).is_some_and(gives) {
+        if !self.blocks.slots.get(id).is_some_and(gives) {
             return (0, Ok(()));
         }
         let taken = self.with_slot_out(id, |state, slot| {
@@ -317,23 +317,28 @@ impl Locked<'_> {
     /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
     /// reserved.
     fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
-        let Some(tenancy) = self.slots.of(id) else {
+        let Some(tenancy) = self.blocks.slots.of(id) else {
             return;
         };
         for together in tenancy.bare() {
-            if self.budget.addresses_left() >= wanted {
+            if self.memory.budget.addresses_left() >= wanted {
                 break;
             }
             // The lock is released between slots.
             let slot_id = |index| SlotId { tenant: id, index };
-            let bare =
-                |state: &State, index| state.slots.get(slot_id(index)).is_some_and(Slot::is_bare);
+            let bare = |state: &State, index| {
+                state
+                    .blocks
+                    .slots
+                    .get(slot_id(index))
+                    .is_some_and(Slot::is_bare)
+            };
             if !together.iter().all(|&index| bare(self, index)) {
                 continue;
             }
             for index in together {
                 if bare(self, index)
-                    && let Some(slot) = self.slots.take(slot_id(index))
+                    && let Some(slot) = self.blocks.slots.take(slot_id(index))
                 {
                     self.put_away(slot);
                 }
@@ -343,9 +348,9 @@ impl Locked<'_> {
 
     /// Makes room for `bytes` of addresses, or fails.
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
-        if self.budget.addresses_left() < bytes {
+        if self.memory.budget.addresses_left() < bytes {
             self.purge_all();
-            let ids: Vec<TenantId> = self.slots.tenants();
+            let ids: Vec<TenantId> = self.blocks.slots.tenants();
             for id in ids {
                 self.drop_empty_slots(id, bytes);
             }
@@ -381,11 +386,11 @@ impl State {
             return;
         }
         // Both maps have the same tenants.
-        let tenants = self.slots.iter().zip(self.terms.iter());
+        let tenants = self.blocks.slots.iter().zip(self.memory.terms.iter());
         let mut others: Vec<((bool, i32), TenantId)> = tenants
             .filter(|&((other, _), _)| other != id)
             .filter(|((other, tenancy), _)| {
-                let holds = give == Give::Cached && !self.holders.of(*other).is_empty();
+                let holds = give == Give::Cached && !self.memory.holders.of(*other).is_empty();
                 holds || tenancy.next_giving(give, None).is_some()
             })
             .map(|((other, _), (same, terms))| {
@@ -415,6 +420,7 @@ impl State {
         let mut oldest: BinaryHeap<Reverse<(Aged, TenantId)>> = BinaryHeap::new();
         for &id in ids {
             let first = self
+                .blocks
                 .slots
                 .of(id)
                 .and_then(|tenancy| tenancy.next_giving(give, None));
@@ -434,6 +440,7 @@ impl State {
             let (tenant, index) = (id, aged.1);
             self.plan_slot(SlotId { tenant, index }, total, spare, plan);
             let next = self
+                .blocks
                 .slots
                 .of(id)
                 .and_then(|tenancy| tenancy.next_giving(give, Some(aged)));
@@ -447,7 +454,7 @@ impl State {
 
     /// Plans to take extents from a tenant's holders, while they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
-        for held in self.holders.of(id) {
+        for held in self.memory.holders.of(id) {
             let is_planned = plan.holders.iter().any(|&(holder, _)| holder == held.id());
             let for_itself = !others && held.holder().is_growing();
             if is_planned || for_itself || plan.gained >= total {
@@ -502,7 +509,7 @@ impl State {
 
     /// Returns the bytes above a tenant's guarantee after a plan.
     pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
-        let account = self.budget.account(id);
+        let account = self.memory.budget.account(id);
         let planned = plan.taken.get(&id).copied().unwrap_or(0);
         account
             .held
@@ -563,7 +570,7 @@ mod tests {
     }
 
     fn held(state: &State, tenant: &Tenant) -> u64 {
-        state.budget.account(tenant.id()).held / G
+        state.memory.budget.account(tenant.id()).held / G
     }
 
     fn shortage(outcome: Result<(), BlockError>) -> Box<Shortage> {
@@ -746,7 +753,10 @@ mod tests {
         drop(other.allocate_on(&stream, 4 * G).unwrap());
         let mut state = pool.core.lock();
         state.reclaim_for(me.id(), 3 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.supply.free()), (1, 3 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (1, 3 * G)
+        );
     }
 
     #[test]
@@ -762,18 +772,18 @@ mod tests {
         let in_cache = slot_of(&cached);
         drop(cached);
         let mut state = pool.core.lock();
-        let keeps = |state: &State| state.slots.get(in_cache).unwrap().block.is_some();
+        let keeps = |state: &State| state.blocks.slots.get(in_cache).unwrap().block.is_some();
         state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
         state.permit_reuse(id, 2 * G).unwrap();
         state.make_address_room(G).unwrap();
-        assert!(!state.budget.is_overdrawn() && keeps(&state));
+        assert!(!state.memory.budget.is_overdrawn() && keeps(&state));
         drop(state);
         let cached = other.allocate_on(&stream, 4 * G).unwrap();
         assert_eq!(slot_of(&cached), in_cache);
         let _late = tenant(&pool, "late", 4, 0);
         drop(cached);
         let mut state = pool.core.lock();
-        assert!(state.budget.is_overdrawn() && keeps(&state));
+        assert!(state.memory.budget.is_overdrawn() && keeps(&state));
         state.permit_reuse(id, 0).unwrap();
         assert!(keeps(&state), "nothing is to be used again");
     }
@@ -788,12 +798,18 @@ mod tests {
         let mut state = pool.core.lock();
         let refused = shortage(state.reclaim_for(me.id(), 8 * G, Purpose::New));
         assert_eq!((refused.wanted, refused.available), (8 * G, 7 * G));
-        assert_eq!((held(&state, &other), state.supply.free()), (5, 0));
+        assert_eq!((held(&state, &other), state.memory.supply.free()), (5, 0));
         state.reclaim_for(me.id(), 5 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.supply.free()), (3, 2 * G));
-        assert_eq!(state.budget.available_to(me.id()), 5 * G);
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (3, 2 * G)
+        );
+        assert_eq!(state.memory.budget.available_to(me.id()), 5 * G);
         state.reclaim_for(me.id(), 7 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.supply.free()), (1, 4 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (1, 4 * G)
+        );
     }
 
     #[test]
@@ -862,11 +878,17 @@ mod tests {
         // The exported memory is the oldest. The driver refuses to release one of its two extents.
         let refused = shortage(state.reclaim_for(me.id(), 5 * G, Purpose::New));
         assert_eq!((refused.quarantined, refused.available), (G, 4 * G));
-        assert_eq!((held(&state, &other), state.budget.obtained()), (3, 4 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.budget.obtained()),
+            (3, 4 * G)
+        );
         // The driver is asked again when memory is short, and room is made once it has taken the
         // memory.
         state.reclaim_for(me.id(), 6 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.budget.quarantined()), (2, 0));
+        assert_eq!(
+            (held(&state, &other), state.memory.budget.quarantined()),
+            (2, 0)
+        );
     }
 
     #[test]
@@ -878,7 +900,7 @@ mod tests {
         leave_idle(&other, &[1]);
         // They hold six of eight granules, and four are promised.
         let late = tenant(&pool, "late", 4, 0);
-        assert!(pool.core.lock().budget.is_overdrawn());
+        assert!(pool.core.lock().memory.budget.is_overdrawn());
         let five = me.try_allocate(5 * G);
         assert!(matches!(five, Err(BlockError::OutOfMemory(_))));
         assert_eq!(
@@ -940,7 +962,10 @@ mod tests {
         leave_idle(&other, &[1, 3, 1]);
         let mut state = pool.core.lock();
         assert_eq!(state.take_back_any(me.id(), 3 * G - 1).unwrap(), 3 * G);
-        assert_eq!((held(&state, &other), state.supply.free()), (2, 3 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (2, 3 * G)
+        );
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), G);
         assert_eq!(state.take_back_any(me.id(), u64::MAX).unwrap(), 0);
     }
@@ -956,9 +981,15 @@ mod tests {
         drop(cached);
         let mut state = pool.core.lock();
         state.take_back_mappings(me.id(), 3).unwrap();
-        assert_eq!((held(&state, &other), state.budget.mappings()), (2, 2));
+        assert_eq!(
+            (held(&state, &other), state.memory.budget.mappings()),
+            (2, 2)
+        );
         state.take_back_mappings(me.id(), 9).unwrap();
-        assert_eq!((held(&state, &other), state.budget.mappings()), (0, 0));
+        assert_eq!(
+            (held(&state, &other), state.memory.budget.mappings()),
+            (0, 0)
+        );
     }
 
     #[test]
@@ -985,7 +1016,10 @@ mod tests {
         rig.fail(Call::MemUnmap, 3);
         let mut state = pool.core.lock();
         assert!(state.take_back_any(me.id(), 4 * G).is_err());
-        assert_eq!((held(&state, &other), state.supply.free()), (2, 2 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (2, 2 * G)
+        );
         assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
     }
 
@@ -1005,7 +1039,7 @@ mod tests {
             let taken = state.take_from(id, &at).0;
             assert_eq!(
                 held(&state, &me),
-                state.slots.get(id).unwrap().space.bytes() / G
+                state.blocks.slots.get(id).unwrap().space.bytes() / G
             );
             taken / G
         };
@@ -1079,7 +1113,7 @@ mod tests {
         state.take_back_all_of(me.id()).1.unwrap();
         state.take_back_any(me.id(), 2 * G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
-        let reserved = |state: &State| state.budget.addresses() / G;
+        let reserved = |state: &State| state.memory.budget.addresses() / G;
         assert_eq!(reserved(&state), 9);
         state.make_address_room(G).unwrap();
         assert_eq!(reserved(&state), 9, "there is room");
@@ -1110,7 +1144,10 @@ mod tests {
         assert_eq!(held(&state, &other), 2);
         rig.finish(&stream);
         state.reclaim_for(me.id(), 4 * G, Purpose::New).unwrap();
-        assert_eq!((held(&state, &other), state.supply.free()), (0, 2 * G));
+        assert_eq!(
+            (held(&state, &other), state.memory.supply.free()),
+            (0, 2 * G)
+        );
     }
 
     #[test]
@@ -1124,12 +1161,12 @@ mod tests {
         let mut state = pool.core.lock();
         let made = |state: &mut Locked<'_>| {
             let made = state.make_address_room(4 * G).is_ok();
-            made && state.budget.addresses() == 0
+            made && state.memory.budget.addresses() == 0
         };
         assert!(!made(&mut state), "work may use it");
         rig.finish(&stream);
         assert!(made(&mut state));
-        assert_eq!(state.supply.free(), 2 * G);
+        assert_eq!(state.memory.supply.free(), 2 * G);
     }
 
     #[test]

@@ -1,123 +1,38 @@
 //! The state of a pool behind its lock: budget, free list, tenants and their slots.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use cuvmm_driver::{HandleTypes, PhysicalProps};
-
-use super::accounts::{Budget, Charge, TenantId, Tenants, Terms};
-use super::blocks::ahead::Precommit;
-use super::blocks::slots::{
-    Freed, FreedBlock, Hardening, PurgeQueues, Slot, SlotId, Slots, Tenancy,
-};
+use super::accounts::{Budget, Charge, TenantId, Terms};
+use super::blocks::Blocks;
+use super::blocks::slots::{Freed, Slot, SlotId, Tenancy};
 use super::gate::Gate;
-use super::holders::{Held, Holders};
-use super::line::Line;
-use super::supply::Supply;
+use super::holders::Held;
+use super::memory::{Memory, Policy};
 use crate::device::Device;
 use crate::driver::memory_option;
 use crate::error::{BlockError, CallError, Shortage};
-use crate::growth::Growth;
 use crate::own::Stream;
 
-#[derive(Clone, Copy, Debug)]
-pub(in crate::pool) struct Policy {
-    pub(crate) props: PhysicalProps,
-    pub(crate) largest_extent: u64,
-    pub(crate) scrub: Scrub,
-    pub(crate) growth: Growth,
-    /// Bytes that must stay free on the device after a creation.
-    pub(super) leave_free: u64,
-}
-
-impl Policy {
-    pub(crate) fn new(device: &Device, largest_extent: u64) -> Self {
-        Self {
-            props: PhysicalProps::device(device.ordinal()),
-            largest_extent,
-            scrub: Scrub::default(),
-            growth: Growth::default(),
-            leave_free: 0,
-        }
-    }
-
-    pub(crate) const fn shareable(&mut self, types: HandleTypes) {
-        self.props.handle_types = types;
-    }
-}
-
-/// When memory is filled with zeros on its way from one tenant to another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Scrub {
-    /// Whenever memory changes tenants, ordered before the new owner's work. The default.
-    #[default]
-    BetweenTenants,
-    /// Never: the pool's tenants trust each other.
-    Never,
-}
-
 pub(crate) struct State {
-    pub(crate) device: Device,
-    pub(crate) policy: Policy,
-    pub(super) budget: Budget,
-    pub(crate) supply: Supply,
-    pub(crate) terms: Tenants,
-    pub(super) slots: Slots,
-    /// Slots with memory to be unmapped.
-    pub(super) queues: PurgeQueues,
-    /// Counts uses, to order memory by its last use. Stream caches advance it too.
-    pub(crate) clock: Arc<AtomicU64>,
-    pub(super) gate: Gate,
-    pub(super) line: Line,
-    /// `true` if the pool or a tenant may exceed a lowered limit.
-    pub(super) lowered: bool,
-    /// `true` if work is left to do before an operation ends, its own or another operation's.
-    pub(super) has_deferred: bool,
-    pub(super) holders: Holders,
-    pub(super) to_free: Vec<FreedBlock>,
-    pub(crate) refusals: u64,
-    #[cfg(debug_assertions)]
-    pub(super) audits: u64,
-    pub(crate) precommit: Option<Precommit>,
-    pub(super) hardening: Option<Box<Hardening>>,
-    /// The stream that fills and copies for blocks without a home stream.
-    pub(super) scrubber: Option<Stream>,
+    pub(super) memory: Memory,
+    pub(super) blocks: Blocks,
 }
 
 impl State {
     pub(crate) fn new(device: Device, policy: Policy, budget: Budget) -> Self {
         Self {
-            device,
-            policy,
-            budget,
-            supply: Supply::default(),
-            terms: Tenants::default(),
-            slots: Slots::default(),
-            queues: PurgeQueues::default(),
-            clock: Arc::default(),
-            gate: Gate::default(),
-            line: Line::default(),
-            lowered: false,
-            has_deferred: false,
-            holders: Holders::default(),
-            to_free: Vec::new(),
-            refusals: 0,
-            #[cfg(debug_assertions)]
-            audits: 0,
-            precommit: None,
-            hardening: None,
-            scrubber: None,
+            memory: Memory::new(device, policy, budget),
+            blocks: Blocks::default(),
         }
     }
 
     pub(crate) fn now(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
+        self.blocks.clock.load(Ordering::Relaxed)
     }
 
     pub(crate) fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::Relaxed) + 1
+        self.blocks.clock.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn register(
@@ -126,9 +41,9 @@ impl State {
         tenancy: Tenancy,
         (guarantee, limit): (u64, u64),
     ) -> TenantId {
-        let id = self.terms.open(terms);
-        self.budget.open(id, guarantee, limit);
-        self.slots.open(id, tenancy);
+        let id = self.memory.terms.open(terms);
+        self.memory.budget.open(id, guarantee, limit);
+        self.blocks.slots.open(id, tenancy);
         self.update_bypass(id);
         id
     }
@@ -136,18 +51,18 @@ impl State {
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
     pub(super) fn kept_by(&self, id: TenantId) -> u64 {
-        let kept = self.slots.of(id).map_or(0, Tenancy::kept);
-        kept + self.holders.kept_by(id) + self.budget.account(id).in_flight
+        let kept = self.blocks.slots.of(id).map_or(0, Tenancy::kept);
+        kept + self.memory.holders.kept_by(id) + self.memory.budget.account(id).in_flight
     }
 
     /// Returns a slot for changes that do not alter its place on the lists, and the gate that polls
     /// its fence.
     pub(super) fn slot_and_gate(&mut self, id: SlotId) -> Option<(&mut Slot, &mut Gate)> {
-        Some((self.slots.get_mut(id)?, &mut self.gate))
+        Some((self.blocks.slots.get_mut(id)?, &mut self.memory.gate))
     }
 
     pub(super) const fn is_capturing(&self) -> bool {
-        self.gate.is_capturing()
+        self.memory.gate.is_capturing()
     }
 
     /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
@@ -163,7 +78,7 @@ impl State {
         id: SlotId,
         work: impl FnOnce(&mut Self, &mut Slot) -> T,
     ) -> Option<T> {
-        let mut slot = self.slots.take(id)?;
+        let mut slot = self.blocks.slots.take(id)?;
         let done = work(self, &mut slot);
         self.put_slot(slot);
         Some(done)
@@ -176,44 +91,44 @@ impl State {
         if slot.sleep_state.is_awake() {
             slot.memory_taken();
         }
-        let drains = self.terms.drains(id.tenant);
+        let drains = self.memory.terms.drains(id.tenant);
         // Memory beyond a lowered limit is reclaimed as it becomes free.
-        self.has_deferred |= self.lowered && slot.has_spare();
-        if slot.is_to_purge(self.hardening.is_some() || drains) {
-            self.queues.list(&mut slot, drains);
+        self.memory.has_deferred |= self.memory.lowered && slot.has_spare();
+        if slot.is_to_purge(self.blocks.hardening.is_some() || drains) {
+            self.blocks.queues.list(&mut slot, drains);
             // A slot of a draining tenant is purged when the operation ends.
-            self.has_deferred |= drains;
+            self.memory.has_deferred |= drains;
         }
-        self.slots.put(slot);
+        self.blocks.slots.put(slot);
     }
 
     /// Puts back a listed slot that could not be purged.
     pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
         slot.memory_taken();
-        self.slots.put(slot);
+        self.blocks.slots.put(slot);
     }
 
     pub(super) fn is_out(&self, id: SlotId) -> bool {
         // Usually no operation is in flight.
-        !self.gate.is_idle() && self.slots.is_out(id)
+        !self.memory.gate.is_idle() && self.blocks.slots.is_out(id)
     }
 
     pub(super) fn remove_slot(&mut self, id: SlotId) {
-        self.slots.remove(id);
+        self.blocks.slots.remove(id);
         self.forget_if_drained(id.tenant);
     }
 
     /// Keeps the charge for memory that is in a slot, which is out, now.
     pub(super) fn keep_for(&mut self, slot: &Slot, charge: Charge) {
-        self.slots.renew(slot);
-        self.budget.keep(charge);
+        self.blocks.slots.renew(slot);
+        self.memory.budget.keep(charge);
     }
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
-        self.device.usable()?;
-        match self.terms.is_registered(id) {
+        self.memory.device.usable()?;
+        match self.memory.terms.is_registered(id) {
             true => Ok(()),
-            false => Err(BlockError::Unregistered(self.terms.name_of(id))),
+            false => Err(BlockError::Unregistered(self.memory.terms.name_of(id))),
         }
     }
 
@@ -222,29 +137,31 @@ impl State {
     /// Holders report freed memory while a limit is exceeded, and when they ended or the tenant
     /// drains.
     pub(super) fn update_bypass(&mut self, id: TenantId) {
-        if let (Some(terms), Some(tenancy)) = (self.terms.get(id), self.slots.of_mut(id)) {
-            let exceeds = self.lowered && self.budget.excess() > 0;
+        if let (Some(terms), Some(tenancy)) =
+            (self.memory.terms.get(id), self.blocks.slots.of_mut(id))
+        {
+            let exceeds = self.memory.lowered && self.memory.budget.excess() > 0;
             let bypassed = exceeds || terms.is_beyond() || tenancy.has_sleepers();
             tenancy.unswept.bypass(bypassed);
             tenancy.may_grow = terms.may_grow();
             let reports = exceeds || !terms.may_grow();
             let report = |held: &Held| held.holder().report_freed(reports || held.has_ended());
-            self.holders.of(id).iter().for_each(report);
+            self.memory.holders.of(id).iter().for_each(report);
         }
     }
 
     /// Removes an unregistered tenant without slots.
     pub(super) fn forget_if_drained(&mut self, id: TenantId) {
-        let is_empty = self.slots.of(id).is_some_and(Tenancy::is_empty);
-        if is_empty && self.holders.of(id).is_empty() && self.terms.drains(id) {
-            self.slots.close(id);
-            self.terms.close(id);
-            self.budget.close(id);
+        let is_empty = self.blocks.slots.of(id).is_some_and(Tenancy::is_empty);
+        if is_empty && self.memory.holders.of(id).is_empty() && self.memory.terms.drains(id) {
+            self.blocks.slots.close(id);
+            self.memory.terms.close(id);
+            self.memory.budget.close(id);
         }
     }
 
     pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
-        match wanted <= self.budget.addresses_left() {
+        match wanted <= self.memory.budget.addresses_left() {
             true => Ok(()),
             false => Err(self.out_of_addresses(wanted)),
         }
@@ -253,8 +170,8 @@ impl State {
     fn out_of_addresses(&self, wanted: u64) -> BlockError {
         BlockError::OutOfAddresses {
             wanted,
-            held: self.budget.addresses(),
-            limit: self.budget.limits().addresses,
+            held: self.memory.budget.addresses(),
+            limit: self.memory.budget.limits().addresses,
         }
     }
 
@@ -273,29 +190,39 @@ impl State {
         cause: CallError,
     ) -> BlockError {
         let mut shortage = self.shortage(id, wanted, 0);
-        shortage.memory_set_by = memory_option(self.device.driver().kind());
+        shortage.memory_set_by = memory_option(self.memory.device.driver().kind());
         BlockError::DriverOutOfMemory { cause, shortage }
     }
 
     /// Returns the option that sets the device's memory, if that memory is the pool's limit.
     pub(super) fn memory_set_by(&self) -> Option<&'static str> {
-        let option = memory_option(self.device.driver().kind());
-        let all = self.device.granule().round_down(self.device.total_memory());
-        option.filter(|_| self.policy.leave_free > 0 || self.budget.limits().bytes >= all)
+        let option = memory_option(self.memory.device.driver().kind());
+        let all = self
+            .memory
+            .device
+            .granule()
+            .round_down(self.memory.device.total_memory());
+        option.filter(|_| {
+            self.memory.policy.leave_free > 0 || self.memory.budget.limits().bytes >= all
+        })
     }
 
     pub(crate) fn shortage(&self, id: TenantId, wanted: u64, reclaimable: u64) -> Box<Shortage> {
-        let account = self.budget.account(id);
+        let account = self.memory.budget.account(id);
         let mut holders: Vec<(String, u64)> = self
+            .memory
             .budget
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
             .filter_map(|(other, account)| {
-                Some((self.terms.get(other)?.name().to_owned(), account.held))
+                Some((
+                    self.memory.terms.get(other)?.name().to_owned(),
+                    account.held,
+                ))
             })
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
-        let tenancies = self.slots.iter();
+        let tenancies = self.blocks.slots.iter();
         let figures = tenancies.flat_map(|(_, it)| it.figures().map(|(figures, _)| figures));
         let (mut pending_free, mut leased, mut stranded) = (0, 0, 0);
         for figures in figures {
@@ -309,31 +236,40 @@ impl State {
             }
             stranded += figures.stranded;
         }
-        for (id, tenancy) in self.slots.iter() {
-            pending_free += tenancy.shared_pending_free() + self.holders.pending_of(id);
+        for (id, tenancy) in self.blocks.slots.iter() {
+            pending_free += tenancy.shared_pending_free() + self.memory.holders.pending_of(id);
         }
-        for held in self.holders.all() {
+        for held in self.memory.holders.all() {
             let figures = held.holder().figures();
             stranded += figures.stranded() + figures.kept;
         }
-        let creatable = self.budget.creatable().min(self.policy.largest_extent);
+        let creatable = self
+            .memory
+            .budget
+            .creatable()
+            .min(self.memory.policy.largest_extent);
         Box::new(Shortage {
-            tenant: self.terms.name_of(id),
+            tenant: self.memory.terms.name_of(id),
             wanted,
-            available: self.budget.available_to(id).saturating_add(reclaimable),
+            available: self
+                .memory
+                .budget
+                .available_to(id)
+                .saturating_add(reclaimable),
             largest_run: self
+                .memory
                 .device
                 .granule()
                 .round_down(creatable)
-                .max(self.supply.largest_free()),
-            limit: self.budget.limits().bytes,
-            tenant_limit: self.budget.limit_of(id),
+                .max(self.memory.supply.largest_free()),
+            limit: self.memory.budget.limits().bytes,
+            tenant_limit: self.memory.budget.limit_of(id),
             tenant_held: account.held,
-            guaranteed_to_others: self.budget.guaranteed_to_others(id),
+            guaranteed_to_others: self.memory.budget.guaranteed_to_others(id),
             pending_free,
             leased,
             stranded,
-            quarantined: self.budget.quarantined(),
+            quarantined: self.memory.budget.quarantined(),
             holders,
             ledger: None,
             memory_set_by: self.memory_set_by(),
@@ -348,7 +284,7 @@ pub(super) fn gone() -> BlockError {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State")
-            .field("budget", &self.budget)
+            .field("budget", &self.memory.budget)
             .finish_non_exhaustive()
     }
 }

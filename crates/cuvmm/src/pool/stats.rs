@@ -263,19 +263,20 @@ impl TenantStats {
 impl State {
     pub(super) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
         self.sweep(id);
-        self.slots
+        self.blocks
+            .slots
             .of(id)
             .map(|tenancy| self.stats_of(id, tenancy))
             .unwrap_or_default()
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
-        let (account, terms) = (self.budget.account(id), self.terms.get(id));
+        let (account, terms) = (self.memory.budget.account(id), self.memory.terms.get(id));
         let mut stats = TenantStats {
-            name: self.terms.name_of(id),
-            draining: self.terms.drains(id),
+            name: self.memory.terms.name_of(id),
+            draining: self.memory.terms.drains(id),
             guarantee: account.guarantee,
-            limit: self.budget.limit_of(id),
+            limit: self.memory.budget.limit_of(id),
             priority: terms.map_or(0, Terms::priority),
             committed: account.held,
             peak: account.peak,
@@ -286,7 +287,7 @@ impl State {
         };
         let figures = tenancy.figures();
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
-        let holders = self.holders.of(id).iter();
+        let holders = self.memory.holders.of(id).iter();
         holders.for_each(|held| stats.add_held(held));
         // Memory on its way counts as if it were behind a block's end.
         stats.precommitted += account.in_flight;
@@ -298,24 +299,25 @@ impl State {
     /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
     /// a waking block, may already be charged for memory that it is about to take.
     const fn free(&self) -> u64 {
-        let taken = self.budget.held() + self.budget.quarantined();
-        self.budget.obtained().saturating_sub(taken)
+        let taken = self.memory.budget.held() + self.memory.budget.quarantined();
+        self.memory.budget.obtained().saturating_sub(taken)
     }
 
     pub(crate) fn stats(&mut self) -> PoolStats {
         self.sweep_all();
         let tenants: Vec<TenantStats> = self
+            .blocks
             .slots
             .iter()
             .map(|(id, tenancy)| self.stats_of(id, tenancy))
             .collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
-        let limits = self.budget.limits();
+        let limits = self.memory.budget.limits();
         let (resting_blocks, resting_addresses) = self.resting();
         PoolStats {
             limit: limits.bytes,
-            committed: self.budget.held(),
-            peak: self.budget.peak(),
+            committed: self.memory.budget.held(),
+            peak: self.memory.budget.peak(),
             in_use: sum(|tenant| tenant.in_use),
             padding: sum(|tenant| tenant.padding),
             precommitted: sum(|tenant| tenant.precommitted),
@@ -324,18 +326,18 @@ impl State {
             leased: sum(|tenant| tenant.leased),
             shared: sum(|tenant| tenant.shared),
             free: self.free(),
-            quarantined: self.budget.quarantined(),
+            quarantined: self.memory.budget.quarantined(),
             stranded: sum(|tenant| tenant.stranded),
             exported: sum(|tenant| tenant.exported),
             asleep: sum(|tenant| tenant.asleep),
-            mappings: self.budget.mappings(),
+            mappings: self.memory.budget.mappings(),
             mapping_limit: limits.mappings,
-            addresses: self.budget.addresses(),
+            addresses: self.memory.budget.addresses(),
             address_limit: limits.addresses,
             resting_blocks,
             resting_addresses,
-            refusals: self.refusals,
-            calls: self.device.calls(),
+            refusals: self.memory.refusals,
+            calls: self.memory.device.calls(),
             tenants,
         }
     }

@@ -9,19 +9,19 @@ use crate::extents::TakenOut;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
-        let before = self.budget.given_back();
+        let before = self.memory.budget.given_back();
         self.retry_releases(1);
         self.purge_all();
-        let excess = |state: &State| state.budget.obtained().saturating_sub(keep);
-        if excess(self) > self.supply.free() {
-            let wanted = excess(self) - self.supply.free();
+        let excess = |state: &State| state.memory.budget.obtained().saturating_sub(keep);
+        if excess(self) > self.memory.supply.free() {
+            let wanted = excess(self) - self.memory.supply.free();
             // No tenant makes the request, so every tenant's guarantee counts.
             self.take_back_any(TenantId::NONE, wanted)?;
         }
-        let free_list = self.supply.free().saturating_sub(excess(self));
+        let free_list = self.memory.supply.free().saturating_sub(excess(self));
         self.release_free(free_list);
         // Includes exported memory, released on the way.
-        Ok(self.budget.given_back() - before)
+        Ok(self.memory.budget.given_back() - before)
     }
 
     /// Gives all memory and addresses back, when no tenant, block or lease handle exists any more.
@@ -33,9 +33,9 @@ impl Locked<'_> {
 
     /// [Shuts](Self::shut) the pool, except for physicals that the driver refuses to release.
     fn give_all_back(&mut self) -> Result<(), CallError> {
-        self.device.own_process()?;
+        self.memory.device.own_process()?;
         let mut outcome = Ok(());
-        for id in self.slots.tenants() {
+        for id in self.blocks.slots.tenants() {
             outcome = outcome.and(self.drain_holders(id));
             outcome = outcome.and(self.empty(id));
         }
@@ -47,7 +47,7 @@ impl Locked<'_> {
     /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
     /// proved complete, or that cannot be unmapped, stays; the first reason is the error.
     fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
-        let indices: Vec<usize> = match self.slots.of(id) {
+        let indices: Vec<usize> = match self.blocks.slots.of(id) {
             Some(tenancy) => tenancy.indices().collect(),
             None => return Ok(()),
         };
@@ -65,7 +65,7 @@ impl Locked<'_> {
             }
         }
         if outcome.is_ok() {
-            self.budget.drain(id);
+            self.memory.budget.drain(id);
         }
         outcome
     }
@@ -85,13 +85,13 @@ impl Locked<'_> {
 impl Drop for Core {
     fn drop(&mut self) {
         let mut state = self.lock();
-        let held = state.budget.obtained();
+        let held = state.memory.budget.obtained();
         let shut = state.give_all_back();
         state.retry_releases(usize::MAX);
-        let refused = state.supply.quarantined();
+        let refused = state.memory.supply.quarantined();
         // Memory that the driver refused to release stays charged to the ledger; its owners report
         // it when they are dropped. All other counted memory was released with its mapping.
-        let counted = state.budget.obtained();
+        let counted = state.memory.budget.obtained();
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);
         self.leave_ledger(kept);

@@ -128,14 +128,19 @@ impl<'a> TenantBuilder<'a> {
         if state.grant_guarantee(None, guarantee)? {
             state.check_guarantee(None, guarantee, limit)?;
         }
-        if state.terms.registered().any(|(_, it)| it.name() == name) {
+        if state
+            .memory
+            .terms
+            .registered()
+            .any(|(_, it)| it.name() == name)
+        {
             return Err(PoolError::NameTaken(name));
         }
-        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.clock)));
+        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.blocks.clock)));
         let unswept = Arc::clone(&stream_caches);
         let terms = Terms::new(name.clone(), priority, (hook, shortage_hook));
         let tenancy = Tenancy::new(unswept);
-        if state.hardening.is_some() {
+        if state.blocks.hardening.is_some() {
             // A hardened pool reuses no freed block, so no block goes to a stream cache.
             drop(tenancy.unswept.close());
         }
@@ -150,7 +155,7 @@ impl<'a> TenantBuilder<'a> {
             name,
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
-        if let Some(terms) = state.terms.get_mut(id) {
+        if let Some(terms) = state.memory.terms.get_mut(id) {
             terms.set_handle(handle);
         }
         drop(state);
@@ -353,7 +358,7 @@ impl Tenant {
 impl Core {
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         let state = self.lock();
-        let registered = state.terms.registered();
+        let registered = state.memory.terms.registered();
         let handles: Vec<Weak<_>> = registered
             .filter_map(|(_, it)| it.handle().cloned())
             .collect();
@@ -386,10 +391,10 @@ impl Tenant {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();
         state.sweep(id);
-        let tenancy = state.slots.of(id);
+        let tenancy = state.blocks.slots.of(id);
         let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
         for first in (0..).step_by(SLOTS_AT_ONCE) {
-            let tenancy = state.slots.of(id);
+            let tenancy = state.blocks.slots.of(id);
             let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
                 break;
             };

@@ -31,7 +31,7 @@ impl Core {
     /// Ends the pool's part. `kept` bytes could not be released: they stay granted.
     pub(in crate::pool) fn leave_ledger(&self, kept: u64) {
         if let Some(joined) = self.ledger.get() {
-            let granted = self.look(|state| state.budget.granted());
+            let granted = self.look(|state| state.memory.budget.granted());
             joined.member.give(granted.saturating_sub(kept));
             if kept > 0 {
                 log!(error, kept, "memory stays charged to the ledger");
@@ -73,7 +73,7 @@ impl Locked<'_> {
         bytes: u64,
         purpose: Purpose,
     ) -> Option<LedgerShortage> {
-        let lacking = self.budget.lacks_grant(id, bytes);
+        let lacking = self.memory.budget.lacks_grant(id, bytes);
         self.grant(lacking, GRANT, purpose)
     }
 
@@ -86,11 +86,11 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Option<LedgerShortage> {
         let joined = self.core().ledger.get().filter(|_| bytes > 0)?;
-        let least = least.min(self.budget.ungranted());
+        let least = least.min(self.memory.budget.ungranted());
         let place = self.place;
         match self.unlocked(|| joined.member.grant(bytes, least, purpose, place)) {
             Ok(granted) => {
-                self.budget.grant(granted);
+                self.memory.budget.grant(granted);
                 None
             }
             Err(refused) => Some(refused),
@@ -125,7 +125,7 @@ impl Locked<'_> {
             return;
         };
         if exported.is_some_and(|block| joined.member.lend(block, size)) {
-            self.budget.return_grant(size);
+            self.memory.budget.return_grant(size);
             return;
         }
         joined.member.note_released(size);
@@ -134,7 +134,7 @@ impl Locked<'_> {
 
     /// Returns unneeded bytes to the ledger if they are at least twice [`GRANT`].
     pub(in crate::pool) fn return_surplus(&mut self) {
-        if self.budget.unneeded() >= 2 * GRANT {
+        if self.memory.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);
         }
     }
@@ -144,9 +144,9 @@ impl Locked<'_> {
         let Some(joined) = self.core().ledger.get() else {
             return;
         };
-        let unneeded = self.budget.unneeded().saturating_sub(keep);
+        let unneeded = self.memory.budget.unneeded().saturating_sub(keep);
         if unneeded > 0 {
-            self.budget.return_grant(unneeded);
+            self.memory.budget.return_grant(unneeded);
             joined.member.give(unneeded);
         }
     }
@@ -154,6 +154,6 @@ impl Locked<'_> {
     pub(in crate::pool) fn left_in_ledger(&self) -> u64 {
         let joined = self.core().ledger.get();
         let left = joined.map_or(0, |joined| joined.member.left());
-        left.min(self.budget.ungranted())
+        left.min(self.memory.budget.ungranted())
     }
 }

@@ -121,8 +121,13 @@ impl Locked<'_> {
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // Memory that the ledger leaves is no other process's to give.
-        let uses = |id, tenancy: &Tenancy| tenancy.uses_memory() || self.holders.in_use_of(id) > 0;
-        let users = self.slots.iter().filter(|&(id, tenancy)| uses(id, tenancy));
+        let uses =
+            |id, tenancy: &Tenancy| tenancy.uses_memory() || self.memory.holders.in_use_of(id) > 0;
+        let users = self
+            .blocks
+            .slots
+            .iter()
+            .filter(|&(id, tenancy)| uses(id, tenancy));
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
             tenants: vec![id.0],
@@ -136,15 +141,21 @@ impl Locked<'_> {
         id: TenantId,
         bytes: u64,
     ) -> Result<(), BlockError> {
-        if bytes == 0 || !self.line.others_lack() {
+        if bytes == 0 || !self.memory.line.others_lack() {
             return Ok(());
         }
         let Some(joined) = self.core().ledger.get() else {
             return Ok(());
         };
-        let (granted, place) = (self.budget.granted(), self.place);
+        let (granted, place) = (self.memory.budget.granted(), self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || self.slots.iter().map(|(id, _)| self.kept_by(id)).sum();
+        let in_use = || {
+            self.blocks
+                .slots
+                .iter()
+                .map(|(id, _)| self.kept_by(id))
+                .sum()
+        };
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),
@@ -155,20 +166,20 @@ impl Locked<'_> {
     fn idle_bytes(&mut self) -> u64 {
         // No tenant makes the request, so every tenant's guarantee counts.
         let (_, others) = self.reach(TenantId::NONE);
-        let (gained, free) = (others.gained(), self.supply.free());
-        self.budget.unneeded_after(gained, gained + free)
+        let (gained, free) = (others.gained(), self.memory.supply.free());
+        self.memory.budget.unneeded_after(gained, gained + free)
     }
 
     fn need_at_most(&mut self, keep: u64) -> Result<(), CallError> {
         self.purge_all();
-        let over = self.budget.spoken_for().saturating_sub(keep);
+        let over = self.memory.budget.spoken_for().saturating_sub(keep);
         if over > 0 {
             // For no tenant, too.
             self.take_back_any(TenantId::NONE, over)?;
         }
         // Free memory that a guarantee promises would stay granted after its release.
-        let keep = keep.max(self.budget.spoken_for());
-        if self.budget.obtained() > keep {
+        let keep = keep.max(self.memory.budget.spoken_for());
+        if self.memory.budget.obtained() > keep {
             self.trim(keep)?;
         }
         Ok(())
@@ -192,7 +203,7 @@ impl Giver for Core {
             return;
         }
         let mut state = self.lock();
-        let keep = state.budget.granted().saturating_sub(bytes);
+        let keep = state.memory.budget.granted().saturating_sub(bytes);
         let given = state.need_at_most(keep);
         state.return_unneeded(0);
         Self::unlock(state);
@@ -215,11 +226,11 @@ impl Giver for Core {
 
     fn read_driver_memory(&self) {
         let is_of_driver = |held: &Held| held.holder().is_of_driver();
-        let has_some = self.look(|state| state.holders.all().any(is_of_driver));
+        let has_some = self.look(|state| state.memory.holders.all().any(is_of_driver));
         if has_some {
             let mut state = self.lock();
             state.read_driver_memory(|holder| holder.tidy());
-            if state.holders.is_uncovered() {
+            if state.memory.holders.is_uncovered() {
                 state.cover_overdrawn();
             }
             Self::unlock(state);
@@ -235,7 +246,7 @@ impl Giver for Core {
     fn leave_idle_to_others(&self, yes: bool) {
         // Counted as a waiting request: freed blocks are announced instead of going to a stream
         // cache.
-        let changed = self.look(|state| state.line.set_others_lack(yes));
+        let changed = self.look(|state| state.memory.line.set_others_lack(yes));
         match changed {
             true if yes => self.waiting.fetch_add(1, Ordering::SeqCst),
             true => self.waiting.fetch_sub(1, Ordering::SeqCst),
@@ -244,7 +255,7 @@ impl Giver for Core {
     }
 
     fn report(&self) -> PoolReport {
-        let (granted, stats) = self.look(|state| (state.budget.granted(), state.stats()));
+        let (granted, stats) = self.look(|state| (state.memory.budget.granted(), state.stats()));
         PoolReport {
             limit: stats.limit,
             granted,
@@ -257,7 +268,7 @@ impl Giver for Core {
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
         let id = self.look(|state| {
-            let mut tenants = state.terms.registered();
+            let mut tenants = state.memory.terms.registered();
             let found = tenants.find(|(_, it)| it.name() == tenant);
             found.map(|(id, _)| id)
         })?;

@@ -66,28 +66,32 @@ impl Core {
         self.device.usable()?;
         let (bytes, leave_free) = limit.of(&self.device)?;
         let mut state = self.lock();
-        let guaranteed = state.budget.guaranteed();
+        let guaranteed = state.memory.budget.guaranteed();
         if bytes < guaranteed {
             let limit = bytes;
             return Err(PoolError::BelowGuarantees { limit, guaranteed });
         }
-        let free_target = state.precommit.as_ref().map_or(0, |it| it.free_target);
+        let free_target = state
+            .blocks
+            .precommit
+            .as_ref()
+            .map_or(0, |it| it.free_target);
         ArgumentError::at_least(
             "bytes of a limit, of which some are kept ready",
             bytes,
             free_target,
         )?;
-        let before = state.budget.given_back();
-        state.policy.leave_free = leave_free;
-        state.budget.set_limit(bytes);
+        let before = state.memory.budget.given_back();
+        state.memory.policy.leave_free = leave_free;
+        state.memory.budget.set_limit(bytes);
         let outcome = state.after_limit();
         self.changed(state);
         outcome?;
         // The end of the operation may have reclaimed more.
         Ok(self.look(|state| LimitChange {
             limit: bytes,
-            taken_back: state.budget.given_back() - before,
-            excess: state.budget.excess(),
+            taken_back: state.memory.budget.given_back() - before,
+            excess: state.memory.budget.excess(),
         }))
     }
 
@@ -98,13 +102,13 @@ impl Core {
     ) -> Result<LimitChange, PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
-        let account = state.budget.account(id);
+        let account = state.memory.budget.account(id);
         ArgumentError::at_least(TENANT_LIMIT, limit, account.guarantee)?;
-        state.budget.set_tenant_limit(id, limit);
+        state.memory.budget.set_tenant_limit(id, limit);
         let outcome = state.after_limit();
         self.changed(state);
         outcome?;
-        let held = self.look(|state| state.budget.account(id).held);
+        let held = self.look(|state| state.memory.budget.account(id).held);
         Ok(LimitChange {
             limit,
             taken_back: account.held.saturating_sub(held),
@@ -119,16 +123,16 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
-        let account = state.budget.account(id);
+        let account = state.memory.budget.account(id);
         if guarantee > account.guarantee {
             state.make_guaranteeable(Some(id), guarantee, account.limit)?;
             if state.grant_guarantee(Some(id), guarantee)? {
                 state.check_registered(id)?;
-                let limit = state.budget.account(id).limit;
+                let limit = state.memory.budget.account(id).limit;
                 state.check_guarantee(Some(id), guarantee, limit)?;
             }
         }
-        state.budget.set_guarantee(id, guarantee);
+        state.memory.budget.set_guarantee(id, guarantee);
         self.changed(state);
         Ok(())
     }
@@ -140,7 +144,7 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.check_registered(id)?;
-        if let Some(terms) = state.terms.get_mut(id) {
+        if let Some(terms) = state.memory.terms.get_mut(id) {
             terms.set_priority(priority);
         }
         Ok(())
@@ -162,7 +166,7 @@ impl State {
         guarantee: u64,
         limit: u64,
     ) -> Result<(), PoolError> {
-        let pool = self.budget.limits().bytes;
+        let pool = self.memory.budget.limits().bytes;
         if limit < pool {
             ArgumentError::at_most(GUARANTEE, guarantee, limit)?;
         }
@@ -179,16 +183,17 @@ impl State {
     }
 
     fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
-        self.device.own_process()?;
-        match self.terms.is_registered(id) {
+        self.memory.device.own_process()?;
+        match self.memory.terms.is_registered(id) {
             true => Ok(()),
-            false => Err(PoolError::Unregistered(self.terms.name_of(id))),
+            false => Err(PoolError::Unregistered(self.memory.terms.name_of(id))),
         }
     }
 
     fn beyond(&self) -> Vec<TenantId> {
-        let ids = self.slots.iter().map(|(id, _)| id);
-        ids.filter(|&id| self.budget.excess_of(id) > 0).collect()
+        let ids = self.blocks.slots.iter().map(|(id, _)| id);
+        ids.filter(|&id| self.memory.budget.excess_of(id) > 0)
+            .collect()
     }
 }
 
@@ -214,7 +219,7 @@ impl Locked<'_> {
     /// Reclaims idle memory after a limit was changed, and notes whether a limit is still exceeded.
     fn after_limit(&mut self) -> Result<(), CallError> {
         self.note_lowered();
-        if !self.lowered {
+        if !self.memory.lowered {
             return Ok(());
         }
         // From here on freed blocks skip the stream caches.
@@ -222,7 +227,7 @@ impl Locked<'_> {
         let outcome = self.take_excess();
         self.note_lowered();
         // If no operation does so before, the mapper reclaims pending memory.
-        if let Some(precommit) = &mut self.precommit {
+        if let Some(precommit) = &mut self.blocks.precommit {
             precommit.call(Urgency::Soon);
         }
         outcome
@@ -231,20 +236,20 @@ impl Locked<'_> {
     /// Notes whether a limit is exceeded. While one is, freed blocks skip the stream caches.
     fn note_lowered(&mut self) {
         let state: &mut State = self;
-        state.lowered = state.budget.excess() > 0;
-        for (id, terms) in state.terms.iter_mut() {
-            let beyond = state.budget.excess_of(id) > 0;
+        state.memory.lowered = state.memory.budget.excess() > 0;
+        for (id, terms) in state.memory.terms.iter_mut() {
+            let beyond = state.memory.budget.excess_of(id) > 0;
             terms.set_beyond(beyond);
-            state.lowered |= beyond;
+            state.memory.lowered |= beyond;
         }
-        let ids: Vec<TenantId> = self.slots.tenants();
+        let ids: Vec<TenantId> = self.blocks.slots.tenants();
         ids.into_iter().for_each(|id| self.update_bypass(id));
     }
 
     /// Reclaims free memory beyond lowered limits, when a request ends and when an operation ends
     /// that put back a slot with memory to give.
     pub(in crate::pool) fn keep_to_limits(&mut self) {
-        if !self.lowered || self.device.usable().is_err() {
+        if !self.memory.lowered || self.memory.device.usable().is_err() {
             return;
         }
         if let Err(error) = self.take_excess() {
@@ -258,13 +263,13 @@ impl Locked<'_> {
         for id in self.beyond() {
             let mut plan = Plan::begin(self);
             for give in [Give::Cached, Give::Precommitted] {
-                let excess = self.budget.excess_of(id);
+                let excess = self.memory.budget.excess_of(id);
                 self.plan_from(&[id], give, excess, false, &mut plan);
             }
             self.carry_out(&plan)?;
         }
-        if self.budget.excess() > 0 {
-            let limit = self.budget.limits().bytes;
+        if self.memory.budget.excess() > 0 {
+            let limit = self.memory.budget.limits().bytes;
             self.trim(limit)?;
         }
         Ok(())

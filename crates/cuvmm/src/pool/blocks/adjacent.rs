@@ -62,7 +62,7 @@ impl Core {
                 return (state, Err(forked.into()));
             }
             // No addresses and no slots for blocks that the tenant can never have.
-            if bytes > state.budget.most_alone(tenant) {
+            if bytes > state.memory.budget.most_alone(tenant) {
                 let refused = state.out_of_memory(tenant, bytes);
                 return (state, Err(refused));
             }
@@ -139,20 +139,24 @@ impl Core {
                     Err(error) => outcome = Err(error),
                 },
                 Err(_) => {
-                    charge.into_iter().for_each(|it| state.budget.refund(it));
+                    charge
+                        .into_iter()
+                        .for_each(|it| state.memory.budget.refund(it));
                     state.drop_slot(slot);
                 }
             }
         }
         // Nothing is left of the charge.
-        charge.into_iter().for_each(|it| state.budget.refund(it));
+        charge
+            .into_iter()
+            .for_each(|it| state.memory.budget.refund(it));
         let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
         state = self.conclude(state, changes, outcome.is_ok());
         // A section that uses a row again works on all of it.
         if new
             && outcome.is_ok()
             && count <= SLOTS_A_SECTION
-            && let Some(tenancy) = state.slots.of_mut(id)
+            && let Some(tenancy) = state.blocks.slots.of_mut(id)
         {
             let slots = places.iter().map(|place| place.slot.index);
             tenancy.rows.add(slots.collect());
@@ -188,7 +192,7 @@ impl Locked<'_> {
             match self.open_slots(id, needs.class, count) {
                 Ok(opened) => lot.opened = opened.collect(),
                 Err(error) => {
-                    self.budget.refund(charge);
+                    self.memory.budget.refund(charge);
                     return Err(error);
                 }
             }
@@ -196,7 +200,7 @@ impl Locked<'_> {
             return Ok(lot);
         };
         for index in row {
-            let slot = self.slots.take(SlotId { tenant: id, index });
+            let slot = self.blocks.slots.take(SlotId { tenant: id, index });
             if let Some(mut slot) = slot {
                 let change = Change::of(&slot, slot.place(wanted.capacity));
                 lot.changes.push(change);
@@ -251,7 +255,7 @@ impl State {
         ArgumentError::not_zero("bytes of a stride multiple", wanted.stride)?;
         let mut needs = self.needs(id, wanted)?;
         let guards = self.guard().saturating_mul(2);
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         needs.class.size = granule
             .class_apart(wanted.capacity, guards, wanted.stride)
             .ok_or(too_large(wanted.capacity))?;
@@ -267,7 +271,7 @@ impl State {
         home: Option<&Stream>,
         count: usize,
     ) -> Option<Vec<usize>> {
-        let tenancy = self.slots.of(id)?;
+        let tenancy = self.blocks.slots.of(id)?;
         let mut candidates: Vec<(Rank, Vec<usize>)> = tenancy
             .rows
             .iter()
@@ -328,7 +332,7 @@ mod tests {
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(3 * most * G));
         let pool = pool.build().unwrap();
         let tenant = pool.tenant("a").register().unwrap();
-        let worked_on = || pool.core.look(|state| state.slots.most_worked_on());
+        let worked_on = || pool.core.look(|state| state.blocks.slots.most_worked_on());
         for adjacent in [true, false] {
             let of = || tenant.block(G).capacity(G);
             let blocks = match adjacent {

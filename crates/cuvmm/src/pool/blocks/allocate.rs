@@ -88,7 +88,7 @@ impl Locked<'_> {
                 match opened.and_then(|mut slots| slots.next().ok_or_else(gone)) {
                     Ok(slot) => (slot, Some(charge)),
                     Err(error) => {
-                        self.budget.refund(charge);
+                        self.memory.budget.refund(charge);
                         return Err(error);
                     }
                 }
@@ -121,7 +121,7 @@ impl Locked<'_> {
     ) -> Option<Box<Slot>> {
         let mut picked = self.pick(id, needs, home);
         let lacks = |state: &State, id| {
-            let slot = state.slots.get(id);
+            let slot = state.blocks.slots.get(id);
             slot.is_none_or(|slot| slot.space.bytes() < needs.used)
         };
         // A block that was just freed may have all the memory needed.
@@ -130,8 +130,8 @@ impl Locked<'_> {
         }
         let picked = picked?;
         // The usual case makes no driver call without the lock.
-        match home.is_some() && !lacks(self, picked) && !self.budget.is_overdrawn() {
-            true => self.slots.take(picked),
+        match home.is_some() && !lacks(self, picked) && !self.memory.budget.is_overdrawn() {
+            true => self.blocks.slots.take(picked),
             false => self.take_out(picked),
         }
     }
@@ -174,7 +174,7 @@ impl Locked<'_> {
             kept: Ranges::default(),
         });
         if wanted.movable {
-            self.slots.note_movable();
+            self.blocks.slots.note_movable();
         }
         Ok(given)
     }
@@ -195,8 +195,8 @@ impl Locked<'_> {
         let mut ids: Vec<SlotId> = Vec::new();
         for number in 0..count {
             self.end_section(number);
-            self.slots.note_work();
-            let tenancy = self.slots.of_mut(id).ok_or_else(gone)?;
+            self.blocks.slots.note_work();
+            let tenancy = self.blocks.slots.of_mut(id).ok_or_else(gone)?;
             let index = tenancy.vacancy(flight);
             ids.push(SlotId { tenant: id, index });
         }
@@ -204,7 +204,7 @@ impl Locked<'_> {
         let reserved = self
             .make_address_room(addresses)
             .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
-        let (now, single) = (self.now(), self.hardening.is_some());
+        let (now, single) = (self.now(), self.blocks.hardening.is_some());
         match reserved {
             Ok(spaces) => {
                 let slots = ids.into_iter().zip(spaces);
@@ -233,11 +233,11 @@ impl Locked<'_> {
     ) -> Result<Vec<Space>, BlockError> {
         let each = size.saturating_add(guard).saturating_add(guard);
         let addresses = Amount::addresses(each.saturating_mul(count));
-        let charge = self.budget.charge(Some(id), addresses);
+        let charge = self.memory.budget.charge(Some(id), addresses);
         let reserved = self.reserve(size, guard, count);
         match &reserved {
-            Ok(_) => self.budget.keep(charge),
-            Err(_) => self.budget.refund(charge),
+            Ok(_) => self.memory.budget.keep(charge),
+            Err(_) => self.memory.budget.refund(charge),
         }
         Ok(reserved?)
     }
@@ -255,12 +255,12 @@ impl State {
         ArgumentError::at_most(BYTES, size, capacity)?;
         // A block of zero bytes is a range of addresses, and needs some.
         ArgumentError::not_zero(BYTES, capacity)?;
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let most = granule.whole(BYTES, capacity)?;
         let used = granule.whole(BYTES, size)?;
         let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
         let home = wanted.home;
-        home.map_or(Ok(()), |home| home.check_on(&self.device))?;
+        home.map_or(Ok(()), |home| home.check_on(&self.memory.device))?;
         let class = Class {
             size: size_of_slot,
             sizes: self.extent_sizes(wanted)?,
@@ -279,10 +279,10 @@ impl State {
     }
 
     fn extent_sizes(&self, wanted: &Wanted<'_>) -> Result<ExtentSizes, BlockError> {
-        let pools = self.policy.largest_extent;
+        let pools = self.memory.policy.largest_extent;
         let largest = match wanted.grain.largest {
             Some(bytes) => {
-                ArgumentError::extent(bytes, self.device.granule().bytes())?;
+                ArgumentError::extent(bytes, self.memory.device.granule().bytes())?;
                 bytes.min(pools)
             }
             None => pools,
@@ -292,9 +292,9 @@ impl State {
 
     /// In a hardened pool nothing is mapped behind a block's end.
     fn growth(&self, grain: ExtentOptions) -> Growth {
-        match &self.hardening {
+        match &self.blocks.hardening {
             Some(_) => Growth::Exact,
-            None => grain.growth.unwrap_or(self.policy.growth),
+            None => grain.growth.unwrap_or(self.memory.policy.growth),
         }
     }
 
@@ -302,7 +302,7 @@ impl State {
     /// stranded than `needs` permits.
     fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
         let used = needs.used;
-        let tenancy = self.slots.of(id)?;
+        let tenancy = self.blocks.slots.of(id)?;
         // Too little memory is worse than an incomplete fence, and an incomplete fence is worse
         // than too much memory. Among equals rows are kept whole; all other differences are whole
         // granules.

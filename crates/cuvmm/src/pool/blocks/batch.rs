@@ -52,7 +52,7 @@ impl Tenant {
         let asleep = |blocks: &[Block]| {
             blocks
                 .iter()
-                .any(|block| state.slots.sleeps(block.place().slot))
+                .any(|block| state.blocks.slots.sleeps(block.place().slot))
         };
         groups.into_iter().position(asleep)
     }

@@ -35,7 +35,12 @@ impl Core {
             };
             // The last block there may be in a stream cache, or its memory is not purged yet.
             state.sweep(tenant);
-            if state.slots.get(slot).is_some_and(|slot| slot.purging) {
+            if state
+                .blocks
+                .slots
+                .get(slot)
+                .is_some_and(|slot| slot.purging)
+            {
                 state.purge_all();
             }
             state = self.await_slot(state, slot);
@@ -48,10 +53,10 @@ impl Core {
 impl State {
     fn place_beside(&self, (slot, distance): Beside) -> Result<SlotId, BlockError> {
         let SlotId { tenant, index } = slot;
-        let tenancy = self.slots.of(tenant);
+        let tenancy = self.blocks.slots.of(tenant);
         let row = tenancy.and_then(|tenancy| tenancy.rows.around(index));
         // A hardened pool uses no address again.
-        let row = row.filter(|_| self.hardening.is_none());
+        let row = row.filter(|_| self.blocks.hardening.is_none());
         let found = row.and_then(|row| {
             let here = row.iter().position(|&slot| slot == index)?;
             row.get(here.checked_add_signed(distance)?).copied()
@@ -100,7 +105,7 @@ impl Locked<'_> {
         self.leave_to_others(id, needs.used)?;
         // The lock was released since the place was found.
         let place = self.place_beside(beside)?;
-        let slot = self.slots.get(place).ok_or(in_use(beside, false))?;
+        let slot = self.blocks.slots.get(place).ok_or(in_use(beside, false))?;
         State::check_place(slot, wanted, &needs, beside)?;
         if !self.is_ready_for(place, wanted.home) {
             return Err(match self.is_capturing() {
@@ -127,7 +132,7 @@ impl Locked<'_> {
         if slot.stranded_by(needs.used) <= needs.strands {
             return Ok(());
         }
-        if !self.gate.poll(&mut slot.fence)? {
+        if !self.memory.gate.poll(&mut slot.fence)? {
             return Err(in_use(beside, false));
         }
         let unfit = slot.spare().take_while(|extent| extent.end() > needs.used);

@@ -353,7 +353,7 @@ impl Block {
     pub fn is_asleep(&self) -> bool {
         // Caches are bypassed while a block may be asleep. Otherwise the lock is not needed.
         self.held.owner.stream_caches.is_bypassed()
-            && self.core().lock().slots.sleeps(self.place().slot)
+            && self.core().lock().blocks.slots.sleeps(self.place().slot)
     }
 
     #[cfg(feature = "dlpack")]

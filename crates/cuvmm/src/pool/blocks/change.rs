@@ -79,7 +79,7 @@ impl Core {
 impl Locked<'_> {
     fn settle(&mut self, change: &Change) {
         let id = change.place.slot;
-        let Some(slot) = self.slots.get_mut(id) else {
+        let Some(slot) = self.blocks.slots.get_mut(id) else {
             return;
         };
         slot.pinned = false;
@@ -121,7 +121,8 @@ impl Locked<'_> {
                 slot.fence.merge(Fence::streams(home.into_iter().collect()));
                 // No other operation uses a new slot, so it can go as soon as its fence is
                 // complete.
-                written = !(change.new && matches!(self.gate.poll(&mut slot.fence), Ok(true)));
+                written =
+                    !(change.new && matches!(self.memory.gate.poll(&mut slot.fence), Ok(true)));
             }
             if !written && !change.leased {
                 // A lease may have listed the extents: they stay as precommitted memory.
@@ -161,7 +162,7 @@ mod tests {
     }
 
     fn slot(state: &State, block: &Block) -> (u64, [u64; 4]) {
-        let slot = state.slots.get(block.place().slot).unwrap();
+        let slot = state.blocks.slots.get(block.place().slot).unwrap();
         assert!(!slot.pinned, "the operation has ended");
         (slot.space.bytes(), sizes(slot.block.as_ref().unwrap()))
     }
@@ -171,7 +172,7 @@ mod tests {
     }
 
     fn held(state: &State, tenant: &Tenant) -> u64 {
-        state.budget.account(tenant.id()).held
+        state.memory.budget.account(tenant.id()).held
     }
 
     #[test]
@@ -213,6 +214,7 @@ mod tests {
         let touched = pool
             .core
             .lock()
+            .blocks
             .slots
             .get(one.place().slot)
             .unwrap()
@@ -221,8 +223,11 @@ mod tests {
         assert!(me.try_grow_all(&mut steps).is_err());
         let state = pool.core.lock();
         assert_eq!(slot(&state, &other), (G, [G, G, G, G]));
-        assert_eq!(state.slots.get(one.place().slot).unwrap().touched, touched);
-        assert_eq!(state.budget.obtained(), held(&state, me));
+        assert_eq!(
+            state.blocks.slots.get(one.place().slot).unwrap().touched,
+            touched
+        );
+        assert_eq!(state.memory.budget.obtained(), held(&state, me));
         slot(&state, &one)
     }
 
@@ -271,7 +276,13 @@ mod tests {
             state.undo_out(grown, &change.unwrap());
             assert_eq!(slot(&state, &block), (3 * G, after));
         }
-        pool.core.lock().slots.get_mut(place.slot).unwrap().exported = false;
+        pool.core
+            .lock()
+            .blocks
+            .slots
+            .get_mut(place.slot)
+            .unwrap()
+            .exported = false;
     }
 
     /// Leaves memory idle that must be zeroed before another tenant uses it.
@@ -296,7 +307,7 @@ mod tests {
             let state = pool.core.lock();
             assert_eq!(slot(&state, &blocks[0]), (2 * G, [G; 4]));
             assert_eq!(slot(&state, &blocks[1]), (G, [G; 4]));
-            let grown = state.slots.get(blocks[0].place().slot).unwrap();
+            let grown = state.blocks.slots.get(blocks[0].place().slot).unwrap();
             assert_eq!(grown.precommitted(), G);
             assert!(grown.fence.precedes(&home));
             assert_eq!((held(&state, &me), held(&state, &other)), (3 * G, G));
@@ -324,9 +335,9 @@ mod tests {
         let home = Stream::new(&rig.device).unwrap();
         let (pool, [me, other], _used) = allocate_in_vain(&rig, &home);
         let state = pool.core.lock();
-        assert!(state.slots.of(me.id()).unwrap().is_empty());
+        assert!(state.blocks.slots.of(me.id()).unwrap().is_empty());
         assert_eq!((held(&state, &me), held(&state, &other)), (0, 2 * G));
-        assert_eq!(state.budget.mappings(), 2);
+        assert_eq!(state.memory.budget.mappings(), 2);
     }
 
     #[test]
@@ -337,7 +348,7 @@ mod tests {
         let mut state = pool.core.lock();
         assert_eq!((held(&state, &me), held(&state, &other)), (2 * G, 2 * G));
         let tenant = me.id();
-        let slot = state.slots.get(SlotId { tenant, index: 0 }).unwrap();
+        let slot = state.blocks.slots.get(SlotId { tenant, index: 0 }).unwrap();
         assert!(slot.is_vacant() && !slot.fence.is_complete());
         assert_eq!(slot.idle(), 2 * G);
         rig.finish(&home);
@@ -350,7 +361,7 @@ mod tests {
         let rig = rig();
         let pool = pool(&rig, 2);
         let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.core.lock().budget.created(G);
+            pool.core.lock().memory.budget.created(G);
         }));
         assert!(failed.is_err());
         let locked = pool.core.state.try_lock();

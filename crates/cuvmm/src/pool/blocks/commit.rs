@@ -9,7 +9,7 @@ use crate::extents::{Fence, LastWriter, Unmapped};
 use crate::own::Stream;
 use crate::pool::accounts::{Amount, Charge, TenantId};
 use crate::pool::core::Locked;
-use crate::pool::state::Scrub;
+use crate::pool::memory::Scrub;
 
 #[cfg(doc)]
 use crate::extents::Space;
@@ -76,7 +76,7 @@ impl Locked<'_> {
             let bytes = fit.end - begun;
             self.commit(slot, (begun, bytes), fit.claims(), charge)?;
         } else if let Some(unneeded) = charge {
-            self.budget.refund(unneeded);
+            self.memory.budget.refund(unneeded);
         }
         match self.scrub_stale(slot, begun, fit) {
             Ok(filled) => Ok(PlacedMemory { begun, filled }),
@@ -103,14 +103,16 @@ impl Locked<'_> {
             (Some(charge), Ok(())) => charge,
             (None, Ok(())) => self.obtain(slot.id.tenant, bytes, slot.purpose())?,
             (charge, Err(error)) => {
-                charge.into_iter().for_each(|it| self.budget.refund(it));
+                charge
+                    .into_iter()
+                    .for_each(|it| self.memory.budget.refund(it));
                 return Err(error.into());
             }
         };
         let placed = self.place(slot, begun, bytes, claims);
         match placed {
             Ok(()) => self.keep_for(slot, charge),
-            Err(_) => self.budget.refund(charge),
+            Err(_) => self.memory.budget.refund(charge),
         }
         placed.map_err(|error| error.without_charge(bytes))
     }
@@ -154,7 +156,7 @@ impl Locked<'_> {
             self.put_back(physicals);
             return Err(error);
         }
-        let mappings = self.budget.charge(Some(id), Amount::mappings(count));
+        let mappings = self.memory.budget.charge(Some(id), Amount::mappings(count));
         Ok(Gathered {
             physicals,
             mappings,
@@ -162,7 +164,7 @@ impl Locked<'_> {
     }
 
     pub(super) fn put_gathered_back(&mut self, gathered: Gathered) {
-        self.budget.refund(gathered.mappings);
+        self.memory.budget.refund(gathered.mappings);
         self.put_back(gathered.physicals);
     }
 
@@ -179,10 +181,10 @@ impl Locked<'_> {
         let count = physicals.len() as u64;
         let bytes = physicals.iter().map(Unmapped::size).sum();
         let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
-            self.budget.keep(mappings);
+            self.memory.budget.keep(mappings);
             return Ok(());
         };
-        self.budget.refund(mappings);
+        self.memory.budget.refund(mappings);
         let stuck_count = count - failed.physicals.len() as u64;
         self.set_aside(slot, failed.stuck, stuck_count);
         self.put_back(failed.physicals);
@@ -209,16 +211,16 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         if claims
             && let Some(missing) = count
-                .checked_sub(self.budget.mappings_left())
+                .checked_sub(self.memory.budget.mappings_left())
                 .filter(|&n| n > 0)
         {
             self.take_back_mappings(id, missing)?;
         }
-        if self.budget.mappings_left() < count {
+        if self.memory.budget.mappings_left() < count {
             return Err(BlockError::OutOfMappings {
                 wanted: count,
-                held: self.budget.mappings(),
-                limit: self.budget.limits().mappings,
+                held: self.memory.budget.mappings(),
+                limit: self.memory.budget.limits().mappings,
             });
         }
         Ok(())
@@ -235,7 +237,7 @@ impl Locked<'_> {
         fit: &Fit<'_>,
     ) -> Result<bool, Unfinished> {
         let id = slot.id.tenant;
-        let scrubs = self.policy.scrub != Scrub::Never;
+        let scrubs = self.memory.policy.scrub != Scrub::Never;
         let owed = |last_writer: LastWriter| fit.zeroed || (scrubs && last_writer.by != id.0);
         let overwrites = self.fill().is_some();
         let mut must = false;

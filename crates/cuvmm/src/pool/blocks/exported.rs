@@ -136,7 +136,7 @@ impl Block {
         one_type(handle_type)?;
 
         self.device().own_process()?;
-        let shareable = self.core().lock().policy.props.handle_types;
+        let shareable = self.core().lock().memory.policy.props.handle_types;
         if !shareable.contains(handle_type) {
             return Err(MemoryError::NotShareable {
                 what: "the memory",
@@ -188,7 +188,7 @@ impl Block {
 
 impl State {
     fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
-        let Some(slot) = self.slots.get(place.slot) else {
+        let Some(slot) = self.blocks.slots.get(place.slot) else {
             return Vec::new();
         };
         let used = slot.space.parts_in(0, slot.used());

@@ -52,13 +52,13 @@ impl Locked<'_> {
     /// Returns the stream that scrubs for blocks without a home stream. Releases the lock to create
     /// it.
     pub(in crate::pool) fn scrubber(&mut self) -> Result<Stream, CallError> {
-        if let Some(stream) = &self.scrubber {
+        if let Some(stream) = &self.blocks.scrubber {
             return Ok(stream.clone());
         }
-        let device = self.device.clone();
+        let device = self.memory.device.clone();
         let created = self.unlocked(|| device.relaxed(|| Stream::new(&device)))??;
         // Another thread may have created a stream meanwhile.
-        Ok(self.scrubber.get_or_insert(created).clone())
+        Ok(self.blocks.scrubber.get_or_insert(created).clone())
     }
 
     /// Queues a fill or a copy of some bytes of a tenant on a stream, which may be a home stream.

@@ -71,7 +71,7 @@ impl State {
     /// Grows a block into memory that is there, without a fence, zeros or a charge. Otherwise
     /// changes nothing and returns `false`; the full growth then finds the reason.
     pub(in crate::pool) fn grow_within(&mut self, place: &BlockPlace, size: u64) -> bool {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let (Some((tenancy, precommit)), Some(used)) =
             (self.growing(place.slot.tenant), granule.round_up(size))
         else {
@@ -90,7 +90,7 @@ impl State {
     /// before it changes any, so that nothing must be undone. Does little with each block, so that
     /// the memory accesses of several blocks overlap.
     pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let Some((tenancy, mut precommit)) = self.growing(id) else {
             return false;
         };
@@ -117,13 +117,13 @@ impl State {
         &mut self,
         id: TenantId,
     ) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
-        let usable = self.device.lost().is_none() && self.device.forked().is_none();
-        if !usable || self.budget.is_overdrawn() {
+        let usable = self.memory.device.lost().is_none() && self.memory.device.forked().is_none();
+        if !usable || self.memory.budget.is_overdrawn() {
             return None;
         }
-        let tenancy = self.slots.of_mut(id)?;
+        let tenancy = self.blocks.slots.of_mut(id)?;
         let may = tenancy.may_grow;
-        may.then_some((tenancy, self.precommit.as_mut()))
+        may.then_some((tenancy, self.blocks.precommit.as_mut()))
     }
 }
 
@@ -136,7 +136,7 @@ impl Locked<'_> {
         size: u64,
     ) -> Result<PlacedMemory, BlockError> {
         ArgumentError::at_most(BYTES, size, capacity)?;
-        let used = self.device.granule().whole(BYTES, size)?;
+        let used = self.memory.device.granule().whole(BYTES, size)?;
         let Some(block) = &slot.block else {
             return Err(gone());
         };
@@ -207,7 +207,7 @@ impl Locked<'_> {
             to,
             zeroed: block.zeroed,
             home: block.home.clone(),
-            steps: Steps::of_block(self.device.granule(), block.growth, slot.class.sizes),
+            steps: Steps::of_block(self.memory.device.granule(), block.growth, slot.class.sizes),
             reach: block.reach.max(block.used),
             most: block.most,
         };
@@ -239,7 +239,7 @@ impl Locked<'_> {
         if wished > to {
             self.grant_for(id, wished - begun, Purpose::New);
         }
-        if wished > to && wished - begun <= self.budget.available_to(id) {
+        if wished > to && wished - begun <= self.memory.budget.available_to(id) {
             wished
         } else {
             to
@@ -255,7 +255,7 @@ impl Locked<'_> {
         bytes: u64,
     ) -> Result<(), BlockError> {
         let id = slot.id.tenant;
-        match self.gate.comes_before(slot, home)? {
+        match self.memory.gate.comes_before(slot, home)? {
             true => Ok(()),
             false if self.is_capturing() => Err(self.captured(id, bytes)),
             false => Err(self.out_of_memory(id, bytes)),
@@ -325,7 +325,7 @@ impl Core {
         state = self.await_slots(state, steps.iter().map(|(place, size)| (place.slot, *size)));
         // The block may be gone, and another in its slot. A request is for one block, so the lock
         // is not released before its slot is taken.
-        if request.is_some_and(|number| !state.line.has(number)) {
+        if request.is_some_and(|number| !state.memory.line.has(number)) {
             return (state, Err(gone()));
         }
         let mut changes = Vec::with_capacity(steps.len());
@@ -361,11 +361,11 @@ impl Core {
 impl Locked<'_> {
     /// Grows a block into memory that is there, or returns `None` if it is too little.
     fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
-        let change = Change::of(self.slots.get(place.slot)?, *place);
+        let change = Change::of(self.blocks.slots.get(place.slot)?, *place);
         if !self.grow_within(place, *size) {
             return None;
         }
-        self.slots.get_mut(place.slot)?.pinned = true;
+        self.blocks.slots.get_mut(place.slot)?.pinned = true;
         Some(change)
     }
 

@@ -95,7 +95,7 @@ impl Tenant {
                 let places = blocks.iter().map(|block| (block.place().slot, 0));
                 state = owner.core.await_slots(state, places);
             }
-            let tenancy = state.slots.of(owner.tenant);
+            let tenancy = state.blocks.slots.of(owner.tenant);
             for block in blocks {
                 let slot = tenancy.and_then(|tenancy| tenancy.slot(block.place().slot.index));
                 let Some(slot) = slot else {
@@ -147,14 +147,14 @@ impl Locked<'_> {
         let (own, others) = self.reach(id);
         let (own, others) = (own.gained(), others.gained());
         // A limit lowered below memory in use may leave less than the guarantee.
-        let guarantee = self.budget.account(id).guarantee;
+        let guarantee = self.memory.budget.account(id).guarantee;
         let guarantee = guarantee.min(self.guaranteeable(Some(id)));
         let left = self.left_in_ledger();
         let after = |others| move |budget: &Budget| budget.available_after(id, own, others);
         Headroom {
-            now: self.budget.if_granted(left, after(0)),
+            now: self.memory.budget.if_granted(left, after(0)),
             at_worst: guarantee.saturating_sub(self.kept_by(id)),
-            taking_back: self.budget.if_granted(left, after(others)),
+            taking_back: self.memory.budget.if_granted(left, after(others)),
         }
     }
 }

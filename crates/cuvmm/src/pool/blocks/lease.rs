@@ -162,14 +162,14 @@ impl Core {
 
     pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
         let state = self.lock_with(place.slot);
-        let slot = state.slots.get(place.slot);
+        let slot = state.blocks.slots.get(place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())
     }
 
     /// Returns every extent of a slot in order, with its export mark.
     fn marked_extents(&self, place: &BlockPlace) -> Vec<(Extent, ExportMark)> {
         let state = self.lock_with(place.slot);
-        let slot = state.slots.get(place.slot);
+        let slot = state.blocks.slots.get(place.slot);
         slot.map_or_else(Vec::new, |slot| {
             slot.space.marked_in(0, slot.space.size()).collect()
         })

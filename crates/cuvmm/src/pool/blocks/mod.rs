@@ -24,6 +24,13 @@ pub(in crate::pool) mod slots;
 mod stream_cache;
 mod uses;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use self::ahead::Precommit;
+use self::slots::{FreedBlock, Hardening, PurgeQueues, Slots};
+use crate::own::Stream;
+
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub(in crate::pool) use change::Change;
@@ -37,3 +44,20 @@ pub use lease::Lease;
 pub(in crate::pool) use stream_cache::{Owner, StreamCaches};
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use uses::Use;
+
+/// The blocks of a pool: slots with memory, and what is to be done with them.
+#[derive(Default)]
+pub(in crate::pool) struct Blocks {
+    pub(in crate::pool) slots: Slots,
+    /// Slots with memory to be unmapped.
+    pub(in crate::pool) queues: PurgeQueues,
+    /// Counts uses, to order memory by its last use. Stream caches advance it too.
+    pub(in crate::pool) clock: Arc<AtomicU64>,
+    pub(in crate::pool) to_free: Vec<FreedBlock>,
+    pub(in crate::pool) precommit: Option<Precommit>,
+    pub(in crate::pool) hardening: Option<Box<Hardening>>,
+    /// The stream that fills and copies for blocks without a home stream.
+    pub(in crate::pool) scrubber: Option<Stream>,
+    #[cfg(debug_assertions)]
+    pub(in crate::pool) audits: u64,
+}

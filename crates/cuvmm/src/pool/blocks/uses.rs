@@ -46,7 +46,7 @@ impl State {
         self.check(place, wanted, range)?;
         self.take_lease(place.slot);
         if wanted == Use::Export
-            && let Some(slot) = self.slots.get_mut(place.slot)
+            && let Some(slot) = self.blocks.slots.get_mut(place.slot)
         {
             // If nothing is exported before the last lease ends, its end resets the mark.
             slot.exported = true;
@@ -64,7 +64,7 @@ impl State {
             return Err(MemoryError::Capturing);
         }
 
-        let Some(slot) = self.slots.get(place.slot) else {
+        let Some(slot) = self.blocks.slots.get(place.slot) else {
             return Err(MemoryError::NotCommitted(range.clone()));
         };
         slot.check_awake()?;
@@ -83,7 +83,7 @@ impl State {
 
     /// Checks that a block has no leases besides the caller's `own`. Their holders may write.
     pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
-        let slot = self.slots.get(place.slot);
+        let slot = self.blocks.slots.get(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
             leases => Err(MemoryError::Leased(leases)),
@@ -93,7 +93,7 @@ impl State {
     /// Notes that exported memory of a leased block may be written up to the end of its extents: a
     /// zeroed block has to zero the memory that it grows over there.
     pub(super) fn note_export(&mut self, place: &BlockPlace) {
-        let Some(slot) = self.slots.get_mut(place.slot) else {
+        let Some(slot) = self.blocks.slots.get_mut(place.slot) else {
             return;
         };
         let end = slot

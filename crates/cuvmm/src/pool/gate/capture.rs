@@ -34,8 +34,8 @@ impl CaptureGuard {
     pub(in crate::pool) fn new(core: Arc<Core>) -> Self {
         let mut state = core.lock();
         // They may still query the driver.
-        let flights = state.gate.begin_guard();
-        while state.gate.holds_up_guard(&flights) {
+        let flights = state.memory.gate.begin_guard();
+        while state.memory.gate.holds_up_guard(&flights) {
             state = state.wait(&core.settled, None);
         }
         drop(state);
@@ -49,7 +49,7 @@ impl Drop for CaptureGuard {
         if !self.core.device.is_forked() {
             self.core.device.end_guard();
             let mut state = self.core.lock();
-            state.gate.end_guard();
+            state.memory.gate.end_guard();
             drop(state);
             self.core.announce();
         }
@@ -71,7 +71,7 @@ impl Core {
         let section = Section::enter();
         let unlocked = section.unlocked();
         let mut state = self.lock();
-        if !state.gate.begin_synchronising() {
+        if !state.memory.gate.begin_synchronising() {
             return None;
         }
         drop(state);
@@ -86,7 +86,7 @@ impl Core {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         let mut state = self.core.lock();
-        state.gate.end_synchronising();
+        state.memory.gate.end_synchronising();
         drop(state);
         // A capture guard waits for the count.
         self.core.settled.notify_all();

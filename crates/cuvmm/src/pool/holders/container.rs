@@ -11,7 +11,7 @@ use crate::pool::tenant::Tenant;
 impl Tenant {
     /// Returns the properties of the pool's memory.
     pub(crate) fn props(&self) -> PhysicalProps {
-        self.core().look(|state| state.policy.props)
+        self.core().look(|state| state.memory.policy.props)
     }
 
     /// Reserves exactly `size` bytes of addresses for a holder (`cuMemAddressReserve`).
@@ -22,7 +22,7 @@ impl Tenant {
         state.check_usable(tenant)?;
         state.make_address_room(size)?;
         let mut spaces = state.reserve_for(tenant, size, 0, 1)?;
-        state.holders.add_addresses(holder, size);
+        state.memory.holders.add_addresses(holder, size);
         spaces.pop().ok_or_else(gone)
     }
 
@@ -30,14 +30,14 @@ impl Tenant {
     pub(crate) fn has_spare(&self, bytes: u64) -> bool {
         let (core, tenant) = (self.core(), self.id());
         core.look(|state| {
-            let (_, missing) = state.budget.missing(tenant, bytes);
-            missing == 0 && state.budget.lacks_grant(tenant, bytes) == 0
+            let (_, missing) = state.memory.budget.missing(tenant, bytes);
+            missing == 0 && state.memory.budget.lacks_grant(tenant, bytes) == 0
         })
     }
 
     /// Returns the bytes that the tenant's heaps, memory pools and containers use.
     pub(crate) fn used_by_holders(&self) -> u64 {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.holders.in_use_of(tenant))
+        core.look(|state| state.memory.holders.in_use_of(tenant))
     }
 }

@@ -16,6 +16,7 @@ impl Core {
     pub(in crate::pool) fn free_and_promised(&self) -> Result<(u64, u64), CallError> {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
             let of_driver = state
+                .memory
                 .holders
                 .all()
                 .filter(|held| held.holder.is_of_driver());
@@ -47,11 +48,11 @@ impl Locked<'_> {
     /// the charge for memory that they have returned. Makes no driver call while a capture guard
     /// lives.
     pub(in crate::pool) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
-        if self.is_capturing() || self.device.usable().is_err() {
+        if self.is_capturing() || self.memory.device.usable().is_err() {
             return;
         }
-        for id in self.holders.ids() {
-            let holder = match self.holders.get(id) {
+        for id in self.memory.holders.ids() {
+            let holder = match self.memory.holders.get(id) {
                 Some(held) if held.holder.is_of_driver() => Arc::clone(&held.holder),
                 _ => continue,
             };

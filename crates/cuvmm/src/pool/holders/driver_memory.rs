@@ -48,22 +48,22 @@ impl Locked<'_> {
     /// Ensures that the driver may hold `bytes` more, which the tenant has been charged, and counts
     /// them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
-        while self.budget.creatable() < bytes {
+        while self.memory.budget.creatable() < bytes {
             if !self.release_largest_free() {
                 // Another operation has the rest, and has not given it back yet.
                 return Err(self.out_of_memory(tenant, bytes));
             }
         }
         // Counted before the driver is asked, so that no other operation creates the same quota.
-        self.budget.created(bytes);
-        let (core, policy) = (self.core(), self.policy);
+        self.memory.budget.created(bytes);
+        let (core, policy) = (self.core(), self.memory.policy);
         let left = match policy.leave_free {
             0 => Ok(()),
             // The bytes are among the promised bytes.
             _ => self.unlocked(|| core.check_left(&policy)),
         };
         if let Err(cause) = left {
-            self.budget.not_created(bytes);
+            self.memory.budget.not_created(bytes);
             if !cause.is_out_of_memory() {
                 return Err(MemoryError::from(cause).into());
             }

@@ -23,7 +23,7 @@ impl Locked<'_> {
         id: HolderId,
         wanted: u64,
     ) -> Result<u64, CallError> {
-        let Some(holder) = self.holders.holder(id) else {
+        let Some(holder) = self.memory.holders.holder(id) else {
             return Ok(0);
         };
         if self.is_capturing() && holder.is_of_driver() {
@@ -32,7 +32,7 @@ impl Locked<'_> {
         let given = self.unlocked(move || holder.give(wanted));
         let (bytes, error) = (given.bytes(), given.error);
         self.receive(id, given);
-        if self.holders.get(id).is_some_and(Held::is_untidy) {
+        if self.memory.holders.get(id).is_some_and(Held::is_untidy) {
             self.tidy_soon(id);
         }
         self.forget_holder(id);
@@ -57,15 +57,15 @@ impl Locked<'_> {
             mappings: given.mappings,
             ..Amount::bytes(given.bytes())
         };
-        let Some(held) = self.holders.get_mut(id) else {
+        let Some(held) = self.memory.holders.get_mut(id) else {
             debug_assert!(false, "extents come from a holder that is gone");
             return;
         };
         held.bytes -= amount.bytes;
         held.mappings -= amount.mappings;
-        self.budget.give_up(id.tenant(), amount);
+        self.memory.budget.give_up(id.tenant(), amount);
         if given.returned > 0 {
-            self.budget.released(given.returned);
+            self.memory.budget.released(given.returned);
             self.return_surplus();
         }
         self.put_back(given.extents);
@@ -79,15 +79,15 @@ impl Locked<'_> {
     pub(in crate::pool) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
         let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
-        self.holders.set_uncovered(refused.is_some());
+        self.memory.holders.set_uncovered(refused.is_some());
         if let Some(refused) = refused {
-            let lacking = self.budget.lacks_grant(TenantId::NONE, 0);
+            let lacking = self.memory.budget.lacks_grant(TenantId::NONE, 0);
             self.grant(lacking.min(refused.left), 0, Purpose::Growth);
         }
     }
 
     pub(in crate::pool) fn count_obtained(&mut self, id: HolderId) {
-        let Some(held) = self.holders.get_mut(id) else {
+        let Some(held) = self.memory.holders.get_mut(id) else {
             return;
         };
         let now = held.holder.figures().obtained;
@@ -100,13 +100,13 @@ impl Locked<'_> {
     /// Charges memory that the driver held beyond the charge, even beyond the limits, and makes the
     /// ledger grant it if it can. Releases the lock.
     fn charge_overdrawn(&mut self, id: HolderId, bytes: u64) {
-        let Some(held) = self.holders.get_mut(id).filter(|_| bytes > 0) else {
+        let Some(held) = self.memory.holders.get_mut(id).filter(|_| bytes > 0) else {
             return;
         };
         held.bytes += bytes;
         let holder = Arc::clone(&held.holder);
-        self.budget.charge_beyond(id.tenant(), bytes);
-        self.budget.created(bytes);
+        self.memory.budget.charge_beyond(id.tenant(), bytes);
+        self.memory.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
         self.grant_for(id.tenant(), 0, Purpose::Growth);
         log!(
@@ -118,9 +118,9 @@ impl Locked<'_> {
 
     /// Asks the mapper, if there is one, to tidy a holder.
     pub(super) fn tidy_soon(&mut self, id: HolderId) {
-        if let Some(precommit) = &mut self.precommit {
+        if let Some(precommit) = &mut self.blocks.precommit {
             precommit.call(Urgency::Soon);
-            self.holders.list(id);
+            self.memory.holders.list(id);
         }
     }
 
@@ -130,8 +130,8 @@ impl Locked<'_> {
         if self.is_capturing() {
             return;
         }
-        for id in self.holders.take_listed() {
-            let Some(held) = self.holders.get_mut(id) else {
+        for id in self.memory.holders.take_listed() {
+            let Some(held) = self.memory.holders.get_mut(id) else {
                 continue;
             };
             held.tidied = true;
@@ -140,13 +140,13 @@ impl Locked<'_> {
             holder.reclaimable(true);
             let given = self.unlocked(move || holder.tidy());
             self.receive(id, given);
-            let held = self.holders.get_mut(id);
+            let held = self.memory.holders.get_mut(id);
             let again = held.is_some_and(|held| {
                 held.tidied = false;
                 held.is_untidy()
             });
             if again {
-                self.holders.list(id);
+                self.memory.holders.list(id);
             }
             self.forget_holder(id);
         }
@@ -155,9 +155,9 @@ impl Locked<'_> {
     /// Takes all that ended holders, and holders of draining tenants, can give, and removes empty
     /// holders.
     pub(in crate::pool) fn purge_holders(&mut self) {
-        for id in self.holders.ids() {
-            let ended = self.holders.get(id).is_some_and(|held| held.ended);
-            if !(ended || self.terms.drains(id.tenant())) {
+        for id in self.memory.holders.ids() {
+            let ended = self.memory.holders.get(id).is_some_and(|held| held.ended);
+            if !(ended || self.memory.terms.drains(id.tenant())) {
                 continue;
             }
             if let Err(error) = self.empty_holder(id) {
@@ -167,7 +167,7 @@ impl Locked<'_> {
     }
 
     pub(in crate::pool) fn empty_holders(&mut self) -> Result<(), CallError> {
-        for id in self.holders.ids() {
+        for id in self.memory.holders.ids() {
             self.empty_holder(id)?;
         }
         Ok(())
@@ -176,12 +176,12 @@ impl Locked<'_> {
     /// Takes unused memory and addresses of heaps until `bytes` of addresses are left. Releases the
     /// lock.
     pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
-        for id in self.holders.ids() {
-            if self.budget.addresses_left() >= bytes {
+        for id in self.memory.holders.ids() {
+            if self.memory.budget.addresses_left() >= bytes {
                 return;
             }
             let is_heap = |held: &Held| !held.holder.is_of_driver();
-            if self.holders.get(id).is_some_and(is_heap)
+            if self.memory.holders.get(id).is_some_and(is_heap)
                 && let Err(error) = self.empty_holder(id)
             {
                 log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
@@ -190,7 +190,7 @@ impl Locked<'_> {
     }
 
     fn empty_holder(&mut self, id: HolderId) -> Result<u64, CallError> {
-        if let Some(held) = self.holders.get(id) {
+        if let Some(held) = self.memory.holders.get(id) {
             // Polls.
             held.holder.reclaimable(!self.is_capturing());
         }
@@ -201,16 +201,16 @@ impl Locked<'_> {
 
     /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
     pub(in crate::pool) fn return_addresses(&mut self, id: HolderId) {
-        let Some(holder) = self.holders.holder(id) else {
+        let Some(holder) = self.memory.holders.holder(id) else {
             return;
         };
         let free = holder.take_free_spaces();
         // All at once: the lock is released for each space.
         let bytes = free.iter().map(Space::addresses).sum();
-        self.holders.subtract_addresses(id, bytes);
+        self.memory.holders.subtract_addresses(id, bytes);
         for space in free {
             let bytes = space.addresses();
-            self.budget.disown_addresses(id.tenant(), bytes);
+            self.memory.budget.disown_addresses(id.tenant(), bytes);
             self.give_space_back(space);
         }
     }
@@ -219,15 +219,15 @@ impl Locked<'_> {
     /// the pool.
     pub(in crate::pool) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        let of_tenant = self.holders.of(tenant).iter().map(Held::id);
+        let of_tenant = self.memory.holders.of(tenant).iter().map(Held::id);
         for id in of_tenant.collect::<Vec<_>>() {
-            let Some(holder) = self.holders.holder(id) else {
+            let Some(holder) = self.memory.holders.holder(id) else {
                 continue;
             };
             let settled = self.unlocked(move || holder.settle());
             let taken = settled.and_then(|()| self.take_from_holder(id, u64::MAX));
             let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
-            let taken = match self.holders.get(id).is_some_and(used) {
+            let taken = match self.memory.holders.get(id).is_some_and(used) {
                 // Allocations of another library live.
                 true => taken.and(Err(CallError::InUse)),
                 false => taken.map(drop),
@@ -240,18 +240,18 @@ impl Locked<'_> {
     /// Removes a holder whose owner is gone and that has nothing left.
     pub(super) fn forget_holder(&mut self, id: HolderId) {
         let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
-        if !self.holders.get(id).is_some_and(done) {
+        if !self.memory.holders.get(id).is_some_and(done) {
             return;
         }
-        let Some(held) = self.holders.remove(id) else {
+        let Some(held) = self.memory.holders.remove(id) else {
             return;
         };
         let tenant = id.tenant();
         // The addresses stay reserved with the mappings that are stuck in them.
-        self.budget.disown_addresses(tenant, held.addresses);
+        self.memory.budget.disown_addresses(tenant, held.addresses);
         let stuck = Amount::mappings(held.mappings);
-        self.budget.give_up(tenant, stuck);
-        self.budget.quarantine(0, held.mappings);
+        self.memory.budget.give_up(tenant, stuck);
+        self.memory.budget.quarantine(0, held.mappings);
         for space in held.holder.take_spaces() {
             self.give_space_back(space);
         }
@@ -367,7 +367,7 @@ mod tests {
         fn tidy_and(&self, tenant: &Tenant, id: HolderId, act: impl FnOnce() + Send + 'static) {
             *self.meanwhile.lock().unwrap() = Some(Box::new(act));
             let mut state = tenant.core().lock();
-            state.holders.list(id);
+            state.memory.holders.list(id);
             state.tidy_holders();
         }
     }
@@ -382,7 +382,7 @@ mod tests {
         let owner = tenant.clone();
         tidied.tidy_and(&tenant, id, move || owner.detach(id));
         let state = tenant.core().lock();
-        assert!(state.holders.get(id).is_none());
+        assert!(state.memory.holders.get(id).is_none());
         drop(state);
         assert_eq!(pool.stats().quarantined, 0);
     }
@@ -421,10 +421,10 @@ mod tests {
         tidied.asks.store(true, Ordering::SeqCst);
         let owner = tenant.clone();
         tidied.tidy_and(&tenant, id, move || {
-            owner.core().lock().holders.list(id);
+            owner.core().lock().memory.holders.list(id);
         });
         let mut state = tenant.core().lock();
-        assert_eq!(state.holders.take_listed(), [id]);
+        assert_eq!(state.memory.holders.take_listed(), [id]);
         drop(state);
         tenant.detach(id);
     }
@@ -449,7 +449,7 @@ mod tests {
         let other = pool.tenant("b").register().unwrap();
         assert_eq!(other.try_allocate(2 * G).unwrap().size(), 2 * G);
         let core = tenant.core();
-        let policy = core.lock().policy;
+        let policy = core.lock().memory.policy;
         pool.trim(0).unwrap();
         let create = |bytes| core.create(&policy, bytes, &mut core.room(0));
         assert!(create(3 * G).is_err());

@@ -17,7 +17,8 @@ use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
-use crate::pool::state::{Scrub, State, gone};
+use crate::pool::memory::Scrub;
+use crate::pool::state::{State, gone};
 use crate::pool::tenant::Tenant;
 use crate::wanted::Purpose;
 
@@ -60,7 +61,7 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         state.check_usable(tenant)?;
-        let id = state.holders.add(tenant, holder);
+        let id = state.memory.holders.add(tenant, holder);
         state.update_bypass(tenant);
         Ok(id)
     }
@@ -82,9 +83,13 @@ impl Tenant {
         state
             .reserve_part(holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
-                tenant: state.terms.name_of(tenant),
+                tenant: state.memory.terms.name_of(tenant),
                 wanted: least,
-                held: state.holders.get(holder).map_or(0, |held| held.addresses),
+                held: state
+                    .memory
+                    .holders
+                    .get(holder)
+                    .map_or(0, |held| held.addresses),
                 limit: most,
                 cause: cause.map(Box::new),
             })
@@ -162,7 +167,7 @@ impl Tenant {
     pub(crate) fn give_up_asleep(&self, holder: HolderId, given: Given, release: bool) -> GivenUp {
         let core = self.core();
         let mut state = core.lock();
-        let (free_list, bytes) = (state.supply.free(), given.bytes());
+        let (free_list, bytes) = (state.memory.supply.free(), given.bytes());
         state.receive(holder, given);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
@@ -193,7 +198,8 @@ impl Tenant {
         let core = self.core();
         core.device.own_process()?;
         let mut state = core.lock();
-        let is_tidied = |state: &State| state.holders.get(holder).is_some_and(|it| it.tidied);
+        let is_tidied =
+            |state: &State| state.memory.holders.get(holder).is_some_and(|it| it.tidied);
         while is_tidied(&state) && !deferred::is_in_hook() {
             state = state.wait(&core.settled, None);
         }
@@ -214,7 +220,7 @@ impl Tenant {
     pub(crate) fn note_freed(&self, reports: bool) {
         let core = self.core();
         if reports {
-            core.lock().has_deferred = true;
+            core.lock().memory.has_deferred = true;
         }
         core.announce();
     }
@@ -266,21 +272,22 @@ impl Tenant {
     pub(crate) fn detach(&self, holder: HolderId) {
         let (core, tenant) = (self.core(), self.id());
         let mut state = core.lock();
-        if let Some(held) = state.holders.get_mut(holder) {
+        if let Some(held) = state.memory.holders.get_mut(holder) {
             held.ended = true;
         }
         state.update_bypass(tenant);
-        state.has_deferred = true;
+        state.memory.has_deferred = true;
         Core::unlock(state);
         core.announce();
     }
 
     pub(crate) fn is_hardened(&self) -> bool {
-        self.core().look(|state| state.hardening.is_some())
+        self.core().look(|state| state.blocks.hardening.is_some())
     }
 
     pub(crate) fn scrubs(&self) -> bool {
-        self.core().look(|state| state.policy.scrub != Scrub::Never)
+        self.core()
+            .look(|state| state.memory.policy.scrub != Scrub::Never)
     }
 
     /// Returns the number by which extents name the tenant as last writer.
@@ -289,12 +296,13 @@ impl Tenant {
     }
 
     pub(crate) fn most_addresses(&self) -> u64 {
-        self.core().look(|state| state.budget.limits().addresses)
+        self.core()
+            .look(|state| state.memory.budget.limits().addresses)
     }
 
     pub(crate) fn most(&self) -> u64 {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.budget.limit_of(tenant))
+        core.look(|state| state.memory.budget.limit_of(tenant))
     }
 }
 
@@ -306,10 +314,16 @@ impl Locked<'_> {
         id: HolderId,
         (least, most): (u64, u64),
     ) -> Result<Space, Option<BlockError>> {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let mut largest = most;
         loop {
-            let held = |state: &Self| state.holders.get(id).map_or(0, |held| held.addresses);
+            let held = |state: &Self| {
+                state
+                    .memory
+                    .holders
+                    .get(id)
+                    .map_or(0, |held| held.addresses)
+            };
             if least > most.saturating_sub(held(self)) {
                 return Err(None);
             }
@@ -317,16 +331,16 @@ impl Locked<'_> {
             // The holder may have given addresses back.
             let held = held(self);
             let allowed = most.saturating_sub(held);
-            let share = self.budget.addresses_left() / SHARE;
+            let share = self.memory.budget.addresses_left() / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);
             // Counted first, so that no other thread of the heap reserves the same bytes.
-            self.holders.add_addresses(id, size);
+            self.memory.holders.add_addresses(id, size);
             match self.reserve_for(id.tenant(), size, 0, 1) {
                 Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
                 Err(error) => {
-                    self.holders.subtract_addresses(id, size);
+                    self.memory.holders.subtract_addresses(id, size);
                     if size == least || !error.is_out_of_memory() {
                         return Err(Some(error));
                     }
@@ -352,15 +366,15 @@ impl Locked<'_> {
         }
         let charge = self.obtain(tenant, bytes, Purpose::New)?;
         // The bytes are the holder's from here on.
-        self.budget.keep(charge);
-        if let Some(held) = self.holders.get_mut(id) {
+        self.memory.budget.keep(charge);
+        if let Some(held) = self.memory.holders.get_mut(id) {
             held.bytes += bytes;
         }
         obtain(self).map_err(|error| {
-            if let Some(held) = self.holders.get_mut(id) {
+            if let Some(held) = self.memory.holders.get_mut(id) {
                 held.bytes -= bytes;
             }
-            self.budget.give_up(tenant, Amount::bytes(bytes));
+            self.memory.budget.give_up(tenant, Amount::bytes(bytes));
             error.without_charge(bytes)
         })
     }
@@ -402,9 +416,9 @@ impl Locked<'_> {
                 return Err(error);
             }
             let mappings = Amount::mappings(count);
-            let charge = state.budget.charge(Some(tenant), mappings);
-            state.budget.keep(charge);
-            if let Some(held) = state.holders.get_mut(lending.holder) {
+            let charge = state.memory.budget.charge(Some(tenant), mappings);
+            state.memory.budget.keep(charge);
+            if let Some(held) = state.memory.holders.get_mut(lending.holder) {
                 held.mappings += count;
             }
             Ok(extents)

@@ -110,7 +110,7 @@ impl Locked<'_> {
         let (wanted, available) = self.wanted_and_available(id, demand, &error);
         if let Some(shortage) = shortage_of(&mut error) {
             shortage.wanted = wanted;
-            let less = wanted.saturating_sub(self.device.granule().bytes());
+            let less = wanted.saturating_sub(self.memory.device.granule().bytes());
             shortage.available = available.min(less);
         }
         error
@@ -134,10 +134,10 @@ impl Locked<'_> {
         let ledger = error.shortage().and_then(|it| it.ledger);
         let left = ledger.map_or(0, |it| it.left);
         let after = |budget: &Budget| budget.available_after(id, own, others.gained());
-        let mut available = self.budget.if_granted(left, after);
+        let mut available = self.memory.budget.if_granted(left, after);
         if matches!(error, BlockError::DriverOutOfMemory { .. }) {
             // Nothing can be created: all memory has to come from the pool's own.
-            let there = self.supply.free().saturating_add(own);
+            let there = self.memory.supply.free().saturating_add(own);
             available = available.min(there.saturating_add(others.gained()));
         }
         Reach {
@@ -161,7 +161,7 @@ impl Locked<'_> {
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|it| !asked.contains(&it.tenant));
-        let own = self.terms.get(id);
+        let own = self.memory.terms.get(id);
         let own = own.and_then(|it| it.shortage_hook().cloned());
         let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
         if own.is_none() {
@@ -175,7 +175,7 @@ impl Locked<'_> {
             None => lowest_priority(relief.givers)?,
         };
         let pressure = Pressure {
-            wanted_by: self.terms.name_of(id),
+            wanted_by: self.memory.terms.name_of(id),
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
@@ -226,11 +226,14 @@ impl Locked<'_> {
                 }
                 // Beyond a lowered limit more is missing than the request needs.
                 let more = asked.more;
-                let missing = self.budget.missing_after(id, more, own, others.gained());
+                let missing = self
+                    .memory
+                    .budget
+                    .missing_after(id, more, own, others.gained());
                 relief.bytes = relief.bytes.max(missing);
                 relief.own = self.kept_by(id);
                 // The tenant's own limit or its own work is the cause: no other tenant can help.
-                if self.budget.missing(id, more).0 > own {
+                if self.memory.budget.missing(id, more).0 > own {
                     return relief;
                 }
                 relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
@@ -242,10 +245,10 @@ impl Locked<'_> {
             } => {
                 let (_, others) = self.reach(id);
                 relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
-                relief.own = self.budget.account(id).mappings;
+                relief.own = self.memory.budget.account(id).mappings;
                 relief.givers = self.givers(id, |state, other| {
                     let gives = state.spare_of(other, &others) > 0;
-                    u64::from(gives) * state.budget.account(other).mappings
+                    u64::from(gives) * state.memory.budget.account(other).mappings
                 });
             }
             BlockError::OutOfAddresses {
@@ -254,9 +257,10 @@ impl Locked<'_> {
                 limit,
             } => {
                 relief.addresses = wanted.saturating_sub(limit.saturating_sub(held));
-                relief.own = self.budget.account(id).addresses;
-                relief.givers =
-                    self.givers(id, |state, other| state.budget.account(other).addresses);
+                relief.own = self.memory.budget.account(id).addresses;
+                relief.givers = self.givers(id, |state, other| {
+                    state.memory.budget.account(other).addresses
+                });
             }
             // Other tenants cannot help: a capture has to end, or the tenant's own work.
             _ => {}
@@ -274,13 +278,13 @@ impl State {
         demand: Demand<'_>,
         error: &BlockError,
     ) -> bool {
-        self.fits(demand, error, self.budget.most_for(id))
+        self.fits(demand, error, self.memory.budget.most_for(id))
     }
 
     /// Returns `true` if the request could be met if the tenant were alone, which waiting can bring
     /// about.
     pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> bool {
-        self.fits(demand, error, self.budget.most_alone(id))
+        self.fits(demand, error, self.memory.budget.most_alone(id))
     }
 
     fn fits(&self, demand: Demand<'_>, error: &BlockError, most: u64) -> bool {
@@ -298,7 +302,7 @@ impl State {
     }
 
     fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
-        let others = self.terms.iter().filter(|&(other, _)| other != id);
+        let others = self.memory.terms.iter().filter(|&(other, _)| other != id);
         let givers = others.filter_map(|(tenant, terms)| {
             Some(HookGiver {
                 tenant,
@@ -311,7 +315,7 @@ impl State {
     }
 
     fn asked(&self, demand: Demand<'_>) -> Asked {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let whole = |bytes| granule.round_up(bytes).unwrap_or(u64::MAX);
         let steps = match demand {
             Demand::Bytes(bytes) => {
@@ -326,7 +330,7 @@ impl State {
         };
         let mut asked = Asked::default();
         for (place, size) in steps {
-            let slot = self.slots.get(place.slot);
+            let slot = self.blocks.slots.get(place.slot);
             let (used, has) = slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()));
             let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
             asked.more = asked.more.saturating_add(more);
@@ -350,8 +354,8 @@ impl State {
 
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
-            self.refusals += 1;
-            if let Some(terms) = self.terms.get_mut(id) {
+            self.memory.refusals += 1;
+            if let Some(terms) = self.memory.terms.get_mut(id) {
                 terms.count_refusal();
             }
         }

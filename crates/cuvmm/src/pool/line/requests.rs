@@ -20,11 +20,11 @@ use crate::sync::atomic::Ordering;
 
 impl Locked<'_> {
     pub(in crate::pool) fn answer(&mut self, number: u64, answer: Answer) -> bool {
-        let Some(request) = self.line.queue.take(number) else {
+        let Some(request) = self.memory.line.queue.take(number) else {
             return false;
         };
         self.core().waiting.fetch_sub(1, Ordering::SeqCst);
-        self.line.queue.answers.insert(number, answer);
+        self.memory.line.queue.answers.insert(number, answer);
         if let Some(waker) = request.waker {
             defer(move || call_hook(|| wake(waker)));
         }
@@ -56,11 +56,11 @@ impl Core {
     /// Queues a request to be notified when memory becomes free from now on.
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
         self.join_queue(TenantId::NONE, None, |state| {
-            state.device.usable()?;
+            state.memory.device.usable()?;
             // Blocks freed from here on are announced instead of going to a stream cache.
             state.sweep_each();
             Ok(Want::Notification(
-                state.line.freed_count(),
+                state.memory.line.freed_count(),
                 state.pending_free(),
             ))
         })
@@ -81,12 +81,12 @@ impl Core {
             }
             // Counted first: blocks freed from here on go to no stream cache.
             self.waiting.fetch_add(1, Ordering::SeqCst);
-            let granule = state.device.granule();
+            let granule = state.memory.device.granule();
             // A waker that is not queued is dropped without the lock.
             let joined = want(state);
             let place = || self.ledger.get().map(|joined| joined.member.line_up());
             let joined = joined.map(|want| {
-                let queue = &mut state.line.queue;
+                let queue = &mut state.memory.line.queue;
                 queue.push(tenant, want, waker.take(), place(), granule)
             });
             if joined.is_err() {
@@ -106,10 +106,10 @@ impl Core {
         // A waker that is not kept is dropped without the lock.
         let mut waker = Some(waker.clone());
         self.look(|state| {
-            if let Some(answer) = state.line.queue.answers.remove(&number) {
+            if let Some(answer) = state.memory.line.queue.answers.remove(&number) {
                 return Poll::Ready(answer);
             }
-            if let Some(request) = state.line.queue.get_mut(number) {
+            if let Some(request) = state.memory.line.queue.get_mut(number) {
                 std::mem::swap(&mut request.waker, &mut waker);
             }
             Poll::Pending
@@ -121,11 +121,11 @@ impl Core {
             return None;
         }
         self.look(|state| {
-            if let Some(request) = state.line.queue.take(number) {
+            if let Some(request) = state.memory.line.queue.take(number) {
                 self.waiting.fetch_sub(1, Ordering::SeqCst);
                 defer(move || drop(request));
             }
-            state.line.queue.answers.remove(&number)
+            state.memory.line.queue.answers.remove(&number)
         })
     }
 
@@ -138,7 +138,7 @@ impl Core {
     /// Answers all requests with an error because the mapper has ended.
     pub(in crate::pool) fn fail_queue(&self) {
         let mut state = self.lock();
-        while let Some(number) = state.line.queue.first() {
+        while let Some(number) = state.memory.line.queue.first() {
             state.answer(number, Err(BlockError::NoMapper));
         }
         drop(state);

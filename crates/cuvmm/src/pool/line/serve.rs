@@ -40,6 +40,7 @@ impl Want {
             return false;
         };
         let block = state
+            .blocks
             .slots
             .get(place.slot)
             .and_then(|slot| slot.block.as_ref());
@@ -59,18 +60,18 @@ impl Core {
     /// Serves the queue. Returns the time until the next service, unless the mapper is woken
     /// before.
     pub(in crate::pool) fn serve(&self, stop: &AtomicBool) -> Option<Duration> {
-        if self.look(|state| state.line.queue.is_empty()) {
+        if self.look(|state| state.memory.line.queue.is_empty()) {
             self.queue_in_ledger(None);
             return None;
         }
         let mut served = false;
         for pass in 1..=PASSES {
             served |= self.serve_once(stop, pass < PASSES);
-            if !self.lock().line.queue.memory_freed {
+            if !self.lock().memory.line.queue.memory_freed {
                 break;
             }
         }
-        let lacking = self.look(|state| state.line.queue.lacking.take());
+        let lacking = self.look(|state| state.memory.line.queue.lacking.take());
         self.queue_in_ledger(lacking);
         served |= self.tell_listeners();
         // If only a synchronization shows whether fences are complete, it is made here and not in a
@@ -80,29 +81,32 @@ impl Core {
             // The next attempt reports the error to all requests.
             Err(_) => (self.lock(), true),
         };
-        state.line.queue.nap(served || settled)
+        state.memory.line.queue.nap(served || settled)
     }
 
     /// Gives each request its turn; returns `true` if one was answered. With `may_end`, returns
     /// early if memory became free meanwhile.
     fn serve_once(&self, stop: &AtomicBool, may_end: bool) -> bool {
         let mut state = self.lock();
-        state.line.queue.memory_freed = false;
-        if !state.line.queue.swept {
+        state.memory.line.queue.memory_freed = false;
+        if !state.memory.line.queue.swept {
             // Blocks freed while requests wait are announced instead of going to a stream cache.
             state.sweep_each();
-            state.line.queue.swept = true;
+            state.memory.line.queue.swept = true;
         }
-        let mut heads = state.line.queue.heads();
+        let mut heads = state.memory.line.queue.heads();
         drop(state);
         let mut served = false;
         let mut short: Vec<(Group, BlockError)> = Vec::new();
         while let Some((number, group)) = heads.pop_first() {
             let mut state = self.lock();
-            if stop.load(Ordering::Acquire) || (may_end && state.line.queue.memory_freed) {
+            if stop.load(Ordering::Acquire) || (may_end && state.memory.line.queue.memory_freed) {
                 break;
             }
-            let (freed_count, turn) = (state.line.freed_count(), state.line.queue.turn(number));
+            let (freed_count, turn) = (
+                state.memory.line.freed_count(),
+                state.memory.line.queue.turn(number),
+            );
             drop(state);
             let Some(turn) = turn else {
                 continue;
@@ -114,8 +118,8 @@ impl Core {
             };
             let mut state = self.lock();
             // Memory that a hook gave up is for the first request that it is enough for.
-            state.line.queue.memory_freed |=
-                turn.appeals && state.line.freed_count() != freed_count;
+            state.memory.line.queue.memory_freed |=
+                turn.appeals && state.memory.line.freed_count() != freed_count;
             match came {
                 Served::Granted | Served::Ended => {
                     served = true;
@@ -124,7 +128,7 @@ impl Core {
                     let last = matches!(came, Served::Granted)
                         && state.has_nothing_for(group)
                         && !heads.values().any(|other| other.is_short_like(&group));
-                    let next = state.line.queue.head_of(group).filter(|_| !last);
+                    let next = state.memory.line.queue.head_of(group).filter(|_| !last);
                     heads.extend(next.map(|next| (next, group)));
                 }
                 Served::Short(error) => short.push((group, error)),
@@ -154,13 +158,13 @@ impl Core {
     fn requeue_or_refuse(&self, turn: &Turn, error: BlockError) -> Served {
         let tenant = turn.group.tenant();
         let mut state = self.lock();
-        if !state.line.queue.has(turn.number) {
+        if !state.memory.line.queue.has(turn.number) {
             return Served::Ended;
         }
         turn.want.with_demand(|demand| {
             if error.is_shortage() && state.can_ever(tenant, demand, &error) {
                 if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
-                    state.line.queue.note_lacking(turn.number, lacking);
+                    state.memory.line.queue.note_lacking(turn.number, lacking);
                 }
                 let of_memory = matches!(
                     error,
@@ -184,7 +188,7 @@ impl Core {
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
-            let grown = state.line.queue.has(turn.number) && state.grow_within(&place, size);
+            let grown = state.memory.line.queue.has(turn.number) && state.grow_within(&place, size);
             if grown {
                 state.answer(turn.number, Ok(None));
                 Self::unlock(state);
@@ -244,22 +248,22 @@ impl Core {
     /// any.
     fn tell_listeners(&self) -> bool {
         let mut state = self.lock();
-        let listeners = state.line.queue.listeners();
+        let listeners = state.memory.line.queue.listeners();
         if listeners.is_empty() {
             return false;
         }
-        if let Err(lost) = state.device.usable() {
+        if let Err(lost) = state.memory.device.usable() {
             for (number, ..) in listeners {
                 state.answer(number, Err(lost.into()));
             }
             return true;
         }
-        let (freed_count, pending) = (state.line.freed_count(), state.poll_pending_free());
+        let (freed_count, pending) = (state.memory.line.freed_count(), state.poll_pending_free());
         let mut told = false;
         for (number, heard, waited_for) in listeners {
             if heard != freed_count || pending < waited_for {
                 told |= state.answer(number, Ok(None));
-            } else if let Some(request) = state.line.queue.get_mut(number) {
+            } else if let Some(request) = state.memory.line.queue.get_mut(number) {
                 // Memory that an attempt has made pending meanwhile is waited for too.
                 request.want = Want::Notification(heard, pending);
             }
@@ -275,16 +279,20 @@ impl Locked<'_> {
         let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
             return false;
         };
-        let settled = self.queues.is_empty(PurgeQueue::Registered)
-            && !self.has_deferred
+        let settled = self.blocks.queues.is_empty(PurgeQueue::Registered)
+            && !self.memory.has_deferred
             && !self.others_in_flight();
         settled
             && bytes > 0
             && self.core().ledger.get().is_none()
-            && self.budget.missing(tenant, bytes).1 > 0
-            && self.holders.all().next().is_none()
-            && !self.slots.has_movable()
-            && !self.slots.iter().any(|(_, tenancy)| tenancy.may_give())
+            && self.memory.budget.missing(tenant, bytes).1 > 0
+            && self.memory.holders.all().next().is_none()
+            && !self.blocks.slots.has_movable()
+            && !self
+                .blocks
+                .slots
+                .iter()
+                .any(|(_, tenancy)| tenancy.may_give())
     }
 }
 
@@ -295,14 +303,14 @@ impl State {
             let figures = tenancy.figures().map(|(figures, _)| figures);
             let pending = figures.filter(|figures| figures.freed == Freed::PendingFree);
             let idle: u64 = pending.map(|figures| figures.idle).sum();
-            idle + tenancy.shared_pending_free() + self.holders.pending_of(id)
+            idle + tenancy.shared_pending_free() + self.memory.holders.pending_of(id)
         };
-        self.slots.iter().map(pending).sum()
+        self.blocks.slots.iter().map(pending).sum()
     }
 
     /// Returns the idle bytes whose fences are incomplete, after polling all fences.
     fn poll_pending_free(&mut self) -> u64 {
-        let ids: Vec<TenantId> = self.slots.tenants();
+        let ids: Vec<TenantId> = self.blocks.slots.tenants();
         let mut plan = Plan::begin(self);
         for give in [Give::Cached, Give::Precommitted] {
             self.plan_from(&ids, give, u64::MAX, false, &mut plan);

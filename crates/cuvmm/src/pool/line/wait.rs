@@ -178,18 +178,18 @@ impl Core {
         state: Locked<'a>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T>,
     ) -> Attempt<'a, T> {
-        let mut ended = state.gate.ended();
+        let mut ended = state.memory.gate.ended();
         let (mut state, mut outcome) = attempt(state);
         for _ in 0..ATTEMPTS {
             // Not those of the attempt itself.
             ended += state.own_ended;
             // An operation that ended meanwhile may have given back the missing memory.
-            let missed = state.gate.ended() > ended;
+            let missed = state.memory.gate.ended() > ended;
             if shortage_in(&outcome).is_none() || !(missed || state.others_in_flight()) {
                 break;
             }
             state = state.wait_for_end(ended);
-            ended = state.gate.ended();
+            ended = state.memory.gate.ended();
             (state, outcome) = attempt(state);
         }
         (state, outcome)
@@ -262,7 +262,7 @@ impl Core {
     /// Returns what was announced so far, for the pause after the next attempt.
     fn heard(&self, state: &State) -> Heard {
         Heard {
-            told: state.line.told(),
+            told: state.memory.line.told(),
             woken: self.ledger.get().map_or(0, |it| it.member.wake_ups()),
             ended: false,
         }
@@ -283,7 +283,7 @@ impl Core {
             return Ok((state, heard));
         }
         let mut ended = false;
-        if state.line.told() == heard.told {
+        if state.memory.line.told() == heard.told {
             // What a failed attempt gives back to the ledger may look like enough. So only each
             // other pause ends for it.
             (state, ended) = match (self.ledger.get(), in_ledger) {
@@ -313,10 +313,10 @@ impl Core {
         // Counted under the lock: each announcement from here on wakes this thread.
         let _waiter = Waiter::of(awaiting);
         let mut ended = false;
-        let is_told = || self.look(|state| state.line.told() != heard.told);
+        let is_told = || self.look(|state| state.memory.line.told() != heard.told);
         let state =
             state.wait_unlocked(|| ended = waiting.await_refund(heard.woken, longest, is_told));
-        let is_told = state.line.told() != heard.told;
+        let is_told = state.memory.line.told() != heard.told;
         (state, ended && !is_told)
     }
 
@@ -325,7 +325,7 @@ impl Core {
         &'a self,
         mut state: Locked<'a>,
     ) -> Result<(Locked<'a>, bool), CallError> {
-        if !state.gate.is_to_synchronise() {
+        if !state.memory.gate.is_to_synchronise() {
             return Ok((state, false));
         }
         drop(state);
@@ -337,7 +337,7 @@ impl Core {
         state = self.lock();
         match waited {
             Ok(()) => {
-                state.gate.note_synchronised();
+                state.memory.gate.note_synchronised();
                 Ok((state, true))
             }
             Err(error) if self.device.usable().is_err() => Err(error),

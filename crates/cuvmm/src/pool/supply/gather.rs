@@ -10,7 +10,7 @@ use crate::extents::Unmapped;
 use crate::own::Physical;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::{Policy, Scrub};
+use crate::pool::memory::{Policy, Scrub};
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 
@@ -77,14 +77,14 @@ impl Locked<'_> {
 
     fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
         let (own, foreign) = self.usable_of(id);
-        if let Some(unmapped) = self.supply.free_list.take(size, own, foreign) {
+        if let Some(unmapped) = self.memory.supply.free_list.take(size, own, foreign) {
             return Ok(vec![unmapped]);
         }
-        if self.budget.creatable() < size {
+        if self.memory.budget.creatable() < size {
             // Makes one physical of the free list's memory.
             self.merge_free(size);
         }
-        if self.budget.creatable() >= size
+        if self.memory.budget.creatable() >= size
             && let Ok(unmapped) = self.create(size)
         {
             return Ok(vec![unmapped]);
@@ -104,7 +104,7 @@ impl Locked<'_> {
         for unmapped in found {
             self.release(unmapped);
         }
-        if self.budget.creatable() < size {
+        if self.memory.budget.creatable() < size {
             // The driver refused a release, or another operation has created memory meanwhile.
             return Err(self.out_of_memory(id, size));
         }
@@ -121,7 +121,7 @@ impl Locked<'_> {
     fn usable_of(&self, id: TenantId) -> (Option<u64>, bool) {
         let captures = self.is_capturing();
         let own = Some(id.0).filter(|_| !(captures && self.zeroes));
-        let foreign = !captures || (self.policy.scrub == Scrub::Never && !self.zeroes);
+        let foreign = !captures || (self.memory.policy.scrub == Scrub::Never && !self.zeroes);
         (own, foreign)
     }
 
@@ -133,17 +133,17 @@ impl Locked<'_> {
         largest: u64,
         claims: bool,
     ) -> Result<Unmapped, BlockError> {
-        let want = self.device.granule().extent_within(left, largest);
+        let want = self.memory.device.granule().extent_within(left, largest);
         let (own, foreign) = self.usable_of(id);
         loop {
-            if let Some(unmapped) = self.supply.free_list.take(want, own, foreign) {
+            if let Some(unmapped) = self.memory.supply.free_list.take(want, own, foreign) {
                 return Ok(unmapped);
             }
             let mut refused = None;
-            if self.budget.creatable() < want {
+            if self.memory.budget.creatable() < want {
                 self.merge_free(want);
             }
-            if self.budget.creatable() >= want {
+            if self.memory.budget.creatable() >= want {
                 match self.create(want) {
                     Ok(unmapped) => return Ok(unmapped),
                     Err(MemoryError::Create { cause, .. }) if cause.is_out_of_memory() => {
@@ -152,11 +152,11 @@ impl Locked<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if let Some(unmapped) = self.supply.free_list.take_within(want, own, foreign) {
+            if let Some(unmapped) = self.memory.supply.free_list.take_within(want, own, foreign) {
                 return Ok(unmapped);
             }
             // The memory left in the free list is too large or needs a scrub.
-            if let Some(unmapped) = self.supply.free_list.take_largest() {
+            if let Some(unmapped) = self.memory.supply.free_list.take_largest() {
                 self.release(unmapped);
                 continue;
             }
@@ -174,19 +174,19 @@ impl Locked<'_> {
     /// Releases many small physicals of the free list so that one of `want` bytes can be created,
     /// if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
-        let missing = want - self.budget.creatable();
-        if self.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
+        let missing = want - self.memory.budget.creatable();
+        if self.memory.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
             return;
         }
-        if let Some(unmapped) = self.supply.free_list.take_smallest_above(want) {
+        if let Some(unmapped) = self.memory.supply.free_list.take_smallest_above(want) {
             self.release(unmapped);
             return;
         }
-        if self.supply.free_list.bytes() < missing {
+        if self.memory.supply.free_list.bytes() < missing {
             return;
         }
-        while self.budget.creatable() < want {
-            let Some(unmapped) = self.supply.free_list.take_smallest() else {
+        while self.memory.budget.creatable() < want {
+            let Some(unmapped) = self.memory.supply.free_list.take_smallest() else {
                 return;
             };
             self.release(unmapped);
@@ -195,14 +195,14 @@ impl Locked<'_> {
 
     fn create(&mut self, size: u64) -> Result<Unmapped, MemoryError> {
         // Counted before the creation, so that no other operation creates the same quota.
-        self.budget.created(size);
+        self.memory.budget.created(size);
         let core = self.core();
-        let policy = self.policy;
+        let policy = self.memory.policy;
         let mut room = std::mem::replace(&mut self.room, core.room(0));
         let created = self.unlocked(|| core.create(&policy, size, &mut room));
         self.room = room;
         if created.is_err() {
-            self.budget.not_created(size);
+            self.memory.budget.not_created(size);
         }
         created.map(Unmapped::fresh)
     }

@@ -13,11 +13,11 @@ impl Locked<'_> {
     /// quarantined.
     pub(in crate::pool) fn give_space_back(&mut self, space: Space) {
         if space.stuck_count() > 0 {
-            self.supply.stuck.push(space);
+            self.memory.supply.stuck.push(space);
             return;
         }
         let freed = self.unlocked(|| space.give_back());
-        self.budget.refund_disowned(freed);
+        self.memory.budget.refund_disowned(freed);
     }
 
     /// Gives up memory that an operation does not need after all: memory that it created goes to
@@ -34,7 +34,7 @@ impl Locked<'_> {
 
     /// Releases memory that other processes or mappings may still have.
     pub(in crate::pool) fn release_marked(&mut self) {
-        while let Some(unmapped) = self.supply.marked.pop() {
+        while let Some(unmapped) = self.memory.supply.marked.pop() {
             self.release(unmapped);
         }
     }
@@ -51,9 +51,9 @@ impl Locked<'_> {
                     _ => "it is mapped elsewhere".to_owned(),
                 };
                 log!(error, %reason, size, "a physical could not be released: quarantined");
-                self.budget.quarantine(size, 0);
+                self.memory.budget.quarantine(size, 0);
                 self.refused += size;
-                self.supply.quarantined.push_back(failed.owner);
+                self.memory.supply.quarantined.push_back(failed.owner);
                 0
             }
         }
@@ -62,7 +62,7 @@ impl Locked<'_> {
     fn close_physical(&mut self, physical: Physical) -> Result<(), CloseError<Physical>> {
         let (size, block) = (physical.size(), physical.export_mark().counted_as());
         self.unlocked(|| physical.close())?;
-        self.budget.released(size);
+        self.memory.budget.released(size);
         self.note_released(size, block);
         Ok(())
     }
@@ -74,17 +74,17 @@ impl Locked<'_> {
     /// The next call begins with the physicals that this call did not reach.
     pub(crate) fn retry_releases(&mut self, refusals: usize) -> (u64, Option<CallError>) {
         let (mut released, mut refused, mut refusal) = (0, 0, None);
-        for _ in 0..self.supply.quarantined.len() {
-            let Some(physical) = self.supply.quarantined.pop_front() else {
+        for _ in 0..self.memory.supply.quarantined.len() {
+            let Some(physical) = self.memory.supply.quarantined.pop_front() else {
                 break;
             };
             let size = physical.size();
             let Err(failed) = self.close_physical(physical) else {
-                self.budget.end_quarantine(size);
+                self.memory.budget.end_quarantine(size);
                 released += size;
                 continue;
             };
-            self.supply.quarantined.push_back(failed.owner);
+            self.memory.supply.quarantined.push_back(failed.owner);
             if let CloseRefusal::Call(error) = failed.reason {
                 refusal = Some(error);
                 refused += 1;
@@ -99,8 +99,8 @@ impl Locked<'_> {
     /// Releases memory of the free list until at most `keep` bytes are left. Returns the bytes.
     pub(in crate::pool) fn release_free(&mut self, keep: u64) -> u64 {
         let mut released = 0;
-        while self.supply.free_list.bytes() > keep {
-            let Some(unmapped) = self.supply.free_list.take_largest() else {
+        while self.memory.supply.free_list.bytes() > keep {
+            let Some(unmapped) = self.memory.supply.free_list.take_largest() else {
                 break;
             };
             released += self.release(unmapped);
@@ -111,8 +111,8 @@ impl Locked<'_> {
     /// Releases the bytes by which the free list has grown since it had `before`: its earlier
     /// memory stays.
     pub(in crate::pool) fn release_growth(&mut self, before: u64) {
-        let mut left = self.supply.free_list.bytes().saturating_sub(before);
-        while let Some(unmapped) = self.supply.free_list.take_within(left, None, true) {
+        let mut left = self.memory.supply.free_list.bytes().saturating_sub(before);
+        while let Some(unmapped) = self.memory.supply.free_list.take_within(left, None, true) {
             left -= unmapped.size();
             self.release(unmapped);
         }
@@ -121,8 +121,8 @@ impl Locked<'_> {
     /// Releases free physicals that are smaller than the largest extent; returns their bytes.
     pub(in crate::pool) fn release_small_free(&mut self) -> u64 {
         let mut released = 0;
-        let largest = self.policy.largest_extent;
-        while let Some(unmapped) = self.supply.free_list.take_below(largest) {
+        let largest = self.memory.policy.largest_extent;
+        while let Some(unmapped) = self.memory.supply.free_list.take_below(largest) {
             released += self.release(unmapped);
         }
         released
@@ -132,7 +132,7 @@ impl Locked<'_> {
     /// behind all work of the device.
     pub(in crate::pool) fn empty_quarantined_spaces(&mut self) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        for mut space in std::mem::take(&mut self.supply.stuck) {
+        for mut space in std::mem::take(&mut self.memory.supply.stuck) {
             let failed = self.unlocked(|| {
                 let drained = space.drained();
                 let error = drained.and_then(|mut space| space.retry_all()).err()?;
@@ -140,7 +140,7 @@ impl Locked<'_> {
                 Some((space, error))
             });
             if let Some((space, error)) = failed {
-                self.supply.stuck.push(space);
+                self.memory.supply.stuck.push(space);
                 outcome = outcome.and(Err(error));
             }
         }
@@ -149,7 +149,7 @@ impl Locked<'_> {
 
     /// Releases the free list's largest physical; returns `false` if the list is empty.
     pub(in crate::pool) fn release_largest_free(&mut self) -> bool {
-        let largest = self.supply.free_list.take_largest();
+        let largest = self.memory.supply.free_list.take_largest();
         largest.map(|unmapped| self.release(unmapped)).is_some()
     }
 }
@@ -161,16 +161,16 @@ impl State {
     /// data (the release then quarantines it); memory beyond a lowered limit of the pool; and
     /// extents that no block can have.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
-        let excess = self.budget.excess();
-        let exceeds = excess > 0 && excess > self.supply.marked();
+        let excess = self.memory.budget.excess();
+        let exceeds = excess > 0 && excess > self.memory.supply.marked();
         // Blocks have only extents of such sizes; heaps have extents of any size.
         let fits_blocks = unmapped.size().is_power_of_two();
         let shared = unmapped.physical.is_exported() || unmapped.physical.is_shared();
         if shared || exceeds || !fits_blocks {
-            self.supply.marked.push(unmapped);
-            self.has_deferred = true;
+            self.memory.supply.marked.push(unmapped);
+            self.memory.has_deferred = true;
         } else {
-            self.supply.free_list.add(unmapped);
+            self.memory.supply.free_list.add(unmapped);
         }
     }
 }

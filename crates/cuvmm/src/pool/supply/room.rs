@@ -145,7 +145,7 @@ mod tests {
         let (pool, mut asked) = pool(&rig, 8);
         let tenant = pool.tenant("a").register().unwrap();
         let core = tenant.core();
-        let policy = core.lock().policy;
+        let policy = core.lock().memory.policy;
         let mut room = core.room(6 * G);
         let first = core.create(&policy, 2 * G, &mut room).unwrap();
         assert_eq!((room.bytes, asked()), (4 * G, 1));
@@ -177,7 +177,7 @@ mod tests {
         rig.fail(Call::MemCreate, 1);
         assert!(tenant.try_allocate(8 * G).is_err());
         let core = tenant.core();
-        let policy = core.lock().policy;
+        let policy = core.lock().memory.policy;
         let mut room = core.room(8 * G);
         drop(core.create(&policy, G, &mut room).unwrap());
         assert_eq!(room.bytes, 7 * G);

@@ -15,7 +15,8 @@ use crate::growth::Steps;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::blocks::slots::SlotId;
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::{Policy, State};
+use crate::pool::memory::Policy;
+use crate::pool::state::State;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::wanted::{GRANT, Purpose};
 
@@ -40,22 +41,22 @@ impl State {
     /// Charges the next extent to be placed ahead, and marks its slot.
     fn begin_precommit(&mut self) -> Option<Job> {
         loop {
-            let mut growing = self.precommit.as_ref()?.growing.iter().copied();
+            let mut growing = self.blocks.precommit.as_ref()?.growing.iter().copied();
             let id = growing.find(|&id| !self.is_out(id))?;
-            let growing = &mut self.precommit.as_mut()?.growing;
+            let growing = &mut self.blocks.precommit.as_mut()?.growing;
             growing.retain(|&slot| slot != id);
             if let Some(job) = self.prepare(id) {
                 // The memory can be given up once it is placed, so other operations may wait for it.
-                self.gate.begin_placing();
+                self.memory.gate.begin_placing();
                 return Some(job);
             }
         }
     }
 
     fn prepare(&mut self, id: SlotId) -> Option<Job> {
-        let (granule, tenant) = (self.device.granule(), id.tenant);
-        let registered = self.terms.is_registered(tenant);
-        let slot = self.slots.get_mut(id)?;
+        let (granule, tenant) = (self.memory.device.granule(), id.tenant);
+        let registered = self.memory.terms.is_registered(tenant);
+        let slot = self.blocks.slots.get_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
         let sizes = slot.class.sizes;
@@ -72,23 +73,24 @@ impl State {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
-        if step > self.budget.available_to(tenant) || self.budget.mappings_left() == 0 {
-            if let Some(precommit) = &mut self.precommit {
+        if step > self.memory.budget.available_to(tenant) || self.memory.budget.mappings_left() == 0
+        {
+            if let Some(precommit) = &mut self.blocks.precommit {
                 precommit.lacking = Some((id, step));
             }
             return None;
         }
         let own = (!zeroed).then_some(tenant.0);
-        let unmapped = self.supply.take_unscrubbed(step, own);
+        let unmapped = self.memory.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
-            if self.budget.creatable() < step {
+            if self.memory.budget.creatable() < step {
                 return None;
             }
-            self.budget.created(step);
+            self.memory.budget.created(step);
         }
-        let charge = self.budget.charge(Some(tenant), of_extent(step));
+        let charge = self.memory.budget.charge(Some(tenant), of_extent(step));
         // The bytes are the slot's from here on.
-        self.budget.keep(charge);
+        self.memory.budget.keep(charge);
         self.with_slot(id, |_, slot| {
             slot.coming = step;
             Job {
@@ -104,12 +106,13 @@ impl State {
     /// Returns the time until memory is to be looked for again whose fences may then be complete.
     fn look_again(&self) -> Option<Duration> {
         // Nothing is reclaimed on a lost context.
-        if self.device.lost().is_some() {
+        if self.memory.device.lost().is_some() {
             return None;
         }
-        match self.queues.are_empty() {
+        match self.blocks.queues.are_empty() {
             true => {
-                let later = self.lowered || self.lacks_free() > 0 || self.holders.is_untidy();
+                let later =
+                    self.memory.lowered || self.lacks_free() > 0 || self.memory.holders.is_untidy();
                 later.then_some(LOOK_FOR_MORE)
             }
             false => Some(LOOK_AGAIN),
@@ -128,11 +131,15 @@ const fn of_extent(bytes: u64) -> Amount {
 impl Locked<'_> {
     /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
-        let lacking = self.precommit.as_mut().and_then(|it| it.lacking.take());
+        let lacking = self
+            .blocks
+            .precommit
+            .as_mut()
+            .and_then(|it| it.lacking.take());
         let Some((slot, step)) = lacking else {
             return false;
         };
-        let missing = self.budget.lacks_grant(slot.tenant, step) > 0;
+        let missing = self.memory.budget.lacks_grant(slot.tenant, step) > 0;
         let granted = missing && self.grant_for(slot.tenant, step, Purpose::New).is_none();
         if granted && self.core().ledger.get().is_some() {
             self.request_precommit(slot);
@@ -142,13 +149,13 @@ impl Locked<'_> {
 
     /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
-        self.gate.end_placing();
-        let Some(mut slot) = self.slots.take(id) else {
+        self.memory.gate.end_placing();
+        let Some(mut slot) = self.blocks.slots.take(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            self.budget.give_up(id.tenant, of_extent(size));
+            self.memory.budget.give_up(id.tenant, of_extent(size));
             match outcome {
-                Err(Failure::Create(_)) => self.budget.not_created(size),
-                _ => self.budget.quarantine(size, 1),
+                Err(Failure::Create(_)) => self.memory.budget.not_created(size),
+                _ => self.memory.budget.quarantine(size, 1),
             }
             return;
         };
@@ -161,10 +168,10 @@ impl Locked<'_> {
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.budget.give_up(id.tenant, of_extent(size));
+                self.memory.budget.give_up(id.tenant, of_extent(size));
                 match failure {
                     Failure::Create(error) => {
-                        self.budget.not_created(size);
+                        self.memory.budget.not_created(size);
                         log!(debug, %error, size, "no memory could be created ahead of growth");
                     }
                     Failure::Place(failed) => {
@@ -196,7 +203,7 @@ impl Locked<'_> {
     fn unmap_ahead(&mut self) -> bool {
         let purged = self.purge_some() + self.purge_draining() > 0;
         self.keep_to_limits();
-        let lacking = self.lacks_free().min(self.policy.largest_extent);
+        let lacking = self.lacks_free().min(self.memory.policy.largest_extent);
         if lacking == 0 {
             return purged;
         }
@@ -249,9 +256,9 @@ impl Core {
         let weak = Arc::downgrade(core);
         precommit.attached = precommit.waker.attach(weak);
         let mut state = core.lock();
-        state.precommit = Some(precommit);
+        state.blocks.precommit = Some(precommit);
         state.request_free_target();
-        let queued = state.line.has_requests();
+        let queued = state.memory.line.has_requests();
         Self::unlock(state);
         if !core.has_mapper() {
             core.fail_queue();
@@ -263,7 +270,7 @@ impl Core {
     /// Detaches the mapper, waiting until its thread has left the pool. Returns the state to
     /// [reattach](Self::reattach) it with.
     pub(crate) fn detach(&self) -> Option<Precommit> {
-        let precommit = self.lock().precommit.take()?;
+        let precommit = self.lock().blocks.precommit.take()?;
         precommit.waker.detach(precommit.attached);
         Some(precommit)
     }
@@ -279,7 +286,7 @@ impl MapperWork for Core {
                 }
                 break;
             };
-            let policy = state.policy;
+            let policy = state.memory.policy;
             drop(state);
             let slot = job.slot;
             let (begun, outcome) = job.carry_out(self, &policy);
@@ -307,7 +314,7 @@ impl MapperWork for Core {
     fn ended(&self) {
         // A panic may have ended the thread while it placed memory.
         let mut state = self.lock();
-        state.gate.end_placing();
+        state.memory.gate.end_placing();
         drop(state);
         self.settled.notify_all();
         self.fail_queue();

@@ -49,7 +49,7 @@ impl Locked<'_> {
             return true;
         }
         // Checked first, since a refusal collects the figures of the whole pool.
-        if self.check_usable(id).is_err() || step > self.budget.available_to(id) {
+        if self.check_usable(id).is_err() || step > self.memory.budget.available_to(id) {
             return false;
         }
         let outcome =
@@ -81,8 +81,8 @@ impl State {
     /// Returns the step by which a block that uses all of its memory would grow, or `None` if
     /// nothing may be precommitted for it.
     fn next_step(&self, place: &BlockPlace) -> Option<u64> {
-        let granule = self.device.granule();
-        let slot = self.slots.get(place.slot)?;
+        let granule = self.memory.device.granule();
+        let slot = self.blocks.slots.get(place.slot)?;
         let block = slot.block.as_ref()?;
         let bytes = slot.space.bytes();
         let settled =

@@ -224,15 +224,15 @@ impl Locked<'_> {
 impl State {
     fn extents_of(&self, tenant: Option<TenantId>) -> u64 {
         match tenant {
-            Some(id) => self.budget.account(id).mappings,
-            None => self.budget.mappings(),
+            Some(id) => self.memory.budget.account(id).mappings,
+            None => self.memory.budget.mappings(),
         }
     }
 
     /// Returns the blocks that have given memory up, those first of which the least is to be
     /// copied.
     fn to_cut(&self, tenant: Option<TenantId>) -> VecDeque<SlotId> {
-        let tenancies = self.slots.iter();
+        let tenancies = self.blocks.slots.iter();
         let tenancies = tenancies.filter(|&(id, _)| tenant.is_none_or(|tenant| tenant == id));
         let mut found: Vec<(u64, SlotId)> = tenancies
             .flat_map(|(_, tenancy)| tenancy.indices().filter_map(|index| tenancy.slot(index)))
@@ -245,7 +245,7 @@ impl State {
 
     fn next_run(&self, work: &mut Work) -> Option<Run> {
         let begun = work.cursor;
-        let tenants = self.slots.iter_from(begun.slot.tenant);
+        let tenants = self.blocks.slots.iter_from(begun.slot.tenant);
         let tenants = tenants.take_while(|&(id, _)| work.tenant.is_none_or(|tenant| tenant == id));
         let slots = tenants.flat_map(|(_, tenancy)| {
             let indices = tenancy.indices();
@@ -269,14 +269,14 @@ impl State {
     fn may_compact(&self) -> Result<(), BlockError> {
         match self.is_capturing() {
             true => Err(MemoryError::Capturing.into()),
-            false => Ok(self.device.usable()?),
+            false => Ok(self.memory.device.usable()?),
         }
     }
 
     /// Returns the first and longest run of extents in a range of a slot that fewer extents of these
     /// `sizes` can replace. Its size is at most that of the largest of them.
     fn run_of(&self, slot: &Slot, within: Range<u64>, sizes: ExtentSizes) -> Option<Run> {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         let from = within.start.max(slot.bound());
         let extents: Vec<Extent> = slot
             .space
@@ -412,18 +412,18 @@ impl Locked<'_> {
             addresses: run.size,
             ..Amount::default()
         };
-        let charge = self.budget.charge(None, own);
+        let charge = self.memory.budget.charge(None, own);
         let replaced = self.replace_run(slot, run, physicals, &stream);
-        self.budget.refund(charge);
+        self.memory.budget.refund(charge);
         replaced.map(|()| Moved::Copied(run.size))
     }
 
     /// Makes the ledger grant what a copy of `bytes` lacks. If it refuses, there is no memory for
     /// the copy.
     fn grant_for_copy(&mut self, bytes: u64) {
-        let there = self.budget.creatable() + self.supply.free();
+        let there = self.memory.budget.creatable() + self.memory.supply.free();
         let lacking = bytes.saturating_sub(there);
-        if lacking <= self.budget.ungranted() {
+        if lacking <= self.memory.budget.ungranted() {
             self.grant(lacking, 0, Purpose::New);
         }
     }
@@ -506,7 +506,7 @@ impl Locked<'_> {
 
     fn rebook(&mut self, slot: &mut Slot, before: SpaceCounts) {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
-        self.budget.give_up(
+        self.memory.budget.give_up(
             tenant,
             Amount {
                 bytes: before.bytes - now.bytes,
@@ -515,13 +515,14 @@ impl Locked<'_> {
             },
         );
         let now_there = Amount::mappings(now.count);
-        let charge = self.budget.charge(Some(tenant), now_there);
-        self.budget.keep(charge);
+        let charge = self.memory.budget.charge(Some(tenant), now_there);
+        self.memory.budget.keep(charge);
         let stuck = now.stuck_bytes - before.stuck_bytes;
-        self.budget
+        self.memory
+            .budget
             .quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
-        self.slots.renew(slot);
+        self.blocks.slots.renew(slot);
     }
 }

@@ -115,6 +115,7 @@ impl Core {
             state = self.await_slots(state, blocks.iter().map(|block| (block.slot, 0)));
             for block in blocks {
                 state
+                    .blocks
                     .slots
                     .get_mut(block.slot)
                     .into_iter()
@@ -147,9 +148,9 @@ impl Locked<'_> {
     ) -> Result<Option<u64>, BlockError> {
         self.may_compact()?;
         let state: &State = self;
-        let slot = state.slots.get(id).ok_or_else(gone)?;
+        let slot = state.blocks.slots.get(id).ok_or_else(gone)?;
         slot.check_awake()?;
-        let sizes = ExtentSizes::up_to(state.policy.largest_extent);
+        let sizes = ExtentSizes::up_to(state.memory.policy.largest_extent);
         let Some(mut run) = state.run_of(slot, from..to, sizes) else {
             return Ok(None);
         };
@@ -166,7 +167,7 @@ impl Locked<'_> {
                 Ok(Some(run.end()))
             }
             Moved::InUse | Moved::Shared => {
-                let device = self.device.location();
+                let device = self.memory.device.location();
                 Err(MemoryError::InUse(device).into())
             }
             Moved::NoSpace(error) => Err(error),

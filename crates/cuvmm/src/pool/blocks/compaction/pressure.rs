@@ -24,7 +24,7 @@ impl Locked<'_> {
             }
             _ => return false,
         };
-        if !self.slots.has_movable() || self.may_compact().is_err() {
+        if !self.blocks.slots.has_movable() || self.may_compact().is_err() {
             return false;
         }
         let lacking = shortage.wanted.saturating_sub(shortage.available).max(1);
@@ -65,13 +65,13 @@ impl State {
     /// and those of other tenants if its own limit allows the request. Draining tenants come before
     /// others, then lower priorities, then blocks of which the least is copied.
     fn movable(&self, id: TenantId, bytes: u64) -> Vec<SlotId> {
-        let is_own_limit = self.budget.missing(id, bytes).0 > 0;
+        let is_own_limit = self.memory.budget.missing(id, bytes).0 > 0;
         let mut found = Vec::new();
-        for (other, tenancy) in self.slots.iter() {
+        for (other, tenancy) in self.blocks.slots.iter() {
             if is_own_limit && other != id {
                 continue;
             }
-            let terms = self.terms.get(other);
+            let terms = self.memory.terms.get(other);
             let registered = terms.is_some_and(Terms::is_registered);
             let rank = (other != id, registered, terms.map_or(0, Terms::priority));
             for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
@@ -88,7 +88,7 @@ impl State {
 
     /// Returns `false` if another tenant holds no more than its guarantee.
     fn may_take_from(&self, id: TenantId, slot: SlotId) -> bool {
-        let account = self.budget.account(slot.tenant);
+        let account = self.memory.budget.account(slot.tenant);
         slot.tenant == id || account.held > account.guarantee
     }
 }

@@ -11,7 +11,7 @@ use crate::pool::state::State;
 
 impl State {
     pub(super) fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
-        let Some(slot) = self.slots.get(id) else {
+        let Some(slot) = self.blocks.slots.get(id) else {
             return Ok(());
         };
         slot.check_awake()?;
@@ -22,12 +22,12 @@ impl State {
     }
 
     pub(super) fn shrink_one(&mut self, id: SlotId, size: u64, now: u64) {
-        let granule = self.device.granule();
+        let granule = self.memory.device.granule();
         self.with_slot(id, |state, slot| {
             let before = slot.used();
             Self::give_up(slot, size, granule.round_up(size), now);
             let used = slot.used();
-            if used < before && state.hardening.is_some() {
+            if used < before && state.blocks.hardening.is_some() {
                 let home = slot.home().cloned();
                 state.overwrite(slot, home.as_ref(), used);
             }
@@ -72,7 +72,7 @@ impl State {
     }
 
     pub(crate) fn sweep(&mut self, id: TenantId) -> bool {
-        let freed = match self.slots.of(id) {
+        let freed = match self.blocks.slots.of(id) {
             Some(tenancy) => tenancy.unswept.sweep(),
             None => return false,
         };
@@ -91,7 +91,7 @@ impl State {
     }
 
     fn sweep_by(&mut self, sweep: fn(&dyn Unswept) -> Vec<FreedBlock>) {
-        let tenancies = self.slots.iter();
+        let tenancies = self.blocks.slots.iter();
         let freed = tenancies.flat_map(|(_, tenancy)| sweep(&*tenancy.unswept));
         let freed: Vec<FreedBlock> = freed.collect();
         self.free_all(&freed);
@@ -103,8 +103,8 @@ impl State {
         for freed in freed {
             match self.is_out(freed.slot) {
                 true => {
-                    self.to_free.push(*freed);
-                    self.has_deferred = true;
+                    self.blocks.to_free.push(*freed);
+                    self.memory.has_deferred = true;
                 }
                 false => self.free_at(freed.slot, freed.at),
             }
@@ -112,8 +112,8 @@ impl State {
     }
 
     pub(in crate::pool) fn free_late(&mut self) {
-        if !self.to_free.is_empty() {
-            let freed = std::mem::take(&mut self.to_free);
+        if !self.blocks.to_free.is_empty() {
+            let freed = std::mem::take(&mut self.blocks.to_free);
             self.free_all(&freed);
         }
     }
@@ -142,10 +142,10 @@ impl State {
     }
 
     pub(crate) fn record_use(&mut self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
-        self.device.own_process()?;
-        stream.check_driver(&self.device)?;
+        self.memory.device.own_process()?;
+        stream.check_driver(&self.memory.device)?;
         let capturing = self.is_capturing();
-        if let Some(slot) = self.slots.get_mut(id) {
+        if let Some(slot) = self.blocks.slots.get_mut(id) {
             slot.record_use(stream, capturing);
         }
         Ok(())
@@ -153,26 +153,27 @@ impl State {
 
     /// Records that work on unknown streams uses the block, or memory that a lease keeps.
     pub(crate) fn record_use_anywhere(&mut self, id: SlotId) {
-        if let Some(slot) = self.slots.get_mut(id) {
+        if let Some(slot) = self.blocks.slots.get_mut(id) {
             slot.record_use_anywhere();
         }
     }
 
     pub(crate) fn streams(&self, id: SlotId) -> Option<Vec<Stream>> {
-        let slot = self.slots.get(id)?;
+        let slot = self.blocks.slots.get(id)?;
         slot.block.as_ref()?.streams()
     }
 
     /// Returns the bytes of a tenant that no guarantee can be given over: those that cannot be
     /// reclaimed, and those of holders, which reuse their memory without asking the pool.
     fn not_promised(&self, id: TenantId) -> u64 {
-        let kept = self.slots.of(id).map_or(0, Tenancy::kept);
-        kept + self.holders.bytes_of(id) + self.budget.account(id).in_flight
+        let kept = self.blocks.slots.of(id).map_or(0, Tenancy::kept);
+        kept + self.memory.holders.bytes_of(id) + self.memory.budget.account(id).in_flight
     }
 
     pub(in crate::pool) fn guaranteeable(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        self.budget
+        self.memory
+            .budget
             .guaranteeable(tenant, false, |id| self.not_promised(id))
     }
 
@@ -180,12 +181,13 @@ impl State {
     /// grant.
     pub(in crate::pool) fn guaranteeable_now(&mut self, tenant: Option<TenantId>) -> u64 {
         self.sweep_all();
-        self.budget
+        self.memory
+            .budget
             .guaranteeable(tenant, true, |id| self.not_promised(id))
     }
 
     pub(crate) fn fill(&self) -> Option<u8> {
-        self.hardening.as_ref()?.fill
+        self.blocks.hardening.as_ref()?.fill
     }
 
     /// Overwrites the memory behind the first `from` bytes of a slot, which a block has just given

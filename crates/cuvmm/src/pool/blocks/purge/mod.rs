@@ -27,19 +27,22 @@ const LOOKS: usize = 8;
 
 impl State {
     pub(crate) fn guard(&self) -> u64 {
-        self.hardening.as_ref().map_or(0, |hardened| hardened.guard)
+        self.blocks
+            .hardening
+            .as_ref()
+            .map_or(0, |hardened| hardened.guard)
     }
 
     /// Returns the number of resting spaces and the bytes of their addresses.
     pub(in crate::pool) fn resting(&self) -> (u64, u64) {
-        let hardening = self.hardening.as_ref();
+        let hardening = self.blocks.hardening.as_ref();
         hardening.map_or((0, 0), |hardened| {
             (hardened.resting.count(), hardened.resting.bytes())
         })
     }
 
     fn list_all(&mut self, id: TenantId) {
-        let Some(tenancy) = self.slots.of(id) else {
+        let Some(tenancy) = self.blocks.slots.of(id) else {
             return;
         };
         for index in tenancy.indices().collect::<Vec<_>>() {
@@ -49,7 +52,9 @@ impl State {
 
     fn disown(&mut self, slot: &Slot) {
         let tenant = slot.id.tenant;
-        self.budget.disown_addresses(tenant, slot.space.addresses());
+        self.memory
+            .budget
+            .disown_addresses(tenant, slot.space.addresses());
         self.remove_slot(slot.id);
     }
 }
@@ -59,7 +64,7 @@ impl Locked<'_> {
     /// rest.
     #[inline]
     pub(in crate::pool) fn purge_some(&mut self) -> usize {
-        if self.queues.is_empty(PurgeQueue::Registered) {
+        if self.blocks.queues.is_empty(PurgeQueue::Registered) {
             return 0;
         }
         self.purge(PurgeQueue::Registered, LOOKS)
@@ -81,7 +86,7 @@ impl Locked<'_> {
     /// memory belongs to one slot only.
     pub(in crate::pool) fn part_all(&mut self) {
         let shares = |(_, tenancy): (_, &Tenancy)| tenancy.share_table.bytes() > 0;
-        if self.slots.iter().any(shares) {
+        if self.blocks.slots.iter().any(shares) {
             self.purge_all();
         }
     }
@@ -89,26 +94,27 @@ impl Locked<'_> {
     /// Does work that was put off until slots are in their places: frees blocks whose slots were
     /// out, reclaims unused memory of draining tenants, and releases exported or shared memory.
     pub(in crate::pool) fn finish_deferred(&mut self) {
-        self.has_deferred = false;
+        self.memory.has_deferred = false;
         self.free_late();
         // Beside the new slots, checks some that have waited longer.
-        let looks = self.queues.take_listed() + LOOKS;
+        let looks = self.blocks.queues.take_listed() + LOOKS;
         self.purge(PurgeQueue::Draining, looks);
         self.purge_holders();
         self.release_marked();
         // Slots listed meanwhile are purged when another operation ends, not at once and without
         // end.
-        self.has_deferred |= self.queues.has_listed() || self.supply.has_marked();
+        self.memory.has_deferred |=
+            self.blocks.queues.has_listed() || self.memory.supply.has_marked();
     }
 
     fn purge(&mut self, queue: PurgeQueue, looks: usize) -> usize {
-        if self.queues.is_empty(queue) || self.device.forked().is_some() {
+        if self.blocks.queues.is_empty(queue) || self.memory.device.forked().is_some() {
             return 0;
         }
         let mut done = 0;
-        let round = Round::begin(&self.device);
-        for _ in 0..looks.min(self.queues.of(queue).len()) {
-            let Some(id) = self.queues.of(queue).pop_front() else {
+        let round = Round::begin(&self.memory.device);
+        for _ in 0..looks.min(self.blocks.queues.of(queue).len()) {
+            let Some(id) = self.blocks.queues.of(queue).pop_front() else {
                 break;
             };
             let outcome = self.purge_slot(id, &round);
@@ -117,7 +123,7 @@ impl Locked<'_> {
                 continue;
             }
             // A slot that waits long goes to the end, and holds up no other.
-            self.queues.of(queue).push_back(id);
+            self.blocks.queues.of(queue).push_back(id);
             if let Err(error) = outcome {
                 // The memory stays charged to its tenant.
                 log!(warn, %error, "memory that was given up stays mapped for now");
@@ -125,8 +131,8 @@ impl Locked<'_> {
             }
         }
         self.release_marked();
-        let left = !self.queues.is_empty(queue) && self.device.lost().is_none();
-        if let Some(precommit) = self.precommit.as_mut().filter(|_| left) {
+        let left = !self.blocks.queues.is_empty(queue) && self.memory.device.lost().is_none();
+        if let Some(precommit) = self.blocks.precommit.as_mut().filter(|_| left) {
             precommit.call(Urgency::Soon);
         }
         done
@@ -138,8 +144,11 @@ impl Locked<'_> {
         if self.is_out(id) {
             return Ok(false);
         }
-        let drains = self.terms.drains(id.tenant);
-        let (lost, hardened) = (self.device.lost().is_some(), self.hardening.is_some());
+        let drains = self.memory.terms.drains(id.tenant);
+        let (lost, hardened) = (
+            self.memory.device.lost().is_some(),
+            self.blocks.hardening.is_some(),
+        );
         // Another slot may have the number by now.
         let slot = self.slot_and_gate(id);
         let Some((slot, gate)) = slot.filter(|(slot, _)| slot.purging) else {
@@ -181,9 +190,9 @@ impl Locked<'_> {
     /// addresses in any case. Returns `false` if it is in no row, or serves no block any more.
     fn serves_its_row(&self, slot: &mut Slot) -> bool {
         let SlotId { tenant, index } = slot.id;
-        let rows = self.slots.of(tenant).map(|tenancy| &tenancy.rows);
+        let rows = self.blocks.slots.of(tenant).map(|tenancy| &tenancy.rows);
         let in_row = rows.is_some_and(|rows| rows.has(index));
-        let serves = in_row && !slot.single && !slot.broken && !self.terms.drains(tenant);
+        let serves = in_row && !slot.single && !slot.broken && !self.memory.terms.drains(tenant);
         if serves {
             // What was exported, merged or lent is not there any more.
             (slot.exported, slot.merged, slot.lent) = (false, false, 0);
@@ -212,24 +221,24 @@ impl Locked<'_> {
     /// them.
     pub(in crate::pool) fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
-        if stuck || self.hardening.is_none() {
+        if stuck || self.blocks.hardening.is_none() {
             return self.drop_slot(slot);
         }
         self.disown(&slot);
-        if let Some(hardening) = &mut self.hardening {
+        if let Some(hardening) = &mut self.blocks.hardening {
             hardening.resting.add(slot.space);
         }
         while self.rests_too_much() && self.return_oldest_resting() {}
     }
 
     fn rests_too_much(&self) -> bool {
-        let hardening = self.hardening.as_ref();
+        let hardening = self.blocks.hardening.as_ref();
         hardening.is_some_and(|hardening| hardening.resting.is_over())
     }
 
     /// Frees the addresses that have rested longest; returns `false` if there are none.
     fn return_oldest_resting(&mut self) -> bool {
-        let hardening = self.hardening.as_mut();
+        let hardening = self.blocks.hardening.as_mut();
         let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
             return false;
         };
@@ -240,7 +249,7 @@ impl Locked<'_> {
 
     /// Frees resting addresses until `bytes` may be reserved, or none rest.
     pub(in crate::pool) fn return_resting_for(&mut self, bytes: u64) {
-        while self.budget.addresses_left() < bytes && self.return_oldest_resting() {}
+        while self.memory.budget.addresses_left() < bytes && self.return_oldest_resting() {}
     }
 
     /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the

@@ -40,8 +40,10 @@ impl Locked<'_> {
                 own.push(unmapped);
             }
         }
-        self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
-        self.slots.renew(slot);
+        self.memory
+            .budget
+            .give_up(slot.id.tenant, Amount::bytes(bytes));
+        self.blocks.slots.renew(slot);
         self.put_back(own);
         bytes
     }
@@ -50,7 +52,7 @@ impl Locked<'_> {
     pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
         if bytes > 0 {
             slot.broken = true;
-            self.budget.quarantine(bytes, mappings);
+            self.memory.budget.quarantine(bytes, mappings);
         }
     }
 

@@ -29,22 +29,22 @@ impl Locked<'_> {
 
     /// Unregisters a tenant: it gets no more memory, and its idle memory goes back to the pool.
     pub(in crate::pool) fn unregister(&mut self, id: TenantId) {
-        let Some(hooks) = self.terms.unregister(id) else {
+        let Some(hooks) = self.memory.terms.unregister(id) else {
             return;
         };
-        let Some(tenancy) = self.slots.of_mut(id) else {
+        let Some(tenancy) = self.blocks.slots.of_mut(id) else {
             return;
         };
         // The tenant allocates no more rows, so each slot can go by itself.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
         self.free_all(&freed);
-        self.budget.drain(id);
+        self.memory.budget.drain(id);
         self.list_all(id);
         self.update_bypass(id);
-        let holders = self.holders.of(id).iter();
+        let holders = self.memory.holders.of(id).iter();
         holders.for_each(|held| held.holder().close());
-        self.has_deferred = true;
+        self.memory.has_deferred = true;
         self.forget_if_drained(id);
         defer(move || drop(hooks));
     }

@@ -195,7 +195,7 @@ impl Block {
     #[must_use]
     pub fn read_only(&self) -> u64 {
         let state = self.core().lock_with(self.place().slot);
-        let slot = state.slots.get(self.place().slot);
+        let slot = state.blocks.slots.get(self.place().slot);
         slot.map_or(0, |slot| slot.bound().min(slot.requested()))
     }
 }
@@ -220,7 +220,7 @@ impl Core {
         let wanted = blocks.iter().map(|block| (block.slot, 0));
         let state = self.await_slots(self.lock(), wanted);
         let own = |block: &BlockPlace| {
-            let parts = state.slots.get(block.slot);
+            let parts = state.blocks.slots.get(block.slot);
             let parts = parts.map(|slot| whole_parts(slot, prefix.bytes));
             let shared = parts.into_iter().flatten().map(|physical| physical.size());
             size.unwrap_or(u64::MAX).saturating_sub(shared.sum())
@@ -302,7 +302,7 @@ impl Locked<'_> {
                 }
             }
         }
-        if let Some(tenancy) = self.slots.of_mut(id).filter(|_| row.len() > 1) {
+        if let Some(tenancy) = self.blocks.slots.of_mut(id).filter(|_| row.len() > 1) {
             tenancy.rows.add(row);
         }
         Ok(())
@@ -341,7 +341,7 @@ impl Locked<'_> {
     fn fork_size(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
         source.block.as_ref().ok_or_else(gone)?;
         source.check_awake()?;
-        Ok(self.device.granule().whole(BYTES, size)?)
+        Ok(self.memory.device.granule().whole(BYTES, size)?)
     }
 
     /// Maps whole extents of another slot's prefix in a new slot, places memory of its own behind
@@ -356,7 +356,7 @@ impl Locked<'_> {
         let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
-        let charge = self.budget.charge(Some(id), Amount::mappings(count));
+        let charge = self.memory.budget.charge(Some(id), Amount::mappings(count));
         let last_writer = Some(LastWriter {
             by: id.0,
             blank: false,
@@ -369,11 +369,11 @@ impl Locked<'_> {
         let physicals: Vec<Unmapped> = physicals.collect();
         let shared = physicals.iter().map(Unmapped::size).sum();
         match self.unlocked(|| slot.space.place_for(0, physicals, Access::Read)) {
-            Ok(()) => self.budget.keep(charge),
+            Ok(()) => self.memory.budget.keep(charge),
             Err(failed) => {
-                self.budget.refund(charge);
+                self.memory.budget.refund(charge);
                 // The stuck mappings refer to memory of the other slot.
-                self.budget.quarantine(0, slot.space.stuck_count());
+                self.memory.budget.quarantine(0, slot.space.stuck_count());
                 return Err(self.not_placed(id, shared, failed.error));
             }
         }

@@ -20,7 +20,7 @@ use crate::pool::state::State;
 impl State {
     /// Notes that `slot` maps the memory of `source` up to `end`. Both are out.
     pub(in crate::pool) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
-        let Some(tenancy) = self.slots.of_mut(slot.id.tenant) else {
+        let Some(tenancy) = self.blocks.slots.of_mut(slot.id.tenant) else {
             return;
         };
         let (from, to) = (source.id.index, slot.id.index);
@@ -30,8 +30,8 @@ impl State {
         slot.shared = end;
         slot.lent = end;
         source.shared = source.shared.max(end);
-        self.slots.renew(source);
-        self.slots.renew(slot);
+        self.blocks.slots.renew(source);
+        self.blocks.slots.renew(slot);
     }
 
     pub(in crate::pool) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
@@ -41,8 +41,10 @@ impl State {
             // The memory belongs to other slots.
             false => 0,
         };
-        self.budget.give_up(slot.id.tenant, Amount::bytes(bytes));
-        self.budget.quarantine(bytes, 1);
+        self.memory
+            .budget
+            .give_up(slot.id.tenant, Amount::bytes(bytes));
+        self.memory.budget.quarantine(bytes, 1);
     }
 
     /// Notes that a slot no longer maps the extent at an offset. Returns `true` if no other slot
@@ -54,8 +56,8 @@ impl State {
         handle: PhysicalHandle,
     ) -> bool {
         let SlotId { tenant, index } = slot.id;
-        self.budget.give_up(tenant, Amount::mappings(1));
-        let tenancy = self.slots.of_mut(tenant);
+        self.memory.budget.give_up(tenant, Amount::mappings(1));
+        let tenancy = self.blocks.slots.of_mut(tenant);
         let Some(left) = tenancy.and_then(|it| it.share_table.remove(handle, index)) else {
             return true;
         };
@@ -70,7 +72,7 @@ impl State {
     /// Returns how many other slots map a slot's extent at an offset.
     pub(super) fn count_others(&self, slot: &Slot, offset: u64) -> usize {
         let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
-        let tenancy = self.slots.of(slot.id.tenant);
+        let tenancy = self.blocks.slots.of(slot.id.tenant);
         let (Some((_, physical)), Some(tenancy)) = (here.next(), tenancy) else {
             return 0;
         };

@@ -162,12 +162,17 @@ impl Core {
         loop {
             // The lock was released since the slots were waited for.
             state = self.await_slot(state, step.slot);
-            let ended = state.gate.ended();
+            let ended = state.memory.gate.ended();
             match state.unshare_slot(step, waits) {
                 // They may have ended since: memory that goes back releases the lock.
                 Ok(Made::NotYet) => state = state.wait_for_end(ended),
                 Ok(Made::Copied) => {
-                    let home = state.slots.get(step.slot).and_then(Slot::home).cloned();
+                    let home = state
+                        .blocks
+                        .slots
+                        .get(step.slot)
+                        .and_then(Slot::home)
+                        .cloned();
                     copies.merge(Fence::streams(home.into_iter().collect()));
                     return (state, Ok(()));
                 }
@@ -193,7 +198,7 @@ impl State {
     /// bytes. A block that is falling asleep does not grow: it may stay awake, and show the same
     /// memory as before.
     fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
-        let slot = self.slots.get(place.slot);
+        let slot = self.blocks.slots.get(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
         };
@@ -208,6 +213,7 @@ impl State {
 
     fn replaced(&self, step: &Step) -> u64 {
         let slot = self
+            .blocks
             .slots
             .get(step.slot)
             .filter(|slot| slot.shared > step.from);
@@ -230,7 +236,7 @@ impl State {
         }
         let seen = gate.poll_work(slot)?;
         let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
-        match self.slots.get(step.slot) {
+        match self.blocks.slots.get(step.slot) {
             Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
             _ => Ok(()),
         }
@@ -261,7 +267,7 @@ impl Locked<'_> {
     /// Checks that the work queued on the block of a slot, which is out, is complete by now. The
     /// lock must not be released before the extent is unmapped.
     fn prove_unused(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<(), BlockError> {
-        let mut seen = self.gate.poll_work(slot)?;
+        let mut seen = self.memory.gate.poll_work(slot)?;
         if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {
@@ -272,7 +278,7 @@ impl Locked<'_> {
                     }
                     seen = slot.fence.poll()?;
                 }
-                Err(error) if self.device.usable().is_err() => return Err(error.into()),
+                Err(error) if self.memory.device.usable().is_err() => return Err(error.into()),
                 // For instance, another library captures.
                 Err(error) => log!(debug, %error, "the device could not be waited for"),
             }
@@ -320,7 +326,7 @@ impl Locked<'_> {
                 gathered,
             },
             Err(error) => {
-                self.budget.refund(charge);
+                self.memory.budget.refund(charge);
                 return Err(error);
             }
         };
@@ -360,22 +366,22 @@ impl Locked<'_> {
 
     fn put_own_back(&mut self, own: Own) {
         self.put_gathered_back(own.gathered);
-        self.budget.refund(own.charge);
+        self.memory.budget.refund(own.charge);
     }
 
     /// Makes an extent writable that no other slot maps any more.
     fn keep_alone(&mut self, slot: &mut Slot, extent: Extent) -> Result<Made, BlockError> {
-        if let Some(tenancy) = self.slots.of_mut(slot.id.tenant) {
+        if let Some(tenancy) = self.blocks.slots.of_mut(slot.id.tenant) {
             tenancy.share_table.settle(slot);
         }
-        self.slots.renew(slot);
+        self.blocks.slots.renew(slot);
         self.open(slot, extent)
     }
 
     fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
         let SlotId { tenant, index } = slot.id;
         let handle = slot.space.handle_at(extent.offset);
-        let (Some(handle), Some(tenancy)) = (handle, self.slots.of(tenant)) else {
+        let (Some(handle), Some(tenancy)) = (handle, self.blocks.slots.of(tenant)) else {
             return Vec::new();
         };
         let others = tenancy.share_table.others_of(handle, index);
@@ -465,7 +471,7 @@ impl Locked<'_> {
         match self.place_gathered(slot, offset, own.gathered) {
             Ok(()) => self.keep_for(slot, own.charge),
             Err(error) => {
-                self.budget.refund(own.charge);
+                self.memory.budget.refund(own.charge);
                 return Err(error.into());
             }
         }

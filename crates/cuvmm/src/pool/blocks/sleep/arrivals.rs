@@ -129,7 +129,7 @@ impl State {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
         let sleepers = sleepers.into_iter().filter_map(|id| {
-            let slot = self.slots.get(id)?;
+            let slot = self.blocks.slots.get(id)?;
             Some((id, self.fit_one(slot, &mut left)))
         });
         Fitted(sleepers.collect())
@@ -141,12 +141,12 @@ impl State {
         // Memory that a failed roll-back left in the slot.
         let is_free = slot.space.bytes() == 0 && slot.space.stuck_count() == 0;
         while at < used && is_free {
-            let granule = self.device.granule();
+            let granule = self.memory.device.granule();
             let most = granule.extent_within(used - at, slot.class.sizes.at(at));
             let Some((size, offer)) = left.take(most) else {
                 break;
             };
-            let giver = self.slots.get(offer.slot);
+            let giver = self.blocks.slots.get(offer.slot);
             // A slot that is out, to be looked at, gives nothing.
             let Some(physical) = giver.and_then(|it| it.space.physical_at(offer.offset)) else {
                 continue;
@@ -179,7 +179,7 @@ impl State {
                 *passed -= arrival.size;
                 aside.forget(arrival.from_offset);
                 let tenant = slot.id.tenant;
-                state.budget.give_up(tenant, Amount::mappings(1));
+                state.memory.budget.give_up(tenant, Amount::mappings(1));
             }
         });
     }
@@ -187,7 +187,7 @@ impl State {
     /// Returns the charge for memory to the block that it comes from. A slot that was lost in a panic
     /// keeps its charge.
     fn pass_back(&mut self, id: SlotId, arrival: &Arrival) {
-        if self.slots.get(id).is_none() || self.slots.get(arrival.from).is_none() {
+        if self.blocks.slots.get(id).is_none() || self.blocks.slots.get(arrival.from).is_none() {
             return;
         }
         self.with_slot(id, |_, slot| {
@@ -201,7 +201,7 @@ impl State {
             }
         });
         let from = [(id.tenant, arrival.size)];
-        self.budget.pass_on(&from, arrival.from.tenant);
+        self.memory.budget.pass_on(&from, arrival.from.tenant);
     }
 
     /// Adds mapped memory to the block that gets it.
@@ -257,26 +257,26 @@ impl Locked<'_> {
                 fresh: false,
                 ..Unmapped::fresh(physical.clone())
             };
-            let charge = self.budget.charge(Some(id), Amount::mappings(1));
+            let charge = self.memory.budget.charge(Some(id), Amount::mappings(1));
             let place = || target.place(arrival.offset, unmapped);
             match self.unlocked(|| catch_unwind(AssertUnwindSafe(place))) {
                 Ok(Ok(placed)) => {
-                    self.budget.keep(charge);
+                    self.memory.budget.keep(charge);
                     arrival.memory = Memory::Placed(placed);
                 }
                 Err(panic) => {
-                    self.budget.refund(charge);
+                    self.memory.budget.refund(charge);
                     slot.broken = true;
                     arrival.memory = Memory::Unknown(physical);
                     return Err(Err(panic));
                 }
                 Ok(Err(failed)) => {
-                    self.budget.refund(charge);
+                    self.memory.budget.refund(charge);
                     let mappings = failed.stuck.len() as u64;
                     slot.broken |= mappings > 0;
                     slot.space.keep_stuck(failed.stuck);
                     // The stuck mapping refers to memory of the other slot.
-                    self.budget.quarantine(0, mappings);
+                    self.memory.budget.quarantine(0, mappings);
                     return Err(Ok(Err(self.not_placed(id, arrival.size, failed.error))));
                 }
             }
@@ -331,13 +331,13 @@ impl Locked<'_> {
             })
         });
         let tenant = slot.id.tenant;
-        self.budget.give_up(tenant, Amount::mappings(1));
+        self.memory.budget.give_up(tenant, Amount::mappings(1));
         if let Err((placed, error)) = unmapped {
             log!(error, %error, "a roll-back could not unmap: quarantined");
             slot.space.adopt(placed);
             slot.space.quarantine(arrival.offset);
             slot.broken = true;
-            self.budget.quarantine(0, 1);
+            self.memory.budget.quarantine(0, 1);
         }
     }
 }

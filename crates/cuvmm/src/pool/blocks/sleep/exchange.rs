@@ -23,7 +23,7 @@ impl ToSleep {
         };
         let id = moving.place().slot;
         let state = moving.lock();
-        let slot = state.slots.get(id);
+        let slot = state.blocks.slots.get(id);
         slot.into_iter().for_each(|slot| offers.add(slot));
     }
 

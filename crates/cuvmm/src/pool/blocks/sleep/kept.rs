@@ -68,7 +68,7 @@ impl Block {
     fn take_kept(&self) -> Result<Kept, SleepError> {
         let (core, id, bytes) = (self.core(), self.place().slot, self.size());
         let mut state = core.lock_with(id);
-        let slot = state.slots.get_mut(id);
+        let slot = state.blocks.slots.get_mut(id);
         let saved = match slot.map(|slot| &mut slot.sleep_state) {
             Some(SleepState::Asleep { saved }) => saved.take(),
             Some(SleepState::Moving { .. }) => return Err(SleepError::Busy { blocks: 1, bytes }),

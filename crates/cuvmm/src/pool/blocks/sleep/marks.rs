@@ -57,7 +57,7 @@ impl Block {
         }
         core.device.usable()?;
         let mut state = core.lock_with(id);
-        let Some(slot) = state.slots.get_mut(id) else {
+        let Some(slot) = state.blocks.slots.get_mut(id) else {
             return Ok(());
         };
         slot.check_awake()?;
@@ -78,7 +78,12 @@ impl Block {
             return Vec::new();
         }
         let state = core.lock_with(id);
-        let kept = state.slots.get(id).map(Slot::marked).unwrap_or_default();
+        let kept = state
+            .blocks
+            .slots
+            .get(id)
+            .map(Slot::marked)
+            .unwrap_or_default();
         kept.as_slice().to_vec()
     }
 }
@@ -97,7 +102,7 @@ impl ToSleep {
             return Ranges::default();
         };
         let state = moving.lock();
-        let slot = state.slots.get(moving.place().slot);
+        let slot = state.blocks.slots.get(moving.place().slot);
         slot.map(Slot::marked).unwrap_or_default()
     }
 }

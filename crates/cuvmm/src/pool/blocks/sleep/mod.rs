@@ -178,9 +178,9 @@ impl State {
         if self.is_capturing() {
             return Err(MemoryError::Capturing.into());
         }
-        self.device.usable()?;
+        self.memory.device.usable()?;
         // A stream cache hands blocks on unchanged, so it may contain no sleeping block.
-        if let Some(tenancy) = self.slots.of(id) {
+        if let Some(tenancy) = self.blocks.slots.of(id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
             self.free_all(&freed);
@@ -200,8 +200,8 @@ impl State {
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
-        let gate = &mut self.gate;
-        let Some(tenancy) = self.slots.of_mut(id) else {
+        let gate = &mut self.memory.gate;
+        let Some(tenancy) = self.blocks.slots.of_mut(id) else {
             return Ok(Vec::new());
         };
         // All fences are stamped before the first is polled: one event then covers them all.
@@ -236,7 +236,7 @@ impl State {
 
     /// Notes copies out of a moving block that may still be running.
     fn is_read_on(&mut self, id: SlotId, streams: &[Stream]) {
-        let Some(slot) = self.slots.get_mut(id) else {
+        let Some(slot) = self.blocks.slots.get_mut(id) else {
             return;
         };
         for stream in streams {
@@ -265,7 +265,7 @@ impl Locked<'_> {
         if slot.leases > 1 || (copied && slot.sleep_state.was_leased()) {
             return Err(SleepError::Leased { blocks, bytes });
         }
-        match self.gate.poll(&mut slot.fence)? {
+        match self.memory.gate.poll(&mut slot.fence)? {
             true => Ok(()),
             false => Err(SleepError::Busy { blocks, bytes }),
         }
@@ -284,7 +284,7 @@ impl Locked<'_> {
     }
 
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
-        let free_list = self.supply.free();
+        let free_list = self.memory.supply.free();
         let given = self.with_slot_out(id, |state, slot| {
             let SleepState::Moving { aside, .. } = &mut slot.sleep_state else {
                 return 0;

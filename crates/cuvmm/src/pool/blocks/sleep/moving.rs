@@ -114,7 +114,7 @@ impl Tenant {
     pub(crate) fn give_up_cached(&self, release: bool) -> (GivenUp, Result<(), CallError>) {
         let owner = self.owner();
         let mut state = owner.core.lock();
-        let free_list = state.supply.free();
+        let free_list = state.memory.supply.free();
         let (bytes, taken) = state.take_back_all_of(owner.tenant);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
@@ -125,7 +125,7 @@ impl Tenant {
     /// Returns all memory of the pool that the driver has refused to take back.
     pub(crate) fn refused_releases(&self) -> BTreeSet<PhysicalHandle> {
         let state = self.owner().core.lock();
-        let refused = state.supply.refused();
+        let refused = state.memory.supply.refused();
         refused.map(Physical::as_raw).collect()
     }
 
@@ -135,7 +135,7 @@ impl Tenant {
         let core = &self.owner().core;
         let mut state = core.lock();
         let (released, _) = state.retry_releases(usize::MAX);
-        let refused = state.supply.refused();
+        let refused = state.memory.supply.refused();
         let left = refused.filter(|it| !before.contains(&it.as_raw()));
         let left = left.map(Physical::size).sum();
         drop(state);
@@ -194,7 +194,7 @@ impl Core {
         choice: Choice<'_>,
     ) -> Locked<'a> {
         let flights: Vec<NonZeroU64> = state.out_of(id, choice).map(|(flight, _)| flight).collect();
-        while state.gate.has_any(&flights) {
+        while state.memory.gate.has_any(&flights) {
             state = state.wait(&self.settled, None);
         }
         state
@@ -209,7 +209,7 @@ impl State {
         id: TenantId,
         choice: Choice<'a>,
     ) -> impl Iterator<Item = (NonZeroU64, &'a Figures)> + 'a {
-        let tenancy = self.slots.of(id);
+        let tenancy = self.blocks.slots.of(id);
         let out = tenancy.into_iter().flat_map(Tenancy::blocks_out);
         out.filter(move |(_, tag, _)| choice.takes_tagged(*tag))
             .map(|(flight, _, figures)| (flight, figures))
@@ -232,7 +232,7 @@ impl State {
         choice: Choice<'_>,
         of: impl Fn(&SleepState) -> bool,
     ) -> Vec<SlotId> {
-        let Some(tenancy) = self.slots.of(id) else {
+        let Some(tenancy) = self.blocks.slots.of(id) else {
             return Vec::new();
         };
         let chosen = |slot: &&Slot| of(&slot.sleep_state) && choice.takes(slot);

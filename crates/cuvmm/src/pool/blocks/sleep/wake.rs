@@ -170,7 +170,9 @@ impl State {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
-        let slots = sleepers.iter().filter_map(|&slot| self.slots.get(slot));
+        let slots = sleepers
+            .iter()
+            .filter_map(|&slot| self.blocks.slots.get(slot));
         slots
             .filter_map(|slot| Some(slot.block.as_ref()?.used))
             .sum()
@@ -196,7 +198,10 @@ impl Locked<'_> {
             let moving = self.choose(id, choice, |sleep_state| {
                 matches!(sleep_state, SleepState::Moving { .. })
             });
-            for slot in moving.iter().filter_map(|&slot| self.slots.get(slot)) {
+            for slot in moving
+                .iter()
+                .filter_map(|&slot| self.blocks.slots.get(slot))
+            {
                 busy.add(slot);
             }
             let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
@@ -206,15 +211,15 @@ impl Locked<'_> {
             let asleep = self.asleep(id, choice);
             let fitted = self.fit(id, choice, offers);
             let from = fitted.givers();
-            let Missing { own, all, beside } = self.budget.missing_beside(&from, id, asleep);
+            let Missing { own, all, beside } = self.memory.budget.missing_beside(&from, id, asleep);
             let fits_now = total == Some(asleep) && all == 0;
             self.leave_to_others(id, beside)?;
             if asleep == 0 || fits_now {
                 // Each block owes its part of the charge.
-                self.budget.pass_on(&from, id);
+                self.memory.budget.pass_on(&from, id);
                 let rest = asleep - fitted.bytes();
-                let charge = self.budget.charge(Some(id), Amount::bytes(rest));
-                self.budget.keep(charge);
+                let charge = self.memory.budget.charge(Some(id), Amount::bytes(rest));
+                self.memory.budget.keep(charge);
                 return Ok(Ok(self.mark_fitted(fitted)));
             }
             let needed = match own {
@@ -240,7 +245,7 @@ impl Locked<'_> {
     }
 
     fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
-        let slot = self.slots.get_mut(id)?;
+        let slot = self.blocks.slots.get_mut(id)?;
         let block = slot.block.as_ref()?;
         let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
         let saved = match &mut slot.sleep_state {
@@ -271,7 +276,10 @@ impl Locked<'_> {
     ) -> Result<(u64, bool), BlockError> {
         let furnished = self.with_slot_out(id, |state, slot| {
             let begun = slot.space.bytes();
-            let lacking = slot.class.sizes.cover(state.device.granule(), begun..used);
+            let lacking = slot
+                .class
+                .sizes
+                .cover(state.memory.device.granule(), begun..used);
             let bytes = lacking.take(if one { 1 } else { usize::MAX }).sum();
             let filled = state.furnish_moving(slot, bytes, home, zeroed)?;
             Ok((slot.space.bytes(), filled))
@@ -346,7 +354,7 @@ impl Locked<'_> {
             state.uncommit(slot, 0, &running);
             slot.fence.merge(running);
             let beside = Amount::bytes(slot.sleep_state.beside());
-            state.budget.give_up(id.tenant, beside);
+            state.memory.budget.give_up(id.tenant, beside);
             slot.set_asleep(saved);
         });
         self.update_bypass(id.tenant);

@@ -12,13 +12,10 @@ const MOST_SLOTS: usize = 64;
 impl State {
     /// Panics if accounts, slots and lists do not agree.
     pub(super) fn audit(&mut self) {
-        self.blocks.audits += 1;
-        self.blocks.slots.end_section();
-        let (count, lost) = (
-            self.blocks.slots.all().count(),
-            self.blocks.slots.has_lost(),
-        );
-        let now = count <= MOST_SLOTS || self.blocks.audits.is_power_of_two();
+        let slots = &mut self.blocks.slots;
+        let sections = slots.end_section();
+        let (count, lost) = (slots.all().count(), slots.has_lost());
+        let now = count <= MOST_SLOTS || sections.is_power_of_two();
         if std::thread::panicking() || lost || !now || self.memory.device.is_forked() {
             return;
         }
@@ -54,23 +51,21 @@ impl State {
         }
         let accounts = self.memory.budget.accounts().map(|(_, account)| account);
         let held: u64 = accounts.map(|account| account.held).sum();
-        debug_assert!(
-            held == self.memory.budget.held(),
-            "accounts add up to {held}"
-        );
+        let all = self.memory.budget.held();
+        debug_assert!(held == all, "accounts add up to {held}");
     }
 
     /// Checks that each slot is listed for the memory that it can give and the blocks that it can
     /// serve.
     fn audit_lists(&self) {
         for (id, tenancy) in self.blocks.slots.iter() {
-            let may_grow = self
-                .memory
-                .terms
-                .get(id)
-                .is_some_and(|terms| terms.may_grow());
-            debug_assert!(tenancy.may_grow == may_grow, "{id:?} may grow: {may_grow}");
-            let keeps_nothing = self.blocks.hardening.is_some() || self.memory.terms.drains(id);
+            let standing = tenancy.standing;
+            let is_current = self.memory.terms.get(id).is_some_and(|terms| {
+                standing.may_grow == terms.may_grow() && standing.drains != terms.is_registered()
+            });
+            let is_current = is_current && standing.lowered == self.memory.lowered;
+            debug_assert!(is_current, "{id:?}: {standing:?}");
+            let keeps_nothing = self.blocks.are_hardened() || standing.drains;
             for index in tenancy.indices() {
                 let Some(slot) = tenancy.slot(index) else {
                     continue;
@@ -85,7 +80,7 @@ impl State {
                 );
                 let to_purge = slot.is_to_purge(keeps_nothing);
                 debug_assert!(slot.purging || !to_purge, "{id:?}, {index} is not purged");
-                let queued = self.blocks.queues.has(slot.id);
+                let queued = self.blocks.has_queued(slot.id);
                 debug_assert!(queued || !slot.purging, "{id:?}, {index} is not queued");
                 let idle = slot.idle() + slot.precommitted();
                 let pending = slot.freed_state() != Freed::Leased && idle > slot.stranded();
@@ -100,20 +95,11 @@ impl State {
 
     /// Checks that all memory from the driver is accounted for.
     fn audit_sources(&self) {
-        let owed: u64 = self
-            .blocks
-            .slots
-            .all()
-            .map(|slot| slot.sleep_state.owed())
-            .sum();
-        let passed: u64 = self
-            .blocks
-            .slots
-            .all()
-            .map(|slot| slot.sleep_state.passed())
-            .sum();
-        let had = self.memory.budget.obtained() + owed - passed;
+        let states = || self.blocks.slots.all().map(|slot| &slot.sleep_state);
+        let owed: u64 = states().map(|state| state.owed()).sum();
+        let passed: u64 = states().map(|state| state.passed()).sum();
         let budget = &self.memory.budget;
+        let had = budget.obtained() + owed - passed;
         let unused = self.memory.supply.free() + self.memory.supply.marked();
         let known = budget.held() + budget.quarantined() + unused;
         debug_assert!(

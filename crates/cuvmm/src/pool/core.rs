@@ -10,7 +10,8 @@
 //! An operation that has made such calls is *in flight* until it ends. It owns what it works on:
 //! slots that it took [out](super::blocks::slots::tenancy) of their places, physicals that it took from the free
 //! list, quotas of memory to be created, and its charges. All else that it read of the state may
-//! have changed. Methods of [`State`] never release the lock; methods of `Locked` may.
+//! have changed. Methods of [`State`] and of its halves never release the lock;
+//! methods of `Locked` may.
 //!
 //! Keeps I-41 and I-44.
 //!
@@ -120,7 +121,7 @@ impl Core {
             flight: None,
             core: self,
             place: None,
-            room: Room::new(&self.claimed),
+            room: Room::new(&self.claimed, 0),
             zeroes: false,
             own_ended: 0,
             refused: 0,
@@ -201,7 +202,7 @@ impl Core {
 
     /// Releases the lock, and wakes the mapper if an operation called it.
     pub(super) fn unlock(mut state: Locked<'_>) {
-        let waker = state.take_urgency();
+        let waker = state.blocks.take_urgency();
         drop(state);
         if let Some((waker, urgency)) = waker {
             waker.wake(urgency);
@@ -227,7 +228,7 @@ impl Core {
     ) -> Locked<'a> {
         let waits = |state: &State| {
             let mut wanted = wanted.clone();
-            wanted.any(|(id, size)| state.is_out(id) || state.waits_for_mapper(id, size))
+            wanted.any(|(id, size)| state.is_out(id) || state.blocks.waits_for_mapper(id, size))
         };
         while waits(&state) {
             state = state.wait(&self.settled, None);
@@ -241,7 +242,7 @@ impl Core {
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
-        self.lock().is_capturing()
+        self.lock().memory.gate.is_capturing()
     }
 }
 
@@ -269,7 +270,7 @@ impl<'a> Locked<'a> {
     ) -> Option<T> {
         let mut slot = self.take_out(id)?;
         let done = work(self, &mut slot);
-        self.state.put_slot(slot);
+        self.state.blocks.put_slot(slot);
         Some(done)
     }
 
@@ -379,7 +380,7 @@ impl<'a> Locked<'a> {
             flight: None,
             core,
             place,
-            room: Room::new(&core.claimed),
+            room: Room::new(&core.claimed, 0),
             zeroes: false,
             own_ended: 0,
             refused: 0,
@@ -394,14 +395,14 @@ impl<'a> Locked<'a> {
     /// `self` is being dropped: the state is not used again.
     #[cold]
     unsafe fn end(&mut self) {
-        if self.state.memory.has_deferred && !std::thread::panicking() {
+        if self.state.has_deferred() && !std::thread::panicking() {
             (self.core.finish)(self);
         }
         self.land();
         // SAFETY: the guard is there, and by the caller's promise it is not used after this call.
         let mut state = unsafe { ManuallyDrop::take(&mut self.state) };
         audit(&mut state);
-        let waker = state.take_urgency();
+        let waker = state.blocks.take_urgency();
         drop(state);
         self.core.settled.notify_all();
         self.core.tell(0);
@@ -417,8 +418,8 @@ impl<'a> Locked<'a> {
         };
         self.state.memory.gate.end(flight);
         Quiet::note_ended::<Core>(self.core);
-        self.state.free_late();
-        self.state.request_free_target();
+        self.state.blocks.free_late();
+        self.state.blocks.request_growth();
         if std::thread::panicking() {
             // No thread must wait for slots that the operation had taken out.
             self.state.blocks.slots.lose(flight);
@@ -446,7 +447,7 @@ fn audit(state: &mut State) {
 impl Drop for Locked<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.flight.is_some() || self.state.memory.has_deferred {
+        if self.flight.is_some() || self.state.has_deferred() {
             // SAFETY: this is the drop.
             return unsafe { self.end() };
         }

@@ -3,13 +3,17 @@
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::accounts::{Budget, Tenants};
+use super::accounts::{Budget, TenantId, Tenants};
+use super::blocks::IdleFigures;
 use super::gate::Gate;
 use super::holders::Holders;
 use super::line::Line;
 use super::supply::Supply;
 use crate::device::Device;
+use crate::driver::memory_option;
+use crate::error::{BlockError, CallError, Shortage};
 use crate::growth::Growth;
+use crate::own::Stream;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) struct Policy {
@@ -81,5 +85,92 @@ impl Memory {
             holders: Holders::default(),
             refusals: 0,
         }
+    }
+
+    pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
+        self.device.usable()?;
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(BlockError::Unregistered(self.terms.name_of(id))),
+        }
+    }
+
+    /// Returns `true` if blocks may use memory that they already have without a charge.
+    #[inline]
+    pub(super) fn lets_grow(&self) -> bool {
+        let usable = self.device.lost().is_none() && self.device.forked().is_none();
+        usable && !self.budget.is_overdrawn()
+    }
+
+    /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
+    /// capture.
+    pub(super) fn captures(&self, home: Option<&Stream>) -> Result<bool, CallError> {
+        Ok(self.gate.is_capturing() || home.map_or(Ok(false), Stream::is_capturing)?)
+    }
+
+    pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
+        let held = self.budget.addresses();
+        match wanted <= self.budget.addresses_left() {
+            true => Ok(()),
+            false => Err(BlockError::OutOfAddresses {
+                wanted,
+                held,
+                limit: self.budget.limits().addresses,
+            }),
+        }
+    }
+
+    /// Returns the option that sets the device's memory, if that memory is the pool's limit.
+    pub(super) fn memory_set_by(&self) -> Option<&'static str> {
+        let option = memory_option(self.device.driver().kind());
+        let all = self.device.granule().round_down(self.device.total_memory());
+        option.filter(|_| self.policy.leave_free > 0 || self.budget.limits().bytes >= all)
+    }
+
+    /// Returns the figures of a request that is refused. `idle` are those of the idle.
+    pub(super) fn shortage(
+        &self,
+        id: TenantId,
+        wanted: u64,
+        reclaimable: u64,
+        mut idle: IdleFigures,
+    ) -> Box<Shortage> {
+        let account = self.budget.account(id);
+        let mut holders: Vec<(String, u64)> = self
+            .budget
+            .accounts()
+            .filter(|&(other, account)| other != id && account.held > 0)
+            .filter_map(|(other, account)| {
+                Some((self.terms.get(other)?.name().to_owned(), account.held))
+            })
+            .collect();
+        holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        idle.pending_free += self.holders.pending();
+        for held in self.holders.all() {
+            let figures = held.holder().figures();
+            idle.stranded += figures.stranded() + figures.kept;
+        }
+        let creatable = self.budget.creatable().min(self.policy.largest_extent);
+        Box::new(Shortage {
+            tenant: self.terms.name_of(id),
+            wanted,
+            available: self.budget.available_to(id).saturating_add(reclaimable),
+            largest_run: self
+                .device
+                .granule()
+                .round_down(creatable)
+                .max(self.supply.largest_free()),
+            limit: self.budget.limits().bytes,
+            tenant_limit: self.budget.limit_of(id),
+            tenant_held: account.held,
+            guaranteed_to_others: self.budget.guaranteed_to_others(id),
+            pending_free: idle.pending_free,
+            leased: idle.leased,
+            stranded: idle.stranded,
+            quarantined: self.budget.quarantined(),
+            holders,
+            ledger: None,
+            memory_set_by: self.memory_set_by(),
+        })
     }
 }

@@ -99,7 +99,6 @@ use std::sync::Arc;
 use cuvmm_driver::HandleTypes;
 
 use self::accounts::{Budget, Limits};
-use self::blocks::slots::Hardening;
 use self::core::Core;
 use self::memory::Policy;
 use self::state::State;
@@ -309,28 +308,19 @@ impl<'a> PoolBuilder<'a> {
     /// type; and when a device that is to be given access belongs to another driver, is the pool's own,
     /// was named before or cannot access the memory.
     pub fn build(self) -> Result<Pool, PoolError> {
-        let Self {
-            device,
-            limit,
-            mappings,
-            addresses,
-            mut policy,
-            mapper,
-            free_target,
-            hardened,
-            ledger,
-            guests,
-        } = self;
+        let (device, mapper, ledger) = (self.device, self.mapper, self.ledger);
+        let (mappings, addresses) = (self.mappings, self.addresses);
+        let mut policy = self.policy;
         device.own_process()?;
         creatable_as(policy.props.handle_types)?;
-        check_guests(device, &[], &guests)?;
+        check_guests(device, &[], &self.guests)?;
         let granule = device.granule();
-        let (bytes, leave_free) = limit.of(device)?;
+        let (bytes, leave_free) = self.limit.of(device)?;
         policy.leave_free = leave_free;
         ArgumentError::not_zero("mappings of a pool", mappings)?;
         ArgumentError::at_least("bytes of a pool's addresses", addresses, granule.bytes())?;
         ArgumentError::extent(policy.largest_extent, granule.bytes())?;
-        ArgumentError::at_most("bytes that are kept ready", free_target, bytes)?;
+        ArgumentError::at_most("bytes that are kept ready", self.free_target, bytes)?;
         if mapper.is_some_and(|mapper| !mapper.device().is_same(device)) {
             return Err(ArgumentError::WrongDevice("the mapper").into());
         }
@@ -340,9 +330,8 @@ impl<'a> PoolBuilder<'a> {
         if policy.props.rdma_capable {
             Physical::probe_rdma(device)?;
         }
-        let hardened = hardened
-            .map(|it| it.checked(granule, addresses))
-            .transpose()?;
+        let hardened = self.hardened.map(|it| it.checked(granule, addresses));
+        let hardened = hardened.transpose()?;
         if hardened.is_some() {
             // Precommitted memory would be mapped behind a block's end, where accesses have to
             // fault.
@@ -357,13 +346,13 @@ impl<'a> PoolBuilder<'a> {
         if ledger.is_some() {
             state.memory.budget.needs_grants();
         }
-        state.blocks.hardening = hardened.map(|hardened| Box::new(Hardening::new(hardened)));
-        let core = Arc::new(Core::new(device.clone(), guests, state, |state| {
+        hardened.inspect(|&options| state.blocks.harden(options));
+        let core = Arc::new(Core::new(device.clone(), self.guests, state, |state| {
             state.finish_deferred();
             state.keep_to_limits();
         }));
         if let Some(waker) = mapper.and_then(Mapper::waker) {
-            Core::attach(&core, waker, free_target);
+            Core::attach(&core, waker, self.free_target);
         }
         if let Some(ledger) = ledger {
             Core::join(&core, ledger.member());

@@ -11,11 +11,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::accounts::{Amount, Charge, TenantId, Terms};
-use super::blocks::slots::{Aged, Give, Slot, SlotId};
+use super::accounts::{Amount, Budget, Charge, TenantId, Terms};
+use super::blocks::slots::{Aged, Give, Slot, SlotId, Slots};
 use super::core::Locked;
 use super::holders::HolderId;
 use super::state::State;
+use crate::device::Device;
 use crate::error::{BlockError, CallError, LedgerShortage};
 use crate::extents::Round;
 use crate::wanted::{GRANT, Purpose};
@@ -42,9 +43,9 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn begin(state: &State) -> Self {
+    fn begin(device: &Device) -> Self {
         Self {
-            round: Round::begin(&state.memory.device),
+            round: Round::begin(device),
             takes: Vec::new(),
             holders: Vec::new(),
             gained: 0,
@@ -55,6 +56,16 @@ impl Plan {
 
     pub(super) const fn gained(&self) -> u64 {
         self.gained
+    }
+
+    /// Returns the bytes above a tenant's guarantee after a plan.
+    pub(super) fn spare_of(&self, budget: &Budget, id: TenantId) -> u64 {
+        let account = budget.account(id);
+        let planned = self.taken.get(&id).copied().unwrap_or(0);
+        account
+            .held
+            .saturating_sub(planned)
+            .saturating_sub(account.guarantee)
     }
 
     pub(super) fn takes_from(&self, slots: &BTreeSet<SlotId>) -> u64 {
@@ -144,10 +155,7 @@ impl Locked<'_> {
             if total == 0 {
                 break;
             }
-            let mut plan = Plan::begin(self);
-            for give in [Give::Cached, Give::Precommitted] {
-                self.plan_others(id, give, total, &mut plan);
-            }
+            let plan = self.plan_all_others(id, total);
             if let Some(refused) = refused
                 && plan.gained < total
             {
@@ -196,7 +204,7 @@ impl Locked<'_> {
     ) -> BlockError {
         let mut shortage = self.shortage(id, bytes, reclaimable);
         shortage.ledger = ledger;
-        if self.is_capturing() && shortage.pending_free > 0 {
+        if self.memory.gate.is_capturing() && shortage.pending_free > 0 {
             BlockError::Capturing(shortage)
         } else {
             BlockError::OutOfMemory(shortage)
@@ -228,13 +236,14 @@ impl Locked<'_> {
         self.carry_out(&plan).map(|_| ())
     }
 
-    /// Reclaims all idle memory of a tenant whose fences are complete. Returns the bytes, also of a
-    /// call that fails half-way.
-    pub(super) fn take_back_all_of(&mut self, id: TenantId) -> (u64, Result<(), CallError>) {
-        let mut plan = Plan::begin(self);
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_from(&[id], give, u64::MAX, false, &mut plan);
-        }
+    /// Reclaims `bytes` of a tenant's own memory, or what there is. Returns the bytes, and why it
+    /// ended early.
+    pub(super) fn take_back_own(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+    ) -> (u64, Result<(), CallError>) {
+        let plan = self.plan_own(&[id], bytes);
         self.carry_out_counted(&plan)
     }
 
@@ -243,24 +252,22 @@ impl Locked<'_> {
     pub(super) fn gather_idle(&mut self) {
         self.retry_releases(1);
         self.refresh_driver_memory();
-        self.sweep_all();
+        self.blocks.sweep_all();
         self.part_all();
     }
 
     /// Plans all that a tenant could reclaim from itself, and from other tenants.
     pub(super) fn reach(&mut self, id: TenantId) -> (Plan, Plan) {
         self.gather_idle();
-        let (mut own, mut others) = (Plan::begin(self), Plan::begin(self));
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_from(&[id], give, u64::MAX, false, &mut own);
-            self.plan_others(id, give, u64::MAX, &mut others);
-        }
-        (own, others)
+        (
+            self.plan_own(&[id], u64::MAX),
+            self.plan_all_others(id, u64::MAX),
+        )
     }
 
     /// Unmaps the planned extents and [keeps](State::keep) their memory; returns the bytes.
     /// Releases the lock for each slot: extents in use again by then are left alone.
-    pub(super) fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
+    fn carry_out(&mut self, plan: &Plan) -> Result<u64, CallError> {
         let (got, outcome) = self.carry_out_counted(plan);
         outcome.map(|()| got)
     }
@@ -326,19 +333,15 @@ impl Locked<'_> {
             }
             // The lock is released between slots.
             let slot_id = |index| SlotId { tenant: id, index };
-            let bare = |state: &State, index| {
-                state
-                    .blocks
-                    .slots
-                    .get(slot_id(index))
-                    .is_some_and(Slot::is_bare)
-            };
-            if !together.iter().all(|&index| bare(self, index)) {
+            let bare = |slots: &Slots, index| slots.get(slot_id(index)).is_some_and(Slot::is_bare);
+            let all = &self.blocks.slots;
+            if !together.iter().all(|&index| bare(all, index)) {
                 continue;
             }
             for index in together {
-                if bare(self, index)
-                    && let Some(slot) = self.blocks.slots.take(slot_id(index))
+                let slots = &mut self.blocks.slots;
+                if bare(slots, index)
+                    && let Some(slot) = slots.take(slot_id(index))
                 {
                     self.put_away(slot);
                 }
@@ -350,22 +353,45 @@ impl Locked<'_> {
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.memory.budget.addresses_left() < bytes {
             self.purge_all();
-            let ids: Vec<TenantId> = self.blocks.slots.tenants();
-            for id in ids {
+            for id in self.blocks.slots.tenants() {
                 self.drop_empty_slots(id, bytes);
             }
             self.return_resting_for(bytes);
             self.empty_heaps_for(bytes);
         }
-        self.check_addresses(bytes)
+        self.memory.check_addresses(bytes)
     }
 }
 
 impl State {
+    /// Polls the fences of all idle memory.
+    pub(super) fn poll_idle(&mut self) {
+        let ids: Vec<TenantId> = self.memory.terms.ids().collect();
+        self.plan_own(&ids, u64::MAX);
+    }
+
+    /// Plans to take `total` bytes from tenants, whatever their guarantees: cached memory first.
+    fn plan_own(&mut self, ids: &[TenantId], total: u64) -> Plan {
+        let mut plan = Plan::begin(&self.memory.device);
+        for give in [Give::Cached, Give::Precommitted] {
+            self.plan_from(ids, give, total, false, &mut plan);
+        }
+        plan
+    }
+
+    /// Plans to take `total` bytes from tenants other than `id`: cached memory first.
+    fn plan_all_others(&mut self, id: TenantId, total: u64) -> Plan {
+        let mut plan = Plan::begin(&self.memory.device);
+        for give in [Give::Cached, Give::Precommitted] {
+            self.plan_others(id, give, total, &mut plan);
+        }
+        plan
+    }
+
     /// Plans a reclaim that allows charging the tenant `total` bytes more. By the tenant's own
     /// limit, `own` of them must be its own; if it has less, the plan gains less than `total`.
     fn plan(&mut self, id: TenantId, own: u64, total: u64) -> Plan {
-        let mut plan = Plan::begin(self);
+        let mut plan = Plan::begin(&self.memory.device);
         self.plan_from(&[id], Give::Cached, total.max(own), false, &mut plan);
         if plan.gained < own {
             self.plan_from(&[id], Give::Precommitted, own, false, &mut plan);
@@ -409,7 +435,7 @@ impl State {
     /// `total`. With `others` the memory is for another tenant, and only memory above the owners'
     /// guarantees counts. An extent that reaches below a guarantee is taken whole, and the budget
     /// keeps the lacking bytes for its owner.
-    pub(super) fn plan_from(
+    fn plan_from(
         &mut self,
         ids: &[TenantId],
         give: Give,
@@ -419,19 +445,15 @@ impl State {
     ) {
         let mut oldest: BinaryHeap<Reverse<(Aged, TenantId)>> = BinaryHeap::new();
         for &id in ids {
-            let first = self
-                .blocks
-                .slots
-                .of(id)
-                .and_then(|tenancy| tenancy.next_giving(give, None));
-            oldest.extend(first.map(|aged| Reverse((aged, id))));
+            let next = self.blocks.slots.next_giving(id, give, None);
+            oldest.extend(next.map(|aged| Reverse((aged, id))));
         }
         while let Some(Reverse((aged, id))) = oldest.pop() {
             if plan.gained >= total {
                 break;
             }
             let spare = match others {
-                true => self.spare_of(id, plan),
+                true => plan.spare_of(&self.memory.budget, id),
                 false => u64::MAX,
             };
             if spare == 0 {
@@ -439,11 +461,7 @@ impl State {
             }
             let (tenant, index) = (id, aged.1);
             self.plan_slot(SlotId { tenant, index }, total, spare, plan);
-            let next = self
-                .blocks
-                .slots
-                .of(id)
-                .and_then(|tenancy| tenancy.next_giving(give, Some(aged)));
+            let next = self.blocks.slots.next_giving(id, give, Some(aged));
             oldest.extend(next.map(|aged| Reverse((aged, id))));
         }
         if give == Give::Cached {
@@ -461,9 +479,9 @@ impl State {
                 continue;
             }
             let mut bytes = 0;
-            for size in held.holder().reclaimable(!self.is_capturing()) {
+            for size in held.holder().reclaimable(!self.memory.gate.is_capturing()) {
                 let spare = match others {
-                    true => self.spare_of(id, plan),
+                    true => plan.spare_of(&self.memory.budget, id),
                     false => u64::MAX,
                 };
                 if plan.gained >= total || spare == 0 {
@@ -481,11 +499,11 @@ impl State {
 
     /// Plans to take extents from one slot, the last first, while they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
-        let Some((slot, gate)) = self.slot_and_gate(id) else {
+        let Some(slot) = self.blocks.slots.get_mut(id) else {
             return;
         };
         // A block that grew into its precommitted memory may still be listed.
-        if !slot.has_spare() || !gate.poll_in(&mut slot.fence, &plan.round) {
+        if !slot.has_spare() || !self.memory.gate.poll_in(&mut slot.fence, &plan.round) {
             return;
         }
         let planned = plan.from.get(&id).copied().unwrap_or(u64::MAX);
@@ -505,16 +523,6 @@ impl State {
             spare -= gain;
             *plan.taken.entry(id.tenant).or_default() += extent.size;
         }
-    }
-
-    /// Returns the bytes above a tenant's guarantee after a plan.
-    pub(super) fn spare_of(&self, id: TenantId, plan: &Plan) -> u64 {
-        let account = self.memory.budget.account(id);
-        let planned = plan.taken.get(&id).copied().unwrap_or(0);
-        account
-            .held
-            .saturating_sub(planned)
-            .saturating_sub(account.guarantee)
     }
 }
 
@@ -598,7 +606,7 @@ mod tests {
         gone.unregister();
         rig.finish(&stream);
         let mut state = pool.core.lock();
-        let mut plan = Plan::begin(&state);
+        let mut plan = Plan::begin(&state.memory.device);
         state.plan_others(me.id(), Give::Cached, u64::MAX, &mut plan);
         let (equal, low, high) = (equal.id(), low.id(), high.id());
         let all = [
@@ -610,7 +618,7 @@ mod tests {
         ];
         assert_eq!(takes(&plan), all);
         assert_eq!(plan.gained(), 5 * G);
-        let mut plan = Plan::begin(&state);
+        let mut plan = Plan::begin(&state.memory.device);
         state.plan_others(me.id(), Give::Cached, 2 * G, &mut plan);
         assert_eq!(takes(&plan), all[..2], "no more than is wanted");
         state.plan_others(me.id(), Give::Cached, 2 * G, &mut plan);
@@ -687,9 +695,9 @@ mod tests {
             (other, 1, 2),
         ];
         assert_eq!((takes(&plan), plan.gained()), (all.to_vec(), 5 * G));
-        assert_eq!(state.spare_of(other, &plan), 0);
-        let nothing = Plan::begin(&state);
-        assert_eq!(state.spare_of(other, &nothing), 5 * G);
+        assert_eq!(plan.spare_of(&state.memory.budget, other), 0);
+        let nothing = Plan::begin(&state.memory.device);
+        assert_eq!(nothing.spare_of(&state.memory.budget, other), 5 * G);
         // What is above the guarantee is not counted again.
         state.plan_others(me, Give::Cached, u64::MAX, &mut plan);
         assert_eq!(takes(&plan), all);
@@ -708,7 +716,11 @@ mod tests {
         let mut state = pool.core.lock();
         let plan = state.plan(me, 0, 16 * G);
         assert_eq!((takes(&plan), plan.gained()), (vec![(other, 0, 0)], G));
-        assert_eq!(state.spare_of(other, &plan), 0, "four are left of five");
+        assert_eq!(
+            plan.spare_of(&state.memory.budget, other),
+            0,
+            "four are left of five"
+        );
         let slot = |index| SlotId {
             tenant: other,
             index,
@@ -950,7 +962,7 @@ mod tests {
         assert_eq!(state.kept_by(me.id()), 0);
         state.permit_reuse(id, 3 * G).unwrap();
         assert_eq!(state.kept_by(me.id()), 3 * G);
-        state.put_slot(slot);
+        state.blocks.put_slot(slot);
         assert_eq!(state.kept_by(me.id()), 0);
     }
 
@@ -1002,9 +1014,9 @@ mod tests {
         let _ahead = ahead(&me);
         drop(idle);
         let mut state = pool.core.lock();
-        assert_eq!(state.take_back_all_of(me.id()), (6 * G, Ok(())));
+        assert_eq!(state.take_back_own(me.id(), u64::MAX), (6 * G, Ok(())));
         assert_eq!((held(&state, &me), held(&state, &other)), (12, 2));
-        assert_eq!(state.take_back_all_of(me.id()), (0, Ok(())));
+        assert_eq!(state.take_back_own(me.id(), u64::MAX), (0, Ok(())));
     }
 
     #[test]
@@ -1110,7 +1122,7 @@ mod tests {
         let full = block(&other, 1);
         drop(full);
         let mut state = pool.core.lock();
-        state.take_back_all_of(me.id()).1.unwrap();
+        state.take_back_own(me.id(), u64::MAX).1.unwrap();
         state.take_back_any(me.id(), 2 * G).unwrap();
         assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
         let reserved = |state: &State| state.memory.budget.addresses() / G;
@@ -1178,10 +1190,10 @@ mod tests {
         leave_idle(&me, &[2, 2, 1]);
         let mut state = pool.core.lock();
         state.purge_all();
-        assert_eq!((held(&state, &me), state.resting()), (0, (3, 5 * G)));
+        assert_eq!((held(&state, &me), state.blocks.resting()), (0, (3, 5 * G)));
         state.make_address_room(3 * G).unwrap();
-        assert_eq!(state.resting(), (3, 5 * G), "there is room");
+        assert_eq!(state.blocks.resting(), (3, 5 * G), "there is room");
         state.make_address_room(6 * G).unwrap();
-        assert_eq!(state.resting(), (1, G));
+        assert_eq!(state.blocks.resting(), (1, G));
     }
 }

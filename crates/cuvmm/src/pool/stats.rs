@@ -147,12 +147,7 @@ impl fmt::Display for PoolStats {
             ]);
         }
         writeln!(f, "{table}")?;
-        let Self {
-            mappings,
-            mapping_limit,
-            refusals,
-            ..
-        } = self;
+        let (mappings, mapping_limit) = (self.mappings, self.mapping_limit);
         let (addresses, address_limit) = (Bytes(self.addresses), Bytes(self.address_limit));
         write!(
             f,
@@ -160,7 +155,8 @@ impl fmt::Display for PoolStats {
         )?;
         write!(
             f,
-            "addresses, {refusals} refusals, {} driver calls",
+            "addresses, {} refusals, {} driver calls",
+            self.refusals,
             self.calls.total()
         )
     }
@@ -262,12 +258,9 @@ impl TenantStats {
 
 impl State {
     pub(super) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
-        self.sweep(id);
-        self.blocks
-            .slots
-            .of(id)
-            .map(|tenancy| self.stats_of(id, tenancy))
-            .unwrap_or_default()
+        self.blocks.sweep(id);
+        let tenancy = self.blocks.slots.of(id);
+        tenancy.map_or_else(TenantStats::default, |it| self.stats_of(id, it))
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
@@ -304,16 +297,12 @@ impl State {
     }
 
     pub(crate) fn stats(&mut self) -> PoolStats {
-        self.sweep_all();
-        let tenants: Vec<TenantStats> = self
-            .blocks
-            .slots
-            .iter()
-            .map(|(id, tenancy)| self.stats_of(id, tenancy))
-            .collect();
+        self.blocks.sweep_all();
+        let tenants = self.blocks.slots.iter();
+        let tenants: Vec<_> = tenants.map(|(id, it)| self.stats_of(id, it)).collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
         let limits = self.memory.budget.limits();
-        let (resting_blocks, resting_addresses) = self.resting();
+        let (resting_blocks, resting_addresses) = self.blocks.resting();
         PoolStats {
             limit: limits.bytes,
             committed: self.memory.budget.held(),

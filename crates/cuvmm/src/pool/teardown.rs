@@ -3,7 +3,7 @@
 use super::accounts::TenantId;
 use super::blocks::slots::{Slot, SlotId};
 use super::core::{Core, Locked};
-use super::state::State;
+use super::memory::Memory;
 use crate::error::CallError;
 use crate::extents::TakenOut;
 
@@ -12,14 +12,14 @@ impl Locked<'_> {
         let before = self.memory.budget.given_back();
         self.retry_releases(1);
         self.purge_all();
-        let excess = |state: &State| state.memory.budget.obtained().saturating_sub(keep);
-        if excess(self) > self.memory.supply.free() {
-            let wanted = excess(self) - self.memory.supply.free();
+        let excess = |memory: &Memory| memory.budget.obtained().saturating_sub(keep);
+        if excess(&self.memory) > self.memory.supply.free() {
+            let wanted = excess(&self.memory) - self.memory.supply.free();
             // No tenant makes the request, so every tenant's guarantee counts.
             self.take_back_any(TenantId::NONE, wanted)?;
         }
-        let free_list = self.memory.supply.free().saturating_sub(excess(self));
-        self.release_free(free_list);
+        let free = self.memory.supply.free();
+        self.release_free(free.saturating_sub(excess(&self.memory)));
         // Includes exported memory, released on the way.
         Ok(self.memory.budget.given_back() - before)
     }
@@ -59,7 +59,7 @@ impl Locked<'_> {
             match self.strip(&mut slot) {
                 Ok(()) => self.drop_slot(slot),
                 Err(error) => {
-                    self.put_slot(slot);
+                    self.blocks.put_slot(slot);
                     outcome = outcome.and(Err(error));
                 }
             }

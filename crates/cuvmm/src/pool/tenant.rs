@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::accounts::{LimitChange, TenantId, Terms};
 use super::blocks::compaction::Compaction;
 use super::blocks::slots::Tenancy;
-use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
+use super::blocks::{Block, BlockBuilder, Owner};
 use super::core::Core;
 use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
@@ -112,15 +112,8 @@ impl<'a> TenantBuilder<'a> {
     /// [`PoolError`] when the name is empty or taken, when the guarantee is above the tenant's own
     /// limit, or when other guarantees and memory in use leave too little of the pool's limit.
     pub fn register(self) -> Result<Tenant, PoolError> {
-        let Self {
-            core,
-            name,
-            guarantee,
-            limit,
-            priority,
-            hook,
-            shortage_hook,
-        } = self;
+        let (core, name) = (self.core, self.name);
+        let (guarantee, limit) = (self.guarantee, self.limit);
         core.device.own_process()?;
         ArgumentError::not_zero("bytes of a tenant's name", name.len() as u64)?;
         let mut state = core.lock();
@@ -128,23 +121,14 @@ impl<'a> TenantBuilder<'a> {
         if state.grant_guarantee(None, guarantee)? {
             state.check_guarantee(None, guarantee, limit)?;
         }
-        if state
-            .memory
-            .terms
-            .registered()
-            .any(|(_, it)| it.name() == name)
-        {
+        if state.memory.terms.find(&name).is_some() {
             return Err(PoolError::NameTaken(name));
         }
-        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&state.blocks.clock)));
+        let stream_caches = state.blocks.stream_caches();
         let unswept = Arc::clone(&stream_caches);
-        let terms = Terms::new(name.clone(), priority, (hook, shortage_hook));
-        let tenancy = Tenancy::new(unswept);
-        if state.blocks.hardening.is_some() {
-            // A hardened pool reuses no freed block, so no block goes to a stream cache.
-            drop(tenancy.unswept.close());
-        }
-        let id = state.register(terms, tenancy, (guarantee, limit));
+        let hooks = (self.hook, self.shortage_hook);
+        let terms = Terms::new(name.clone(), self.priority, hooks);
+        let id = state.register(terms, unswept, (guarantee, limit));
         let owner = Owner {
             core: Arc::clone(core),
             tenant: id,
@@ -230,7 +214,7 @@ impl Tenant {
     /// Returns a number that this pool returns only once: a reading of its clock, which shows no
     /// time twice.
     pub(crate) fn number(&self) -> u64 {
-        self.shared.owner.core.lock().tick()
+        self.shared.owner.core.lock().blocks.tick()
     }
 
     pub(crate) fn guests(&self) -> &[AccessGrant] {
@@ -390,7 +374,7 @@ impl Tenant {
     pub(crate) fn idle(&self) -> u64 {
         let (core, id) = (self.core(), self.id());
         let mut state = core.lock();
-        state.sweep(id);
+        state.blocks.sweep(id);
         let tenancy = state.blocks.slots.of(id);
         let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
         for first in (0..).step_by(SLOTS_AT_ONCE) {

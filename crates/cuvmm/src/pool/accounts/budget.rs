@@ -494,7 +494,10 @@ impl Budget {
         self.land(charge);
     }
 
-    pub(crate) fn refund(&mut self, charge: Charge) {
+    pub(crate) fn refund(&mut self, charge: impl Into<Option<Charge>>) {
+        let Some(charge) = charge.into() else {
+            return;
+        };
         let tenant = charge.tenant;
         let of = self.land(charge);
         match tenant {

@@ -12,22 +12,9 @@ use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::extents::Extent;
 use crate::own::Physical;
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
 use crate::wanted::{GRANT, Purpose};
 
 impl Core {
-    pub(in crate::pool) fn note_created(&self, size: u64) {
-        if let Some(joined) = self.ledger.get() {
-            joined.member.note_created(size);
-        }
-    }
-
-    pub(in crate::pool) fn note_not_created(&self, size: u64) {
-        if let Some(joined) = self.ledger.get() {
-            joined.member.note_released(size);
-        }
-    }
-
     /// Ends the pool's part. `kept` bytes could not be released: they stay granted.
     pub(in crate::pool) fn leave_ledger(&self, kept: u64) {
         if let Some(joined) = self.ledger.get() {
@@ -38,17 +25,14 @@ impl Core {
             }
         }
     }
-}
 
-impl State {
     /// Counts a block's exported memory as one block of the ledger, if any. Returns the ledger's
     /// number and the block's name.
     pub(in crate::pool) fn count_export(
         &self,
-        core: &Core,
         list: &[(Extent, Physical)],
     ) -> Result<Option<(u64, u64)>, ShareError> {
-        let Some(joined) = core.ledger.get() else {
+        let Some(joined) = self.ledger.get() else {
             return Ok(None);
         };
         let marks = list.iter().map(|(_, physical)| physical.export_mark());
@@ -106,7 +90,7 @@ impl Locked<'_> {
     ) -> Result<bool, PoolError> {
         let mut released = false;
         loop {
-            let lacking = bytes.saturating_sub(self.guaranteeable_now(tenant));
+            let lacking = bytes.saturating_sub(self.guaranteeable(tenant, true));
             if lacking == 0 || self.core().ledger.get().is_none() {
                 return Ok(released);
             }

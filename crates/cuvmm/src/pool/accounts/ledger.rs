@@ -9,7 +9,6 @@ use crate::error::{BlockError, CallError};
 #[cfg(target_os = "linux")]
 use crate::ledger::{Change, Giver, Hook, PoolReport, TenantReport};
 use crate::ledger::{InLine, Member, Waiting};
-use crate::pool::blocks::slots::Tenancy;
 use crate::pool::core::{Core, Locked};
 #[cfg(target_os = "linux")]
 use crate::pool::holders::Held;
@@ -122,16 +121,12 @@ impl Locked<'_> {
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // Memory that the ledger leaves is no other process's to give.
         let uses =
-            |id, tenancy: &Tenancy| tenancy.uses_memory() || self.memory.holders.in_use_of(id) > 0;
-        let users = self
-            .blocks
-            .slots
-            .iter()
-            .filter(|&(id, tenancy)| uses(id, tenancy));
+            |&id: &TenantId| self.blocks.use_memory(id) || self.memory.holders.in_use_of(id) > 0;
+        let users = self.memory.terms.ids().filter(uses);
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
             tenants: vec![id.0],
-            users: users.map(|(id, _)| id.0).collect(),
+            users: users.map(|id| id.0).collect(),
         })
     }
 
@@ -149,13 +144,7 @@ impl Locked<'_> {
         };
         let (granted, place) = (self.memory.budget.granted(), self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || {
-            self.blocks
-                .slots
-                .iter()
-                .map(|(id, _)| self.kept_by(id))
-                .sum()
-        };
+        let in_use = || self.memory.terms.ids().map(|id| self.kept_by(id)).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),
@@ -267,11 +256,7 @@ impl Giver for Core {
     }
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
-        let id = self.look(|state| {
-            let mut tenants = state.memory.terms.registered();
-            let found = tenants.find(|(_, it)| it.name() == tenant);
-            found.map(|(id, _)| id)
-        })?;
+        let id = self.look(|state| state.memory.terms.find(tenant))?;
         let changed = match change {
             Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),
             Change::Guarantee(bytes) => self.set_guarantee(id, bytes).map(|()| 0),

@@ -9,11 +9,8 @@ use super::budget::TenantId;
 use crate::device::Device;
 use crate::driver::limit_name;
 use crate::error::{ArgumentError, CallError, PoolError};
-use crate::extents::Urgency;
-use crate::pool::blocks::slots::Give;
 use crate::pool::core::{Core, Locked};
-use crate::pool::reclaim::Plan;
-use crate::pool::state::State;
+use crate::pool::memory::Memory;
 
 /// The names of a tenant's guarantee and limit in errors.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
@@ -71,11 +68,7 @@ impl Core {
             let limit = bytes;
             return Err(PoolError::BelowGuarantees { limit, guaranteed });
         }
-        let free_target = state
-            .blocks
-            .precommit
-            .as_ref()
-            .map_or(0, |it| it.free_target);
+        let free_target = state.blocks.free_target();
         ArgumentError::at_least(
             "bytes of a limit, of which some are kept ready",
             bytes,
@@ -101,7 +94,7 @@ impl Core {
         limit: u64,
     ) -> Result<LimitChange, PoolError> {
         let mut state = self.lock();
-        state.check_registered(id)?;
+        state.memory.check_registered(id)?;
         let account = state.memory.budget.account(id);
         ArgumentError::at_least(TENANT_LIMIT, limit, account.guarantee)?;
         state.memory.budget.set_tenant_limit(id, limit);
@@ -122,12 +115,12 @@ impl Core {
         guarantee: u64,
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
-        state.check_registered(id)?;
+        state.memory.check_registered(id)?;
         let account = state.memory.budget.account(id);
         if guarantee > account.guarantee {
             state.make_guaranteeable(Some(id), guarantee, account.limit)?;
             if state.grant_guarantee(Some(id), guarantee)? {
-                state.check_registered(id)?;
+                state.memory.check_registered(id)?;
                 let limit = state.memory.budget.account(id).limit;
                 state.check_guarantee(Some(id), guarantee, limit)?;
             }
@@ -143,7 +136,7 @@ impl Core {
         priority: i32,
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
-        state.check_registered(id)?;
+        state.memory.check_registered(id)?;
         if let Some(terms) = state.memory.terms.get_mut(id) {
             terms.set_priority(priority);
         }
@@ -158,7 +151,17 @@ impl Core {
     }
 }
 
-impl State {
+impl Memory {
+    fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
+        self.device.own_process()?;
+        match self.terms.is_registered(id) {
+            true => Ok(()),
+            false => Err(PoolError::Unregistered(self.terms.name_of(id))),
+        }
+    }
+}
+
+impl Locked<'_> {
     /// Checks that a new or registered tenant with the given limit can be given a guarantee.
     pub(in crate::pool) fn check_guarantee(
         &mut self,
@@ -170,34 +173,18 @@ impl State {
         if limit < pool {
             ArgumentError::at_most(GUARANTEE, guarantee, limit)?;
         }
-        let left = self.guaranteeable(tenant);
+        let left = self.guaranteeable(tenant, false);
         if guarantee > left {
             return Err(PoolError::GuaranteeTooLarge {
                 guarantee,
                 left,
                 limit: pool,
-                memory_set_by: self.memory_set_by(),
+                memory_set_by: self.memory.memory_set_by(),
             });
         }
         Ok(())
     }
 
-    fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
-        self.memory.device.own_process()?;
-        match self.memory.terms.is_registered(id) {
-            true => Ok(()),
-            false => Err(PoolError::Unregistered(self.memory.terms.name_of(id))),
-        }
-    }
-
-    fn beyond(&self) -> Vec<TenantId> {
-        let ids = self.blocks.slots.iter().map(|(id, _)| id);
-        ids.filter(|&id| self.memory.budget.excess_of(id) > 0)
-            .collect()
-    }
-}
-
-impl Locked<'_> {
     /// Ensures that a tenant can be given a guarantee. If heaps hold too much memory, takes their
     /// unused memory.
     pub(in crate::pool) fn make_guaranteeable(
@@ -223,27 +210,25 @@ impl Locked<'_> {
             return Ok(());
         }
         // From here on freed blocks skip the stream caches.
-        self.sweep_each();
+        self.blocks.sweep_each();
         let outcome = self.take_excess();
         self.note_lowered();
         // If no operation does so before, the mapper reclaims pending memory.
-        if let Some(precommit) = &mut self.blocks.precommit {
-            precommit.call(Urgency::Soon);
-        }
+        self.blocks.call_mapper();
         outcome
     }
 
     /// Notes whether a limit is exceeded. While one is, freed blocks skip the stream caches.
     fn note_lowered(&mut self) {
-        let state: &mut State = self;
-        state.memory.lowered = state.memory.budget.excess() > 0;
-        for (id, terms) in state.memory.terms.iter_mut() {
-            let beyond = state.memory.budget.excess_of(id) > 0;
+        let memory = &mut self.memory;
+        memory.lowered = memory.budget.excess() > 0;
+        for (id, terms) in memory.terms.iter_mut() {
+            let beyond = memory.budget.excess_of(id) > 0;
             terms.set_beyond(beyond);
-            state.memory.lowered |= beyond;
+            memory.lowered |= beyond;
         }
-        let ids: Vec<TenantId> = self.blocks.slots.tenants();
-        ids.into_iter().for_each(|id| self.update_bypass(id));
+        let ids: Vec<TenantId> = self.memory.terms.ids().collect();
+        ids.into_iter().for_each(|id| self.terms_changed(id));
     }
 
     /// Reclaims free memory beyond lowered limits, when a request ends and when an operation ends
@@ -260,13 +245,11 @@ impl Locked<'_> {
 
     fn take_excess(&mut self) -> Result<(), CallError> {
         self.gather_idle();
-        for id in self.beyond() {
-            let mut plan = Plan::begin(self);
-            for give in [Give::Cached, Give::Precommitted] {
-                let excess = self.memory.budget.excess_of(id);
-                self.plan_from(&[id], give, excess, false, &mut plan);
+        for id in self.memory.terms.ids().collect::<Vec<_>>() {
+            let excess = self.memory.budget.excess_of(id);
+            if excess > 0 {
+                self.take_back_own(id, excess).1?;
             }
-            self.carry_out(&plan)?;
         }
         if self.memory.budget.excess() > 0 {
             let limit = self.memory.budget.limits().bytes;

@@ -155,6 +155,16 @@ impl Tenants {
         self.terms.iter().map(|(&id, terms)| (id, terms))
     }
 
+    /// Returns the registered tenant with a name.
+    pub(in crate::pool) fn find(&self, name: &str) -> Option<TenantId> {
+        let mut registered = self.registered();
+        registered.find_map(|(id, terms)| (terms.name == name).then_some(id))
+    }
+
+    pub(in crate::pool) fn ids(&self) -> impl Iterator<Item = TenantId> {
+        self.terms.keys().copied()
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (TenantId, &mut Terms)> {
         self.terms.iter_mut().map(|(&id, terms)| (id, terms))
     }

@@ -6,6 +6,7 @@
 //! row](super::beside). The driver gets the addresses back when the last slot of the row is gone.
 //! Until then those of slots that are gone count against the pool's limit and no tenant's.
 
+use super::Blocks;
 use super::allocate::{CANDIDATES, Needs};
 use super::change::Change;
 use super::slots::{BlockPlace, Slot, SlotId, Tenancy, too_large};
@@ -13,8 +14,10 @@ use crate::error::{ArgumentError, BlockError};
 use crate::own::Stream;
 use crate::pool::accounts::{Charge, TenantId};
 use crate::pool::core::{Core, Locked, SLOTS_A_SECTION};
+use crate::pool::gate::Gate;
 use crate::pool::line::{Attempt, Wait, Wanted};
-use crate::pool::state::{State, gone};
+use crate::pool::memory::Memory;
+use crate::pool::state::gone;
 use crate::wanted::Purpose;
 
 /// The rank of part of a row, the best first: whether memory is lacking, whether a fence must
@@ -94,7 +97,7 @@ impl Core {
             match state.allocate_slot(tenant, wanted) {
                 Ok((change, mut slot)) => {
                     slot.pinned = true;
-                    state.put_slot(slot);
+                    state.blocks.put_slot(slot);
                     changes.push(change);
                 }
                 Err(error) => outcome = Err(error),
@@ -112,16 +115,12 @@ impl Core {
         wanted: &Wanted<'_>,
         count: usize,
     ) -> Attempt<'a, Vec<BlockPlace>> {
-        let Lot {
-            needs,
-            mut changes,
-            opened,
-            mut charge,
-        } = match state.find_lot(id, wanted, count) {
+        let mut lot = match state.find_lot(id, wanted, count) {
             Ok(lot) => lot,
             Err(error) => return (state, Err(error)),
         };
-        let new = !opened.is_empty();
+        let (needs, mut changes) = (lot.needs, lot.changes);
+        let new = !lot.opened.is_empty();
         let mut outcome = Ok(());
         for change in &mut changes {
             // Another operation may take memory from a slot that has no block yet.
@@ -131,25 +130,21 @@ impl Core {
                 break;
             }
         }
-        for slot in opened {
-            let charge = charge.as_mut().map(|charge| charge.split(needs.used));
+        for slot in lot.opened {
+            let charge = lot.charge.as_mut().map(|charge| charge.split(needs.used));
             match outcome {
                 Ok(()) => match state.move_in_new(slot, wanted, &needs, charge) {
                     Ok(change) => changes.push(change),
                     Err(error) => outcome = Err(error),
                 },
                 Err(_) => {
-                    charge
-                        .into_iter()
-                        .for_each(|it| state.memory.budget.refund(it));
+                    state.memory.budget.refund(charge);
                     state.drop_slot(slot);
                 }
             }
         }
         // Nothing is left of the charge.
-        charge
-            .into_iter()
-            .for_each(|it| state.memory.budget.refund(it));
+        state.memory.budget.refund(lot.charge);
         let places: Vec<BlockPlace> = changes.iter().map(|change| change.place).collect();
         state = self.conclude(state, changes, outcome.is_ok());
         // A section that uses a row again works on all of it.
@@ -173,20 +168,22 @@ impl Locked<'_> {
         wanted: &Wanted<'_>,
         count: usize,
     ) -> Result<Lot, BlockError> {
-        let needs = self.needs_apart(id, wanted)?;
+        let guards = self.blocks.guard().saturating_mul(2);
+        let needs = needs_apart(&self.memory, id, wanted, guards)?;
         let bytes = needs.used.saturating_mul(count as u64);
         self.leave_to_others(id, bytes)?;
         self.purge_some();
         // A stream cache hands out single blocks: their slots are available here only after a
         // sweep.
-        self.sweep(id);
+        self.blocks.sweep(id);
         let mut lot = Lot {
             needs,
             changes: Vec::new(),
             opened: Vec::new(),
             charge: None,
         };
-        let Some(row) = self.pick_row(id, &needs, wanted.home, count) else {
+        let (memory, blocks) = self.halves();
+        let Some(row) = blocks.pick_row(&mut memory.gate, id, &needs, wanted.home, count) else {
             // Without memory no addresses are reserved.
             let charge = self.obtain(id, bytes, Purpose::New)?;
             match self.open_slots(id, needs.class, count) {
@@ -205,7 +202,7 @@ impl Locked<'_> {
                 let change = Change::of(&slot, slot.place(wanted.capacity));
                 lot.changes.push(change);
                 slot.pinned = true;
-                self.put_slot(slot);
+                self.blocks.put_slot(slot);
             }
         }
         Ok(lot)
@@ -225,7 +222,7 @@ impl Locked<'_> {
             Ok(given) => {
                 change.given = Some(given);
                 slot.pinned = true;
-                self.put_slot(slot);
+                self.blocks.put_slot(slot);
                 Ok(change)
             }
             Err(error) => {
@@ -249,29 +246,34 @@ impl Locked<'_> {
     }
 }
 
-impl State {
-    /// Returns the requirements of blocks at the requested distance on their slots.
-    fn needs_apart(&self, id: TenantId, wanted: &Wanted<'_>) -> Result<Needs, BlockError> {
-        ArgumentError::not_zero("bytes of a stride multiple", wanted.stride)?;
-        let mut needs = self.needs(id, wanted)?;
-        let guards = self.guard().saturating_mul(2);
-        let granule = self.memory.device.granule();
-        needs.class.size = granule
-            .class_apart(wanted.capacity, guards, wanted.stride)
-            .ok_or(too_large(wanted.capacity))?;
-        Ok(needs)
-    }
+/// Returns the requirements of blocks at the requested distance on their slots.
+fn needs_apart(
+    memory: &Memory,
+    id: TenantId,
+    wanted: &Wanted<'_>,
+    guards: u64,
+) -> Result<Needs, BlockError> {
+    ArgumentError::not_zero("bytes of a stride multiple", wanted.stride)?;
+    let mut needs = Needs::of(memory, id, wanted)?;
+    let granule = memory.device.granule();
+    needs.class.size = granule
+        .class_apart(wanted.capacity, guards, wanted.stride)
+        .ok_or(too_large(wanted.capacity))?;
+    Ok(needs)
+}
 
+impl Blocks {
     /// Returns the part of a row that serves best. All its slots are vacant and ordered before the
     /// work of `home`.
     fn pick_row(
         &mut self,
+        gate: &mut Gate,
         id: TenantId,
         needs: &Needs,
         home: Option<&Stream>,
         count: usize,
     ) -> Option<Vec<usize>> {
-        let tenancy = self.blocks.slots.of(id)?;
+        let tenancy = self.slots.of(id)?;
         let mut candidates: Vec<(Rank, Vec<usize>)> = tenancy
             .rows
             .iter()
@@ -283,7 +285,7 @@ impl State {
         for (_, part) in candidates {
             let mut ready = true;
             for &index in &part {
-                ready = ready && self.is_ready_for(SlotId { tenant: id, index }, home);
+                ready = ready && self.is_ready_for(gate, SlotId { tenant: id, index }, home);
             }
             if ready {
                 return Some(part);

@@ -3,6 +3,7 @@
 //!
 //! Keeps I-83.
 
+use super::Blocks;
 use super::ahead::Pace;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
@@ -14,8 +15,10 @@ use crate::growth::Growth;
 use crate::own::Stream;
 use crate::pool::accounts::{Amount, Charge, TenantId};
 use crate::pool::core::{Core, Locked};
+use crate::pool::gate::Gate;
 use crate::pool::line::{Attempt, ExtentOptions, Wait, Wanted};
-use crate::pool::state::{State, gone};
+use crate::pool::memory::{Memory, Policy};
+use crate::pool::state::gone;
 use crate::store::Ranges;
 use crate::wanted::Purpose;
 
@@ -59,7 +62,7 @@ impl Core {
         let outcome = allocated.map(|(change, mut slot)| {
             let begun = change.given.map_or(u64::MAX, |given| given.begun);
             slot.space.settle(begun);
-            state.put_slot(slot);
+            state.blocks.put_slot(slot);
             change.place
         });
         (state, outcome)
@@ -74,7 +77,7 @@ impl Locked<'_> {
         id: TenantId,
         wanted: &Wanted<'_>,
     ) -> Result<(Change, Box<Slot>), BlockError> {
-        let needs = self.needs(id, wanted)?;
+        let needs = Needs::of(&self.memory, id, wanted)?;
         self.leave_to_others(id, needs.used)?;
         self.purge_some();
         let found = self.find_slot(id, &needs, wanted.home);
@@ -104,7 +107,7 @@ impl Locked<'_> {
             Err(error) => {
                 match new {
                     true => self.drop_slot(slot),
-                    false => self.put_slot(slot),
+                    false => self.blocks.put_slot(slot),
                 }
                 Err(error)
             }
@@ -119,19 +122,20 @@ impl Locked<'_> {
         needs: &Needs,
         home: Option<&Stream>,
     ) -> Option<Box<Slot>> {
-        let mut picked = self.pick(id, needs, home);
-        let lacks = |state: &State, id| {
-            let slot = state.blocks.slots.get(id);
+        let (memory, blocks) = self.halves();
+        let mut picked = blocks.pick(&mut memory.gate, id, needs, home);
+        let lacks = |blocks: &Blocks, id| {
+            let slot = blocks.slots.get(id);
             slot.is_none_or(|slot| slot.space.bytes() < needs.used)
         };
         // A block that was just freed may have all the memory needed.
-        if picked.is_none_or(|picked| lacks(self, picked)) && self.sweep(id) {
-            picked = self.pick(id, needs, home);
+        if picked.is_none_or(|picked| lacks(blocks, picked)) && blocks.sweep(id) {
+            picked = blocks.pick(&mut memory.gate, id, needs, home);
         }
         let picked = picked?;
         // The usual case makes no driver call without the lock.
-        match home.is_some() && !lacks(self, picked) && !self.memory.budget.is_overdrawn() {
-            true => self.blocks.slots.take(picked),
+        match home.is_some() && !lacks(blocks, picked) && !memory.budget.is_overdrawn() {
+            true => blocks.slots.take(picked),
             false => self.take_out(picked),
         }
     }
@@ -156,7 +160,7 @@ impl Locked<'_> {
         }
         let given = self.place_memory(slot, &Fit::new(used, home, zeroed), charge)?;
         let noted = slot.space.note_writer(0, used, slot.id.tenant.0);
-        slot.touched = self.tick();
+        slot.touched = self.blocks.tick();
         slot.block = Some(Occupant {
             requested: size,
             ever: size,
@@ -164,7 +168,7 @@ impl Locked<'_> {
             most: needs.most,
             reach: slot.space.bytes(),
             noted,
-            growth: self.growth(wanted.grain),
+            growth: self.blocks.growth(&self.memory.policy, wanted.grain),
             pace: Pace::default(),
             home: home.cloned(),
             uses: Uses::none(),
@@ -186,7 +190,7 @@ impl Locked<'_> {
         class: Class,
         count: usize,
     ) -> Result<impl Iterator<Item = Box<Slot>> + use<>, BlockError> {
-        let guard = self.guard();
+        let guard = self.blocks.guard();
         let each = class.size.saturating_add(guard).saturating_add(guard);
         let addresses = each.saturating_mul(count as u64);
         self.make_address_room(addresses)?;
@@ -204,7 +208,7 @@ impl Locked<'_> {
         let reserved = self
             .make_address_room(addresses)
             .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
-        let (now, single) = (self.now(), self.blocks.hardening.is_some());
+        let (now, single) = (self.blocks.now(), self.blocks.hardening.is_some());
         match reserved {
             Ok(spaces) => {
                 let slots = ids.into_iter().zip(spaces);
@@ -243,66 +247,74 @@ impl Locked<'_> {
     }
 }
 
-impl State {
+impl Needs {
     /// Returns the requirements of a block on its slot, if the block's options are valid.
     #[inline(always)]
-    pub(in crate::pool) fn needs(
-        &self,
+    pub(in crate::pool) fn of(
+        memory: &Memory,
         id: TenantId,
         wanted: &Wanted<'_>,
-    ) -> Result<Needs, BlockError> {
+    ) -> Result<Self, BlockError> {
         let &Wanted { size, capacity, .. } = wanted;
         ArgumentError::at_most(BYTES, size, capacity)?;
         // A block of zero bytes is a range of addresses, and needs some.
         ArgumentError::not_zero(BYTES, capacity)?;
-        let granule = self.memory.device.granule();
+        let granule = memory.device.granule();
         let most = granule.whole(BYTES, capacity)?;
         let used = granule.whole(BYTES, size)?;
         let size_of_slot = granule.class(capacity).ok_or(too_large(capacity))?;
         let home = wanted.home;
-        home.map_or(Ok(()), |home| home.check_on(&self.memory.device))?;
+        home.map_or(Ok(()), |home| home.check_on(&memory.device))?;
         let class = Class {
             size: size_of_slot,
-            sizes: self.extent_sizes(wanted)?,
+            sizes: extent_sizes(memory, wanted)?,
         };
-        self.check_usable(id)?;
+        memory.check_usable(id)?;
         let strands = match wanted.exact_extents {
             true => 0,
             false => granule.bytes().max(used / STRANDED_PART),
         };
-        Ok(Needs {
+        Ok(Self {
             class,
             used,
             most,
             strands,
         })
     }
+}
 
-    fn extent_sizes(&self, wanted: &Wanted<'_>) -> Result<ExtentSizes, BlockError> {
-        let pools = self.memory.policy.largest_extent;
-        let largest = match wanted.grain.largest {
-            Some(bytes) => {
-                ArgumentError::extent(bytes, self.memory.device.granule().bytes())?;
-                bytes.min(pools)
-            }
-            None => pools,
-        };
-        Ok(ExtentSizes::up_to(largest).expect_shrink(wanted.shrinks))
-    }
+fn extent_sizes(memory: &Memory, wanted: &Wanted<'_>) -> Result<ExtentSizes, BlockError> {
+    let pools = memory.policy.largest_extent;
+    let largest = match wanted.grain.largest {
+        Some(bytes) => {
+            ArgumentError::extent(bytes, memory.device.granule().bytes())?;
+            bytes.min(pools)
+        }
+        None => pools,
+    };
+    Ok(ExtentSizes::up_to(largest).expect_shrink(wanted.shrinks))
+}
 
-    /// In a hardened pool nothing is mapped behind a block's end.
-    fn growth(&self, grain: ExtentOptions) -> Growth {
-        match &self.blocks.hardening {
+impl Blocks {
+    /// Returns how far ahead a new block grows. In a hardened pool nothing is mapped behind its end.
+    fn growth(&self, policy: &Policy, grain: ExtentOptions) -> Growth {
+        match &self.hardening {
             Some(_) => Growth::Exact,
-            None => grain.growth.unwrap_or(self.memory.policy.growth),
+            None => grain.growth.unwrap_or(policy.growth),
         }
     }
 
     /// Returns the best idle slot of the class: ordered before the work of `home`, and with no more
     /// stranded than `needs` permits.
-    fn pick(&mut self, id: TenantId, needs: &Needs, home: Option<&Stream>) -> Option<SlotId> {
+    fn pick(
+        &mut self,
+        gate: &mut Gate,
+        id: TenantId,
+        needs: &Needs,
+        home: Option<&Stream>,
+    ) -> Option<SlotId> {
         let used = needs.used;
-        let tenancy = self.blocks.slots.of(id)?;
+        let tenancy = self.slots.of(id)?;
         // Too little memory is worse than an incomplete fence, and an incomplete fence is worse
         // than too much memory. Among equals rows are kept whole; all other differences are whole
         // granules.
@@ -323,7 +335,7 @@ impl State {
         candidates.sort_unstable();
         for &mut (_, unready, _, index) in candidates {
             let picked = SlotId { tenant: id, index };
-            if !unready || self.is_ready_for(picked, home) {
+            if !unready || self.is_ready_for(gate, picked, home) {
                 return Some(picked);
             }
         }
@@ -332,11 +344,16 @@ impl State {
 
     /// Returns `true` if the work that a slot's fence covers comes before the work of `home`, or
     /// can be ordered before it now. A slot for which the driver fails is passed over.
-    pub(super) fn is_ready_for(&mut self, id: SlotId, home: Option<&Stream>) -> bool {
-        let Some((slot, gate)) = self.slot_and_gate(id) else {
+    pub(super) fn is_ready_for(
+        &mut self,
+        gate: &mut Gate,
+        id: SlotId,
+        home: Option<&Stream>,
+    ) -> bool {
+        let Some(slot) = self.slots.get_mut(id) else {
             return false;
         };
-        let ready = gate.comes_before(slot, home);
+        let ready = gate.comes_before(&mut slot.fence, home);
         ready.unwrap_or_else(|error| {
             log!(debug, %error, "a fence could not be polled: the slot is passed over");
             false

@@ -69,7 +69,7 @@ impl Tenant {
     pub(crate) fn notify_growth<'a>(&self, blocks: impl IntoIterator<Item = &'a Block>) {
         let mut state = self.core().lock();
         for block in blocks {
-            state.request_precommit(block.place().slot);
+            state.blocks.request_precommit(block.place().slot);
         }
         Core::unlock(state);
     }
@@ -86,10 +86,11 @@ impl Tenant {
         let steps = steps(blocks);
         let core = self.core();
         let mut state = core.lock();
-        let grown = state.grow_all_within(self.id(), &steps);
+        let (memory, all) = state.halves();
+        let grown = all.grow_all_within(memory, self.id(), &steps);
         Core::unlock(state);
         if !grown {
-            let grown = core.grow_all(self.id(), &steps, wait(blocks));
+            let grown = core.grow_all(self.id(), &steps, wait(blocks), None);
             let size = |index| steps.get(index).map(|&(_, size)| size);
             grown.map_err(|refused| refused.with_size(size))?;
         }

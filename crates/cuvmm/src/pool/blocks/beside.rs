@@ -1,13 +1,13 @@
 //! Places in a row of blocks [side by side](super::adjacent) whose blocks are gone: a new block is
 //! put in one, between its neighbors.
 
+use super::Blocks;
 use super::allocate::Needs;
 use super::slots::{BYTES, BlockPlace, Slot, SlotId};
 use crate::error::{ArgumentError, BlockError, MemoryError};
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Wait, Wanted};
-use crate::pool::state::State;
 
 /// A place in a row: the slot of a block in the row, and the number of places from there.
 pub(super) type Beside = (SlotId, isize);
@@ -28,19 +28,15 @@ impl Core {
     ) -> Result<BlockPlace, BlockError> {
         self.device.own_process()?;
         self.request(tenant, wanted.size, wait, |mut state| {
-            let usable = state.check_usable(tenant);
-            let slot = match usable.and_then(|()| state.place_beside(beside)) {
+            let usable = state.memory.check_usable(tenant);
+            let slot = match usable.and_then(|()| state.blocks.place_beside(beside)) {
                 Ok(slot) => slot,
                 Err(error) => return (state, Err(error)),
             };
             // The last block there may be in a stream cache, or its memory is not purged yet.
-            state.sweep(tenant);
-            if state
-                .blocks
-                .slots
-                .get(slot)
-                .is_some_and(|slot| slot.purging)
-            {
+            state.blocks.sweep(tenant);
+            let there = state.blocks.slots.get(slot);
+            if there.is_some_and(|slot| slot.purging) {
                 state.purge_all();
             }
             state = self.await_slot(state, slot);
@@ -50,13 +46,13 @@ impl Core {
     }
 }
 
-impl State {
+impl Blocks {
     fn place_beside(&self, (slot, distance): Beside) -> Result<SlotId, BlockError> {
         let SlotId { tenant, index } = slot;
-        let tenancy = self.blocks.slots.of(tenant);
+        let tenancy = self.slots.of(tenant);
         let row = tenancy.and_then(|tenancy| tenancy.rows.around(index));
         // A hardened pool uses no address again.
-        let row = row.filter(|_| self.blocks.hardening.is_none());
+        let row = row.filter(|_| self.hardening.is_none());
         let found = row.and_then(|row| {
             let here = row.iter().position(|&slot| slot == index)?;
             row.get(here.checked_add_signed(distance)?).copied()
@@ -68,29 +64,29 @@ impl State {
         let index = found.ok_or(none)?;
         Ok(SlotId { tenant, index })
     }
+}
 
-    /// Checks that a block with these needs fits in a slot, and that the slot is free.
-    fn check_place(
-        slot: &Slot,
-        wanted: &Wanted<'_>,
-        needs: &Needs,
-        beside: Beside,
-    ) -> Result<(), BlockError> {
-        let (extent, largest) = ("bytes of an extent", slot.class.sizes.largest());
-        ArgumentError::at_least(extent, needs.class.sizes.largest(), largest)?;
-        ArgumentError::at_most(extent, needs.class.sizes.largest(), largest)?;
-        ArgumentError::at_most(BYTES, wanted.capacity, slot.class.size)?;
-        if slot.block.is_some() {
-            return Err(in_use(beside, true));
-        }
-        if slot.broken {
-            let (range, bytes) = (0..slot.class.size, slot.space.stuck_bytes());
-            return Err(MemoryError::Quarantined { range, bytes }.into());
-        }
-        match slot.is_vacant() && !slot.serves_once() {
-            true => Ok(()),
-            false => Err(in_use(beside, false)),
-        }
+/// Checks that a block with these needs fits in a slot, and that the slot is free.
+fn check_place(
+    slot: &Slot,
+    wanted: &Wanted<'_>,
+    needs: &Needs,
+    beside: Beside,
+) -> Result<(), BlockError> {
+    let (extent, largest) = ("bytes of an extent", slot.class.sizes.largest());
+    ArgumentError::at_least(extent, needs.class.sizes.largest(), largest)?;
+    ArgumentError::at_most(extent, needs.class.sizes.largest(), largest)?;
+    ArgumentError::at_most(BYTES, wanted.capacity, slot.class.size)?;
+    if slot.block.is_some() {
+        return Err(in_use(beside, true));
+    }
+    if slot.broken {
+        let (range, bytes) = (0..slot.class.size, slot.space.stuck_bytes());
+        return Err(MemoryError::Quarantined { range, bytes }.into());
+    }
+    match slot.is_vacant() && !slot.serves_once() {
+        true => Ok(()),
+        false => Err(in_use(beside, false)),
     }
 }
 
@@ -101,14 +97,15 @@ impl Locked<'_> {
         wanted: &Wanted<'_>,
         beside: Beside,
     ) -> Result<BlockPlace, BlockError> {
-        let needs = self.needs(id, wanted)?;
+        let needs = Needs::of(&self.memory, id, wanted)?;
         self.leave_to_others(id, needs.used)?;
         // The lock was released since the place was found.
-        let place = self.place_beside(beside)?;
+        let place = self.blocks.place_beside(beside)?;
         let slot = self.blocks.slots.get(place).ok_or(in_use(beside, false))?;
-        State::check_place(slot, wanted, &needs, beside)?;
-        if !self.is_ready_for(place, wanted.home) {
-            return Err(match self.is_capturing() {
+        check_place(slot, wanted, &needs, beside)?;
+        let (memory, blocks) = self.halves();
+        if !blocks.is_ready_for(&mut memory.gate, place, wanted.home) {
+            return Err(match memory.gate.is_capturing() {
                 true => self.captured(id, needs.used),
                 false => in_use(beside, false),
             });

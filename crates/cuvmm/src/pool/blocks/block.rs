@@ -241,8 +241,7 @@ impl Block {
     /// [`CallError::WrongDriver`] when the stream belongs to another driver.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
         self.plain.store(false, Ordering::Relaxed);
-        let mut state = self.core().lock_with(self.place().slot);
-        state.record_use(self.place().slot, stream)
+        self.core().record_use(self.place().slot, stream)
     }
 
     /// Records that work which is on no stream of this library uses the block too, such as work of
@@ -250,17 +249,14 @@ impl Block {
     /// on the devices with access when the block is freed.
     pub fn record_use_anywhere(&self) {
         self.plain.store(false, Ordering::Relaxed);
-        let mut state = self.core().lock_with(self.place().slot);
-        state.record_use_anywhere(self.place().slot);
+        self.core().record_use_anywhere(self.place().slot);
     }
 
     /// Returns the streams whose work may use the block, the home stream first. Returns `None` if
     /// any work of the devices with access may use the block.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core()
-            .lock_with(self.place().slot)
-            .streams(self.place().slot)
+        self.core().streams(self.place().slot)
     }
 
     /// Takes a lease on the block. While the lease lives, no memory under the block is unmapped or
@@ -404,7 +400,9 @@ impl Block {
         core.device.usable()?;
         let range = 0..self.size();
         let state = core.lock_with(self.place().slot);
-        state.check(self.place(), Use::Lend(access), &range)
+        let capturing = state.memory.gate.is_capturing();
+        let wanted = Use::Lend(access);
+        state.blocks.check(self.place(), wanted, &range, capturing)
     }
 }
 

@@ -379,25 +379,16 @@ impl<'a> BlockBuilder<'a> {
     /// Takes a block of this shape freed on the home stream out of the stream cache.
     #[inline]
     fn stream_cached(&self) -> Option<Held> {
-        let Wanted {
-            size,
-            capacity,
-            home,
-            ref tag,
-            zeroed,
-            grain,
-            ..
-        } = self.wanted;
+        let wanted = &self.wanted;
         let device = &self.owner.core.device;
-        let cacheable = self.wanted.is_cacheable() && !zeroed;
+        let cacheable = wanted.is_cacheable() && !wanted.zeroed;
         let usable = cacheable && device.lost().is_none() && device.forked().is_none();
-        let home = home.filter(|_| usable)?;
-        let tag = tag.as_ref();
+        let home = wanted.home.filter(|_| usable)?;
         let shape = Shape {
-            size,
-            capacity,
-            tag,
-            grain,
+            size: wanted.size,
+            capacity: wanted.capacity,
+            tag: wanted.tag.as_ref(),
+            grain: wanted.grain,
         };
         self.owner.stream_caches.of(home).take(home, shape)
     }

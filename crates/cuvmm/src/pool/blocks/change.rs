@@ -6,6 +6,7 @@
 //!
 //! Keeps I-30.
 
+use super::Blocks;
 use super::commit::PlacedMemory;
 use super::slots::{BlockPlace, Slot};
 use crate::extents::Fence;
@@ -68,7 +69,7 @@ impl Core {
             let size = if succeeded { 0 } else { u64::MAX };
             state = self.await_slots(state, std::iter::once((change.place.slot, size)));
             match succeeded {
-                true => state.settle(&change),
+                true => state.blocks.settle(&change),
                 false => state.undo(change),
             }
         }
@@ -76,10 +77,10 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
+impl Blocks {
     fn settle(&mut self, change: &Change) {
         let id = change.place.slot;
-        let Some(slot) = self.blocks.slots.get_mut(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return;
         };
         slot.pinned = false;
@@ -90,7 +91,9 @@ impl Locked<'_> {
             }
         }
     }
+}
 
+impl Locked<'_> {
     fn undo(&mut self, change: Change) {
         if let Some(slot) = self.take_out(change.place.slot) {
             self.undo_out(slot, &change);
@@ -132,7 +135,7 @@ impl Locked<'_> {
                 return self.drop_slot(slot);
             }
         }
-        self.put_slot(slot);
+        self.blocks.put_slot(slot);
     }
 }
 
@@ -352,7 +355,7 @@ mod tests {
         assert!(slot.is_vacant() && !slot.fence.is_complete());
         assert_eq!(slot.idle(), 2 * G);
         rig.finish(&home);
-        assert_eq!(state.take_back_all_of(tenant), (2 * G, Ok(())));
+        assert_eq!(state.take_back_own(tenant, u64::MAX), (2 * G, Ok(())));
     }
 
     #[test]

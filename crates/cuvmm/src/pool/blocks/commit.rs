@@ -60,6 +60,22 @@ impl<'a> Fit<'a> {
     }
 }
 
+impl Slot {
+    /// Refuses to place memory where a mapping is stuck or extents lie behind lost memory.
+    pub(super) fn check_free(&self, begun: u64, bytes: u64) -> Result<(), MemoryError> {
+        let end = begun + bytes;
+        let here = self.space.extents_in(begun, end).map(|extent| extent.size);
+        let bytes = self.space.stuck_in(begun, end) + here.sum::<u64>();
+        match bytes {
+            0 => Ok(()),
+            _ => Err(MemoryError::Quarantined {
+                range: begun..end,
+                bytes,
+            }),
+        }
+    }
+}
+
 impl Locked<'_> {
     /// Prepares a slot, which is out, for a block: places memory up to the end of `fit`, removes
     /// the data of other tenants, and writes zeros where they are owed. The memory may be charged
@@ -75,8 +91,8 @@ impl Locked<'_> {
         if fit.end > begun {
             let bytes = fit.end - begun;
             self.commit(slot, (begun, bytes), fit.claims(), charge)?;
-        } else if let Some(unneeded) = charge {
-            self.memory.budget.refund(unneeded);
+        } else {
+            self.memory.budget.refund(charge);
         }
         match self.scrub_stale(slot, begun, fit) {
             Ok(filled) => Ok(PlacedMemory { begun, filled }),
@@ -98,37 +114,24 @@ impl Locked<'_> {
         claims: bool,
         charge: Option<Charge>,
     ) -> Result<(), BlockError> {
-        let free = Self::check_free(slot, begun, bytes);
+        let free = slot.check_free(begun, bytes);
         let charge = match (charge, free) {
             (Some(charge), Ok(())) => charge,
             (None, Ok(())) => self.obtain(slot.id.tenant, bytes, slot.purpose())?,
             (charge, Err(error)) => {
-                charge
-                    .into_iter()
-                    .for_each(|it| self.memory.budget.refund(it));
+                self.memory.budget.refund(charge);
                 return Err(error.into());
             }
         };
         let placed = self.place(slot, begun, bytes, claims);
         match placed {
-            Ok(()) => self.keep_for(slot, charge),
+            Ok(()) => {
+                self.blocks.slots.renew(slot);
+                self.memory.budget.keep(charge);
+            }
             Err(_) => self.memory.budget.refund(charge),
         }
         placed.map_err(|error| error.without_charge(bytes))
-    }
-
-    /// Refuses to place memory where a mapping is stuck or extents lie behind lost memory.
-    pub(super) fn check_free(slot: &Slot, begun: u64, bytes: u64) -> Result<(), MemoryError> {
-        let end = begun + bytes;
-        let here = slot.space.extents_in(begun, end).map(|extent| extent.size);
-        let bytes = slot.space.stuck_in(begun, end) + here.sum::<u64>();
-        match bytes {
-            0 => Ok(()),
-            _ => Err(MemoryError::Quarantined {
-                range: begun..end,
-                bytes,
-            }),
-        }
     }
 
     pub(in crate::pool) fn place(
@@ -174,10 +177,7 @@ impl Locked<'_> {
         begun: u64,
         gathered: Gathered,
     ) -> Result<(), BlockError> {
-        let Gathered {
-            physicals,
-            mappings,
-        } = gathered;
+        let (physicals, mappings) = (gathered.physicals, gathered.mappings);
         let count = physicals.len() as u64;
         let bytes = physicals.iter().map(Unmapped::size).sum();
         let Err(failed) = self.unlocked(|| slot.space.place(begun, physicals)) else {
@@ -239,7 +239,7 @@ impl Locked<'_> {
         let id = slot.id.tenant;
         let scrubs = self.memory.policy.scrub != Scrub::Never;
         let owed = |last_writer: LastWriter| fit.zeroed || (scrubs && last_writer.by != id.0);
-        let overwrites = self.fill().is_some();
+        let overwrites = self.blocks.fill().is_some();
         let mut must = false;
         let revived = fit.zeros.map_or((0, 0), |(from, to)| (from, to.min(begun)));
         let placed = (begun, slot.space.bytes());

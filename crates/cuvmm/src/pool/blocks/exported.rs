@@ -5,13 +5,15 @@
 //! does not move it. When the block is gone, its slot is [purged](super::purge), and the exported
 //! memory is released.
 //!
-//! The mark is the physical's own ([`Physical::is_exported`]). [`State::keep`] obeys it when memory
+//! The mark is the physical's own ([`Physical::is_exported`]).
+//! [`Memory::keep`](crate::pool::memory::Memory::keep) obeys it when memory
 //! becomes free. The slot is marked as well, before a handle is made, so that the extents of slots
 //! without exports need not be searched.
 //! The pool does not know which process has imported memory, nor when it lets go of it.
 
 use cuvmm_driver::{Exported, HandleTypes};
 
+use super::Blocks;
 use super::block::Block;
 use super::lease::Lease;
 use super::slots::BlockPlace;
@@ -19,8 +21,7 @@ use super::uses::Use;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError, ShareError};
 use crate::extents::Extent;
-use crate::own::{Physical, Stream, one_type};
-use crate::pool::state::State;
+use crate::own::{Access, Physical, Stream, one_type};
 
 /// Handles of the memory under a block for other processes to import, and a [`Lease`] that keeps
 /// that memory under the block's addresses.
@@ -79,7 +80,7 @@ impl Parts {
         let physicals: Vec<&Physical> = self.list.iter().map(|(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
         let mut state = self.lease.core().lock_with(self.lease.place().slot);
-        state.note_export(self.lease.place());
+        state.blocks.note_export(self.lease.place());
         drop(state);
         let extents = self.list.iter().map(|(extent, _)| *extent);
         Ok(extents.zip(handles).collect())
@@ -90,22 +91,17 @@ impl Parts {
     pub(crate) fn promise(self) -> Result<Promised, ShareError> {
         let core = self.lease.core();
         let mut state = core.lock_with(self.lease.place().slot);
-        let counted = state.count_export(core, &self.list)?;
+        let counted = core.count_export(&self.list)?;
         for (_, physical) in &self.list {
             physical.mark_exported();
         }
-        state.note_export(self.lease.place());
+        state.blocks.note_export(self.lease.place());
         drop(state);
         Ok(Promised {
             list: self.list,
             lease: self.lease,
             counted,
         })
-    }
-
-    fn into_lease(self) -> Lease {
-        drop(self.list);
-        self.lease
     }
 }
 
@@ -146,7 +142,7 @@ impl Block {
         }
         let parts = self.parts()?;
         let handles = parts.export(handle_type)?;
-        let lease = parts.into_lease();
+        let lease = parts.lease;
         Ok(ExportedBlock { handles, lease })
     }
 
@@ -154,10 +150,9 @@ impl Block {
     /// exported when the last lease ends, the block is as before.
     pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
-        let list = lease
-            .core()
-            .lock_with(lease.place().slot)
-            .parts(lease.place());
+        let state = self.core().lock_with(self.place().slot);
+        let list = state.blocks.parts(self.place());
+        drop(state);
         Ok(Parts { list, lease })
     }
 
@@ -165,7 +160,7 @@ impl Block {
     /// break no known capture.
     pub(crate) fn may_be_sealed(&self) -> Result<(), ShareError> {
         let state = self.core().lock_with(self.place().slot);
-        state.check_unlent(self.place(), 0)?;
+        state.blocks.check_unlent(self.place(), 0)?;
         drop(state);
         Ok(self.check_none_captured()?)
     }
@@ -182,13 +177,18 @@ impl Block {
         let core = self.core();
         self.check_none_captured()?;
         Device::settle_all(core.users())?;
-        core.lock_with(self.place().slot).seal(self.place())
+        let mut state = core.lock_with(self.place().slot);
+        state.blocks.check_unlent(self.place(), 1)?;
+        let sealed = state.with_slot_out(self.place().slot, |state, slot| {
+            state.unlocked(|| slot.space.cap_all(Access::Read))
+        });
+        Ok(sealed.unwrap_or(Ok(()))?)
     }
 }
 
-impl State {
+impl Blocks {
     fn parts(&self, place: &BlockPlace) -> Vec<(Extent, Physical)> {
-        let Some(slot) = self.blocks.slots.get(place.slot) else {
+        let Some(slot) = self.slots.get(place.slot) else {
             return Vec::new();
         };
         let used = slot.space.parts_in(0, slot.used());

@@ -51,7 +51,7 @@ impl<E: Into<BlockError>> From<E> for Unfinished {
 impl Locked<'_> {
     /// Returns the stream that scrubs for blocks without a home stream. Releases the lock to create
     /// it.
-    pub(in crate::pool) fn scrubber(&mut self) -> Result<Stream, CallError> {
+    pub(super) fn scrubber(&mut self) -> Result<Stream, CallError> {
         if let Some(stream) = &self.blocks.scrubber {
             return Ok(stream.clone());
         }
@@ -61,22 +61,29 @@ impl Locked<'_> {
         Ok(self.blocks.scrubber.get_or_insert(created).clone())
     }
 
-    /// Queues a fill or a copy of some bytes of a tenant on a stream, which may be a home stream.
-    /// Refused while a capture guard lives, and if a capture of the home stream took it in.
+    /// Queues a fill or a copy of some bytes of a tenant on the home stream, or on the pool's scrub
+    /// stream, which is waited for. Refused while a capture guard lives, and if a capture of the home
+    /// stream took it in.
     fn queue(
-        &self,
+        &mut self,
         (id, bytes): (TenantId, u64),
-        stream: &Stream,
-        is_home: bool,
-        queue: impl FnOnce() -> Result<(), MemoryError>,
+        home: Option<&Stream>,
+        queue: impl FnOnce(&Stream) -> Result<(), MemoryError>,
     ) -> Result<(), Unfinished> {
-        if self.is_capturing() {
+        let stream = match home {
+            Some(home) => home.clone(),
+            None => self.scrubber()?,
+        };
+        if self.memory.gate.is_capturing() {
             return Err(self.captured(id, bytes).into());
         }
-        if !is_home {
-            return Ok(queue()?);
+        if home.is_none() {
+            queue(&stream)?;
+            let waited = self.unlocked(|| wait_for(&stream));
+            return waited.map_err(|failed| Unfinished::of(failed.error, failed.ended, stream));
         }
-        stream.queue_uncaptured(queue).map_err(|failed| {
+        let queued = stream.queue_uncaptured(|| queue(&stream));
+        queued.map_err(|failed| {
             let error = match failed.is_of_capture() {
                 true => self.captured(id, bytes),
                 false => failed.error.into(),
@@ -94,18 +101,9 @@ impl Locked<'_> {
         size: u64,
         home: Option<&Stream>,
     ) -> Result<(), Unfinished> {
-        let stream = match home {
-            Some(home) => home.clone(),
-            None => self.scrubber()?,
-        };
-        self.queue((slot.id.tenant, size), &stream, home.is_some(), || {
-            slot.space.fill(&stream, offset, 0, size)
-        })?;
-        if home.is_some() {
-            return Ok(());
-        }
-        let waited = self.unlocked(|| wait_for(&stream));
-        waited.map_err(|failed| Unfinished::of(failed.error, failed.ended, stream))
+        self.queue((slot.id.tenant, size), home, |stream| {
+            slot.space.fill(stream, offset, 0, size)
+        })
     }
 
     /// Copies bytes at an offset of one slot to the same offset of another, on the streams that
@@ -118,27 +116,17 @@ impl Locked<'_> {
         (offset, size): (u64, u64),
         home: Option<&Stream>,
     ) -> Result<(), Unfinished> {
-        let stream = match home {
-            Some(home) => home.clone(),
-            None => self.scrubber()?,
-        };
-        let queued = self.queue((to.id.tenant, size), &stream, home.is_some(), || {
+        let copied = self.queue((to.id.tenant, size), home, |stream| {
             to.space
-                .copy_within(&stream, offset, &source.space, offset, size)
+                .copy_within(stream, offset, &source.space, offset, size)
         });
-        let copied = match (queued, home) {
-            (Ok(()), None) => {
-                let waited = self.unlocked(|| wait_for(&stream));
-                waited.map_err(|it| Unfinished::of(it.error, it.ended, stream.clone()))
-            }
-            (queued, _) => queued,
-        };
         let runs = match &copied {
             Ok(()) => home.is_some(),
             Err(failed) => !failed.running.is_complete(),
         };
-        if runs {
-            source.is_read_on(&stream);
+        let stream = home.or(self.blocks.scrubber.as_ref());
+        if let Some(stream) = stream.filter(|_| runs) {
+            source.is_read_on(stream);
         }
         copied
     }

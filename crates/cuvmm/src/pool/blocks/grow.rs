@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::Blocks;
 use super::ahead::Precommit;
 use super::change::Change;
 use super::commit::{Fit, PlacedMemory};
@@ -14,7 +15,8 @@ use crate::own::Stream;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, Demand, Wait};
-use crate::pool::state::{State, gone};
+use crate::pool::memory::Memory;
+use crate::pool::state::gone;
 use crate::wanted::Purpose;
 
 impl Slot {
@@ -67,14 +69,20 @@ struct Need {
     most: u64,
 }
 
-impl State {
+impl Blocks {
     /// Grows a block into memory that is there, without a fence, zeros or a charge. Otherwise
     /// changes nothing and returns `false`; the full growth then finds the reason.
-    pub(in crate::pool) fn grow_within(&mut self, place: &BlockPlace, size: u64) -> bool {
-        let granule = self.memory.device.granule();
-        let (Some((tenancy, precommit)), Some(used)) =
-            (self.growing(place.slot.tenant), granule.round_up(size))
-        else {
+    pub(in crate::pool) fn grow_within(
+        &mut self,
+        memory: &Memory,
+        place: &BlockPlace,
+        size: u64,
+    ) -> bool {
+        let granule = self.granule;
+        let (Some((tenancy, precommit)), Some(used)) = (
+            self.growing(memory, place.slot.tenant),
+            granule.round_up(size),
+        ) else {
             return false;
         };
         match tenancy.slot_mut(place.slot.index) {
@@ -89,9 +97,14 @@ impl State {
     /// Grows several blocks of a tenant within their memory: all of them or none. Checks all blocks
     /// before it changes any, so that nothing must be undone. Does little with each block, so that
     /// the memory accesses of several blocks overlap.
-    pub(super) fn grow_all_within(&mut self, id: TenantId, steps: &[(BlockPlace, u64)]) -> bool {
-        let granule = self.memory.device.granule();
-        let Some((tenancy, mut precommit)) = self.growing(id) else {
+    pub(super) fn grow_all_within(
+        &mut self,
+        memory: &Memory,
+        id: TenantId,
+        steps: &[(BlockPlace, u64)],
+    ) -> bool {
+        let granule = self.granule;
+        let Some((tenancy, mut precommit)) = self.growing(memory, id) else {
             return false;
         };
         let fits = |(place, size): &(BlockPlace, u64)| {
@@ -113,17 +126,17 @@ impl State {
     }
 
     /// Returns the tenant if its blocks may grow within their memory now.
-    pub(in crate::pool) fn growing(
+    fn growing(
         &mut self,
+        memory: &Memory,
         id: TenantId,
     ) -> Option<(&mut Tenancy, Option<&mut Precommit>)> {
-        let usable = self.memory.device.lost().is_none() && self.memory.device.forked().is_none();
-        if !usable || self.memory.budget.is_overdrawn() {
+        if !memory.lets_grow() {
             return None;
         }
-        let tenancy = self.blocks.slots.of_mut(id)?;
-        let may = tenancy.may_grow;
-        may.then_some((tenancy, self.blocks.precommit.as_mut()))
+        let tenancy = self.slots.of_mut(id)?;
+        let may = tenancy.standing.may_grow;
+        may.then_some((tenancy, self.precommit.as_mut()))
     }
 }
 
@@ -144,7 +157,7 @@ impl Locked<'_> {
         ArgumentError::at_least(BYTES, size, block.requested)?;
         let stale = block.stale(size);
         if block.zeroed && !stale.is_empty() {
-            self.check_usable(slot.id.tenant)?;
+            self.memory.check_usable(slot.id.tenant)?;
             self.blank(slot, stale)?;
         }
         self.grow_clean(slot, size, used)
@@ -170,10 +183,10 @@ impl Locked<'_> {
             });
         }
         let revived = used.min(bytes).saturating_sub(block.used);
-        self.check_usable(slot.id.tenant)?;
+        self.memory.check_usable(slot.id.tenant)?;
         self.permit_reuse(slot.id, revived)?;
         let given = self.extend(slot, used)?;
-        slot.touched = self.tick();
+        slot.touched = self.blocks.tick();
         if let Some(block) = &mut slot.block {
             block.requested = size;
             block.ever = block.ever.max(size);
@@ -255,9 +268,9 @@ impl Locked<'_> {
         bytes: u64,
     ) -> Result<(), BlockError> {
         let id = slot.id.tenant;
-        match self.memory.gate.comes_before(slot, home)? {
+        match self.memory.gate.comes_before(&mut slot.fence, home)? {
             true => Ok(()),
-            false if self.is_capturing() => Err(self.captured(id, bytes)),
+            false if self.memory.gate.is_capturing() => Err(self.captured(id, bytes)),
             false => Err(self.out_of_memory(id, bytes)),
         }
     }
@@ -271,27 +284,19 @@ impl Core {
         wait: impl FnOnce() -> Wait,
     ) -> Result<(), BlockError> {
         let mut state = self.lock();
-        let grown = state.grow_within(place, size);
+        let (memory, blocks) = state.halves();
+        let grown = blocks.grow_within(memory, place, size);
         Self::unlock(state);
         if grown {
             return Ok(());
         }
-        let grown = self.grow_all(place.slot.tenant, &[(*place, size)], wait());
+        let grown = self.grow_all(place.slot.tenant, &[(*place, size)], wait(), None);
         grown.map_err(|refused| refused.cause)
-    }
-
-    pub(in crate::pool) fn grow_all(
-        &self,
-        tenant: TenantId,
-        steps: &[Step],
-        wait: Wait,
-    ) -> Result<(), Refused> {
-        self.grow_requested(tenant, steps, wait, None)
     }
 
     /// Grows blocks that do not all have the memory for it, and answers a future's request, if
     /// given. A withdrawn request grows nothing.
-    pub(in crate::pool) fn grow_requested(
+    pub(in crate::pool) fn grow_all(
         &self,
         tenant: TenantId,
         steps: &[Step],
@@ -350,7 +355,9 @@ impl Core {
                 }
             }
         }
-        if outcome.is_ok() && request.is_some_and(|number| !state.answer(number, Ok(None))) {
+        if outcome.is_ok()
+            && request.is_some_and(|number| !self.answer(&mut state.memory.line, number, Ok(None)))
+        {
             outcome = Err(gone());
         }
         state = self.conclude(state, changes, outcome.is_ok());
@@ -362,10 +369,11 @@ impl Locked<'_> {
     /// Grows a block into memory that is there, or returns `None` if it is too little.
     fn step_within(&mut self, (place, size): &Step) -> Option<Change> {
         let change = Change::of(self.blocks.slots.get(place.slot)?, *place);
-        if !self.grow_within(place, *size) {
+        let (memory, blocks) = self.halves();
+        if !blocks.grow_within(memory, place, *size) {
             return None;
         }
-        self.blocks.slots.get_mut(place.slot)?.pinned = true;
+        blocks.slots.get_mut(place.slot)?.pinned = true;
         Some(change)
     }
 

@@ -8,8 +8,7 @@ use cuvmm_driver::PhysicalHandle;
 use super::Block;
 use super::slots::Slot;
 use crate::error::CallError;
-use crate::pool::accounts::{Budget, TenantId};
-use crate::pool::core::Locked;
+use crate::pool::accounts::Budget;
 use crate::pool::tenant::Tenant;
 
 /// The bytes that a tenant can use beyond its current use, within the pool's limits.
@@ -76,7 +75,19 @@ impl Tenant {
     pub fn headroom(&self) -> Result<Headroom, CallError> {
         let owner = self.owner();
         owner.core.device.own_process()?;
-        Ok(owner.core.lock().headroom(owner.tenant))
+        let (mut state, id) = (owner.core.lock(), owner.tenant);
+        let (own, others) = state.reach(id);
+        let (own, others) = (own.gained(), others.gained());
+        // A limit lowered below memory in use may leave less than the guarantee.
+        let guarantee = state.memory.budget.account(id).guarantee;
+        let guarantee = guarantee.min(state.guaranteeable(Some(id), false));
+        let left = state.left_in_ledger();
+        let after = |others| move |budget: &Budget| budget.available_after(id, own, others);
+        Ok(Headroom {
+            now: state.memory.budget.if_granted(left, after(0)),
+            at_worst: guarantee.saturating_sub(state.kept_by(id)),
+            taking_back: state.memory.budget.if_granted(left, after(others)),
+        })
     }
 
     /// Visits the memory under groups of this tenant's blocks, each with the number of bytes of
@@ -138,23 +149,6 @@ impl Slot {
             held: reach - shared + precommitted,
             precommitted,
             writable: replaced.flatten().map_or(kept, |extent| extent.start),
-        }
-    }
-}
-
-impl Locked<'_> {
-    fn headroom(&mut self, id: TenantId) -> Headroom {
-        let (own, others) = self.reach(id);
-        let (own, others) = (own.gained(), others.gained());
-        // A limit lowered below memory in use may leave less than the guarantee.
-        let guarantee = self.memory.budget.account(id).guarantee;
-        let guarantee = guarantee.min(self.guaranteeable(Some(id)));
-        let left = self.left_in_ledger();
-        let after = |others| move |budget: &Budget| budget.available_after(id, own, others);
-        Headroom {
-            now: self.memory.budget.if_granted(left, after(0)),
-            at_worst: guarantee.saturating_sub(self.kept_by(id)),
-            taking_back: self.memory.budget.if_granted(left, after(others)),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::slots::BlockPlace;
+use super::slots::{BlockPlace, SlotId};
 use super::uses::Use;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -54,7 +54,7 @@ pub struct Lease {
 
 impl Lease {
     pub(in crate::pool) fn new(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
-        core.lock_with(place.slot).take_lease(place.slot);
+        core.lock_with(place.slot).blocks.take_lease(place.slot);
         Self { core, place, size }
     }
 
@@ -94,9 +94,7 @@ impl Lease {
     /// # Errors
     /// [`CallError::WrongDriver`] when the stream belongs to another driver.
     pub fn record_use(&self, stream: &Stream) -> Result<(), CallError> {
-        self.core
-            .lock_with(self.place.slot)
-            .record_use(self.place.slot, stream)
+        self.core.record_use(self.place.slot, stream)
     }
 
     /// Turns the lease into a [`Registration`] for registering the memory with a NIC or with NCCL:
@@ -121,8 +119,7 @@ impl Lease {
     /// Records that work which is on no stream of this library uses the memory, which is then
     /// reused only after all work queued on the device when the last lease ends.
     pub fn record_use_anywhere(&self) {
-        let mut state = self.core.lock_with(self.place.slot);
-        state.record_use_anywhere(self.place.slot);
+        self.core.record_use_anywhere(self.place.slot);
     }
 
     /// Returns the streams whose work may use the memory, the block's home stream first. Returns
@@ -130,9 +127,7 @@ impl Lease {
     /// freed.
     #[must_use]
     pub fn streams(&self) -> Option<Vec<Stream>> {
-        self.core
-            .lock_with(self.place.slot)
-            .streams(self.place.slot)
+        self.core.streams(self.place.slot)
     }
 
     #[cfg(feature = "dlpack")]
@@ -156,8 +151,34 @@ impl Core {
         range: Range<u64>,
     ) -> Result<Lease, MemoryError> {
         self.device.usable()?;
-        self.lock_with(place.slot).admit(&place, wanted, &range)?;
+        let mut state = self.lock_with(place.slot);
+        let capturing = state.memory.gate.is_capturing();
+        state.blocks.admit(&place, wanted, &range, capturing)?;
+        drop(state);
         Ok(Lease::counted(Arc::clone(self), place, size))
+    }
+
+    pub(super) fn record_use(&self, id: SlotId, stream: &Stream) -> Result<(), CallError> {
+        self.device.own_process()?;
+        stream.check_driver(&self.device)?;
+        let mut state = self.lock_with(id);
+        let capturing = state.memory.gate.is_capturing();
+        if let Some(slot) = state.blocks.slots.get_mut(id) {
+            slot.record_use(stream, capturing);
+        }
+        Ok(())
+    }
+
+    /// Records that work on unknown streams uses the block, or memory that a lease keeps.
+    pub(super) fn record_use_anywhere(&self, id: SlotId) {
+        if let Some(slot) = self.lock_with(id).blocks.slots.get_mut(id) {
+            slot.record_use_anywhere();
+        }
+    }
+
+    pub(super) fn streams(&self, id: SlotId) -> Option<Vec<Stream>> {
+        let state = self.lock_with(id);
+        state.blocks.slots.get(id)?.block.as_ref()?.streams()
     }
 
     pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
@@ -201,7 +222,7 @@ impl RegistrationOwner for Lease {
 
     fn exported(&self, _: &Range<u64>) {
         let mut state = self.core.lock_with(self.place.slot);
-        state.note_export(&self.place);
+        state.blocks.note_export(&self.place);
     }
 }
 

@@ -1,6 +1,6 @@
-//! Blocks: how they get memory, use it and grow. Folders have the parts that need no more than a
-//! slot: slots and their lists, shared memory, memory ahead of growth, memory given up, sleep, and
-//! compaction.
+//! Blocks, one way to hold memory of a pool: how they get it, use it and grow. Folders have the
+//! parts that need no more than a slot: slots and their lists, shared memory, memory ahead of growth,
+//! memory given up, sleep, and compaction.
 
 mod adjacent;
 pub(in crate::pool) mod ahead;
@@ -13,10 +13,12 @@ mod change;
 mod commit;
 pub(in crate::pool) mod compaction;
 mod exported;
+mod figures;
 mod fills;
 mod grow;
 mod headroom;
 mod lease;
+mod places;
 pub(in crate::pool) mod purge;
 pub(in crate::pool) mod sharing;
 pub(in crate::pool) mod sleep;
@@ -30,7 +32,9 @@ use std::sync::atomic::AtomicU64;
 use self::ahead::Precommit;
 use self::slots::{FreedBlock, Hardening, PurgeQueues, Slots};
 use crate::own::Stream;
+use crate::size::Granularity;
 
+pub(in crate::pool) use allocate::Needs;
 pub use block::Block;
 pub use builder::BlockBuilder;
 pub(in crate::pool) use change::Change;
@@ -38,6 +42,7 @@ use commit::{Fit, Gathered, PlacedMemory};
 pub use exported::ExportedBlock;
 #[cfg(target_os = "linux")]
 pub(crate) use exported::Promised;
+pub(in crate::pool) use figures::IdleFigures;
 pub(in crate::pool) use fills::Unfinished;
 pub use headroom::Headroom;
 pub use lease::Lease;
@@ -46,18 +51,35 @@ pub(in crate::pool) use stream_cache::{Owner, StreamCaches};
 pub(crate) use uses::Use;
 
 /// The blocks of a pool: slots with memory, and what is to be done with them.
-#[derive(Default)]
 pub(in crate::pool) struct Blocks {
     pub(in crate::pool) slots: Slots,
+    granule: Granularity,
     /// Slots with memory to be unmapped.
-    pub(in crate::pool) queues: PurgeQueues,
+    queues: PurgeQueues,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
-    pub(in crate::pool) clock: Arc<AtomicU64>,
-    pub(in crate::pool) to_free: Vec<FreedBlock>,
-    pub(in crate::pool) precommit: Option<Precommit>,
-    pub(in crate::pool) hardening: Option<Box<Hardening>>,
+    clock: Arc<AtomicU64>,
+    /// `true` if work is left to do before an operation ends, its own or another operation's.
+    pub(in crate::pool) has_deferred: bool,
+    /// Blocks that were swept from stream caches while their slots were out.
+    to_free: Vec<FreedBlock>,
+    precommit: Option<Precommit>,
+    hardening: Option<Box<Hardening>>,
     /// The stream that fills and copies for blocks without a home stream.
-    pub(in crate::pool) scrubber: Option<Stream>,
-    #[cfg(debug_assertions)]
-    pub(in crate::pool) audits: u64,
+    scrubber: Option<Stream>,
+}
+
+impl Blocks {
+    pub(in crate::pool) fn new(granule: Granularity) -> Self {
+        Self {
+            slots: Slots::default(),
+            granule,
+            queues: PurgeQueues::default(),
+            clock: Arc::default(),
+            has_deferred: false,
+            to_free: Vec::new(),
+            precommit: None,
+            hardening: None,
+            scrubber: None,
+        }
+    }
 }

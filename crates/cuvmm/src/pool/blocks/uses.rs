@@ -11,11 +11,10 @@
 
 use std::ops::Range;
 
+use super::Blocks;
 use super::slots::{BlockPlace, Slot};
-use crate::error::{ArgumentError, MemoryError, ShareError};
+use crate::error::{ArgumentError, MemoryError};
 use crate::own::Access;
-use crate::pool::core::Locked;
-use crate::pool::state::State;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
@@ -36,17 +35,18 @@ impl Use {
     }
 }
 
-impl State {
-    pub(in crate::pool) fn admit(
+impl Blocks {
+    pub(super) fn admit(
         &mut self,
         place: &BlockPlace,
         wanted: Use,
         range: &Range<u64>,
+        capturing: bool,
     ) -> Result<(), MemoryError> {
-        self.check(place, wanted, range)?;
+        self.check(place, wanted, range, capturing)?;
         self.take_lease(place.slot);
         if wanted == Use::Export
-            && let Some(slot) = self.blocks.slots.get_mut(place.slot)
+            && let Some(slot) = self.slots.get_mut(place.slot)
         {
             // If nothing is exported before the last lease ends, its end resets the mark.
             slot.exported = true;
@@ -54,17 +54,18 @@ impl State {
         Ok(())
     }
 
-    pub(in crate::pool) fn check(
+    pub(super) fn check(
         &self,
         place: &BlockPlace,
         wanted: Use,
         range: &Range<u64>,
+        capturing: bool,
     ) -> Result<(), MemoryError> {
-        if self.is_capturing() && matches!(wanted, Use::Copy(_)) {
+        if capturing && matches!(wanted, Use::Copy(_)) {
             return Err(MemoryError::Capturing);
         }
 
-        let Some(slot) = self.blocks.slots.get(place.slot) else {
+        let Some(slot) = self.slots.get(place.slot) else {
             return Err(MemoryError::NotCommitted(range.clone()));
         };
         slot.check_awake()?;
@@ -83,7 +84,7 @@ impl State {
 
     /// Checks that a block has no leases besides the caller's `own`. Their holders may write.
     pub(super) fn check_unlent(&self, place: &BlockPlace, own: u64) -> Result<(), MemoryError> {
-        let slot = self.blocks.slots.get(place.slot);
+        let slot = self.slots.get(place.slot);
         match slot.map_or(0, |slot| slot.leases.saturating_sub(own)) {
             0 => Ok(()),
             leases => Err(MemoryError::Leased(leases)),
@@ -93,7 +94,7 @@ impl State {
     /// Notes that exported memory of a leased block may be written up to the end of its extents: a
     /// zeroed block has to zero the memory that it grows over there.
     pub(super) fn note_export(&mut self, place: &BlockPlace) {
-        let Some(slot) = self.blocks.slots.get_mut(place.slot) else {
+        let Some(slot) = self.slots.get_mut(place.slot) else {
             return;
         };
         let end = slot
@@ -105,17 +106,6 @@ impl State {
             block.reach = block.reach.max(end);
             block.ever = block.ever.max(block.used);
         }
-    }
-}
-
-impl Locked<'_> {
-    /// Makes the extents of a block read-only, for good. The publication has one lease.
-    pub(in crate::pool) fn seal(&mut self, place: &BlockPlace) -> Result<(), ShareError> {
-        self.check_unlent(place, 1)?;
-        let sealed = self.with_slot_out(place.slot, |state, slot| {
-            state.unlocked(|| slot.space.cap_all(Access::Read))
-        });
-        Ok(sealed.unwrap_or(Ok(()))?)
     }
 }
 

@@ -1,36 +1,34 @@
-//! Polls of slots' fences.
+//! Polls of fences of memory that is to be reused or withdrawn.
 
 use super::Gate;
 use crate::error::CallError;
-use crate::extents::Poll;
+use crate::extents::{Fence, Poll};
 use crate::own::Stream;
-use crate::pool::blocks::slots::Slot;
 
 impl Gate {
-    /// Extends a slot's fence to the work queued on its block by now, and polls it.
-    pub(in crate::pool) fn poll_work(&self, slot: &mut Slot) -> Result<Poll, CallError> {
-        slot.fence_work();
+    /// Polls a fence; the answer can be that only a synchronization shows whether it is complete.
+    pub(in crate::pool) fn ask(&self, fence: &mut Fence) -> Result<Poll, CallError> {
         match self.is_capturing() {
             true => Ok(Poll::Pending),
-            false => slot.fence.poll(),
+            false => fence.poll(),
         }
     }
 
-    /// Returns `true` if the work that a slot's fence covers comes before any work queued on `home`
+    /// Returns `true` if the work that a fence covers comes before any work queued on `home`
     /// from now on, or can be ordered before it now.
     pub(in crate::pool) fn comes_before(
         &mut self,
-        slot: &mut Slot,
+        fence: &mut Fence,
         home: Option<&Stream>,
     ) -> Result<bool, CallError> {
-        if slot.is_before(home) {
+        if fence.is_complete() || home.is_some_and(|home| fence.precedes(home)) {
             return Ok(true);
         }
         if self.is_capturing() {
             return Ok(false);
         }
-        let ordered = home.map_or(Ok(false), |home| slot.fence.order_before(home))?;
-        Ok(ordered || self.poll(&mut slot.fence)?)
+        let ordered = home.map_or(Ok(false), |home| fence.order_before(home))?;
+        Ok(ordered || self.poll(fence)?)
     }
 }
 
@@ -44,11 +42,8 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::extent_sizes::ExtentSizes;
-    use crate::extents::rig::{G, Rig, rig};
-    use crate::extents::{Fence, Round};
-    use crate::pool::accounts::TenantId;
-    use crate::pool::blocks::slots::{Class, SlotId};
+    use crate::extents::Round;
+    use crate::extents::rig::rig;
 
     fn capturing() -> Gate {
         Gate {
@@ -57,39 +52,25 @@ mod tests {
         }
     }
 
-    fn slot(rig: &Rig, stream: &Stream) -> Slot {
-        let id = SlotId {
-            tenant: TenantId(0),
-            index: 0,
-        };
-        let class = Class {
-            size: G,
-            sizes: ExtentSizes::up_to(G),
-        };
-        let mut slot = Slot::new(id, rig.space(1), class, 0, false);
-        slot.fence = Fence::stream(stream.clone());
-        slot
-    }
-
     #[test]
     fn while_a_guard_lives_nothing_is_asked_and_what_is_known_is_said() {
         let rig = rig();
         let stream = rig.busy_stream();
         let other = Stream::new(&rig.device).unwrap();
-        let mut slot = slot(&rig, &stream);
+        let mut fence = Fence::stream(stream.clone());
         rig.finish(&stream);
         let round = Round::begin(&rig.device);
         let before = rig.calls();
-        assert!(!capturing().poll(&mut slot.fence).unwrap());
-        assert!(!capturing().poll_in(&mut slot.fence, &round));
-        assert!(!capturing().comes_before(&mut slot, Some(&other)).unwrap());
-        assert!(!capturing().comes_before(&mut slot, None).unwrap());
-        assert!(capturing().comes_before(&mut slot, Some(&stream)).unwrap());
+        assert!(!capturing().poll(&mut fence).unwrap());
+        assert!(!capturing().poll_in(&mut fence, &round));
+        assert!(!capturing().comes_before(&mut fence, Some(&other)).unwrap());
+        assert!(!capturing().comes_before(&mut fence, None).unwrap());
+        assert!(capturing().comes_before(&mut fence, Some(&stream)).unwrap());
         assert!(capturing().poll(&mut Fence::complete()).unwrap());
         assert!(capturing().poll_in(&mut Fence::complete(), &round));
         assert_eq!(rig.calls(), before);
         // The work was complete all the time.
-        assert!(Gate::default().poll(&mut slot.fence).unwrap());
+        assert!(Gate::default().poll(&mut fence).unwrap());
         assert!(rig.calls() > before);
     }
 
@@ -98,16 +79,16 @@ mod tests {
         let rig = rig();
         let stream = rig.busy_stream();
         let other = Stream::new(&rig.device).unwrap();
-        let (mut slot, mut gate) = (slot(&rig, &stream), Gate::default());
-        assert!(!gate.poll(&mut slot.fence).unwrap());
-        assert!(!gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
-        assert!(!gate.comes_before(&mut slot, None).unwrap());
-        assert!(gate.comes_before(&mut slot, Some(&other)).unwrap());
+        let (mut fence, mut gate) = (Fence::stream(stream.clone()), Gate::default());
+        assert!(!gate.poll(&mut fence).unwrap());
+        assert!(!gate.poll_in(&mut fence, &Round::begin(&rig.device)));
+        assert!(!gate.comes_before(&mut fence, None).unwrap());
+        assert!(gate.comes_before(&mut fence, Some(&other)).unwrap());
         assert!(rig.count(Call::StreamWaitEvent) > 0);
         rig.finish(&stream);
-        assert!(gate.comes_before(&mut slot, None).unwrap());
-        slot.fence = Fence::stream(stream);
-        assert!(gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(gate.comes_before(&mut fence, None).unwrap());
+        fence = Fence::stream(stream);
+        assert!(gate.poll_in(&mut fence, &Round::begin(&rig.device)));
         assert!(!gate.needs_synchronise);
     }
 
@@ -115,15 +96,15 @@ mod tests {
     fn a_driver_that_fails_is_an_error_alone_and_pending_in_a_round() {
         let rig = rig();
         let stream = rig.busy_stream();
-        let (mut slot, mut gate) = (slot(&rig, &stream), Gate::default());
+        let (mut fence, mut gate) = (Fence::stream(stream.clone()), Gate::default());
         rig.finish(&stream);
         rig.fail_from(Call::EventQuery, 1);
         rig.fail_from(Call::StreamQuery, 1);
-        let failed = gate.poll(&mut slot.fence);
+        let failed = gate.poll(&mut fence);
         assert!(failed.is_err(), "{failed:?}");
-        assert!(!gate.poll_in(&mut slot.fence, &Round::begin(&rig.device)));
+        assert!(!gate.poll_in(&mut fence, &Round::begin(&rig.device)));
         rig.heal();
-        assert!(gate.poll(&mut slot.fence).unwrap());
+        assert!(gate.poll(&mut fence).unwrap());
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         let mut state = core.lock();
-        state.check_usable(tenant)?;
+        state.memory.check_usable(tenant)?;
         state.make_address_room(size)?;
         let mut spaces = state.reserve_for(tenant, size, 0, 1)?;
         state.memory.holders.add_addresses(holder, size);

@@ -15,11 +15,8 @@ impl Core {
     /// obtain it again. Called without the lock.
     pub(in crate::pool) fn free_and_promised(&self) -> Result<(u64, u64), CallError> {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
-            let of_driver = state
-                .memory
-                .holders
-                .all()
-                .filter(|held| held.holder.is_of_driver());
+            let all = state.memory.holders.all();
+            let of_driver = all.filter(|held| held.holder.is_of_driver());
             let of_driver = of_driver.map(|held| (held.bytes, Arc::clone(&held.holder)));
             of_driver.collect()
         });
@@ -48,7 +45,7 @@ impl Locked<'_> {
     /// the charge for memory that they have returned. Makes no driver call while a capture guard
     /// lives.
     pub(in crate::pool) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
-        if self.is_capturing() || self.memory.device.usable().is_err() {
+        if self.memory.gate.is_capturing() || self.memory.device.usable().is_err() {
             return;
         }
         for id in self.memory.holders.ids() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::held::{Held, HolderId};
 use super::holder::Given;
 use crate::error::CallError;
-use crate::extents::{Space, Urgency};
+use crate::extents::Space;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::core::Locked;
 use crate::wanted::Purpose;
@@ -26,7 +26,7 @@ impl Locked<'_> {
         let Some(holder) = self.memory.holders.holder(id) else {
             return Ok(0);
         };
-        if self.is_capturing() && holder.is_of_driver() {
+        if self.memory.gate.is_capturing() && holder.is_of_driver() {
             return Ok(0);
         }
         let given = self.unlocked(move || holder.give(wanted));
@@ -118,8 +118,7 @@ impl Locked<'_> {
 
     /// Asks the mapper, if there is one, to tidy a holder.
     pub(super) fn tidy_soon(&mut self, id: HolderId) {
-        if let Some(precommit) = &mut self.blocks.precommit {
-            precommit.call(Urgency::Soon);
+        if self.blocks.call_mapper() {
             self.memory.holders.list(id);
         }
     }
@@ -127,7 +126,7 @@ impl Locked<'_> {
     /// Makes the listed holders give up unused memory. Makes no driver call while a capture guard
     /// lives.
     pub(in crate::pool) fn tidy_holders(&mut self) {
-        if self.is_capturing() {
+        if self.memory.gate.is_capturing() {
             return;
         }
         for id in self.memory.holders.take_listed() {
@@ -192,7 +191,7 @@ impl Locked<'_> {
     fn empty_holder(&mut self, id: HolderId) -> Result<u64, CallError> {
         if let Some(held) = self.memory.holders.get(id) {
             // Polls.
-            held.holder.reclaimable(!self.is_capturing());
+            held.holder.reclaimable(!self.memory.gate.is_capturing());
         }
         let taken = self.take_from_holder(id, u64::MAX);
         self.return_addresses(id);

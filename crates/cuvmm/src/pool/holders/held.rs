@@ -151,11 +151,20 @@ impl Holders {
     }
 
     /// Returns the bytes of a tenant's holders that can be reclaimed once their work is complete.
-    pub(in crate::pool) fn pending_of(&self, tenant: TenantId) -> u64 {
-        self.of(tenant).iter().map(Held::pending).sum()
+    pub(in crate::pool) fn pending(&self) -> u64 {
+        self.all().map(Held::pending).sum()
     }
 
-    /// Counts addresses that a holder gets.
+    /// Makes the holders of a tenant that was unregistered give back what they do not use.
+    pub(in crate::pool) fn drain(&self, tenant: TenantId) {
+        let held = self.of(tenant).iter();
+        held.for_each(|held| held.holder.close());
+    }
+
+    pub(super) fn addresses_of(&self, id: HolderId) -> u64 {
+        self.get(id).map_or(0, |held| held.addresses)
+    }
+
     pub(super) fn add_addresses(&mut self, id: HolderId, bytes: u64) {
         if let Some(held) = self.get_mut(id) {
             held.addresses += bytes;

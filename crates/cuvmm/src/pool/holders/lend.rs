@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::held::HolderId;
+use super::held::{HolderId, Holders};
 use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError, SleepError};
@@ -18,7 +18,7 @@ use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
 use crate::pool::memory::Scrub;
-use crate::pool::state::{State, gone};
+use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
 use crate::wanted::Purpose;
 
@@ -60,9 +60,9 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         let mut state = core.lock();
-        state.check_usable(tenant)?;
+        state.memory.check_usable(tenant)?;
         let id = state.memory.holders.add(tenant, holder);
-        state.update_bypass(tenant);
+        state.terms_changed(tenant);
         Ok(id)
     }
 
@@ -79,17 +79,13 @@ impl Tenant {
         let (core, tenant) = (self.core(), self.id());
         core.device.own_process()?;
         let mut state = core.lock();
-        state.check_usable(tenant)?;
+        state.memory.check_usable(tenant)?;
         state
             .reserve_part(holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
                 tenant: state.memory.terms.name_of(tenant),
                 wanted: least,
-                held: state
-                    .memory
-                    .holders
-                    .get(holder)
-                    .map_or(0, |held| held.addresses),
+                held: state.memory.holders.addresses_of(holder),
                 limit: most,
                 cause: cause.map(Box::new),
             })
@@ -105,7 +101,8 @@ impl Tenant {
         let mut state = core.lock();
         (state.place, state.zeroes) = (lending.place, lending.zeroes);
         let lent = state.lend_extents(lending);
-        state.run_deferred();
+        let (memory, blocks) = state.halves();
+        blocks.request_free_memory(memory);
         Core::unlock(state);
         lent
     }
@@ -198,9 +195,8 @@ impl Tenant {
         let core = self.core();
         core.device.own_process()?;
         let mut state = core.lock();
-        let is_tidied =
-            |state: &State| state.memory.holders.get(holder).is_some_and(|it| it.tidied);
-        while is_tidied(&state) && !deferred::is_in_hook() {
+        let is_tidied = |holders: &Holders| holders.get(holder).is_some_and(|it| it.tidied);
+        while is_tidied(&state.memory.holders) && !deferred::is_in_hook() {
             state = state.wait(&core.settled, None);
         }
         let taken = state.take_from_holder(holder, wanted);
@@ -264,7 +260,7 @@ impl Tenant {
 
     pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.check_usable(tenant))
+        core.look(|state| state.memory.check_usable(tenant))
     }
 
     /// Ends a holder whose owner is gone. Its memory goes to the pool as the work on it is
@@ -275,14 +271,14 @@ impl Tenant {
         if let Some(held) = state.memory.holders.get_mut(holder) {
             held.ended = true;
         }
-        state.update_bypass(tenant);
+        state.terms_changed(tenant);
         state.memory.has_deferred = true;
         Core::unlock(state);
         core.announce();
     }
 
     pub(crate) fn is_hardened(&self) -> bool {
-        self.core().look(|state| state.blocks.hardening.is_some())
+        self.core().look(|state| state.blocks.are_hardened())
     }
 
     pub(crate) fn scrubs(&self) -> bool {
@@ -317,19 +313,12 @@ impl Locked<'_> {
         let granule = self.memory.device.granule();
         let mut largest = most;
         loop {
-            let held = |state: &Self| {
-                state
-                    .memory
-                    .holders
-                    .get(id)
-                    .map_or(0, |held| held.addresses)
-            };
-            if least > most.saturating_sub(held(self)) {
+            if least > most.saturating_sub(self.memory.holders.addresses_of(id)) {
                 return Err(None);
             }
             self.make_address_room(least)?;
             // The holder may have given addresses back.
-            let held = held(self);
+            let held = self.memory.holders.addresses_of(id);
             let allowed = most.saturating_sub(held);
             let share = self.memory.budget.addresses_left() / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
@@ -359,7 +348,7 @@ impl Locked<'_> {
         obtain: impl FnOnce(&mut Self) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
         let tenant = id.tenant();
-        self.check_usable(tenant)?;
+        self.memory.check_usable(tenant)?;
         // A request that needs no memory is served from the heap's own.
         if bytes > 0 {
             self.leave_to_others(tenant, bytes)?;

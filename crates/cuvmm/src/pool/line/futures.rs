@@ -333,7 +333,8 @@ impl Core {
     /// Grows a block into memory that it already has, unless another request waits for memory.
     fn grows_at_once(&self, place: &BlockPlace, size: u64) -> bool {
         let mut state = self.lock();
-        let grown = !self.is_awaited() && state.grow_within(place, size);
+        let (memory, blocks) = state.halves();
+        let grown = !self.is_awaited() && blocks.grow_within(memory, place, size);
         Self::unlock(state);
         grown
     }

@@ -11,17 +11,49 @@ use std::time::Instant;
 use super::pressure::{Pressure, PressureHook};
 use crate::deferred;
 use crate::error::{BlockError, Shortage};
-use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::accounts::{Budget, TenantId, Tenants};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::BlockPlace;
 use crate::pool::core::Locked;
+use crate::pool::memory::Memory;
 use crate::pool::reclaim::Plan;
-use crate::pool::state::State;
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) enum Demand<'a> {
     Bytes(u64),
     /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
+}
+
+impl Demand<'_> {
+    fn asked(self, blocks: &Blocks) -> Asked {
+        let whole = |bytes| blocks.granule().round_up(bytes).unwrap_or(u64::MAX);
+        let steps = match self {
+            Self::Bytes(bytes) => {
+                let bytes = whole(bytes);
+                return Asked {
+                    more: bytes,
+                    within: 0,
+                    least: bytes,
+                };
+            }
+            Self::Growth(steps) => steps,
+        };
+        let mut asked = Asked::default();
+        for (place, size) in steps {
+            let (used, has) = blocks.used_and_held(place.slot);
+            let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
+            asked.more = asked.more.saturating_add(more);
+            asked.within += has.saturating_sub(used).min(more);
+            asked.least = asked.least.saturating_add(size);
+        }
+        asked
+    }
+
+    /// Returns the bytes that the tenant must be able to hold for the request.
+    pub(super) fn least(self, blocks: &Blocks) -> u64 {
+        self.asked(blocks).least
+    }
 }
 
 impl From<u64> for Demand<'_> {
@@ -103,7 +135,7 @@ impl Locked<'_> {
         demand: Demand<'_>,
         mut error: BlockError,
     ) -> BlockError {
-        self.count_refusal(id, &error);
+        self.memory.count_refusal(id, &error);
         if shortage_of(&mut error).is_none() {
             return error;
         }
@@ -128,9 +160,9 @@ impl Locked<'_> {
     }
 
     fn reach_of(&mut self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> Reach {
-        let asked = self.asked(demand);
+        let asked = demand.asked(&self.blocks);
         let (own, others) = self.reach(id);
-        let own = State::own_of(demand, asked, &own);
+        let own = own_of(demand, asked, &own);
         let ledger = error.shortage().and_then(|it| it.ledger);
         let left = ledger.map_or(0, |it| it.left);
         let after = |budget: &Budget| budget.available_after(id, own, others.gained());
@@ -196,7 +228,8 @@ impl Locked<'_> {
         // No tenant makes the request, so every tenant's guarantee counts.
         let no_tenant = TenantId::NONE;
         let (_, others) = self.reach(no_tenant);
-        let mut givers = self.givers(no_tenant, |state, other| state.spare_of(other, &others));
+        let Memory { budget, terms, .. } = &self.memory;
+        let mut givers = givers(terms, no_tenant, |other| others.spare_of(budget, other));
         givers.retain(|it| !asked.contains(&it.tenant));
         let (to, hook) = lowest_priority(givers)?;
         let pressure = Pressure {
@@ -214,29 +247,22 @@ impl Locked<'_> {
         let mut relief = Relief::default();
         match *error {
             BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. } => {
-                let Reach {
-                    asked,
-                    own,
-                    others,
-                    available,
-                } = self.reach_of(id, demand, error);
-                relief.bytes = asked.more.saturating_sub(available);
+                let reach = self.reach_of(id, demand, error);
+                relief.bytes = reach.asked.more.saturating_sub(reach.available);
                 if relief.bytes == 0 {
                     return relief;
                 }
                 // Beyond a lowered limit more is missing than the request needs.
-                let more = asked.more;
-                let missing = self
-                    .memory
-                    .budget
-                    .missing_after(id, more, own, others.gained());
+                let (more, budget) = (reach.asked.more, &self.memory.budget);
+                let missing = budget.missing_after(id, more, reach.own, reach.others.gained());
                 relief.bytes = relief.bytes.max(missing);
                 relief.own = self.kept_by(id);
                 // The tenant's own limit or its own work is the cause: no other tenant can help.
-                if self.memory.budget.missing(id, more).0 > own {
+                if self.memory.budget.missing(id, more).0 > reach.own {
                     return relief;
                 }
-                relief.givers = self.givers(id, |state, other| state.spare_of(other, &others));
+                let Memory { budget, terms, .. } = &self.memory;
+                relief.givers = givers(terms, id, |other| reach.others.spare_of(budget, other));
             }
             BlockError::OutOfMappings {
                 wanted,
@@ -246,9 +272,10 @@ impl Locked<'_> {
                 let (_, others) = self.reach(id);
                 relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
                 relief.own = self.memory.budget.account(id).mappings;
-                relief.givers = self.givers(id, |state, other| {
-                    let gives = state.spare_of(other, &others) > 0;
-                    u64::from(gives) * state.memory.budget.account(other).mappings
+                let Memory { budget, terms, .. } = &self.memory;
+                relief.givers = givers(terms, id, |other| {
+                    let gives = others.spare_of(budget, other) > 0;
+                    u64::from(gives) * budget.account(other).mappings
                 });
             }
             BlockError::OutOfAddresses {
@@ -258,9 +285,8 @@ impl Locked<'_> {
             } => {
                 relief.addresses = wanted.saturating_sub(limit.saturating_sub(held));
                 relief.own = self.memory.budget.account(id).addresses;
-                relief.givers = self.givers(id, |state, other| {
-                    state.memory.budget.account(other).addresses
-                });
+                let Memory { budget, terms, .. } = &self.memory;
+                relief.givers = givers(terms, id, |other| budget.account(other).addresses);
             }
             // Other tenants cannot help: a capture has to end, or the tenant's own work.
             _ => {}
@@ -269,97 +295,66 @@ impl Locked<'_> {
     }
 }
 
-impl State {
+impl Memory {
     /// Returns `true` if the request could be met if every tenant gave back all memory above its
     /// guarantee, which hooks can bring about.
-    pub(super) fn can_be_given(
-        &self,
-        id: TenantId,
-        demand: Demand<'_>,
-        error: &BlockError,
-    ) -> bool {
-        self.fits(demand, error, self.memory.budget.most_for(id))
+    pub(super) fn can_be_given(&self, id: TenantId, least: u64, error: &BlockError) -> bool {
+        fits(least, error, self.budget.most_for(id))
     }
 
     /// Returns `true` if the request could be met if the tenant were alone, which waiting can bring
     /// about.
-    pub(super) fn can_ever(&self, id: TenantId, demand: Demand<'_>, error: &BlockError) -> bool {
-        self.fits(demand, error, self.memory.budget.most_alone(id))
-    }
-
-    fn fits(&self, demand: Demand<'_>, error: &BlockError, most: u64) -> bool {
-        // The limit of a ledger does not change while a process uses it.
-        let ledger = error.shortage().and_then(|it| it.ledger);
-        let most = ledger.map_or(most, |it| most.min(it.limit));
-        match error {
-            BlockError::OutOfMemory(_)
-            | BlockError::DriverOutOfMemory { .. }
-            | BlockError::Capturing(_) => self.asked(demand).least <= most,
-            BlockError::OutOfMappings { wanted, limit, .. }
-            | BlockError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
-            _ => true,
-        }
-    }
-
-    fn givers(&self, id: TenantId, gives: impl Fn(&Self, TenantId) -> u64) -> Vec<HookGiver> {
-        let others = self.memory.terms.iter().filter(|&(other, _)| other != id);
-        let givers = others.filter_map(|(tenant, terms)| {
-            Some(HookGiver {
-                tenant,
-                priority: terms.priority(),
-                hook: terms.hook()?.clone(),
-                gives: gives(self, tenant),
-            })
-        });
-        givers.filter(|giver| giver.gives > 0).collect()
-    }
-
-    fn asked(&self, demand: Demand<'_>) -> Asked {
-        let granule = self.memory.device.granule();
-        let whole = |bytes| granule.round_up(bytes).unwrap_or(u64::MAX);
-        let steps = match demand {
-            Demand::Bytes(bytes) => {
-                let bytes = whole(bytes);
-                return Asked {
-                    more: bytes,
-                    within: 0,
-                    least: bytes,
-                };
-            }
-            Demand::Growth(steps) => steps,
-        };
-        let mut asked = Asked::default();
-        for (place, size) in steps {
-            let slot = self.blocks.slots.get(place.slot);
-            let (used, has) = slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()));
-            let (size, more) = (whole(*size), whole(*size).saturating_sub(used));
-            asked.more = asked.more.saturating_add(more);
-            asked.within += has.saturating_sub(used).min(more);
-            asked.least = asked.least.saturating_add(size);
-        }
-        asked
-    }
-
-    /// Returns a tenant's own bytes for a request: behind the ends of blocks that grow, and
-    /// reclaimable from its other slots.
-    fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
-        let growing = match demand {
-            Demand::Growth(steps) => steps,
-            Demand::Bytes(_) => &[],
-        };
-        let growing = growing.iter().map(|(place, _)| place.slot).collect();
-        let elsewhere = own.gained().saturating_sub(own.takes_from(&growing));
-        elsewhere.saturating_add(asked.within)
+    pub(super) fn can_ever(&self, id: TenantId, least: u64, error: &BlockError) -> bool {
+        fits(least, error, self.budget.most_alone(id))
     }
 
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
-            self.memory.refusals += 1;
-            if let Some(terms) = self.memory.terms.get_mut(id) {
+            self.refusals += 1;
+            if let Some(terms) = self.terms.get_mut(id) {
                 terms.count_refusal();
             }
         }
     }
+}
+
+fn fits(least: u64, error: &BlockError, most: u64) -> bool {
+    // The limit of a ledger does not change while a process uses it.
+    let ledger = error.shortage().and_then(|it| it.ledger);
+    let most = ledger.map_or(most, |it| most.min(it.limit));
+    match error {
+        BlockError::OutOfMemory(_)
+        | BlockError::DriverOutOfMemory { .. }
+        | BlockError::Capturing(_) => least <= most,
+        BlockError::OutOfMappings { wanted, limit, .. }
+        | BlockError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
+        _ => true,
+    }
+}
+
+fn givers(terms: &Tenants, id: TenantId, gives: impl Fn(TenantId) -> u64) -> Vec<HookGiver> {
+    let others = terms.iter().filter(|&(other, _)| other != id);
+    let givers = others.filter_map(|(tenant, terms)| {
+        Some(HookGiver {
+            tenant,
+            priority: terms.priority(),
+            hook: terms.hook()?.clone(),
+            gives: gives(tenant),
+        })
+    });
+    givers.filter(|giver| giver.gives > 0).collect()
+}
+
+/// Returns a tenant's own bytes for a request: behind the ends of blocks that grow, and
+/// reclaimable from its other slots.
+fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
+    let growing = match demand {
+        Demand::Growth(steps) => steps,
+        Demand::Bytes(_) => &[],
+    };
+    let growing = growing.iter().map(|(place, _)| place.slot).collect();
+    let elsewhere = own.gained().saturating_sub(own.takes_from(&growing));
+    elsewhere.saturating_add(asked.within)
 }
 
 fn lowest_priority(givers: Vec<HookGiver>) -> Option<(TenantId, PressureHook)> {

@@ -8,40 +8,41 @@
 
 use std::task::{Poll, Waker};
 
+use super::Line;
 use super::queue::{Answer, Want};
 use crate::deferred::{call_hook, defer, wake};
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Urgency;
 use crate::pool::accounts::TenantId;
+use crate::pool::blocks::Blocks;
+use crate::pool::blocks::Needs;
 use crate::pool::blocks::slots::BYTES;
-use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
+use crate::pool::core::Core;
+use crate::pool::memory::Memory;
 use crate::sync::atomic::Ordering;
 
-impl Locked<'_> {
-    pub(in crate::pool) fn answer(&mut self, number: u64, answer: Answer) -> bool {
-        let Some(request) = self.memory.line.queue.take(number) else {
+impl Core {
+    pub(in crate::pool) fn answer(&self, line: &mut Line, number: u64, answer: Answer) -> bool {
+        let Some(request) = line.queue.take(number) else {
             return false;
         };
-        self.core().waiting.fetch_sub(1, Ordering::SeqCst);
-        self.memory.line.queue.answers.insert(number, answer);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        line.queue.answers.insert(number, answer);
         if let Some(waker) = request.waker {
             defer(move || call_hook(|| wake(waker)));
         }
         true
     }
-}
 
-impl Core {
     pub(super) fn enqueue(
         &self,
         tenant: TenantId,
         want: Want,
         waker: Waker,
     ) -> Result<u64, BlockError> {
-        self.join_queue(tenant, Some(waker), |state| match &want {
+        self.join_queue(tenant, Some(waker), |memory, _| match &want {
             Want::Block(wish) => {
-                state.needs(tenant, &wish.wanted())?;
+                Needs::of(memory, tenant, &wish.wanted())?;
                 Ok(want)
             }
             Want::Growth(place, to, from) => {
@@ -55,13 +56,13 @@ impl Core {
 
     /// Queues a request to be notified when memory becomes free from now on.
     pub(super) fn listen(&self) -> Result<u64, BlockError> {
-        self.join_queue(TenantId::NONE, None, |state| {
-            state.memory.device.usable()?;
+        self.join_queue(TenantId::NONE, None, |memory, blocks| {
+            memory.device.usable()?;
             // Blocks freed from here on are announced instead of going to a stream cache.
-            state.sweep_each();
+            blocks.sweep_each();
             Ok(Want::Notification(
-                state.memory.line.freed_count(),
-                state.pending_free(),
+                memory.line.freed_count(),
+                blocks.idle_figures().waiting + memory.holders.pending(),
             ))
         })
     }
@@ -70,7 +71,7 @@ impl Core {
         &self,
         tenant: TenantId,
         mut waker: Option<Waker>,
-        want: impl FnOnce(&mut State) -> Result<Want, BlockError>,
+        want: impl FnOnce(&Memory, &mut Blocks) -> Result<Want, BlockError>,
     ) -> Result<u64, BlockError> {
         self.device.own_process()?;
         let number = self.look(|state| {
@@ -81,12 +82,13 @@ impl Core {
             }
             // Counted first: blocks freed from here on go to no stream cache.
             self.waiting.fetch_add(1, Ordering::SeqCst);
-            let granule = state.memory.device.granule();
+            let granule = self.device.granule();
             // A waker that is not queued is dropped without the lock.
-            let joined = want(state);
+            let (memory, blocks) = state.halves();
+            let joined = want(memory, blocks);
             let place = || self.ledger.get().map(|joined| joined.member.line_up());
             let joined = joined.map(|want| {
-                let queue = &mut state.memory.line.queue;
+                let queue = &mut memory.line.queue;
                 queue.push(tenant, want, waker.take(), place(), granule)
             });
             if joined.is_err() {
@@ -139,7 +141,7 @@ impl Core {
     pub(in crate::pool) fn fail_queue(&self) {
         let mut state = self.lock();
         while let Some(number) = state.memory.line.queue.first() {
-            state.answer(number, Err(BlockError::NoMapper));
+            self.answer(&mut state.memory.line, number, Err(BlockError::NoMapper));
         }
         drop(state);
         self.queue_in_ledger(None);

@@ -14,11 +14,9 @@ use super::queue::{Group, Turn, Want};
 use super::relief::Demand;
 use super::wait::Wait;
 use crate::error::BlockError;
-use crate::pool::accounts::TenantId;
-use crate::pool::blocks::slots::{Freed, Give, PurgeQueue, Tenancy};
-use crate::pool::core::{Core, Locked};
-use crate::pool::reclaim::Plan;
-use crate::pool::state::State;
+use crate::pool::blocks::Blocks;
+use crate::pool::core::Core;
+use crate::pool::memory::Memory;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a pass starts again because memory became free.
@@ -34,17 +32,19 @@ enum Served {
     Waits,
 }
 
+/// Runs what may call hooks for a future. Returns `None` if a hook panicked.
+fn unless_panic<T>(run: impl FnOnce() -> T) -> Option<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(run));
+    if outcome.is_err() {
+        let what = "a pressure hook that was called for a future panicked";
+        log!(error, "{what}");
+    }
+    outcome.ok()
+}
+
 impl Want {
-    fn grows_zeroed(&self, state: &State) -> bool {
-        let Self::Growth(place, ..) = self else {
-            return false;
-        };
-        let block = state
-            .blocks
-            .slots
-            .get(place.slot)
-            .and_then(|slot| slot.block.as_ref());
-        block.is_some_and(|block| block.zeroed)
+    fn grows_zeroed(&self, blocks: &Blocks) -> bool {
+        matches!(self, Self::Growth(place, ..) if blocks.is_zeroed(place.slot))
     }
 
     fn with_demand<T>(&self, run: impl FnOnce(Demand<'_>) -> T) -> T {
@@ -91,7 +91,7 @@ impl Core {
         state.memory.line.queue.memory_freed = false;
         if !state.memory.line.queue.swept {
             // Blocks freed while requests wait are announced instead of going to a stream cache.
-            state.sweep_each();
+            state.blocks.sweep_each();
             state.memory.line.queue.swept = true;
         }
         let mut heads = state.memory.line.queue.heads();
@@ -126,7 +126,7 @@ impl Core {
                     // After a refusal the next request may be refused too. A request that is not
                     // attempted keeps no request behind it from its attempt.
                     let last = matches!(came, Served::Granted)
-                        && state.has_nothing_for(group)
+                        && self.has_nothing_for(&state.memory, &state.blocks, group)
                         && !heads.values().any(|other| other.is_short_like(&group));
                     let next = state.memory.line.queue.head_of(group).filter(|_| !last);
                     heads.extend(next.map(|next| (next, group)));
@@ -140,17 +140,10 @@ impl Core {
 
     fn take_turn(&self, turn: &Turn) -> Served {
         // A hook's panic ends neither the mapper nor the request.
-        let attempt = catch_unwind(AssertUnwindSafe(|| self.attempt_turn(turn)));
-        match attempt {
-            Ok(Ok(())) => Served::Granted,
-            Ok(Err(error)) => self.requeue_or_refuse(turn, error),
-            Err(_) => {
-                log!(
-                    error,
-                    "a pressure hook that was called for a future panicked"
-                );
-                Served::Waits
-            }
+        match unless_panic(|| self.attempt_turn(turn)) {
+            Some(Ok(())) => Served::Granted,
+            Some(Err(error)) => self.requeue_or_refuse(turn, error),
+            None => Served::Waits,
         }
     }
 
@@ -162,7 +155,8 @@ impl Core {
             return Served::Ended;
         }
         turn.want.with_demand(|demand| {
-            if error.is_shortage() && state.can_ever(tenant, demand, &error) {
+            let least = demand.least(&state.blocks);
+            if error.is_shortage() && state.memory.can_ever(tenant, least, &error) {
                 if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
                     state.memory.line.queue.note_lacking(turn.number, lacking);
                 }
@@ -171,14 +165,14 @@ impl Core {
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }
                 );
                 // A block that must read as zero may wait for its own work alone.
-                let is_short = of_memory && !turn.want.grows_zeroed(&state);
+                let is_short = of_memory && !turn.want.grows_zeroed(&state.blocks);
                 return match is_short {
                     true => Served::Short(error),
                     false => Served::Waits,
                 };
             }
             let refused = state.refuse(tenant, demand, error);
-            state.answer(turn.number, Err(refused));
+            self.answer(&mut state.memory.line, turn.number, Err(refused));
             Served::Ended
         })
     }
@@ -188,9 +182,10 @@ impl Core {
     fn pass_over(&self, turn: &Turn, error: &BlockError) -> Served {
         if let Want::Growth(place, size, _) = turn.want {
             let mut state = self.lock();
-            let grown = state.memory.line.queue.has(turn.number) && state.grow_within(&place, size);
+            let (memory, blocks) = state.halves();
+            let grown = memory.line.has(turn.number) && blocks.grow_within(memory, &place, size);
             if grown {
-                state.answer(turn.number, Ok(None));
+                self.answer(&mut state.memory.line, turn.number, Ok(None));
                 Self::unlock(state);
                 return Served::Ended;
             }
@@ -201,19 +196,12 @@ impl Core {
         }
         let tenant = turn.group.tenant();
         let refused = |state| (state, Err::<(), _>(error.clone()));
-        let asked = catch_unwind(AssertUnwindSafe(|| {
-            turn.want.with_demand(|demand| {
-                let wait = Wait::turn(turn.appeals);
-                self.call_hooks(refused(self.lock()), tenant, demand, wait, &refused)
-                    .1
-            })
-        }));
-        if asked.is_err() {
-            log!(
-                error,
-                "a pressure hook that was called for a future panicked"
-            );
-        }
+        let wait = Wait::turn(turn.appeals);
+        let ask = |demand: Demand<'_>| {
+            let state = refused(self.lock());
+            self.call_hooks(state, tenant, demand, wait, &refused).1
+        };
+        unless_panic(|| turn.want.with_demand(ask));
         Served::Waits
     }
 
@@ -228,8 +216,10 @@ impl Core {
                     state.place = turn.place;
                     let (mut state, outcome) = Self::attempt_to_allocate(state, tenant, &wanted);
                     let outcome = outcome.map(|place| {
-                        if !state.answer(number, Ok(Some(place))) {
-                            state.free(place.slot);
+                        if !self.answer(&mut state.memory.line, number, Ok(Some(place))) {
+                            let capturing = state.memory.gate.is_capturing();
+                            state.blocks.free(place.slot, capturing);
+                            state.purge_some();
                         }
                     });
                     (state, outcome)
@@ -237,7 +227,7 @@ impl Core {
             }
             Want::Growth(place, size, _) => {
                 let steps = [(*place, *size)];
-                let grown = self.grow_requested(tenant, &steps, wait, Some(number));
+                let grown = self.grow_all(tenant, &steps, wait, Some(number));
                 grown.map_err(|refused| refused.cause)
             }
             Want::Notification(..) => Ok(()),
@@ -254,16 +244,19 @@ impl Core {
         }
         if let Err(lost) = state.memory.device.usable() {
             for (number, ..) in listeners {
-                state.answer(number, Err(lost.into()));
+                self.answer(&mut state.memory.line, number, Err(lost.into()));
             }
             return true;
         }
-        let (freed_count, pending) = (state.memory.line.freed_count(), state.poll_pending_free());
+        state.poll_idle();
+        let (memory, blocks) = state.halves();
+        let pending = blocks.idle_figures().waiting + memory.holders.pending();
+        let freed_count = memory.line.freed_count();
         let mut told = false;
         for (number, heard, waited_for) in listeners {
             if heard != freed_count || pending < waited_for {
-                told |= state.answer(number, Ok(None));
-            } else if let Some(request) = state.memory.line.queue.get_mut(number) {
+                told |= self.answer(&mut memory.line, number, Ok(None));
+            } else if let Some(request) = memory.line.queue.get_mut(number) {
                 // Memory that an attempt has made pending meanwhile is waited for too.
                 request.want = Want::Notification(heard, pending);
             }
@@ -272,49 +265,19 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
-    /// Returns `true` if an attempt at a request of the group is known to fail: the budget has too
-    /// little left for the new block, and nothing could be added to it now.
-    fn has_nothing_for(&self, group: Group) -> bool {
+impl Core {
+    /// Returns `true` if memory for another block of a group is certainly lacking: there is nothing
+    /// that could be taken or polled.
+    fn has_nothing_for(&self, memory: &Memory, blocks: &Blocks, group: Group) -> bool {
         let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
             return false;
         };
-        let settled = self.blocks.queues.is_empty(PurgeQueue::Registered)
-            && !self.memory.has_deferred
-            && !self.others_in_flight();
+        let settled = !memory.has_deferred && !blocks.has_deferred && memory.gate.is_idle();
         settled
             && bytes > 0
-            && self.core().ledger.get().is_none()
-            && self.memory.budget.missing(tenant, bytes).1 > 0
-            && self.memory.holders.all().next().is_none()
-            && !self.blocks.slots.has_movable()
-            && !self
-                .blocks
-                .slots
-                .iter()
-                .any(|(_, tenancy)| tenancy.may_give())
-    }
-}
-
-impl State {
-    /// Returns the idle bytes whose fences are not known to be complete. Polls no fence.
-    pub(super) fn pending_free(&self) -> u64 {
-        let pending = |(id, tenancy): (TenantId, &Tenancy)| {
-            let figures = tenancy.figures().map(|(figures, _)| figures);
-            let pending = figures.filter(|figures| figures.freed == Freed::PendingFree);
-            let idle: u64 = pending.map(|figures| figures.idle).sum();
-            idle + tenancy.shared_pending_free() + self.memory.holders.pending_of(id)
-        };
-        self.blocks.slots.iter().map(pending).sum()
-    }
-
-    /// Returns the idle bytes whose fences are incomplete, after polling all fences.
-    fn poll_pending_free(&mut self) -> u64 {
-        let ids: Vec<TenantId> = self.blocks.slots.tenants();
-        let mut plan = Plan::begin(self);
-        for give in [Give::Cached, Give::Precommitted] {
-            self.plan_from(&ids, give, u64::MAX, false, &mut plan);
-        }
-        self.pending_free()
+            && self.ledger.get().is_none()
+            && memory.budget.missing(tenant, bytes).1 > 0
+            && memory.holders.all().next().is_none()
+            && blocks.can_give_nothing()
     }
 }

@@ -5,15 +5,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::Pause;
 use super::relief::Demand;
+use super::{Line, Pause};
 use crate::deferred;
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
 use crate::ledger::Waiting;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::wanted::Lacking;
 
@@ -102,7 +101,8 @@ impl Core {
         };
         let attempt = |state| {
             let (mut state, outcome) = attempt(state);
-            state.run_deferred();
+            let (memory, blocks) = state.halves();
+            blocks.request_free_memory(memory);
             (state, outcome)
         };
         let mut attempted = self.beside_others(self.lock(), &attempt);
@@ -113,8 +113,10 @@ impl Core {
             attempted = self.call_hooks(attempted, tenant, demand, wait, &attempt);
         }
         if let Wait::Until(deadline) = wait {
-            let again = |state: &State, error: &BlockError| {
-                error.is_shortage() && wanted() && state.can_ever(tenant, demand, error)
+            let again = |state: &Locked<'_>, error: &BlockError| {
+                let least = demand.least(&state.blocks);
+                let may_come = error.is_shortage() && wanted();
+                may_come && state.memory.can_ever(tenant, least, error)
             };
             let lacks = |state: &mut Locked<'_>, error: &BlockError| {
                 state.lacking_in_ledger(tenant, demand, error)
@@ -163,7 +165,7 @@ impl Core {
         let mut attempted = attempt(self.lock());
         let deadline = deadline.filter(|_| !deferred::is_in_hook());
         if let Some(deadline) = deadline {
-            let again = |_: &State, error: &E| again(error);
+            let again = |_: &Locked<'_>, error: &E| again(error);
             attempted = self.repeat(attempted, deadline, again, |_, _| None, &attempt)?;
         }
         let (state, outcome) = attempted;
@@ -207,7 +209,8 @@ impl Core {
     ) -> Attempt<'a, T> {
         let mut asked = Vec::new();
         while let Some(error) = shortage_in(&outcome) {
-            if !state.can_be_given(tenant, demand, error) {
+            let least = demand.least(&state.blocks);
+            if !state.memory.can_be_given(tenant, least, error) {
                 break;
             }
             let terms = (wait.waits(), wait.deadline());
@@ -229,7 +232,7 @@ impl Core {
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
         deadline: Instant,
-        again: impl Fn(&State, &E) -> bool,
+        again: impl Fn(&Locked<'_>, &E) -> bool,
         lacks: impl Fn(&mut Locked<'_>, &E) -> Option<Lacking>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
     ) -> Result<Attempt<'a, T, E>, E> {
@@ -237,9 +240,9 @@ impl Core {
             return Ok((state, outcome));
         }
         let _waiter = Waiter::of(&self.waiting);
-        state.sweep_each();
+        state.blocks.sweep_each();
         let mut pause = Pause::default();
-        let mut heard = self.heard(&state);
+        let mut heard = self.heard(&state.memory.line);
         let mut in_ledger = None;
         (state, outcome) = attempt(state);
         while let Err(error) = &outcome
@@ -260,9 +263,9 @@ impl Core {
     }
 
     /// Returns what was announced so far, for the pause after the next attempt.
-    fn heard(&self, state: &State) -> Heard {
+    fn heard(&self, line: &Line) -> Heard {
         Heard {
-            told: state.memory.line.told(),
+            told: line.told(),
             woken: self.ledger.get().map_or(0, |it| it.member.wake_ups()),
             ended: false,
         }
@@ -295,7 +298,7 @@ impl Core {
         }
         let heard = Heard {
             ended,
-            ..self.heard(&state)
+            ..self.heard(&state.memory.line)
         };
         Ok((state, heard))
     }

@@ -50,7 +50,7 @@ impl FreeList {
         self.by_size.keys().next_back().copied().unwrap_or(0)
     }
 
-    /// Adds a physical. Only [`State::keep`](crate::pool::state::State::keep) calls this, which checks
+    /// Adds a physical. Only [`Memory::keep`](crate::pool::memory::Memory::keep) calls this, which checks
     /// that it may be kept.
     pub(super) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;

@@ -119,7 +119,7 @@ impl Locked<'_> {
     /// Returns the last writer whose memory the operation can use as it is, and `true` if it can
     /// use memory of others. While a capture guard lives, nothing can be scrubbed or zeroed.
     fn usable_of(&self, id: TenantId) -> (Option<u64>, bool) {
-        let captures = self.is_capturing();
+        let captures = self.memory.gate.is_capturing();
         let own = Some(id.0).filter(|_| !(captures && self.zeroes));
         let foreign = !captures || (self.memory.policy.scrub == Scrub::Never && !self.zeroes);
         (own, foreign)
@@ -210,7 +210,7 @@ impl Locked<'_> {
 
 impl Core {
     pub(in crate::pool) const fn room(&self, ahead: u64) -> Room<'_> {
-        Room::for_bytes(&self.claimed, ahead)
+        Room::new(&self.claimed, ahead)
     }
 
     /// Checks that the limit's free bytes are free, as [`free_beyond`](Self::free_beyond) counts.
@@ -272,7 +272,8 @@ impl Core {
         };
         let _one_by_one = self.find_room(policy, size, room).map_err(failed)?;
         // Counted before it exists, so that other processes never take it for foreign memory.
-        self.note_created(size);
+        let member = self.ledger.get().map(|joined| &joined.member);
+        member.inspect(|member| member.note_created(size));
         let created = Physical::builder(&self.device, size)
             .with_props(policy.props)
             .create();
@@ -281,7 +282,7 @@ impl Core {
             Err(_) => {
                 // The free figure was wrong: the next creation asks again.
                 room.give_up();
-                self.note_not_created(size);
+                member.inspect(|member| member.note_released(size));
             }
         }
         created

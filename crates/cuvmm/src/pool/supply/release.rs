@@ -6,7 +6,7 @@ use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
+use crate::pool::memory::Memory;
 
 impl Locked<'_> {
     /// Frees the addresses of a space that its tenant has disowned. A space with stuck mappings is
@@ -27,7 +27,7 @@ impl Locked<'_> {
             if unmapped.fresh {
                 self.release(unmapped);
             } else {
-                self.keep(unmapped);
+                self.memory.keep(unmapped);
             }
         }
     }
@@ -154,23 +154,23 @@ impl Locked<'_> {
     }
 }
 
-impl State {
+impl Memory {
     /// Keeps a physical that no slot uses any more for reuse. Released instead, at the latest when
     /// the operation ends, are: memory that another process may have; memory still mapped elsewhere
     /// because a roll-back could not unmap it, since that mapping would expose the next tenant's
     /// data (the release then quarantines it); memory beyond a lowered limit of the pool; and
     /// extents that no block can have.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
-        let excess = self.memory.budget.excess();
-        let exceeds = excess > 0 && excess > self.memory.supply.marked();
+        let excess = self.budget.excess();
+        let exceeds = excess > 0 && excess > self.supply.marked();
         // Blocks have only extents of such sizes; heaps have extents of any size.
         let fits_blocks = unmapped.size().is_power_of_two();
         let shared = unmapped.physical.is_exported() || unmapped.physical.is_shared();
         if shared || exceeds || !fits_blocks {
-            self.memory.supply.marked.push(unmapped);
-            self.memory.has_deferred = true;
+            self.supply.marked.push(unmapped);
+            self.has_deferred = true;
         } else {
-            self.memory.supply.free_list.add(unmapped);
+            self.supply.free_list.add(unmapped);
         }
     }
 }

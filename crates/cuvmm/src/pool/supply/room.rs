@@ -21,14 +21,9 @@ pub(crate) struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    #[inline]
-    pub(in crate::pool) const fn new(claimed: &'a AtomicU64) -> Self {
-        Self::for_bytes(claimed, 0)
-    }
-
     /// Makes an empty room for an operation that is to create up to `ahead` bytes.
     #[inline]
-    pub(super) const fn for_bytes(claimed: &'a AtomicU64, ahead: u64) -> Self {
+    pub(in crate::pool) const fn new(claimed: &'a AtomicU64, ahead: u64) -> Self {
         Self {
             claimed,
             bytes: 0,

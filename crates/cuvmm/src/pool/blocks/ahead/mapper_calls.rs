@@ -5,8 +5,9 @@
 
 use super::pace::Precommit;
 use crate::extents::{Urgency, Waker};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Occupant, SlotId};
-use crate::pool::state::State;
+use crate::pool::memory::Memory;
 
 impl Precommit {
     /// Queues a block that runs low on precommitted memory. Its slot has `bytes` of memory.
@@ -20,56 +21,65 @@ impl Precommit {
     }
 }
 
-impl State {
+impl Blocks {
     pub(in crate::pool) fn request_precommit(&mut self, id: SlotId) {
-        let tenancy = self.blocks.slots.of_mut(id.tenant);
+        let tenancy = self.slots.of_mut(id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return;
         };
         let bytes = slot.space.bytes();
-        if let (Some(block), Some(precommit)) = (&mut slot.block, &mut self.blocks.precommit) {
+        if let (Some(block), Some(precommit)) = (&mut slot.block, &mut self.precommit) {
             precommit.look_at(id, block, bytes);
         }
     }
 
     /// Calls the mapper if blocks run low whose slots were out when it came.
-    pub(in crate::pool) fn request_free_target(&mut self) {
-        if let Some(precommit) = &mut self.blocks.precommit
-            && !precommit.growing.is_empty()
-        {
-            precommit.call(Urgency::Soon);
+    pub(in crate::pool) fn request_growth(&mut self) {
+        let growing = self.precommit.as_ref().map(|it| !it.growing.is_empty());
+        if growing == Some(true) {
+            self.call_mapper();
         }
     }
 
+    /// Calls the mapper, which comes when it has nothing more urgent to do. Returns `false` if the
+    /// pool has none.
+    pub(in crate::pool) fn call_mapper(&mut self) -> bool {
+        let Some(precommit) = &mut self.precommit else {
+            return false;
+        };
+        precommit.call(Urgency::Soon);
+        true
+    }
+
+    /// Returns the bytes that the mapper keeps free.
+    pub(in crate::pool) fn free_target(&self) -> u64 {
+        self.precommit.as_ref().map_or(0, |it| it.free_target)
+    }
+
     pub(in crate::pool) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
-        self.blocks.precommit.as_mut()?.take_urgency()
+        self.precommit.as_mut()?.take_urgency()
     }
 
     /// Returns `true` if a block that is to use `size` bytes must wait for memory that the mapper
     /// is placing.
     pub(in crate::pool) fn waits_for_mapper(&self, id: SlotId, size: u64) -> bool {
-        self.blocks
-            .slots
+        self.slots
             .get(id)
             .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 
-    pub(super) fn lacks_free(&self) -> u64 {
-        let free_target = self
-            .blocks
-            .precommit
-            .as_ref()
-            .map_or(0, |precommit| precommit.free_target);
-        free_target.saturating_sub(self.memory.supply.free() + self.memory.budget.creatable())
+    /// Returns the bytes that are missing to the free target.
+    pub(super) fn lacks_free(&self, memory: &Memory) -> u64 {
+        let there = memory.supply.free() + memory.budget.creatable();
+        self.free_target().saturating_sub(there)
     }
 
     /// Calls the mapper if the free target lacks memory. Free memory beyond a limit is reclaimed
     /// when the operation ends.
-    pub(in crate::pool) fn run_deferred(&mut self) {
-        self.memory.has_deferred |= self.memory.lowered;
-        let lacks = self.lacks_free() > 0;
-        if let Some(precommit) = self.blocks.precommit.as_mut().filter(|_| lacks) {
-            precommit.call(Urgency::Soon);
+    pub(in crate::pool) fn request_free_memory(&mut self, memory: &Memory) {
+        self.has_deferred |= memory.lowered;
+        if self.lacks_free(memory) > 0 {
+            self.call_mapper();
         }
     }
 }

@@ -13,10 +13,11 @@ use crate::error::MemoryError;
 use crate::extents::{MapperWork, PlaceFailure, Placed, Target, Unmapped, Waker};
 use crate::growth::Steps;
 use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::SlotId;
 use crate::pool::core::{Core, Locked};
-use crate::pool::memory::Policy;
-use crate::pool::state::State;
+use crate::pool::memory::{Memory, Policy};
+
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::wanted::{GRANT, Purpose};
 
@@ -37,26 +38,26 @@ struct Job {
     target: Target,
 }
 
-impl State {
+impl Blocks {
     /// Charges the next extent to be placed ahead, and marks its slot.
-    fn begin_precommit(&mut self) -> Option<Job> {
+    fn begin_precommit(&mut self, memory: &mut Memory) -> Option<Job> {
         loop {
-            let mut growing = self.blocks.precommit.as_ref()?.growing.iter().copied();
-            let id = growing.find(|&id| !self.is_out(id))?;
-            let growing = &mut self.blocks.precommit.as_mut()?.growing;
+            let mut growing = self.precommit.as_ref()?.growing.iter().copied();
+            let id = growing.find(|&id| !self.slots.is_out(id))?;
+            let growing = &mut self.precommit.as_mut()?.growing;
             growing.retain(|&slot| slot != id);
-            if let Some(job) = self.prepare(id) {
+            if let Some(job) = self.prepare(memory, id) {
                 // The memory can be given up once it is placed, so other operations may wait for it.
-                self.memory.gate.begin_placing();
+                memory.gate.begin_placing();
                 return Some(job);
             }
         }
     }
 
-    fn prepare(&mut self, id: SlotId) -> Option<Job> {
-        let (granule, tenant) = (self.memory.device.granule(), id.tenant);
-        let registered = self.memory.terms.is_registered(tenant);
-        let slot = self.blocks.slots.get_mut(id)?;
+    fn prepare(&mut self, memory: &mut Memory, id: SlotId) -> Option<Job> {
+        let (granule, tenant) = (self.granule, id.tenant);
+        let registered = memory.terms.is_registered(tenant);
+        let slot = self.slots.get_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
         let sizes = slot.class.sizes;
@@ -73,25 +74,24 @@ impl State {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
-        if step > self.memory.budget.available_to(tenant) || self.memory.budget.mappings_left() == 0
-        {
-            if let Some(precommit) = &mut self.blocks.precommit {
+        if step > memory.budget.available_to(tenant) || memory.budget.mappings_left() == 0 {
+            if let Some(precommit) = &mut self.precommit {
                 precommit.lacking = Some((id, step));
             }
             return None;
         }
         let own = (!zeroed).then_some(tenant.0);
-        let unmapped = self.memory.supply.take_unscrubbed(step, own);
+        let unmapped = memory.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
-            if self.memory.budget.creatable() < step {
+            if memory.budget.creatable() < step {
                 return None;
             }
-            self.memory.budget.created(step);
+            memory.budget.created(step);
         }
-        let charge = self.memory.budget.charge(Some(tenant), of_extent(step));
+        let charge = memory.budget.charge(Some(tenant), of_extent(step));
         // The bytes are the slot's from here on.
-        self.memory.budget.keep(charge);
-        self.with_slot(id, |_, slot| {
+        memory.budget.keep(charge);
+        self.with_slot(id, |slot| {
             slot.coming = step;
             Job {
                 slot: id,
@@ -104,15 +104,15 @@ impl State {
     }
 
     /// Returns the time until memory is to be looked for again whose fences may then be complete.
-    fn look_again(&self) -> Option<Duration> {
+    fn look_again(&self, memory: &Memory) -> Option<Duration> {
         // Nothing is reclaimed on a lost context.
-        if self.memory.device.lost().is_some() {
+        if memory.device.lost().is_some() {
             return None;
         }
-        match self.blocks.queues.are_empty() {
+        match self.queues.are_empty() {
             true => {
                 let later =
-                    self.memory.lowered || self.lacks_free() > 0 || self.memory.holders.is_untidy();
+                    memory.lowered || self.lacks_free(memory) > 0 || memory.holders.is_untidy();
                 later.then_some(LOOK_FOR_MORE)
             }
             false => Some(LOOK_AGAIN),
@@ -131,18 +131,14 @@ const fn of_extent(bytes: u64) -> Amount {
 impl Locked<'_> {
     /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
-        let lacking = self
-            .blocks
-            .precommit
-            .as_mut()
-            .and_then(|it| it.lacking.take());
-        let Some((slot, step)) = lacking else {
+        let precommit = self.blocks.precommit.as_mut();
+        let Some((slot, step)) = precommit.and_then(|it| it.lacking.take()) else {
             return false;
         };
         let missing = self.memory.budget.lacks_grant(slot.tenant, step) > 0;
         let granted = missing && self.grant_for(slot.tenant, step, Purpose::New).is_none();
         if granted && self.core().ledger.get().is_some() {
-            self.request_precommit(slot);
+            self.blocks.request_precommit(slot);
         }
         granted
     }
@@ -175,26 +171,22 @@ impl Locked<'_> {
                         log!(debug, %error, size, "no memory could be created ahead of growth");
                     }
                     Failure::Place(failed) => {
-                        let PlaceFailure {
-                            error,
-                            physicals,
-                            stuck,
-                        } = *failed;
+                        let error = &failed.error;
                         log!(debug, %error, size, "no memory could be placed ahead of growth");
-                        let count = stuck.len() as u64;
-                        let bytes = slot.space.keep_stuck(stuck);
+                        let count = failed.stuck.len() as u64;
+                        let bytes = slot.space.keep_stuck(failed.stuck);
                         self.set_aside(&mut slot, bytes, count);
-                        back = physicals;
+                        back = failed.physicals;
                     }
                 }
             }
         }
         // The block may be gone by now.
-        self.put_slot(slot);
+        self.blocks.put_slot(slot);
         self.put_back(back);
         // A failed placement is tried again when the block grows, not at once and without end.
         if placed {
-            self.request_precommit(id);
+            self.blocks.request_precommit(id);
         }
     }
 
@@ -203,12 +195,13 @@ impl Locked<'_> {
     fn unmap_ahead(&mut self) -> bool {
         let purged = self.purge_some() + self.purge_draining() > 0;
         self.keep_to_limits();
-        let lacking = self.lacks_free().min(self.memory.policy.largest_extent);
+        let largest = self.memory.policy.largest_extent;
+        let lacking = self.blocks.lacks_free(&self.memory).min(largest);
         if lacking == 0 {
             return purged;
         }
         self.grant(lacking, GRANT, Purpose::New);
-        if self.lacks_free() == 0 {
+        if self.blocks.lacks_free(&self.memory) == 0 {
             return purged;
         }
         // No tenant makes the request, so every tenant's guarantee counts.
@@ -257,7 +250,7 @@ impl Core {
         precommit.attached = precommit.waker.attach(weak);
         let mut state = core.lock();
         state.blocks.precommit = Some(precommit);
-        state.request_free_target();
+        state.blocks.request_growth();
         let queued = state.memory.line.has_requests();
         Self::unlock(state);
         if !core.has_mapper() {
@@ -280,7 +273,8 @@ impl MapperWork for Core {
     fn work(&self, stop: &AtomicBool) -> Option<Duration> {
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();
-            let Some(job) = state.begin_precommit() else {
+            let (memory, blocks) = state.halves();
+            let Some(job) = blocks.begin_precommit(memory) else {
                 if state.grant_lacking() {
                     continue;
                 }
@@ -307,7 +301,9 @@ impl MapperWork for Core {
         }
         self.lock().tidy_holders();
         let serve_again = self.serve(stop);
-        let look_again = self.lock().look_again();
+        let state = self.lock();
+        let look_again = state.blocks.look_again(&state.memory);
+        drop(state);
         [serve_again, look_again].into_iter().flatten().min()
     }
 

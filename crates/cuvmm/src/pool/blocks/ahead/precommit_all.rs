@@ -5,9 +5,8 @@
 use crate::error::BlockError;
 use crate::growth::Steps;
 use crate::pool::blocks::slots::{BlockPlace, Slot};
-use crate::pool::blocks::{Block, Fit};
+use crate::pool::blocks::{Block, Blocks, Fit};
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
 use crate::pool::tenant::Tenant;
 use crate::wanted::Purpose;
 
@@ -19,7 +18,8 @@ impl Tenant {
         let mut state = self.core().lock();
         let mut blocks = blocks.into_iter();
         // Work that can wait makes no driver call while a capture runs.
-        let all = state.is_capturing() || blocks.all(|block| state.precommits(block.place()));
+        let all =
+            state.memory.gate.is_capturing() || blocks.all(|block| state.precommits(block.place()));
         Core::unlock(state);
         all
     }
@@ -34,7 +34,7 @@ impl Locked<'_> {
     /// if there is too little memory or the driver refuses.
     fn precommits(&mut self, place: &BlockPlace) -> bool {
         let id = place.slot.tenant;
-        let Some(step) = self.next_step(place) else {
+        let Some(step) = self.blocks.next_step(place) else {
             return true;
         };
         self.grant_for(id, step, Purpose::New);
@@ -45,11 +45,11 @@ impl Locked<'_> {
     /// may have fallen asleep while the ledger granted the bytes.
     fn precommits_step(&mut self, place: &BlockPlace, step: u64) -> bool {
         let id = place.slot.tenant;
-        if self.next_step(place) != Some(step) {
+        if self.blocks.next_step(place) != Some(step) {
             return true;
         }
         // Checked first, since a refusal collects the figures of the whole pool.
-        if self.check_usable(id).is_err() || step > self.memory.budget.available_to(id) {
+        if self.memory.check_usable(id).is_err() || step > self.memory.budget.available_to(id) {
             return false;
         }
         let outcome =
@@ -77,12 +77,11 @@ impl Locked<'_> {
     }
 }
 
-impl State {
+impl Blocks {
     /// Returns the step by which a block that uses all of its memory would grow, or `None` if
     /// nothing may be precommitted for it.
     fn next_step(&self, place: &BlockPlace) -> Option<u64> {
-        let granule = self.memory.device.granule();
-        let slot = self.blocks.slots.get(place.slot)?;
+        let slot = self.slots.get(place.slot)?;
         let block = slot.block.as_ref()?;
         let bytes = slot.space.bytes();
         let settled =
@@ -90,7 +89,7 @@ impl State {
         if !settled || block.used < bytes {
             return None;
         }
-        let steps = Steps::of_block(granule, block.growth, slot.class.sizes);
+        let steps = Steps::of_block(self.granule, block.growth, slot.class.sizes);
         steps.extent(bytes, bytes, block.most)
     }
 }
@@ -110,7 +109,7 @@ mod tests {
         let tenant = pool.tenant("a").register().unwrap();
         let block = tenant.block(16 * G).capacity(32 * G).try_allocate();
         let block = block.unwrap();
-        let step = pool.core.lock().next_step(block.place()).unwrap();
+        let step = pool.core.lock().blocks.next_step(block.place()).unwrap();
         tenant.blocks().sleep(Contents::Discard).unwrap();
         assert!(pool.core.lock().precommits_step(block.place(), step));
         assert_eq!(pool.stats().committed, 0);

@@ -20,10 +20,12 @@ use crate::error::{BlockError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
 use crate::extents::{Extent, Fence, LastWriter, NotReplaced, SpaceCounts, Unmapped};
 use crate::own::{Access, Stream};
-use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::accounts::{Amount, Budget, TenantId};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
+use crate::pool::memory::Memory;
+use crate::size::Granularity;
 use crate::wanted::Purpose;
 
 /// The progress and result of a compaction.
@@ -92,6 +94,46 @@ enum Moved {
 }
 
 impl Run {
+    /// Returns the first and longest run of extents in a range of a slot that fewer extents of these
+    /// `sizes` can replace. Its size is at most that of the largest of them.
+    fn of(
+        granule: Granularity,
+        slot: &Slot,
+        within: Range<u64>,
+        sizes: ExtentSizes,
+    ) -> Option<Self> {
+        let from = within.start.max(slot.bound());
+        let extents: Vec<Extent> = slot
+            .space
+            .extents()
+            .filter(|extent| extent.offset >= from && extent.end() <= within.end)
+            .collect();
+        (0..extents.len()).find_map(|first| {
+            let rest = extents.get(first..)?;
+            let offset = rest.first()?.offset;
+            let mut size = 0;
+            let mut best = None;
+            for (count, extent) in rest.iter().enumerate() {
+                size += extent.size;
+                if size > sizes.largest() {
+                    break;
+                }
+                let replacing = sizes.cover(granule, offset..offset + size);
+                if replacing.count() < count + 1 {
+                    best = Some((count + 1, size));
+                }
+            }
+            let (count, size) = best?;
+            Some(Self {
+                offset,
+                size,
+                extents: rest.get(..count)?.to_vec(),
+                sizes,
+                fenced: false,
+            })
+        })
+    }
+
     pub(in crate::pool) const fn end(&self) -> u64 {
         self.offset + self.size
     }
@@ -161,10 +203,10 @@ impl Core {
     ) -> Result<Compaction, BlockError> {
         let mut report = Compaction::default();
         let mut state = self.lock();
-        state.sweep_all();
+        state.blocks.sweep_all();
         let mut work = Work {
             tenant,
-            to_cut: state.to_cut(tenant),
+            to_cut: state.blocks.to_cut(tenant),
             cursor: Cursor {
                 slot: SlotId {
                     tenant: tenant.unwrap_or(TenantId(0)),
@@ -173,10 +215,10 @@ impl Core {
                 offset: 0,
             },
         };
-        report.extents_before = state.extents_of(tenant);
+        report.extents_before = extents_of(&state.memory.budget, tenant);
         loop {
             let stepped = state.compact_step(&mut work, &mut report);
-            report.extents_after = state.extents_of(tenant);
+            report.extents_after = extents_of(&state.memory.budget, tenant);
             drop(state);
             self.announce();
             if !stepped? {
@@ -198,7 +240,7 @@ impl Locked<'_> {
         work: &mut Work,
         report: &mut Compaction,
     ) -> Result<bool, BlockError> {
-        self.may_compact()?;
+        may_compact(&self.memory)?;
         while let Some(id) = work.to_cut.pop_front() {
             let cut = self.with_slot_out(id, |state, slot| state.cut(slot, report));
             if report.count(&cut.unwrap_or(Ok(Moved::InUse))?) {
@@ -206,7 +248,7 @@ impl Locked<'_> {
             }
         }
         loop {
-            let Some(run) = self.next_run(work) else {
+            let Some(run) = self.blocks.next_run(work) else {
                 report.released += self.release_small_free();
                 return Ok(false);
             };
@@ -221,18 +263,11 @@ impl Locked<'_> {
     }
 }
 
-impl State {
-    fn extents_of(&self, tenant: Option<TenantId>) -> u64 {
-        match tenant {
-            Some(id) => self.memory.budget.account(id).mappings,
-            None => self.memory.budget.mappings(),
-        }
-    }
-
+impl Blocks {
     /// Returns the blocks that have given memory up, those first of which the least is to be
     /// copied.
     fn to_cut(&self, tenant: Option<TenantId>) -> VecDeque<SlotId> {
-        let tenancies = self.blocks.slots.iter();
+        let tenancies = self.slots.iter();
         let tenancies = tenancies.filter(|&(id, _)| tenant.is_none_or(|tenant| tenant == id));
         let mut found: Vec<(u64, SlotId)> = tenancies
             .flat_map(|(_, tenancy)| tenancy.indices().filter_map(|index| tenancy.slot(index)))
@@ -245,7 +280,7 @@ impl State {
 
     fn next_run(&self, work: &mut Work) -> Option<Run> {
         let begun = work.cursor;
-        let tenants = self.blocks.slots.iter_from(begun.slot.tenant);
+        let tenants = self.slots.iter_from(begun.slot.tenant);
         let tenants = tenants.take_while(|&(id, _)| work.tenant.is_none_or(|tenant| tenant == id));
         let slots = tenants.flat_map(|(_, tenancy)| {
             let indices = tenancy.indices();
@@ -258,55 +293,43 @@ impl State {
             } else {
                 0
             };
-            let run = self.run_of(slot, offset..u64::MAX, slot.class.sizes)?;
+            let run = Run::of(self.granule, slot, offset..u64::MAX, slot.class.sizes)?;
             let slot = slot.id;
             Some((Cursor { slot, offset }, run))
         })?;
         work.cursor = cursor;
         Some(run)
     }
+}
 
-    fn may_compact(&self) -> Result<(), BlockError> {
-        match self.is_capturing() {
-            true => Err(MemoryError::Capturing.into()),
-            false => Ok(self.memory.device.usable()?),
-        }
+fn extents_of(budget: &Budget, tenant: Option<TenantId>) -> u64 {
+    match tenant {
+        Some(id) => budget.account(id).mappings,
+        None => budget.mappings(),
     }
+}
 
-    /// Returns the first and longest run of extents in a range of a slot that fewer extents of these
-    /// `sizes` can replace. Its size is at most that of the largest of them.
-    fn run_of(&self, slot: &Slot, within: Range<u64>, sizes: ExtentSizes) -> Option<Run> {
-        let granule = self.memory.device.granule();
-        let from = within.start.max(slot.bound());
-        let extents: Vec<Extent> = slot
-            .space
-            .extents()
-            .filter(|extent| extent.offset >= from && extent.end() <= within.end)
-            .collect();
-        (0..extents.len()).find_map(|first| {
-            let rest = extents.get(first..)?;
-            let offset = rest.first()?.offset;
-            let mut size = 0;
-            let mut best = None;
-            for (count, extent) in rest.iter().enumerate() {
-                size += extent.size;
-                if size > sizes.largest() {
-                    break;
-                }
-                let replacing = sizes.cover(granule, offset..offset + size);
-                if replacing.count() < count + 1 {
-                    best = Some((count + 1, size));
-                }
-            }
-            let (count, size) = best?;
-            Some(Run {
-                offset,
-                size,
-                extents: rest.get(..count)?.to_vec(),
-                sizes,
-                fenced: false,
-            })
-        })
+/// Returns why a slot's memory must stay in place; `None` once no work can use it.
+fn stays(slot: &mut Slot, fenced: bool) -> Option<Moved> {
+    if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
+        return Some(Moved::InUse);
+    }
+    if slot.exported && slot.block.is_some() {
+        return Some(Moved::Exported);
+    }
+    if !fenced {
+        slot.fence_work();
+    }
+    if let Err(error) = slot.fence.poll() {
+        log!(debug, %error, "a fence could not be polled: the block stays in place");
+    }
+    (!slot.is_unused()).then_some(Moved::InUse)
+}
+
+fn may_compact(memory: &Memory) -> Result<(), BlockError> {
+    match memory.gate.is_capturing() {
+        true => Err(MemoryError::Capturing.into()),
+        false => Ok(memory.device.usable()?),
     }
 }
 
@@ -314,7 +337,7 @@ impl Locked<'_> {
     /// Copies the bytes of a run to fewer extents, which replace it. If the slot, which is out, has
     /// no block, reclaims the run instead.
     fn move_run(&mut self, slot: &mut Slot, run: &Run) -> Result<Moved, BlockError> {
-        if let Some(stays) = Self::stays(slot, run.fenced) {
+        if let Some(stays) = stays(slot, run.fenced) {
             return Ok(stays);
         }
         if slot.block.is_none() {
@@ -343,7 +366,7 @@ impl Locked<'_> {
             // It has grown again meanwhile.
             return Ok(Moved::Copied(0));
         }
-        if let Some(stays) = Self::stays(slot, false) {
+        if let Some(stays) = stays(slot, false) {
             return Ok(stays);
         }
         let before = slot.space.bytes();
@@ -368,23 +391,6 @@ impl Locked<'_> {
         Ok(moved)
     }
 
-    /// Returns why a slot's memory must stay in place; `None` once no work can use it.
-    fn stays(slot: &mut Slot, fenced: bool) -> Option<Moved> {
-        if slot.leases > 0 || slot.is_busy() || slot.broken || slot.pinned {
-            return Some(Moved::InUse);
-        }
-        if slot.exported && slot.block.is_some() {
-            return Some(Moved::Exported);
-        }
-        if !fenced {
-            slot.fence_work();
-        }
-        if let Err(error) = slot.fence.poll() {
-            log!(debug, %error, "a fence could not be polled: the block stays in place");
-        }
-        (!slot.is_unused()).then_some(Moved::InUse)
-    }
-
     /// Copies the bytes of a run to physicals, which replace it.
     fn copy_run(
         &mut self,
@@ -402,7 +408,7 @@ impl Locked<'_> {
         let count = physicals.len() as u64;
         self.return_resting_for(run.size);
         let room = self.make_mapping_room(slot.id.tenant, count, false);
-        if let Err(error) = room.and_then(|()| self.check_addresses(run.size)) {
+        if let Err(error) = room.and_then(|()| self.memory.check_addresses(run.size)) {
             self.put_back(physicals);
             return Ok(Moved::NoSpace(error));
         }
@@ -479,7 +485,7 @@ impl Locked<'_> {
             Ok(old) => {
                 slot.space.settle(run.offset);
                 old.into_parts()
-                    .for_each(|(_, unmapped)| self.keep(unmapped));
+                    .for_each(|(_, unmapped)| self.memory.keep(unmapped));
                 return Ok(());
             }
             Err(failed) => failed,

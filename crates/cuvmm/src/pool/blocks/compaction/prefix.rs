@@ -8,14 +8,14 @@
 use std::cell::Cell;
 use std::time::Instant;
 
-use super::Moved;
+use super::{Moved, Run, may_compact};
 use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
 use crate::pool::blocks::Block;
 use crate::pool::blocks::slots::{BYTES, BlockPlace, Slot, SlotId};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, after};
-use crate::pool::state::{State, gone};
+use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
 
 impl Tenant {
@@ -114,12 +114,8 @@ impl Core {
         if !progress.fenced.replace(true) {
             state = self.await_slots(state, blocks.iter().map(|block| (block.slot, 0)));
             for block in blocks {
-                state
-                    .blocks
-                    .slots
-                    .get_mut(block.slot)
-                    .into_iter()
-                    .for_each(Slot::fence_work);
+                let slot = state.blocks.slots.get_mut(block.slot);
+                slot.into_iter().for_each(Slot::fence_work);
             }
         }
         for block in blocks {
@@ -146,12 +142,11 @@ impl Locked<'_> {
         to: u64,
         progress: &Progress,
     ) -> Result<Option<u64>, BlockError> {
-        self.may_compact()?;
-        let state: &State = self;
-        let slot = state.blocks.slots.get(id).ok_or_else(gone)?;
+        may_compact(&self.memory)?;
+        let slot = self.blocks.slots.get(id).ok_or_else(gone)?;
         slot.check_awake()?;
-        let sizes = ExtentSizes::up_to(state.memory.policy.largest_extent);
-        let Some(mut run) = state.run_of(slot, from..to, sizes) else {
+        let sizes = ExtentSizes::up_to(self.memory.policy.largest_extent);
+        let Some(mut run) = Run::of(self.memory.device.granule(), slot, from..to, sizes) else {
             return Ok(None);
         };
         if slot.leases > 0 || slot.broken {

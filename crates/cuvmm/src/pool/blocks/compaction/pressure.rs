@@ -7,12 +7,13 @@
 //!
 //! Keeps I-87.
 
-use super::{Compaction, Moved, Run};
+use super::{Compaction, Moved, Run, may_compact};
 use crate::error::BlockError;
-use crate::pool::accounts::{TenantId, Terms};
+use crate::pool::accounts::{Budget, TenantId, Terms};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
+use crate::pool::memory::Memory;
 
 impl Locked<'_> {
     /// Cuts movable blocks until they have given back as much as a refused request lacks, or until
@@ -24,16 +25,16 @@ impl Locked<'_> {
             }
             _ => return false,
         };
-        if !self.blocks.slots.has_movable() || self.may_compact().is_err() {
+        if !self.blocks.slots.has_movable() || may_compact(&self.memory).is_err() {
             return false;
         }
         let lacking = shortage.wanted.saturating_sub(shortage.available).max(1);
         let mut report = Compaction::default();
-        for slot in self.movable(id, shortage.wanted) {
+        for slot in self.blocks.movable(&self.memory, id, shortage.wanted) {
             if report.given_back >= lacking {
                 break;
             }
-            if !self.may_take_from(id, slot) {
+            if !may_take_from(&self.memory.budget, id, slot) {
                 continue;
             }
             let cut = self.with_slot_out(slot, |state, slot| match may_be_cut(slot) {
@@ -60,18 +61,24 @@ fn may_be_cut(slot: &Slot) -> bool {
     movable && slot.is_free() && slot.sleep_state.is_awake()
 }
 
-impl State {
+/// Returns `false` if another tenant holds no more than its guarantee.
+fn may_take_from(budget: &Budget, id: TenantId, slot: SlotId) -> bool {
+    let account = budget.account(slot.tenant);
+    slot.tenant == id || account.held > account.guarantee
+}
+
+impl Blocks {
     /// Returns the movable blocks that could help a tenant's request of `bytes` by a cut: its own,
     /// and those of other tenants if its own limit allows the request. Draining tenants come before
     /// others, then lower priorities, then blocks of which the least is copied.
-    fn movable(&self, id: TenantId, bytes: u64) -> Vec<SlotId> {
-        let is_own_limit = self.memory.budget.missing(id, bytes).0 > 0;
+    fn movable(&self, memory: &Memory, id: TenantId, bytes: u64) -> Vec<SlotId> {
+        let is_own_limit = memory.budget.missing(id, bytes).0 > 0;
         let mut found = Vec::new();
-        for (other, tenancy) in self.blocks.slots.iter() {
+        for (other, tenancy) in self.slots.iter() {
             if is_own_limit && other != id {
                 continue;
             }
-            let terms = self.memory.terms.get(other);
+            let terms = memory.terms.get(other);
             let registered = terms.is_some_and(Terms::is_registered);
             let rank = (other != id, registered, terms.map_or(0, Terms::priority));
             for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
@@ -84,11 +91,5 @@ impl State {
         }
         found.sort_unstable();
         found.into_iter().map(|(.., id)| id).collect()
-    }
-
-    /// Returns `false` if another tenant holds no more than its guarantee.
-    fn may_take_from(&self, id: TenantId, slot: SlotId) -> bool {
-        let account = self.memory.budget.account(slot.tenant);
-        slot.tenant == id || account.held > account.guarantee
     }
 }

@@ -15,47 +15,51 @@ mod take;
 mod withdraw;
 
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Round, Space, Urgency};
-use crate::pool::accounts::TenantId;
+use crate::extents::{Round, Space};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{PurgeQueue, Slot, SlotId, Tenancy};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
 
 /// The slots that one operation checks. A free adds one slot, so operations catch up with complete
 /// fences.
 const LOOKS: usize = 8;
 
-impl State {
-    pub(crate) fn guard(&self) -> u64 {
-        self.blocks
-            .hardening
-            .as_ref()
-            .map_or(0, |hardened| hardened.guard)
+impl Blocks {
+    /// Returns the bytes of addresses without memory on each side of a block.
+    pub(in crate::pool::blocks) fn guard(&self) -> u64 {
+        let hardening = self.hardening.as_ref();
+        hardening.map_or(0, |hardening| hardening.guard)
     }
 
     /// Returns the number of resting spaces and the bytes of their addresses.
     pub(in crate::pool) fn resting(&self) -> (u64, u64) {
-        let hardening = self.blocks.hardening.as_ref();
-        hardening.map_or((0, 0), |hardened| {
-            (hardened.resting.count(), hardened.resting.bytes())
+        let hardening = self.hardening.as_ref();
+        hardening.map_or((0, 0), |hardening| {
+            (hardening.resting.count(), hardening.resting.bytes())
         })
     }
 
-    fn list_all(&mut self, id: TenantId) {
-        let Some(tenancy) = self.blocks.slots.of(id) else {
-            return;
-        };
-        for index in tenancy.indices().collect::<Vec<_>>() {
-            self.with_slot(SlotId { tenant: id, index }, |_, _| ());
-        }
+    fn rests_too_much(&self) -> bool {
+        let hardening = self.hardening.as_ref();
+        hardening.is_some_and(|hardening| hardening.resting.is_over())
     }
 
-    fn disown(&mut self, slot: &Slot) {
-        let tenant = slot.id.tenant;
-        self.memory
-            .budget
-            .disown_addresses(tenant, slot.space.addresses());
-        self.remove_slot(slot.id);
+    fn oldest_resting(&mut self) -> Option<Space> {
+        self.hardening.as_mut()?.resting.oldest()
+    }
+
+    /// Lets an empty slot, which is out, serve blocks again as a place of its row, which keeps its
+    /// addresses in any case. Returns `false` if it is in no row, or serves no block any more.
+    fn serves_its_row(&self, slot: &mut Slot) -> bool {
+        let SlotId { tenant, index } = slot.id;
+        let tenancy = self.slots.of(tenant);
+        let in_row = tenancy.is_some_and(|it| it.rows.has(index) && !it.standing.drains);
+        let serves = in_row && !slot.single && !slot.broken;
+        if serves {
+            // What was exported, merged or lent is not there any more.
+            (slot.exported, slot.merged, slot.lent) = (false, false, 0);
+        }
+        serves
     }
 }
 
@@ -94,8 +98,8 @@ impl Locked<'_> {
     /// Does work that was put off until slots are in their places: frees blocks whose slots were
     /// out, reclaims unused memory of draining tenants, and releases exported or shared memory.
     pub(in crate::pool) fn finish_deferred(&mut self) {
-        self.memory.has_deferred = false;
-        self.free_late();
+        (self.memory.has_deferred, self.blocks.has_deferred) = (false, false);
+        self.blocks.free_late();
         // Beside the new slots, checks some that have waited longer.
         let looks = self.blocks.queues.take_listed() + LOOKS;
         self.purge(PurgeQueue::Draining, looks);
@@ -103,8 +107,8 @@ impl Locked<'_> {
         self.release_marked();
         // Slots listed meanwhile are purged when another operation ends, not at once and without
         // end.
-        self.memory.has_deferred |=
-            self.blocks.queues.has_listed() || self.memory.supply.has_marked();
+        self.blocks.has_deferred |= self.blocks.queues.has_listed();
+        self.memory.has_deferred |= self.memory.supply.has_marked();
     }
 
     fn purge(&mut self, queue: PurgeQueue, looks: usize) -> usize {
@@ -132,8 +136,8 @@ impl Locked<'_> {
         }
         self.release_marked();
         let left = !self.blocks.queues.is_empty(queue) && self.memory.device.lost().is_none();
-        if let Some(precommit) = self.blocks.precommit.as_mut().filter(|_| left) {
-            precommit.call(Urgency::Soon);
+        if left {
+            self.blocks.call_mapper();
         }
         done
     }
@@ -141,20 +145,18 @@ impl Locked<'_> {
     /// Unmaps the memory that a slot has to give up, and [puts an empty slot away](Self::put_away).
     /// Returns `false` if its fence is incomplete.
     fn purge_slot(&mut self, id: SlotId, round: &Round) -> Result<bool, CallError> {
-        if self.is_out(id) {
+        let (memory, blocks) = self.halves();
+        if blocks.slots.is_out(id) {
             return Ok(false);
         }
-        let drains = self.memory.terms.drains(id.tenant);
-        let (lost, hardened) = (
-            self.memory.device.lost().is_some(),
-            self.blocks.hardening.is_some(),
-        );
+        let tenancy = blocks.slots.of_mut(id.tenant);
+        let drains = tenancy.as_ref().is_some_and(|it| it.standing.drains);
         // Another slot may have the number by now.
-        let slot = self.slot_and_gate(id);
-        let Some((slot, gate)) = slot.filter(|(slot, _)| slot.purging) else {
+        let slot = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index));
+        let Some(slot) = slot.filter(|slot| slot.purging) else {
             return Ok(true);
         };
-        if !slot.is_to_purge(hardened || drains) {
+        if !slot.is_to_purge(blocks.hardening.is_some() || drains) {
             // No other slot maps its memory any more, or a lease keeps it and lists the slot again
             // when it ends.
             slot.purging = false;
@@ -162,10 +164,10 @@ impl Locked<'_> {
         }
         let gives = slot.has_spare() || slot.has_parting();
         // On a lost context no memory is reused: only empty slots go, with their tenant.
-        if lost && (gives || !drains) {
+        if memory.device.lost().is_some() && (gives || !drains) {
             return Ok(false);
         }
-        if gives && !gate.poll_in(&mut slot.fence, round) {
+        if gives && !memory.gate.poll_in(&mut slot.fence, round) {
             return Ok(false);
         }
         let Some(mut slot) = self.take_out(id) else {
@@ -176,45 +178,25 @@ impl Locked<'_> {
             false => Ok(()),
         };
         slot.purging = outcome.is_err();
-        if slot.is_vacant() && slot.space.bytes() == 0 && !self.serves_its_row(&mut slot) {
+        if slot.is_vacant() && slot.space.bytes() == 0 && !self.blocks.serves_its_row(&mut slot) {
             self.put_away(slot);
         } else if slot.purging {
-            self.put_unlisted(slot);
+            self.blocks.put_unlisted(slot);
         } else {
-            self.put_slot(slot);
+            self.blocks.put_slot(slot);
         }
         outcome.map(|()| true)
-    }
-
-    /// Lets an empty slot, which is out, serve blocks again as a place of its row, which keeps its
-    /// addresses in any case. Returns `false` if it is in no row, or serves no block any more.
-    fn serves_its_row(&self, slot: &mut Slot) -> bool {
-        let SlotId { tenant, index } = slot.id;
-        let rows = self.blocks.slots.of(tenant).map(|tenancy| &tenancy.rows);
-        let in_row = rows.is_some_and(|rows| rows.has(index));
-        let serves = in_row && !slot.single && !slot.broken && !self.memory.terms.drains(tenant);
-        if serves {
-            // What was exported, merged or lent is not there any more.
-            (slot.exported, slot.merged, slot.lent) = (false, false, 0);
-        }
-        serves
     }
 
     /// Drops a slot that is in no place, and frees its addresses. Stuck mappings are kept.
     pub(in crate::pool) fn drop_slot(&mut self, slot: Box<Slot>) {
         // The addresses stay reserved with stuck mappings, or with a neighbor in use.
         self.disown(&slot);
-        let Slot {
-            space,
-            fence,
-            kept,
-            block,
-            ..
-        } = *slot;
-        self.give_space_back(space);
+        let slot = *slot;
+        self.give_space_back(slot.space);
         // With these the last handles to streams and events may be dropped, which makes driver
         // calls.
-        self.unlocked(move || drop((fence, kept, block)));
+        self.unlocked(move || drop((slot.fence, slot.kept, slot.block)));
     }
 
     /// Puts the addresses of an empty slot, which is out, to rest in a hardened pool, or else frees
@@ -228,18 +210,24 @@ impl Locked<'_> {
         if let Some(hardening) = &mut self.blocks.hardening {
             hardening.resting.add(slot.space);
         }
-        while self.rests_too_much() && self.return_oldest_resting() {}
+        while self.blocks.rests_too_much() && self.return_oldest_resting() {}
     }
 
-    fn rests_too_much(&self) -> bool {
-        let hardening = self.blocks.hardening.as_ref();
-        hardening.is_some_and(|hardening| hardening.resting.is_over())
+    /// Removes a slot, which is out, and charges its addresses to no tenant.
+    fn disown(&mut self, slot: &Slot) {
+        let (tenant, addresses) = (slot.id.tenant, slot.space.addresses());
+        self.memory.budget.disown_addresses(tenant, addresses);
+        self.remove_slot(slot.id);
+    }
+
+    pub(in crate::pool::blocks) fn remove_slot(&mut self, id: SlotId) {
+        self.blocks.slots.remove(id);
+        self.forget_if_drained(id.tenant);
     }
 
     /// Frees the addresses that have rested longest; returns `false` if there are none.
     fn return_oldest_resting(&mut self) -> bool {
-        let hardening = self.blocks.hardening.as_mut();
-        let Some(space) = hardening.and_then(|hardening| hardening.resting.oldest()) else {
+        let Some(space) = self.blocks.oldest_resting() else {
             return false;
         };
         // Addresses of blocks that are side by side go back with the last of them.

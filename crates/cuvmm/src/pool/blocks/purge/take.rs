@@ -2,7 +2,7 @@
 //! it.
 
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Fence, NotPutBack, TakenOut};
+use crate::extents::{Fence, NotPutBack, Stuck, TakenOut};
 use crate::pool::accounts::Amount;
 use crate::pool::blocks::slots::Slot;
 use crate::pool::core::Locked;
@@ -32,20 +32,35 @@ impl Locked<'_> {
     /// Accounts for extents taken out of a slot, which is out, and gives up those that no other
     /// slot maps; returns their bytes.
     pub(in crate::pool) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
-        let (mut own, mut bytes) = (Vec::new(), 0);
+        let (mut own, mut left) = (Vec::new(), Amount::default());
         for (offset, unmapped) in taken.into_parts() {
+            left.mappings += 1;
             // Otherwise the mappings of other slots hold the memory.
-            if self.leave(slot, offset, unmapped.physical.as_raw()) {
-                bytes += unmapped.size();
+            if self.blocks.leave(slot, offset, unmapped.physical.as_raw()) {
+                left.bytes += unmapped.size();
                 own.push(unmapped);
             }
         }
-        self.memory
-            .budget
-            .give_up(slot.id.tenant, Amount::bytes(bytes));
+        self.memory.budget.give_up(slot.id.tenant, left);
         self.blocks.slots.renew(slot);
         self.put_back(own);
-        bytes
+        left.bytes
+    }
+
+    /// Accounts for an extent that is stuck in a slot, which is out.
+    pub(in crate::pool::blocks) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
+        slot.broken = true;
+        let bytes = match self.blocks.leave(slot, stuck.offset, stuck.handle) {
+            true => stuck.size,
+            // The memory belongs to other slots.
+            false => 0,
+        };
+        let left = Amount {
+            mappings: 1,
+            ..Amount::bytes(bytes)
+        };
+        self.memory.budget.give_up(slot.id.tenant, left);
+        self.memory.budget.quarantine(bytes, 1);
     }
 
     /// Quarantines bytes that are stuck in a slot.

@@ -246,12 +246,14 @@ impl Locked<'_> {
             match outcome {
                 Ok(_) => {
                     forked.slot.space.settle(forked.shared);
-                    self.put_slot(forked.slot);
+                    self.blocks.put_slot(forked.slot);
                 }
                 Err(_) => self.undo_out(forked.slot, &forked.change),
             }
         }
-        sources.into_values().for_each(|slot| self.put_slot(slot));
+        sources
+            .into_values()
+            .for_each(|slot| self.blocks.put_slot(slot));
         outcome
     }
 
@@ -266,7 +268,7 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         let mut left = blocks;
         while let Some(first) = left.first() {
-            let guards = self.guard().saturating_mul(2);
+            let guards = self.blocks.guard().saturating_mul(2);
             let count = side_by_side(first, left, sources, guards);
             let (side_by_side, rest) = left.split_at(count);
             self.fork_run(side_by_side, prefix, sources, made)?;
@@ -288,7 +290,7 @@ impl Locked<'_> {
             return Ok(());
         };
         let id = slot.tenant;
-        self.check_usable(id)?;
+        self.memory.check_usable(id)?;
         let class = sources.get(&slot).ok_or_else(gone)?.class;
         let mut slots = self.open_slots(id, class, blocks.len())?;
         let mut row = Vec::with_capacity(blocks.len());
@@ -337,13 +339,6 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the size of a fork in whole granules, if the block is awake.
-    fn fork_size(&self, source: &Slot, size: u64) -> Result<u64, BlockError> {
-        source.block.as_ref().ok_or_else(gone)?;
-        source.check_awake()?;
-        Ok(self.memory.device.granule().whole(BYTES, size)?)
-    }
-
     /// Maps whole extents of another slot's prefix in a new slot, places memory of its own behind
     /// them, and puts a block in the slot.
     fn lend(
@@ -352,7 +347,9 @@ impl Locked<'_> {
         slot: &mut Slot,
         prefix: Prefix,
     ) -> Result<PlacedMemory, BlockError> {
-        let used = self.fork_size(source, prefix.size)?;
+        source.block.as_ref().ok_or_else(gone)?;
+        source.check_awake()?;
+        let used = self.memory.device.granule().whole(BYTES, prefix.size)?;
         let (id, parts) = (slot.id.tenant, whole_parts(source, prefix.bytes));
         let count = parts.len() as u64;
         self.make_mapping_room(id, count, true)?;
@@ -377,7 +374,7 @@ impl Locked<'_> {
                 return Err(self.not_placed(id, shared, failed.error));
             }
         }
-        self.share(source, slot, shared);
+        self.blocks.share(source, slot, shared);
         slot.merged = source.merged;
         let other = source.block.as_ref().ok_or_else(gone)?;
         let fit = Fit {

@@ -12,15 +12,13 @@
 
 use cuvmm_driver::PhysicalHandle;
 
-use crate::extents::Stuck;
-use crate::pool::accounts::Amount;
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Sharers, Slot, SlotId};
-use crate::pool::state::State;
 
-impl State {
+impl Blocks {
     /// Notes that `slot` maps the memory of `source` up to `end`. Both are out.
-    pub(in crate::pool) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
-        let Some(tenancy) = self.blocks.slots.of_mut(slot.id.tenant) else {
+    pub(super) fn share(&mut self, source: &mut Slot, slot: &mut Slot, end: u64) {
+        let Some(tenancy) = self.slots.of_mut(slot.id.tenant) else {
             return;
         };
         let (from, to) = (source.id.index, slot.id.index);
@@ -30,41 +28,27 @@ impl State {
         slot.shared = end;
         slot.lent = end;
         source.shared = source.shared.max(end);
-        self.blocks.slots.renew(source);
-        self.blocks.slots.renew(slot);
-    }
-
-    pub(in crate::pool) fn stuck(&mut self, slot: &mut Slot, stuck: Stuck) {
-        slot.broken = true;
-        let bytes = match self.leave(slot, stuck.offset, stuck.handle) {
-            true => stuck.size,
-            // The memory belongs to other slots.
-            false => 0,
-        };
-        self.memory
-            .budget
-            .give_up(slot.id.tenant, Amount::bytes(bytes));
-        self.memory.budget.quarantine(bytes, 1);
+        self.slots.renew(source);
+        self.slots.renew(slot);
     }
 
     /// Notes that a slot no longer maps the extent at an offset. Returns `true` if no other slot
     /// maps it.
-    pub(in crate::pool) fn leave(
+    pub(in crate::pool::blocks) fn leave(
         &mut self,
         slot: &mut Slot,
         offset: u64,
         handle: PhysicalHandle,
     ) -> bool {
         let SlotId { tenant, index } = slot.id;
-        self.memory.budget.give_up(tenant, Amount::mappings(1));
-        let tenancy = self.blocks.slots.of_mut(tenant);
+        let tenancy = self.slots.of_mut(tenant);
         let Some(left) = tenancy.and_then(|it| it.share_table.remove(handle, index)) else {
             return true;
         };
         slot.shared = slot.shared.min(offset);
         // A slot that is out finds that it is the last when it is put back.
         if let Sharers::One(index) = left {
-            self.with_slot(SlotId { tenant, index }, |_, _| ());
+            self.with_slot(SlotId { tenant, index }, |_| ());
         }
         left == Sharers::None
     }
@@ -72,7 +56,7 @@ impl State {
     /// Returns how many other slots map a slot's extent at an offset.
     pub(super) fn count_others(&self, slot: &Slot, offset: u64) -> usize {
         let mut here = slot.space.parts_in(offset, offset.saturating_add(1));
-        let tenancy = self.blocks.slots.of(slot.id.tenant);
+        let tenancy = self.slots.of(slot.id.tenant);
         let (Some((_, physical)), Some(tenancy)) = (here.next(), tenancy) else {
             return 0;
         };

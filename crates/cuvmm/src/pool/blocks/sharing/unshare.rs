@@ -19,10 +19,9 @@ use crate::extents::{Extent, Fence, LastWriter, Poll, TakenOut};
 use crate::own::Access;
 use crate::pool::accounts::{Charge, TenantId};
 use crate::pool::blocks::slots::{BlockPlace, Slot, SlotId};
-use crate::pool::blocks::{Gathered, Unfinished};
+use crate::pool::blocks::{Blocks, Gathered, Unfinished};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::{Attempt, Wait};
-use crate::pool::state::State;
 use crate::wanted::Purpose;
 
 /// The longest time that an attempt waits for its own copies: several times as long as a copy of
@@ -81,7 +80,7 @@ impl Core {
         let state = self.await_slots(self.lock(), slots);
         let (mut indices, mut cut) = (Vec::new(), Vec::new());
         for (index, (place, size)) in wanted.iter().enumerate() {
-            let step = state.cut_in(place, *size);
+            let step = state.blocks.cut_in(place, *size);
             if let Some(step) = step.map_err(|cause| Refused { index, cause })? {
                 indices.push(index);
                 cut.push(step);
@@ -106,7 +105,7 @@ impl Core {
     ) -> Result<(), Refused> {
         let slots = steps.iter().map(|step| (step.slot, 0));
         let state = self.await_slots(self.lock(), slots);
-        let bytes: u64 = steps.iter().map(|step| state.replaced(step)).sum();
+        let bytes: u64 = steps.iter().map(|step| state.blocks.replaced(step)).sum();
         Self::unlock(state);
         let waits = wait.waits() && !is_in_hook();
         let refused = Cell::new(0);
@@ -133,7 +132,7 @@ impl Core {
         let mut steps_and_indices = steps.iter().enumerate();
         let mut outcome = steps_and_indices.try_for_each(|(index, step)| {
             refused.set(index);
-            state.check_unused(step, waits)
+            state.check_shared(step, waits)
         });
         let mut copies = Fence::complete();
         for (index, step) in steps.iter().enumerate() {
@@ -167,12 +166,8 @@ impl Core {
                 // They may have ended since: memory that goes back releases the lock.
                 Ok(Made::NotYet) => state = state.wait_for_end(ended),
                 Ok(Made::Copied) => {
-                    let home = state
-                        .blocks
-                        .slots
-                        .get(step.slot)
-                        .and_then(Slot::home)
-                        .cloned();
+                    let slot = state.blocks.slots.get(step.slot);
+                    let home = slot.and_then(Slot::home).cloned();
                     copies.merge(Fence::streams(home.into_iter().collect()));
                     return (state, Ok(()));
                 }
@@ -193,12 +188,12 @@ fn await_copies(copies: &mut Fence) -> Result<(), CallError> {
     Ok(())
 }
 
-impl State {
+impl Blocks {
     /// Returns the offset from which a block needs memory of its own before it can grow to `size`
     /// bytes. A block that is falling asleep does not grow: it may stay awake, and show the same
     /// memory as before.
     fn cut_in(&self, place: &BlockPlace, size: u64) -> Result<Option<Step>, BlockError> {
-        let slot = self.blocks.slots.get(place.slot);
+        let slot = self.slots.get(place.slot);
         let Some((slot, block)) = slot.and_then(|slot| Some((slot, slot.block.as_ref()?))) else {
             return Ok(None);
         };
@@ -213,7 +208,6 @@ impl State {
 
     fn replaced(&self, step: &Step) -> u64 {
         let slot = self
-            .blocks
             .slots
             .get(step.slot)
             .filter(|slot| slot.shared > step.from);
@@ -224,17 +218,31 @@ impl State {
         replaced.unwrap_or(0)
     }
 
+    fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
+        let SlotId { tenant, index } = slot.id;
+        let handle = slot.space.handle_at(extent.offset);
+        let (Some(handle), Some(tenancy)) = (handle, self.slots.of(tenant)) else {
+            return Vec::new();
+        };
+        let others = tenancy.share_table.others_of(handle, index);
+        others.map(|index| SlotId { tenant, index }).collect()
+    }
+}
+
+impl Locked<'_> {
     /// Checks that the work queued on a block by now is complete, and that no lease keeps the
     /// memory in place. With `waits`, work that only a synchronization proves complete passes: it
     /// is waited for later.
-    fn check_unused(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
-        let Some((slot, gate)) = self.slot_and_gate(step.slot) else {
+    fn check_shared(&mut self, step: &Step, waits: bool) -> Result<(), BlockError> {
+        let (memory, blocks) = self.halves();
+        let Some(slot) = blocks.slots.get_mut(step.slot) else {
             return Ok(());
         };
         if slot.bound() <= step.from {
             return Ok(());
         }
-        let seen = gate.poll_work(slot)?;
+        slot.fence_work();
+        let seen = memory.gate.ask(&mut slot.fence)?;
         let passes = seen == Poll::Complete || (waits && seen == Poll::NeedsSynchronise);
         match self.blocks.slots.get(step.slot) {
             Some(slot) if !passes || slot.leases > 0 => Err(self.shared_in_use(slot, step.from)),
@@ -244,20 +252,18 @@ impl State {
 
     fn shared_in_use(&self, slot: &Slot, from: u64) -> BlockError {
         let bytes = slot.bound() - from;
-        if self.is_capturing() {
+        if self.memory.gate.is_capturing() {
             return self.captured(slot.id.tenant, bytes);
         }
         BlockError::SharedInUse {
             offset: from,
             bytes,
-            others: self.count_others(slot, from),
+            others: self.blocks.count_others(slot, from),
         }
     }
-}
 
-impl Locked<'_> {
     fn unshare_slot(&mut self, step: &Step, waits: bool) -> Result<Made, BlockError> {
-        self.check_usable(step.slot.tenant)?;
+        self.memory.check_usable(step.slot.tenant)?;
         let made = self.with_slot_out(step.slot, |state, slot| {
             state.own_from(slot, step.from, waits)
         });
@@ -267,7 +273,8 @@ impl Locked<'_> {
     /// Checks that the work queued on the block of a slot, which is out, is complete by now. The
     /// lock must not be released before the extent is unmapped.
     fn prove_unused(&mut self, slot: &mut Slot, from: u64, waits: bool) -> Result<(), BlockError> {
-        let mut seen = self.memory.gate.poll_work(slot)?;
+        slot.fence_work();
+        let mut seen = self.memory.gate.ask(&mut slot.fence)?;
         if seen == Poll::NeedsSynchronise && waits && slot.leases == 0 {
             let core = self.core();
             match self.unlocked(|| core.users().try_for_each(Device::settle)) {
@@ -307,14 +314,14 @@ impl Locked<'_> {
         let (id, bytes) = (slot.id.tenant, to.saturating_sub(extent.offset));
         // The copy would become part of the graph instead of running now. The lock may have been
         // released since the fence was polled.
-        if self.captures(slot.home())? {
+        if self.memory.captures(slot.home())? {
             return Err(self.captured(id, bytes));
         }
         if slot.stuck_at(extent.offset, bytes) {
             let range = extent.offset..to;
             return Err(MemoryError::Quarantined { range, bytes }.into());
         }
-        if self.others_of(slot, extent).is_empty() {
+        if self.blocks.others_of(slot, extent).is_empty() {
             return self.keep_alone(slot, extent);
         }
         let charge = self.obtain(id, bytes, Purpose::Growth)?;
@@ -342,7 +349,7 @@ impl Locked<'_> {
         own: Own,
         waits: bool,
     ) -> Result<Made, BlockError> {
-        let others = self.others_of(slot, extent);
+        let others = self.blocks.others_of(slot, extent);
         let Some(mut source) = others.iter().find_map(|&other| self.take_out(other)) else {
             let are_out = others.iter().any(|&other| self.is_out(other));
             self.put_own_back(own);
@@ -360,7 +367,7 @@ impl Locked<'_> {
                 Err(error)
             }
         };
-        self.put_slot(source);
+        self.blocks.put_slot(source);
         owned.map(|()| Made::Copied)
     }
 
@@ -376,16 +383,6 @@ impl Locked<'_> {
         }
         self.blocks.slots.renew(slot);
         self.open(slot, extent)
-    }
-
-    fn others_of(&self, slot: &Slot, extent: Extent) -> Vec<SlotId> {
-        let SlotId { tenant, index } = slot.id;
-        let handle = slot.space.handle_at(extent.offset);
-        let (Some(handle), Some(tenancy)) = (handle, self.blocks.slots.of(tenant)) else {
-            return Vec::new();
-        };
-        let others = tenancy.share_table.others_of(handle, index);
-        others.map(|index| SlotId { tenant, index }).collect()
     }
 
     /// Replaces a shared extent of a slot, whose fence is complete, by memory of the slot's own
@@ -426,7 +423,7 @@ impl Locked<'_> {
         }
         slot.space.settle(offset);
         let noted = slot.space.note_writer(offset, to, slot.id.tenant.0);
-        slot.touched = self.tick();
+        slot.touched = self.blocks.tick();
         if let Some(block) = &mut slot.block {
             block.noted = block.noted.max(noted);
         }
@@ -469,7 +466,10 @@ impl Locked<'_> {
         let bytes = own.bytes;
         // The copy overwrites all the memory: there is nothing to scrub.
         match self.place_gathered(slot, offset, own.gathered) {
-            Ok(()) => self.keep_for(slot, own.charge),
+            Ok(()) => {
+                self.blocks.slots.renew(slot);
+                self.memory.budget.keep(own.charge);
+            }
             Err(error) => {
                 self.memory.budget.refund(own.charge);
                 return Err(error.into());

@@ -11,12 +11,12 @@ use std::thread;
 
 use super::moving::{Choice, TransitioningBlock};
 use crate::error::BlockError;
-use crate::extents::{Fence, LastWriter, Placed, Unmapped};
+use crate::extents::{Fence, Placed, Unmapped};
 use crate::own::{Access, Physical};
-use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::accounts::{Amount, Budget, TenantId};
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
 
 /// The memory that blocks that fall asleep offer, by the size of the physicals.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl Offers {
     }
 }
 
-impl State {
+impl Blocks {
     /// Chooses for each sleeping block, in turn, the offers that fit its first bytes.
     pub(super) fn fit(&self, id: TenantId, choice: Choice<'_>, offers: &Offers) -> Fitted {
         let mut left = offers.copy();
@@ -129,7 +129,7 @@ impl State {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
         let sleepers = sleepers.into_iter().filter_map(|id| {
-            let slot = self.blocks.slots.get(id)?;
+            let slot = self.slots.get(id)?;
             Some((id, self.fit_one(slot, &mut left)))
         });
         Fitted(sleepers.collect())
@@ -141,12 +141,12 @@ impl State {
         // Memory that a failed roll-back left in the slot.
         let is_free = slot.space.bytes() == 0 && slot.space.stuck_count() == 0;
         while at < used && is_free {
-            let granule = self.memory.device.granule();
+            let granule = self.granule;
             let most = granule.extent_within(used - at, slot.class.sizes.at(at));
             let Some((size, offer)) = left.take(most) else {
                 break;
             };
-            let giver = self.blocks.slots.get(offer.slot);
+            let giver = self.slots.get(offer.slot);
             // A slot that is out, to be looked at, gives nothing.
             let Some(physical) = giver.and_then(|it| it.space.physical_at(offer.offset)) else {
                 continue;
@@ -165,7 +165,7 @@ impl State {
 
     /// Notes that bytes of a slot are charged to another block.
     pub(super) fn note_passed(&mut self, from: SlotId, bytes: u64) {
-        self.with_slot(from, |_, slot| {
+        self.with_slot(from, |slot| {
             if let SleepState::Moving { passed, .. } = &mut slot.sleep_state {
                 *passed += bytes;
             }
@@ -173,40 +173,40 @@ impl State {
     }
 
     /// Takes memory from the block that it comes from.
-    pub(super) fn leave_behind(&mut self, arrival: &Arrival) {
-        self.with_slot(arrival.from, |state, slot| {
+    pub(super) fn leave_behind(&mut self, budget: &mut Budget, arrival: &Arrival) {
+        self.with_slot(arrival.from, |slot| {
             if let SleepState::Moving { aside, passed, .. } = &mut slot.sleep_state {
                 *passed -= arrival.size;
                 aside.forget(arrival.from_offset);
                 let tenant = slot.id.tenant;
-                state.memory.budget.give_up(tenant, Amount::mappings(1));
+                budget.give_up(tenant, Amount::mappings(1));
             }
         });
     }
 
     /// Returns the charge for memory to the block that it comes from. A slot that was lost in a panic
     /// keeps its charge.
-    fn pass_back(&mut self, id: SlotId, arrival: &Arrival) {
-        if self.blocks.slots.get(id).is_none() || self.blocks.slots.get(arrival.from).is_none() {
+    fn pass_back(&mut self, budget: &mut Budget, id: SlotId, arrival: &Arrival) {
+        if self.slots.get(id).is_none() || self.slots.get(arrival.from).is_none() {
             return;
         }
-        self.with_slot(id, |_, slot| {
+        self.with_slot(id, |slot| {
             if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
                 *owed -= arrival.size;
             }
         });
-        self.with_slot(arrival.from, |_, slot| {
+        self.with_slot(arrival.from, |slot| {
             if let SleepState::Moving { passed, .. } = &mut slot.sleep_state {
                 *passed -= arrival.size;
             }
         });
         let from = [(id.tenant, arrival.size)];
-        self.memory.budget.pass_on(&from, arrival.from.tenant);
+        budget.pass_on(&from, arrival.from.tenant);
     }
 
     /// Adds mapped memory to the block that gets it.
     pub(super) fn arrive(&mut self, id: SlotId, arrival: Arrival) {
-        self.with_slot(id, |_, slot| {
+        self.with_slot(id, |slot| {
             if let Memory::Placed(placed) = arrival.memory {
                 slot.space.adopt(placed);
             }
@@ -231,8 +231,9 @@ impl TransitioningBlock {
         let givers = arrivals.iter().map(|arrival| (arrival.from, 0));
         let all: Vec<(SlotId, u64)> = givers.chain([(id, 0)]).collect();
         let mut state = core.await_slots(core.lock(), all.into_iter());
+        let (memory, blocks) = state.halves();
         for arrival in &arrivals {
-            state.pass_back(id, arrival);
+            blocks.pass_back(&mut memory.budget, id, arrival);
         }
     }
 }
@@ -284,24 +285,19 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Places charged memory from an offset on. It may hold bytes of any tenant, which the exchange
-    /// overwrites or clears.
-    pub(super) fn place_rest(
+    /// Places `bytes` of the memory that a waking block was charged for. They may hold data of any
+    /// tenant.
+    pub(super) fn place_owed(
         &mut self,
         slot: &mut Slot,
         begun: u64,
-        used: u64,
+        bytes: u64,
     ) -> Result<(), BlockError> {
-        let bytes = used.saturating_sub(begun);
-        if bytes == 0 {
-            return Ok(());
-        }
-        Self::check_free(slot, begun, bytes)?;
+        slot.check_free(begun, bytes)?;
         self.place(slot, begun, bytes, true)?;
         if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
             *owed = owed.saturating_sub(bytes);
         }
-        slot.space.note_writer(begun, used, LastWriter::SEVERAL);
         Ok(())
     }
 

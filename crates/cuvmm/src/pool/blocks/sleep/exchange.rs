@@ -116,7 +116,16 @@ impl ToWake {
                 return outcome;
             }
             let begun = arrivals.iter().map(|arrival| arrival.size).sum();
-            Ok(state.place_rest(slot, begun, moving.used()))
+            let placed = match moving.used().saturating_sub(begun) {
+                0 => Ok(()),
+                bytes => state.place_owed(slot, begun, bytes),
+            };
+            if placed.is_ok() {
+                // The exchange overwrites or clears it.
+                let by = LastWriter::SEVERAL;
+                slot.space.note_writer(begun, moving.used(), by);
+            }
+            Ok(placed)
         });
         drop(state);
         // By now the slot is in its place.
@@ -137,14 +146,15 @@ pub(crate) fn settle_exchange(to_sleep: &mut [ToSleep], to_wake: &mut [ToWake]) 
     let sleeping = sleeping.map(|moving| moving.place().slot);
     let all: Vec<SlotId> = to_wake.iter().filter_map(moving).chain(sleeping).collect();
     let mut state = core.await_slots(core.lock(), all.into_iter().map(|id| (id, 0)));
+    let (memory, blocks) = state.halves();
     to_sleep.iter_mut().for_each(|one| one.passed = true);
     for one in to_wake {
         let Some(id) = moving(one) else {
             continue;
         };
         for arrival in std::mem::take(&mut one.arrivals) {
-            state.leave_behind(&arrival);
-            state.arrive(id, arrival);
+            blocks.leave_behind(&mut memory.budget, &arrival);
+            blocks.arrive(id, arrival);
         }
     }
 }

@@ -75,7 +75,7 @@ impl Block {
             Some(SleepState::Awake) | None => return Err(SleepError::Awake { bytes }),
         };
         let saved = saved.ok_or(SleepError::NotKept { bytes })?;
-        let chosen = state.mark(id, SleepState::moving(0));
+        let chosen = state.blocks.mark(id, SleepState::moving(0));
         drop(state);
         let chosen = chosen.ok_or(SleepError::Awake { bytes })?;
         let moving = TransitioningBlock::of(core, chosen);
@@ -90,7 +90,8 @@ impl Drop for Kept {
     fn drop(&mut self) {
         let mut state = self.moving.lock();
         let saved = self.saved.take();
-        state.with_slot(self.moving.place().slot, |_, slot| slot.set_asleep(saved));
+        let place = self.moving.place().slot;
+        state.blocks.with_slot(place, |slot| slot.set_asleep(saved));
         drop(state);
         self.moving.lease.core().announce();
     }

@@ -78,13 +78,8 @@ impl Block {
             return Vec::new();
         }
         let state = core.lock_with(id);
-        let kept = state
-            .blocks
-            .slots
-            .get(id)
-            .map(Slot::marked)
-            .unwrap_or_default();
-        kept.as_slice().to_vec()
+        let slot = state.blocks.slots.get(id);
+        slot.map_or_else(Vec::new, |slot| slot.marked().as_slice().to_vec())
     }
 }
 

@@ -24,9 +24,11 @@ use self::moving::{Chosen, Tally};
 use crate::error::{CallError, MemoryError, SleepError};
 use crate::own::Stream;
 use crate::pool::accounts::TenantId;
+use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
 use crate::pool::core::Locked;
-use crate::pool::state::State;
+use crate::pool::gate::Gate;
+use crate::pool::memory::Memory;
 use crate::pool::tenant::Tenant;
 use crate::store::Saved;
 
@@ -61,7 +63,8 @@ impl Tenant {
             until,
             |state| {
                 let mut state = core.await_choice(state, id, choice);
-                let outcome = state.mark_for_sleep(id, choice);
+                let (memory, blocks) = state.halves();
+                let outcome = blocks.mark_for_sleep(memory, id, choice);
                 (state, outcome)
             },
             |error| {
@@ -129,7 +132,7 @@ impl ToSleep {
         };
         let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let mut state = moving.lock();
-        state.is_read_on(moving.place().slot, reading);
+        state.blocks.is_read_on(moving.place().slot, reading);
         let saved = self.saved.take().filter(|_| kept);
         state.give_up_all(moving.place().slot, saved);
         drop(state);
@@ -146,7 +149,7 @@ impl ToSleep {
         };
         let reading = self.saved.as_deref_mut().map_or(&[][..], Saved::unfinished);
         let mut state = moving.lock();
-        state.is_read_on(moving.place().slot, reading);
+        state.blocks.is_read_on(moving.place().slot, reading);
         state.restore(moving.place().slot, self.saved.take())
     }
 }
@@ -168,30 +171,32 @@ impl Drop for ToSleep {
     }
 }
 
-impl State {
+impl Blocks {
     /// Marks the chosen blocks of a tenant that are awake as moving, if nothing prevents it.
     fn mark_for_sleep(
         &mut self,
+        memory: &mut Memory,
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Vec<Chosen>, SleepError> {
-        if self.is_capturing() {
+        if memory.gate.is_capturing() {
             return Err(MemoryError::Capturing.into());
         }
-        self.memory.device.usable()?;
+        memory.device.usable()?;
         // A stream cache hands blocks on unchanged, so it may contain no sleeping block.
-        if let Some(tenancy) = self.blocks.slots.of(id) {
+        if let Some(tenancy) = self.slots.of(id) {
             tenancy.unswept.bypass(true);
             let freed = tenancy.unswept.sweep_each();
             self.free_all(&freed);
         }
-        let outcome = self.mark_all_for_sleep(id, choice);
+        let outcome = self.mark_all_for_sleep(&mut memory.gate, id, choice);
         self.update_bypass(id);
         outcome
     }
 
     fn mark_all_for_sleep(
         &mut self,
+        gate: &mut Gate,
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Vec<Chosen>, SleepError> {
@@ -200,8 +205,7 @@ impl State {
         });
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
-        let gate = &mut self.memory.gate;
-        let Some(tenancy) = self.blocks.slots.of_mut(id) else {
+        let Some(tenancy) = self.slots.of_mut(id) else {
             return Ok(Vec::new());
         };
         // All fences are stamped before the first is polled: one event then covers them all.
@@ -236,7 +240,7 @@ impl State {
 
     /// Notes copies out of a moving block that may still be running.
     fn is_read_on(&mut self, id: SlotId, streams: &[Stream]) {
-        let Some(slot) = self.blocks.slots.get_mut(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return;
         };
         for stream in streams {
@@ -249,7 +253,7 @@ impl Locked<'_> {
     fn withdraw_all(&mut self, id: SlotId, copied: bool) -> Result<(), SleepError> {
         let outcome = self.with_slot_out(id, |state, slot| {
             state.check_unused(slot, copied)?;
-            state.unlocked(|| Self::empty_slot(slot))
+            state.unlocked(|| slot.empty())
         });
         outcome.unwrap_or(Ok(()))
     }
@@ -271,18 +275,6 @@ impl Locked<'_> {
         }
     }
 
-    fn empty_slot(slot: &mut Slot) -> Result<(), SleepError> {
-        if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
-            let offsets = slot.space.extents().rev().map(|extent| extent.offset);
-            let offsets: Vec<u64> = offsets.collect();
-            let completed = slot.fence.completed(&mut slot.space);
-            completed
-                .ok_or(CallError::InUse)?
-                .take_out(offsets, aside)?;
-        }
-        Ok(())
-    }
-
     fn settle_asleep(&mut self, id: SlotId, saved: Option<Box<Saved>>, release: bool) -> GivenUp {
         let free_list = self.memory.supply.free();
         let given = self.with_slot_out(id, |state, slot| {
@@ -295,7 +287,7 @@ impl Locked<'_> {
             slot.set_asleep(saved);
             given
         });
-        self.update_bypass(id.tenant);
+        self.blocks.update_bypass(id.tenant);
         self.gave_up(given.unwrap_or(0), free_list, release)
     }
 
@@ -315,7 +307,7 @@ impl Locked<'_> {
             }
             slot.set_asleep(saved);
         });
-        self.update_bypass(id.tenant);
+        self.blocks.update_bypass(id.tenant);
     }
 
     /// Puts the memory back. If that fails the block sleeps, with its saved contents.
@@ -339,12 +331,24 @@ impl Locked<'_> {
             slot.set_asleep(saved);
             false
         });
-        self.update_bypass(id.tenant);
+        self.blocks.update_bypass(id.tenant);
         stays.unwrap_or(true)
     }
 }
 
 impl Slot {
+    fn empty(&mut self) -> Result<(), SleepError> {
+        if let SleepState::Moving { aside, .. } = &mut self.sleep_state {
+            let offsets = self.space.extents().rev().map(|extent| extent.offset);
+            let offsets: Vec<u64> = offsets.collect();
+            let completed = self.fence.completed(&mut self.space);
+            completed
+                .ok_or(CallError::InUse)?
+                .take_out(offsets, aside)?;
+        }
+        Ok(())
+    }
+
     fn set_asleep(&mut self, saved: Option<Box<Saved>>) {
         // The memory that the block wakes to is its own.
         self.lent = 0;

@@ -19,10 +19,9 @@ use cuvmm_driver::{DeviceAddress, PhysicalHandle};
 use crate::error::{CallError, SleepError};
 use crate::own::{Physical, Span};
 use crate::pool::accounts::TenantId;
-use crate::pool::blocks::Lease;
 use crate::pool::blocks::slots::{BlockPlace, Figures, SleepState, Slot, SlotId, Tenancy};
+use crate::pool::blocks::{Blocks, Lease};
 use crate::pool::core::{Core, Locked};
-use crate::pool::state::State;
 use crate::pool::tenant::Tenant;
 
 /// A block that is falling asleep or waking, and the lease that keeps other operations from it.
@@ -115,7 +114,7 @@ impl Tenant {
         let owner = self.owner();
         let mut state = owner.core.lock();
         let free_list = state.memory.supply.free();
-        let (bytes, taken) = state.take_back_all_of(owner.tenant);
+        let (bytes, taken) = state.take_back_own(owner.tenant, u64::MAX);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
         owner.core.announce();
@@ -193,7 +192,8 @@ impl Core {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Locked<'a> {
-        let flights: Vec<NonZeroU64> = state.out_of(id, choice).map(|(flight, _)| flight).collect();
+        let out = state.blocks.out_of(id, choice);
+        let flights: Vec<NonZeroU64> = out.map(|(flight, _)| flight).collect();
         while state.memory.gate.has_any(&flights) {
             state = state.wait(&self.settled, None);
         }
@@ -201,7 +201,7 @@ impl Core {
     }
 }
 
-impl State {
+impl Blocks {
     /// Returns the chosen blocks whose slots are out: the number of the operation, and the slot's
     /// figures.
     fn out_of<'a>(
@@ -209,7 +209,7 @@ impl State {
         id: TenantId,
         choice: Choice<'a>,
     ) -> impl Iterator<Item = (NonZeroU64, &'a Figures)> + 'a {
-        let tenancy = self.blocks.slots.of(id);
+        let tenancy = self.slots.of(id);
         let out = tenancy.into_iter().flat_map(Tenancy::blocks_out);
         out.filter(move |(_, tag, _)| choice.takes_tagged(*tag))
             .map(|(flight, _, figures)| (flight, figures))
@@ -232,7 +232,7 @@ impl State {
         choice: Choice<'_>,
         of: impl Fn(&SleepState) -> bool,
     ) -> Vec<SlotId> {
-        let Some(tenancy) = self.blocks.slots.of(id) else {
+        let Some(tenancy) = self.slots.of(id) else {
             return Vec::new();
         };
         let chosen = |slot: &&Slot| of(&slot.sleep_state) && choice.takes(slot);
@@ -242,7 +242,7 @@ impl State {
 
     /// Marks a slot, and counts the lease of the operation that moves its block.
     pub(in crate::pool) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
-        let chosen = self.with_slot(id, |_, slot| {
+        let chosen = self.with_slot(id, |slot| {
             slot.leases += 1;
             slot.sleep_state = sleep_state;
             let block = slot.block.as_ref()?;

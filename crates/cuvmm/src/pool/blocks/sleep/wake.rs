@@ -13,12 +13,11 @@ use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, wait_for};
 use crate::own::Stream;
 use crate::pool::accounts::{Amount, Missing, TenantId};
-use crate::pool::blocks::Fit;
 use crate::pool::blocks::slots::{SleepState, Slot, SlotId};
+use crate::pool::blocks::{Blocks, Fit};
 use crate::pool::core::Locked;
 use crate::pool::holders::{Lending, Lent};
 use crate::pool::line::Wait;
-use crate::pool::state::State;
 use crate::pool::supply::Room;
 use crate::pool::tenant::Tenant;
 use crate::store::{HostStore, Saved};
@@ -61,8 +60,8 @@ impl Tenant {
         core.device.own_process()?;
         let state = core.await_choice(core.lock(), id, choice);
         let lent: u64 = holders.iter().map(Lending::bytes).sum();
-        let fitted = state.fit(id, choice, offers);
-        let bytes = state.asleep(id, choice) - fitted.bytes() + lent;
+        let fitted = state.blocks.fit(id, choice, offers);
+        let bytes = state.blocks.asleep(id, choice) - fitted.bytes() + lent;
         drop((state, fitted));
         let chosen = core.request_while(id, bytes, wait, wanted, |state| {
             let mut state = core.await_choice(state, id, choice);
@@ -128,8 +127,9 @@ impl ToWake {
     /// Ends the move: the block has its memory and contents again.
     pub(crate) fn wake(mut self) {
         if let Some(moving) = self.moving.take() {
-            let mut state = moving.lock();
-            state.settle_awake(moving.place().slot, self.saved.is_some());
+            let restored = self.saved.is_some();
+            let place = moving.place().slot;
+            moving.lock().blocks.settle_awake(place, restored);
         }
     }
 }
@@ -165,70 +165,15 @@ impl Drop for ToWake {
     }
 }
 
-impl State {
+impl Blocks {
     fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
         let sleepers = self.choose(id, choice, |sleep_state| {
             matches!(sleep_state, SleepState::Asleep { .. })
         });
-        let slots = sleepers
-            .iter()
-            .filter_map(|&slot| self.blocks.slots.get(slot));
+        let slots = sleepers.iter().filter_map(|&slot| self.slots.get(slot));
         slots
             .filter_map(|slot| Some(slot.block.as_ref()?.used))
             .sum()
-    }
-}
-
-impl Locked<'_> {
-    /// Charges for the chosen blocks of a tenant that sleep, and marks them as moving.
-    fn mark_for_wake(
-        &mut self,
-        id: TenantId,
-        choice: Choice<'_>,
-        offers: &Offers,
-    ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
-        // The lock may be released while room is made: then all is checked again.
-        let mut total = None;
-        loop {
-            if self.is_capturing() {
-                return Ok(Err(MemoryError::Capturing.into()));
-            }
-            self.check_usable(id)?;
-            let mut busy = self.busy(id, choice, false);
-            let moving = self.choose(id, choice, |sleep_state| {
-                matches!(sleep_state, SleepState::Moving { .. })
-            });
-            for slot in moving
-                .iter()
-                .filter_map(|&slot| self.blocks.slots.get(slot))
-            {
-                busy.add(slot);
-            }
-            let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
-            if let Err(busy) = none {
-                return Ok(Err(busy));
-            }
-            let asleep = self.asleep(id, choice);
-            let fitted = self.fit(id, choice, offers);
-            let from = fitted.givers();
-            let Missing { own, all, beside } = self.memory.budget.missing_beside(&from, id, asleep);
-            let fits_now = total == Some(asleep) && all == 0;
-            self.leave_to_others(id, beside)?;
-            if asleep == 0 || fits_now {
-                // Each block owes its part of the charge.
-                self.memory.budget.pass_on(&from, id);
-                let rest = asleep - fitted.bytes();
-                let charge = self.memory.budget.charge(Some(id), Amount::bytes(rest));
-                self.memory.budget.keep(charge);
-                return Ok(Ok(self.mark_fitted(fitted)));
-            }
-            let needed = match own {
-                0 => beside,
-                _ => asleep,
-            };
-            self.reclaim_for(id, needed, Purpose::New)?;
-            total = Some(asleep);
-        }
     }
 
     /// Marks blocks whose charge is there, with the memory that is passed on to them.
@@ -245,7 +190,7 @@ impl Locked<'_> {
     }
 
     fn mark_one_for_wake(&mut self, id: SlotId) -> Option<(Chosen, ToWake)> {
-        let slot = self.blocks.slots.get_mut(id)?;
+        let slot = self.slots.get_mut(id)?;
         let block = slot.block.as_ref()?;
         let (zeroed, home, owed) = (block.zeroed, block.home.clone(), block.used);
         let saved = match &mut slot.sleep_state {
@@ -263,6 +208,78 @@ impl Locked<'_> {
             filled: false,
         };
         Some((chosen, to_wake))
+    }
+
+    fn settle_awake(&mut self, id: SlotId, restored: bool) {
+        let now = self.tick();
+        self.with_slot(id, |slot| {
+            slot.sleep_state = SleepState::Awake;
+            slot.touched = now;
+            slot.space.settle(0);
+            let bytes = slot.space.bytes();
+            if let Some(block) = &mut slot.block {
+                block.reach = bytes;
+                block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
+                if restored && block.zeroed {
+                    // The bytes of the last granule behind the contents are not known to be zero.
+                    block.ever = block.ever.max(block.used);
+                }
+            }
+        });
+        self.update_bypass(id.tenant);
+    }
+}
+
+impl Locked<'_> {
+    /// Charges for the chosen blocks of a tenant that sleep, and marks them as moving.
+    fn mark_for_wake(
+        &mut self,
+        id: TenantId,
+        choice: Choice<'_>,
+        offers: &Offers,
+    ) -> Result<Result<Vec<(Chosen, ToWake)>, SleepError>, BlockError> {
+        // The lock may be released while room is made: then all is checked again.
+        let mut total = None;
+        loop {
+            if self.memory.gate.is_capturing() {
+                return Ok(Err(MemoryError::Capturing.into()));
+            }
+            self.memory.check_usable(id)?;
+            let mut busy = self.blocks.busy(id, choice, false);
+            let moving = self.blocks.choose(id, choice, |sleep_state| {
+                matches!(sleep_state, SleepState::Moving { .. })
+            });
+            for slot in moving
+                .iter()
+                .filter_map(|&slot| self.blocks.slots.get(slot))
+            {
+                busy.add(slot);
+            }
+            let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
+            if let Err(busy) = none {
+                return Ok(Err(busy));
+            }
+            let asleep = self.blocks.asleep(id, choice);
+            let fitted = self.blocks.fit(id, choice, offers);
+            let from = fitted.givers();
+            let Missing { own, all, beside } = self.memory.budget.missing_beside(&from, id, asleep);
+            let fits_now = total == Some(asleep) && all == 0;
+            self.leave_to_others(id, beside)?;
+            if asleep == 0 || fits_now {
+                // Each block owes its part of the charge.
+                self.memory.budget.pass_on(&from, id);
+                let rest = asleep - fitted.bytes();
+                let charge = self.memory.budget.charge(Some(id), Amount::bytes(rest));
+                self.memory.budget.keep(charge);
+                return Ok(Ok(self.blocks.mark_fitted(fitted)));
+            }
+            let needed = match own {
+                0 => beside,
+                _ => asleep,
+            };
+            self.reclaim_for(id, needed, Purpose::New)?;
+            total = Some(asleep);
+        }
     }
 
     /// Places memory that a moving block of `used` bytes lacks, all of it or `one` extent. Returns the offset up to which there is memory, and `true` if the home stream zeroes
@@ -300,11 +317,7 @@ impl Locked<'_> {
             return Ok(false);
         }
         let begun = slot.space.bytes();
-        Self::check_free(slot, begun, bytes)?;
-        self.place(slot, begun, bytes, true)?;
-        if let SleepState::Moving { owed, .. } = &mut slot.sleep_state {
-            *owed = owed.saturating_sub(bytes);
-        }
+        self.place_owed(slot, begun, bytes)?;
         let fit = Fit {
             zeros: None,
             ..Fit::new(begun + bytes, home, zeroed)
@@ -326,24 +339,6 @@ impl Locked<'_> {
         })
     }
 
-    fn settle_awake(&mut self, id: SlotId, restored: bool) {
-        self.with_slot(id, |state, slot| {
-            slot.sleep_state = SleepState::Awake;
-            slot.touched = state.tick();
-            slot.space.settle(0);
-            let bytes = slot.space.bytes();
-            if let Some(block) = &mut slot.block {
-                block.reach = bytes;
-                block.noted = slot.space.note_writer(0, block.used, id.tenant.0);
-                if restored && block.zeroed {
-                    // The bytes of the last granule behind the contents are not known to be zero.
-                    block.ever = block.ever.max(block.used);
-                }
-            }
-        });
-        self.update_bypass(id.tenant);
-    }
-
     /// Lets a moving block sleep on: its memory and its charge go back. Memory that a stream may
     /// still be filling or copying to stays in place, and is quarantined.
     fn undo_wake(&mut self, id: SlotId, saved: Option<Box<Saved>>, mut running: Fence) {
@@ -357,6 +352,6 @@ impl Locked<'_> {
             state.memory.budget.give_up(id.tenant, beside);
             slot.set_asleep(saved);
         });
-        self.update_bypass(id.tenant);
+        self.blocks.update_bypass(id.tenant);
     }
 }

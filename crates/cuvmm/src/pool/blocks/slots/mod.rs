@@ -22,7 +22,7 @@ pub(in crate::pool) use queues::{PurgeQueue, PurgeQueues};
 pub(in crate::pool) use share_table::Sharers;
 pub(in crate::pool) use sleep_state::SleepState;
 pub(in crate::pool) use slot::{Class, Figures, Freed, Occupant, Slot};
-pub(in crate::pool) use tenancy::{Aged, FreedBlock, Give, Tenancy, Unswept};
+pub(in crate::pool) use tenancy::{Aged, FreedBlock, Give, Standing, Tenancy, Unswept};
 
 /// The slots of a pool, by tenant and number.
 #[derive(Default)]
@@ -35,6 +35,9 @@ pub(in crate::pool) struct Slots {
     worked_on: usize,
     #[cfg(debug_assertions)]
     most_worked_on: usize,
+    /// The locked sections that have ended.
+    #[cfg(debug_assertions)]
+    sections: u64,
 }
 
 impl Slots {
@@ -69,6 +72,16 @@ impl Slots {
 
     pub(in crate::pool) fn tenants(&self) -> Vec<TenantId> {
         self.of_tenants.keys().copied().collect()
+    }
+
+    /// Returns the next memory after `after` that a tenant's slots can give, the oldest first.
+    pub(in crate::pool) fn next_giving(
+        &self,
+        id: TenantId,
+        give: Give,
+        after: Option<Aged>,
+    ) -> Option<Aged> {
+        self.of(id)?.next_giving(give, after)
     }
 
     #[inline]
@@ -175,9 +188,11 @@ impl Slots {
     }
 
     /// Ends the count of the slots that a locked section has worked on.
-    pub(in crate::pool) fn end_section(&mut self) {
+    pub(in crate::pool) fn end_section(&mut self) -> u64 {
         let worked_on = std::mem::take(&mut self.worked_on);
         self.most_worked_on = self.most_worked_on.max(worked_on);
+        self.sections += 1;
+        self.sections
     }
 
     #[cfg(test)]

@@ -51,10 +51,22 @@ pub(crate) enum Give {
     Precommitted,
 }
 
+/// A tenant's [terms](crate::pool::accounts) and the limits that it is under, as far as its blocks
+/// depend on them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::pool) struct Standing {
+    /// `true` if blocks may grow within their memory.
+    pub(in crate::pool) may_grow: bool,
+    /// `true` if the tenant is unregistered.
+    pub(in crate::pool) drains: bool,
+    /// `true` if the pool or any tenant may exceed a lowered limit.
+    pub(in crate::pool) lowered: bool,
+    /// `true` if the pool or the tenant exceeds a lowered limit.
+    pub(in crate::pool) beyond: bool,
+}
+
 pub(in crate::pool) struct Tenancy {
-    /// `true` if blocks may grow within their memory: what the [terms](crate::pool::accounts) say, for
-    /// growth that looks at nothing else.
-    pub(crate) may_grow: bool,
+    pub(in crate::pool) standing: Standing,
     pub(in crate::pool) unswept: Arc<dyn Unswept>,
     pub(crate) rows: Rows,
     pub(in crate::pool) share_table: ShareTable,
@@ -96,9 +108,9 @@ struct Listed {
 }
 
 impl Tenancy {
-    pub(crate) const fn new(unswept: Arc<dyn Unswept>) -> Self {
+    pub(crate) fn new(unswept: Arc<dyn Unswept>) -> Self {
         Self {
-            may_grow: true,
+            standing: Standing::default(),
             unswept,
             rows: Rows::new(),
             share_table: ShareTable::new(),
@@ -111,6 +123,18 @@ impl Tenancy {
             idle: BTreeSet::new(),
             precommitted: BTreeSet::new(),
         }
+    }
+
+    pub(in crate::pool) fn set_standing(&mut self, standing: Standing) {
+        self.standing = standing;
+        self.update_bypass();
+    }
+
+    /// Lets freed blocks bypass the stream caches while a block of the tenant sleeps, and while the
+    /// pool or the tenant exceeds a lowered limit.
+    pub(in crate::pool) fn update_bypass(&self) {
+        let bypassed = self.standing.beyond || self.has_sleepers();
+        self.unswept.bypass(bypassed);
     }
 
     /// Returns the figures of all slots, also of those that are out, with their blocks' tags.
@@ -280,23 +304,17 @@ impl Tenancy {
         let Place::In(listed) = std::mem::replace(place, Place::Taken) else {
             return None;
         };
-        let Listed {
-            slot,
-            age,
-            class,
-            gives,
-        } = listed;
         #[cfg(debug_assertions)]
         {
             self.taken += 1;
         }
-        let aged = (age, index);
-        if let Some(class) = class
+        let (slot, aged) = (listed.slot, (listed.age, index));
+        if let Some(class) = listed.class
             && let Some(list) = self.reusable.get_mut(&class)
         {
             list.remove(&aged);
         }
-        if let Some(give) = gives {
+        if let Some(give) = listed.gives {
             self.giving_mut(give).remove(&aged);
         }
         if !slot.sleep_state.is_awake() {

@@ -1,0 +1,82 @@
+//! Figures of all blocks that the rest of the pool asks for.
+
+use super::Blocks;
+use super::slots::{Freed, PurgeQueue, SlotId, Tenancy};
+use crate::pool::accounts::TenantId;
+use crate::size::Granularity;
+
+/// The bytes of a pool's blocks that are idle and cannot be had, by the reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::pool) struct IdleFigures {
+    pub(in crate::pool) pending_free: u64,
+    /// The bytes that wait for work, those too that stay stranded.
+    pub(in crate::pool) waiting: u64,
+    pub(in crate::pool) leased: u64,
+    pub(in crate::pool) stranded: u64,
+}
+
+impl Blocks {
+    /// Returns the bytes of a tenant's blocks that cannot be reclaimed, however long a request waits
+    /// for the GPU.
+    pub(in crate::pool) fn kept_by(&self, id: TenantId) -> u64 {
+        self.slots.of(id).map_or(0, Tenancy::kept)
+    }
+
+    pub(in crate::pool) const fn granule(&self) -> Granularity {
+        self.granule
+    }
+
+    /// Returns the bytes that a block uses, and those that its slot has.
+    pub(in crate::pool) fn used_and_held(&self, id: SlotId) -> (u64, u64) {
+        let slot = self.slots.get(id);
+        slot.map_or((0, 0), |slot| (slot.used(), slot.space.bytes()))
+    }
+
+    /// Returns `true` if a block must read as zero where it grows.
+    pub(in crate::pool) fn is_zeroed(&self, id: SlotId) -> bool {
+        let block = self.slots.get(id).and_then(|slot| slot.block.as_ref());
+        block.is_some_and(|block| block.zeroed)
+    }
+
+    /// Returns `true` if no block could give memory to a request, now or once it is purged or moved.
+    pub(in crate::pool) fn can_give_nothing(&self) -> bool {
+        self.queues.is_empty(PurgeQueue::Registered)
+            && !self.slots.has_movable()
+            && !self.slots.iter().any(|(_, tenancy)| tenancy.may_give())
+    }
+
+    /// Returns `true` if blocks of a tenant use memory.
+    pub(in crate::pool) fn use_memory(&self, id: TenantId) -> bool {
+        self.slots.of(id).is_some_and(Tenancy::uses_memory)
+    }
+
+    pub(in crate::pool) fn idle_figures(&self) -> IdleFigures {
+        let mut all = IdleFigures::default();
+        for (_, tenancy) in self.slots.iter() {
+            for (figures, _) in tenancy.figures() {
+                // Stranded memory does not become free with its fence.
+                let idle = figures.idle + figures.precommitted;
+                let gives = idle.saturating_sub(figures.stranded);
+                match figures.freed {
+                    Freed::Cached => {}
+                    Freed::PendingFree => {
+                        all.pending_free += gives;
+                        all.waiting += figures.idle;
+                    }
+                    Freed::Leased => all.leased += gives,
+                }
+                all.stranded += figures.stranded;
+            }
+            let shared = tenancy.shared_pending_free();
+            all.pending_free += shared;
+            all.waiting += shared;
+        }
+        all
+    }
+
+    /// Returns `true` if a slot waits to be purged.
+    #[cfg(debug_assertions)]
+    pub(in crate::pool) fn has_queued(&self, id: SlotId) -> bool {
+        self.queues.has(id)
+    }
+}

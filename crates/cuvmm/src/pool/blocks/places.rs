@@ -1,0 +1,93 @@
+//! Slots in their places: taken for work, put back, and listed for the memory that they can give.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::slots::{Hardened, Hardening, Slot, SlotId, Unswept};
+use super::{Blocks, StreamCaches};
+use crate::pool::accounts::TenantId;
+
+impl Blocks {
+    pub(in crate::pool) fn harden(&mut self, options: Hardened) {
+        self.hardening = Some(Box::new(Hardening::new(options)));
+    }
+
+    /// Returns `true` if no memory that blocks give up is kept cached.
+    pub(in crate::pool) const fn are_hardened(&self) -> bool {
+        self.hardening.is_some()
+    }
+
+    /// Returns the stream caches of a new tenant. Those of a hardened pool keep no block.
+    pub(in crate::pool) fn stream_caches(&self) -> Arc<StreamCaches> {
+        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&self.clock)));
+        if self.hardening.is_some() {
+            drop(stream_caches.close());
+        }
+        stream_caches
+    }
+
+    pub(super) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::pool) fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Takes a slot, works on it, and puts it back: no work done for the slot can take memory from
+    /// it. Returns `None` if there is no such slot, or if it is out.
+    pub(super) fn with_slot<T>(
+        &mut self,
+        id: SlotId,
+        work: impl FnOnce(&mut Slot) -> T,
+    ) -> Option<T> {
+        let mut slot = self.slots.take(id)?;
+        let done = work(&mut slot);
+        self.put_slot(slot);
+        Some(done)
+    }
+
+    /// Puts a slot in its place, and lists it for the memory that it can give and, if some must not
+    /// be kept, to be [purged](super::purge).
+    pub(in crate::pool) fn put_slot(&mut self, mut slot: Box<Slot>) {
+        if slot.sleep_state.is_awake() {
+            slot.memory_taken();
+        }
+        let Some(tenancy) = self.slots.of_mut(slot.id.tenant) else {
+            return;
+        };
+        let standing = tenancy.standing;
+        // Memory beyond a lowered limit is reclaimed as it becomes free.
+        self.has_deferred |= standing.lowered && slot.has_spare();
+        if slot.is_to_purge(self.hardening.is_some() || standing.drains) {
+            self.queues.list(&mut slot, standing.drains);
+            // A slot of a draining tenant is purged when the operation ends.
+            self.has_deferred |= standing.drains;
+        }
+        tenancy.put(slot);
+    }
+
+    /// Puts back a listed slot that could not be purged.
+    pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
+        slot.memory_taken();
+        self.slots.put(slot);
+    }
+
+    /// Lists all slots of a tenant again after its terms changed.
+    pub(super) fn list_all(&mut self, id: TenantId) {
+        let Some(tenancy) = self.slots.of(id) else {
+            return;
+        };
+        for index in tenancy.indices().collect::<Vec<_>>() {
+            self.with_slot(SlotId { tenant: id, index }, |_| ());
+        }
+    }
+
+    /// Lets a tenant's freed blocks bypass the stream caches, or not, after a block of it fell
+    /// asleep or woke.
+    pub(super) fn update_bypass(&self, id: TenantId) {
+        if let Some(tenancy) = self.slots.of(id) {
+            tenancy.update_bypass();
+        }
+    }
+}

@@ -26,7 +26,9 @@ use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::accounts::{Budget, Joined};
+use super::blocks::Blocks;
 use super::blocks::slots::{Slot, SlotId};
+use super::memory::Memory;
 use super::state::State;
 use super::supply::Room;
 use crate::deferred::{self, Quiet, Section};
@@ -91,11 +93,9 @@ impl Core {
         state: State,
         finish: fn(&mut Locked<'_>),
     ) -> Self {
-        let after_fork = State::new(
-            device.clone(),
-            state.memory.policy,
-            Budget::new(state.memory.budget.limits()),
-        );
+        let budget = Budget::new(state.memory.budget.limits());
+        let memory = Memory::new(device.clone(), state.memory.policy, budget);
+        let after_fork = State::new(memory, Blocks::new(device.granule(), None));
         Self {
             device,
             guests,
@@ -204,9 +204,7 @@ impl Core {
     pub(super) fn unlock(mut state: Locked<'_>) {
         let waker = state.blocks.take_urgency();
         drop(state);
-        if let Some((waker, urgency)) = waker {
-            waker.wake(urgency);
-        }
+        waker.inspect(|(waker, urgency)| waker.wake(*urgency));
     }
 
     /// Locks the state once no operation has the slot out.
@@ -406,9 +404,7 @@ impl<'a> Locked<'a> {
         drop(state);
         self.core.settled.notify_all();
         self.core.tell(0);
-        if let Some((waker, urgency)) = waker {
-            waker.wake(urgency);
-        }
+        waker.inspect(|(waker, urgency)| waker.wake(*urgency));
     }
 
     /// Ends the flight; returns `false` if there was none.

@@ -151,15 +151,12 @@ impl Memory {
             idle.stranded += figures.stranded() + figures.kept;
         }
         let creatable = self.budget.creatable().min(self.policy.largest_extent);
+        let run = self.device.granule().round_down(creatable);
         Box::new(Shortage {
             tenant: self.terms.name_of(id),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
-            largest_run: self
-                .device
-                .granule()
-                .round_down(creatable)
-                .max(self.supply.largest_free()),
+            largest_run: run.max(self.supply.largest_free()),
             limit: self.budget.limits().bytes,
             tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,

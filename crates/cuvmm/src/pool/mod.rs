@@ -99,8 +99,9 @@ use std::sync::Arc;
 use cuvmm_driver::HandleTypes;
 
 use self::accounts::{Budget, Limits};
+use self::blocks::Blocks;
 use self::core::Core;
-use self::memory::Policy;
+use self::memory::{Memory, Policy};
 use self::state::State;
 use crate::calls::CallCounts;
 use crate::device::Device;
@@ -342,11 +343,11 @@ impl<'a> PoolBuilder<'a> {
             mappings,
             addresses,
         });
-        let mut state = State::new(device.clone(), policy, budget);
+        let memory = Memory::new(device.clone(), policy, budget);
+        let mut state = State::new(memory, Blocks::new(granule, hardened));
         if ledger.is_some() {
             state.memory.budget.needs_grants();
         }
-        hardened.inspect(|&options| state.blocks.harden(options));
         let core = Arc::new(Core::new(device.clone(), self.guests, state, |state| {
             state.finish_deferred();
             state.keep_to_limits();

@@ -62,10 +62,8 @@ impl Plan {
     pub(super) fn spare_of(&self, budget: &Budget, id: TenantId) -> u64 {
         let account = budget.account(id);
         let planned = self.taken.get(&id).copied().unwrap_or(0);
-        account
-            .held
-            .saturating_sub(planned)
-            .saturating_sub(account.guarantee)
+        let left = account.held.saturating_sub(planned);
+        left.saturating_sub(account.guarantee)
     }
 
     pub(super) fn takes_from(&self, slots: &BTreeSet<SlotId>) -> u64 {

@@ -4,12 +4,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::accounts::{Budget, TenantId, Terms};
+use super::accounts::{TenantId, Terms};
 use super::blocks::Blocks;
 use super::blocks::slots::{SlotId, Standing, Tenancy, Unswept};
 use super::holders::Held;
-use super::memory::{Memory, Policy};
-use crate::device::Device;
+use super::memory::Memory;
 use crate::driver::memory_option;
 use crate::error::{BlockError, CallError, Shortage};
 
@@ -19,12 +18,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(device: Device, policy: Policy, budget: Budget) -> Self {
-        let granule = device.granule();
-        Self {
-            memory: Memory::new(device, policy, budget),
-            blocks: Blocks::new(granule),
-        }
+    pub(crate) const fn new(memory: Memory, blocks: Blocks) -> Self {
+        Self { memory, blocks }
     }
 
     pub(crate) fn register(
@@ -91,7 +86,8 @@ impl State {
             beyond: exceeds || terms.is_beyond(),
         };
         if let Some(tenancy) = self.blocks.slots.of_mut(id) {
-            tenancy.set_standing(standing);
+            tenancy.standing = standing;
+            tenancy.update_bypass();
         }
         let reports = exceeds || !standing.may_grow;
         let report = |held: &Held| held.holder().report_freed(reports || held.has_ended());

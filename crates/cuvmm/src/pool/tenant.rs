@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use super::accounts::{LimitChange, TenantId, Terms};
 use super::blocks::compaction::Compaction;
-use super::blocks::slots::Tenancy;
-use super::blocks::{Block, BlockBuilder, Owner};
+use super::blocks::slots::{Tenancy, Unswept};
+use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
 use super::core::Core;
 use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
@@ -124,7 +124,10 @@ impl<'a> TenantBuilder<'a> {
         if state.memory.terms.find(&name).is_some() {
             return Err(PoolError::NameTaken(name));
         }
-        let stream_caches = state.blocks.stream_caches();
+        let stream_caches = Arc::new(StreamCaches::new(state.blocks.clock()));
+        if state.blocks.are_hardened() {
+            drop(stream_caches.close());
+        }
         let unswept = Arc::clone(&stream_caches);
         let hooks = (self.hook, self.shortage_hook);
         let terms = Terms::new(name.clone(), self.priority, hooks);

@@ -32,28 +32,24 @@ pub(in crate::pool) struct Amount {
 }
 
 impl Amount {
-    pub(crate) const fn bytes(bytes: u64) -> Self {
+    pub(in crate::pool) const fn of(bytes: u64, mappings: u64, addresses: u64) -> Self {
         Self {
             bytes,
-            mappings: 0,
-            addresses: 0,
+            mappings,
+            addresses,
         }
+    }
+
+    pub(crate) const fn bytes(bytes: u64) -> Self {
+        Self::of(bytes, 0, 0)
     }
 
     pub(crate) const fn mappings(mappings: u64) -> Self {
-        Self {
-            bytes: 0,
-            mappings,
-            addresses: 0,
-        }
+        Self::of(0, mappings, 0)
     }
 
     pub(crate) const fn addresses(addresses: u64) -> Self {
-        Self {
-            bytes: 0,
-            mappings: 0,
-            addresses,
-        }
+        Self::of(0, 0, addresses)
     }
 }
 
@@ -302,10 +298,8 @@ impl Budget {
     }
 
     pub(crate) fn guaranteed(&self) -> u64 {
-        self.accounts
-            .values()
-            .map(|account| account.guarantee)
-            .sum()
+        let accounts = self.accounts.values();
+        accounts.map(|account| account.guarantee).sum()
     }
 
     pub(crate) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
@@ -386,26 +380,18 @@ impl Budget {
         let gained = own.saturating_add(theirs);
         let unavailable_to = self.unavailable_to(tenant).saturating_sub(gained);
         let pool = self.usable().saturating_sub(unavailable_to);
-        pool.min(
-            account
-                .limit
-                .saturating_add(own)
-                .saturating_sub(account.held),
-        )
+        let limit = account.limit.saturating_add(own);
+        pool.min(limit.saturating_sub(account.held))
     }
 
     /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more: from
     /// the tenant itself, for its own limit, and in all.
     pub(crate) fn missing(&self, tenant: TenantId, bytes: u64) -> (u64, u64) {
         let account = self.account(tenant);
-        let own = account
-            .held
-            .saturating_add(bytes)
-            .saturating_sub(account.limit);
-        let all = self
-            .unavailable_to(tenant)
-            .saturating_add(bytes)
-            .saturating_sub(self.usable());
+        let held = account.held.saturating_add(bytes);
+        let own = held.saturating_sub(account.limit);
+        let all = self.unavailable_to(tenant).saturating_add(bytes);
+        let all = all.saturating_sub(self.usable());
         (own, all.max(own))
     }
 

@@ -3,6 +3,8 @@
 //!
 //! Keeps I-83.
 
+use std::sync::atomic::Ordering;
+
 use super::Blocks;
 use super::ahead::Pace;
 use super::change::Change;
@@ -208,7 +210,8 @@ impl Locked<'_> {
         let reserved = self
             .make_address_room(addresses)
             .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
-        let (now, single) = (self.blocks.now(), self.blocks.hardening.is_some());
+        let now = self.blocks.clock.load(Ordering::Relaxed);
+        let single = self.blocks.are_hardened();
         match reserved {
             Ok(spaces) => {
                 let slots = ids.into_iter().zip(spaces);

@@ -10,7 +10,7 @@ use super::stream_cache::{Held, Owner, Shape};
 use crate::error::{ArgumentError, BlockError};
 use crate::growth::Growth;
 use crate::own::Stream;
-use crate::pool::line::{ExtentOptions, Wait, Wanted};
+use crate::pool::line::{Wait, Wanted};
 
 /// A builder of blocks, made by [`Tenant::block`](crate::pool::Tenant::block).
 #[derive(Clone, Debug)]
@@ -22,21 +22,12 @@ pub struct BlockBuilder<'a> {
 }
 
 impl<'a> BlockBuilder<'a> {
-    pub(in crate::pool) const fn new(owner: &'a Arc<Owner>, size: u64) -> Self {
+    pub(in crate::pool) fn new(owner: &'a Arc<Owner>, size: u64) -> Self {
         let wanted = Wanted {
             size,
             capacity: size,
-            home: None,
-            tag: None,
-            zeroed: false,
-            grain: ExtentOptions {
-                growth: None,
-                largest: None,
-            },
-            exact_extents: false,
-            movable: false,
-            shrinks: false,
             stride: 1,
+            ..Wanted::default()
         };
         Self::of(owner, wanted)
     }
@@ -395,6 +386,7 @@ impl<'a> BlockBuilder<'a> {
 
     #[inline]
     fn held(&self, place: BlockPlace) -> Held {
+        let home = self.wanted.home.filter(|_| self.wanted.is_cacheable());
         Held {
             owner: Arc::clone(self.owner),
             place,
@@ -403,12 +395,7 @@ impl<'a> BlockBuilder<'a> {
             grain: self.wanted.grain,
             home: self.wanted.home.cloned(),
             // The cache does not know whether a block is movable or expected to shrink.
-            stream_cache: self
-                .wanted
-                .home
-                .filter(|_| self.wanted.is_cacheable())
-                .map(|home| self.owner.stream_caches.of(home))
-                .cloned(),
+            stream_cache: home.map(|home| self.owner.stream_caches.of(home)).cloned(),
         }
     }
 

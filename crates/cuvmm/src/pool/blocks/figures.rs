@@ -3,7 +3,6 @@
 use super::Blocks;
 use super::slots::{Freed, PurgeQueue, SlotId, Tenancy};
 use crate::pool::accounts::TenantId;
-use crate::size::Granularity;
 
 /// The bytes of a pool's blocks that are idle and cannot be had, by the reason.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,10 +19,6 @@ impl Blocks {
     /// for the GPU.
     pub(in crate::pool) fn kept_by(&self, id: TenantId) -> u64 {
         self.slots.of(id).map_or(0, Tenancy::kept)
-    }
-
-    pub(in crate::pool) const fn granule(&self) -> Granularity {
-        self.granule
     }
 
     /// Returns the bytes that a block uses, and those that its slot has.

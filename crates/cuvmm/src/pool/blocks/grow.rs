@@ -58,17 +58,6 @@ impl Slot {
 /// A block, and its new size in bytes.
 type Step = (BlockPlace, u64);
 
-struct Need {
-    from: u64,
-    to: u64,
-    zeroed: bool,
-    home: Option<Stream>,
-    steps: Steps,
-    /// The offset up to which memory may have been written.
-    reach: u64,
-    most: u64,
-}
-
 impl Blocks {
     /// Grows a block into memory that is there, without a fence, zeros or a charge. Otherwise
     /// changes nothing and returns `false`; the full growth then finds the reason.
@@ -215,25 +204,22 @@ impl Locked<'_> {
         let Some(block) = &slot.block else {
             return Err(gone());
         };
-        let step = Need {
-            from: block.used,
-            to,
-            zeroed: block.zeroed,
-            home: block.home.clone(),
-            steps: Steps::of_block(self.memory.device.granule(), block.growth, slot.class.sizes),
-            reach: block.reach.max(block.used),
-            most: block.most,
-        };
+        let steps = Steps::of_block(self.memory.device.granule(), block.growth, slot.class.sizes);
+        let (from, reach) = (block.used, block.reach.max(block.used));
+        let (zeroed, most, home) = (block.zeroed, block.most, block.home.clone());
         // Queued work may still write to memory that was just given up: the zeros must come after
-        // it.
-        if step.zeroed && step.from < step.reach {
-            self.settle_before(slot, step.home.as_ref(), to - step.from)?;
+        // it. Up to `reach` memory may have been written.
+        if zeroed && from < reach {
+            self.settle_before(slot, home.as_ref(), to - from)?;
         }
         let begun = slot.space.bytes();
-        let end = self.end_of(slot.id.tenant, begun, &step);
+        let end = match begun >= to {
+            true => begun,
+            false => self.end_of(slot.id.tenant, begun, to, steps.end(to, begun, to, most)),
+        };
         let fit = Fit {
-            zeros: step.zeroed.then_some((step.from, to.min(step.reach))),
-            ..Fit::new(to, step.home.as_ref(), step.zeroed)
+            zeros: zeroed.then_some((from, to.min(reach))),
+            ..Fit::new(to, home.as_ref(), zeroed)
         };
         match self.place_memory(slot, &Fit { end, ..fit }, None) {
             // Without precommitted memory there may be enough.
@@ -242,13 +228,9 @@ impl Locked<'_> {
         }
     }
 
-    /// Returns the offset at which the memory of a block, `begun` bytes now, is to end.
-    fn end_of(&mut self, id: TenantId, begun: u64, need: &Need) -> u64 {
-        let to = need.to;
-        if begun >= to {
-            return begun;
-        }
-        let wished = need.steps.end(to, begun, to, need.most);
+    /// Returns the offset at which the memory of a block, `begun` bytes now, is to end: as `wished`
+    /// if the tenant can be charged for that, or at `to`.
+    fn end_of(&mut self, id: TenantId, begun: u64, to: u64, wished: u64) -> u64 {
         if wished > to {
             self.grant_for(id, wished - begun, Purpose::New);
         }

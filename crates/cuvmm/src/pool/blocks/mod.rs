@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use self::ahead::Precommit;
-use self::slots::{FreedBlock, Hardening, PurgeQueues, Slots};
+use self::slots::{FreedBlock, Hardened, Hardening, PurgeQueues, Slots};
 use crate::own::Stream;
 use crate::size::Granularity;
 
@@ -53,7 +53,7 @@ pub(crate) use uses::Use;
 /// The blocks of a pool: slots with memory, and what is to be done with them.
 pub(in crate::pool) struct Blocks {
     pub(in crate::pool) slots: Slots,
-    granule: Granularity,
+    pub(in crate::pool) granule: Granularity,
     /// Slots with memory to be unmapped.
     queues: PurgeQueues,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
@@ -69,7 +69,7 @@ pub(in crate::pool) struct Blocks {
 }
 
 impl Blocks {
-    pub(in crate::pool) fn new(granule: Granularity) -> Self {
+    pub(in crate::pool) fn new(granule: Granularity, hardened: Option<Hardened>) -> Self {
         Self {
             slots: Slots::default(),
             granule,
@@ -78,7 +78,7 @@ impl Blocks {
             has_deferred: false,
             to_free: Vec::new(),
             precommit: None,
-            hardening: None,
+            hardening: hardened.map(|options| Box::new(Hardening::new(options))),
             scrubber: None,
         }
     }

@@ -1,33 +1,21 @@
 //! Slots in their places: taken for work, put back, and listed for the memory that they can give.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::slots::{Hardened, Hardening, Slot, SlotId, Unswept};
-use super::{Blocks, StreamCaches};
+use super::Blocks;
+use super::slots::{Slot, SlotId};
 use crate::pool::accounts::TenantId;
 
 impl Blocks {
-    pub(in crate::pool) fn harden(&mut self, options: Hardened) {
-        self.hardening = Some(Box::new(Hardening::new(options)));
-    }
-
     /// Returns `true` if no memory that blocks give up is kept cached.
     pub(in crate::pool) const fn are_hardened(&self) -> bool {
         self.hardening.is_some()
     }
 
-    /// Returns the stream caches of a new tenant. Those of a hardened pool keep no block.
-    pub(in crate::pool) fn stream_caches(&self) -> Arc<StreamCaches> {
-        let stream_caches = Arc::new(StreamCaches::new(Arc::clone(&self.clock)));
-        if self.hardening.is_some() {
-            drop(stream_caches.close());
-        }
-        stream_caches
-    }
-
-    pub(super) fn now(&self) -> u64 {
-        self.clock.load(Ordering::Relaxed)
+    /// Returns the clock of uses, for a tenant's stream caches.
+    pub(in crate::pool) fn clock(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.clock)
     }
 
     pub(in crate::pool) fn tick(&self) -> u64 {
@@ -71,16 +59,6 @@ impl Blocks {
     pub(super) fn put_unlisted(&mut self, mut slot: Box<Slot>) {
         slot.memory_taken();
         self.slots.put(slot);
-    }
-
-    /// Lists all slots of a tenant again after its terms changed.
-    pub(super) fn list_all(&mut self, id: TenantId) {
-        let Some(tenancy) = self.slots.of(id) else {
-            return;
-        };
-        for index in tenancy.indices().collect::<Vec<_>>() {
-            self.with_slot(SlotId { tenant: id, index }, |_| ());
-        }
     }
 
     /// Lets a tenant's freed blocks bypass the stream caches, or not, after a block of it fell

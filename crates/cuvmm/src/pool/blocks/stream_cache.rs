@@ -208,11 +208,9 @@ impl Unswept for StreamCaches {
     fn sweep_each(&self) -> Vec<FreedBlock> {
         // A missing cache is made now, since the thread that would make it later may not see this
         // thread's changes.
-        self.stream_caches
-            .iter()
-            .flat_map(|stream_cache| self.made(stream_cache).clear())
-            .map(CachedBlock::freed)
-            .collect()
+        let all = self.stream_caches.iter();
+        let blocks = all.flat_map(|stream_cache| self.made(stream_cache).clear());
+        blocks.map(CachedBlock::freed).collect()
     }
 
     fn bypass(&self, yes: bool) {

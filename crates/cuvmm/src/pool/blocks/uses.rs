@@ -97,11 +97,8 @@ impl Blocks {
         let Some(slot) = self.slots.get_mut(place.slot) else {
             return;
         };
-        let end = slot
-            .space
-            .exported()
-            .last()
-            .map_or(0, |extent| extent.end());
+        let last = slot.space.exported().last();
+        let end = last.map_or(0, |extent| extent.end());
         if let Some(block) = &mut slot.block {
             block.reach = block.reach.max(end);
             block.ever = block.ever.max(block.used);

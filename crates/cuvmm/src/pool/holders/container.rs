@@ -37,7 +37,7 @@ impl Tenant {
 
     /// Returns the bytes that the tenant's heaps, memory pools and containers use.
     pub(crate) fn used_by_holders(&self) -> u64 {
-        let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.memory.holders.in_use_of(tenant))
+        self.core()
+            .look(|state| state.memory.holders.in_use_of(self.id()))
     }
 }

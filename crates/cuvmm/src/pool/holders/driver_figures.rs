@@ -26,12 +26,8 @@ impl Core {
         };
         let before: Vec<u64> = holders.iter().map(promised).collect();
         let free = self.device.memory_info()?.free;
-        let after = holders.iter().map(promised);
-        let most = before
-            .into_iter()
-            .zip(after)
-            .map(|(one, other)| one.max(other));
-        Ok((free, most.sum()))
+        let both = before.into_iter().zip(holders.iter().map(promised));
+        Ok((free, both.map(|(one, other)| one.max(other)).sum()))
     }
 }
 

@@ -39,8 +39,8 @@ impl Tenant {
     }
 
     pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
-        let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.out_of_memory(tenant, wanted))
+        self.core()
+            .look(|state| state.out_of_memory(self.id(), wanted))
     }
 }
 

@@ -53,10 +53,7 @@ impl Locked<'_> {
             }
             return;
         }
-        let amount = Amount {
-            mappings: given.mappings,
-            ..Amount::bytes(given.bytes())
-        };
+        let amount = Amount::of(given.bytes(), given.mappings, 0);
         let Some(held) = self.memory.holders.get_mut(id) else {
             debug_assert!(false, "extents come from a holder that is gone");
             return;

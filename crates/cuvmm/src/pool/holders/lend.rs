@@ -249,18 +249,16 @@ impl Tenant {
     }
 
     pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
-        let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.captured(tenant, wanted))
+        self.core().look(|state| state.captured(self.id(), wanted))
     }
 
     pub(crate) fn not_placed(&self, error: MemoryError) -> BlockError {
-        let (core, tenant) = (self.core(), self.id());
-        core.lock().not_placed(tenant, 0, error)
+        self.core().lock().not_placed(self.id(), 0, error)
     }
 
     pub(crate) fn check_usable(&self) -> Result<(), BlockError> {
-        let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.memory.check_usable(tenant))
+        self.core()
+            .look(|state| state.memory.check_usable(self.id()))
     }
 
     /// Ends a holder whose owner is gone. Its memory goes to the pool as the work on it is
@@ -297,8 +295,8 @@ impl Tenant {
     }
 
     pub(crate) fn most(&self) -> u64 {
-        let (core, tenant) = (self.core(), self.id());
-        core.look(|state| state.memory.budget.limit_of(tenant))
+        self.core()
+            .look(|state| state.memory.budget.limit_of(self.id()))
     }
 }
 

@@ -27,7 +27,7 @@ pub(in crate::pool) enum Demand<'a> {
 
 impl Demand<'_> {
     fn asked(self, blocks: &Blocks) -> Asked {
-        let whole = |bytes| blocks.granule().round_up(bytes).unwrap_or(u64::MAX);
+        let whole = |bytes| blocks.granule.round_up(bytes).unwrap_or(u64::MAX);
         let steps = match self {
             Self::Bytes(bytes) => {
                 let bytes = whole(bytes);

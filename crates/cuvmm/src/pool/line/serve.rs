@@ -43,10 +43,6 @@ fn unless_panic<T>(run: impl FnOnce() -> T) -> Option<T> {
 }
 
 impl Want {
-    fn grows_zeroed(&self, blocks: &Blocks) -> bool {
-        matches!(self, Self::Growth(place, ..) if blocks.is_zeroed(place.slot))
-    }
-
     fn with_demand<T>(&self, run: impl FnOnce(Demand<'_>) -> T) -> T {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
@@ -165,7 +161,9 @@ impl Core {
                     BlockError::OutOfMemory(_) | BlockError::DriverOutOfMemory { .. }
                 );
                 // A block that must read as zero may wait for its own work alone.
-                let is_short = of_memory && !turn.want.grows_zeroed(&state.blocks);
+                let zeroed =
+                    matches!(turn.want, Want::Growth(it, ..) if state.blocks.is_zeroed(it.slot));
+                let is_short = of_memory && !zeroed;
                 return match is_short {
                     true => Served::Short(error),
                     false => Served::Waits,

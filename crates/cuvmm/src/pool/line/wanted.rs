@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::growth::Growth;
 use crate::own::Stream;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(in crate::pool) struct Wanted<'a> {
     pub(crate) size: u64,
     pub(crate) capacity: u64,

@@ -55,10 +55,8 @@ impl FreeList {
     pub(super) fn add(&mut self, mut unmapped: Unmapped) {
         unmapped.fresh = false;
         self.bytes += unmapped.size();
-        self.by_size
-            .entry(unmapped.size())
-            .or_default()
-            .add(unmapped);
+        let of_size = self.by_size.entry(unmapped.size()).or_default();
+        of_size.add(unmapped);
     }
 
     /// Takes a physical of exactly `size`: one that `own` wrote to last, else an unwritten one.

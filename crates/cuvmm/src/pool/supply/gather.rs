@@ -80,10 +80,8 @@ impl Locked<'_> {
         if let Some(unmapped) = self.memory.supply.free_list.take(size, own, foreign) {
             return Ok(vec![unmapped]);
         }
-        if self.memory.budget.creatable() < size {
-            // Makes one physical of the free list's memory.
-            self.merge_free(size);
-        }
+        // Makes one physical of the free list's memory.
+        self.merge_free(size);
         if self.memory.budget.creatable() >= size
             && let Ok(unmapped) = self.create(size)
         {
@@ -140,9 +138,7 @@ impl Locked<'_> {
                 return Ok(unmapped);
             }
             let mut refused = None;
-            if self.memory.budget.creatable() < want {
-                self.merge_free(want);
-            }
+            self.merge_free(want);
             if self.memory.budget.creatable() >= want {
                 match self.create(want) {
                     Ok(unmapped) => return Ok(unmapped),
@@ -174,8 +170,8 @@ impl Locked<'_> {
     /// Releases many small physicals of the free list so that one of `want` bytes can be created,
     /// if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
-        let missing = want - self.memory.budget.creatable();
-        if self.memory.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
+        let missing = want.saturating_sub(self.memory.budget.creatable());
+        if missing == 0 || self.memory.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
             return;
         }
         if let Some(unmapped) = self.memory.supply.free_list.take_smallest_above(want) {

@@ -22,7 +22,7 @@ impl Precommit {
 }
 
 impl Blocks {
-    pub(in crate::pool) fn request_precommit(&mut self, id: SlotId) {
+    pub(in crate::pool::blocks) fn request_precommit(&mut self, id: SlotId) {
         let tenancy = self.slots.of_mut(id.tenant);
         let Some(slot) = tenancy.and_then(|tenancy| tenancy.slot_mut(id.index)) else {
             return;
@@ -63,9 +63,8 @@ impl Blocks {
     /// Returns `true` if a block that is to use `size` bytes must wait for memory that the mapper
     /// is placing.
     pub(in crate::pool) fn waits_for_mapper(&self, id: SlotId, size: u64) -> bool {
-        self.slots
-            .get(id)
-            .is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
+        let slot = self.slots.get(id);
+        slot.is_some_and(|slot| slot.is_busy() && slot.space.bytes() < size)
     }
 
     /// Returns the bytes that are missing to the free target.

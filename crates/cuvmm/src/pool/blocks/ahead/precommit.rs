@@ -88,7 +88,7 @@ impl Blocks {
             }
             memory.budget.created(step);
         }
-        let charge = memory.budget.charge(Some(tenant), of_extent(step));
+        let charge = memory.budget.charge(Some(tenant), Amount::of(step, 1, 0));
         // The bytes are the slot's from here on.
         memory.budget.keep(charge);
         self.with_slot(id, |slot| {
@@ -120,14 +120,6 @@ impl Blocks {
     }
 }
 
-const fn of_extent(bytes: u64) -> Amount {
-    Amount {
-        bytes,
-        mappings: 1,
-        addresses: 0,
-    }
-}
-
 impl Locked<'_> {
     /// Makes a ledger grant the bytes that [`Precommit::lacking`] names; returns `true` if it did.
     fn grant_lacking(&mut self) -> bool {
@@ -148,7 +140,9 @@ impl Locked<'_> {
         self.memory.gate.end_placing();
         let Some(mut slot) = self.blocks.slots.take(id) else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            self.memory.budget.give_up(id.tenant, of_extent(size));
+            self.memory
+                .budget
+                .give_up(id.tenant, Amount::of(size, 1, 0));
             match outcome {
                 Err(Failure::Create(_)) => self.memory.budget.not_created(size),
                 _ => self.memory.budget.quarantine(size, 1),
@@ -164,7 +158,9 @@ impl Locked<'_> {
                 slot.space.settle(slot.space.bytes() - size);
             }
             Err(failure) => {
-                self.memory.budget.give_up(id.tenant, of_extent(size));
+                self.memory
+                    .budget
+                    .give_up(id.tenant, Amount::of(size, 1, 0));
                 match failure {
                     Failure::Create(error) => {
                         self.memory.budget.not_created(size);

@@ -103,11 +103,8 @@ impl Run {
         sizes: ExtentSizes,
     ) -> Option<Self> {
         let from = within.start.max(slot.bound());
-        let extents: Vec<Extent> = slot
-            .space
-            .extents()
-            .filter(|extent| extent.offset >= from && extent.end() <= within.end)
-            .collect();
+        let is_within = |extent: &Extent| extent.offset >= from && extent.end() <= within.end;
+        let extents: Vec<Extent> = slot.space.extents().filter(is_within).collect();
         (0..extents.len()).find_map(|first| {
             let rest = extents.get(first..)?;
             let offset = rest.first()?.offset;
@@ -413,11 +410,7 @@ impl Locked<'_> {
             return Ok(Moved::NoSpace(error));
         }
         // The copy's own mappings and addresses count against the limits, and are no tenant's.
-        let own = Amount {
-            mappings: count,
-            addresses: run.size,
-            ..Amount::default()
-        };
+        let own = Amount::of(0, count, run.size);
         let charge = self.memory.budget.charge(None, own);
         let replaced = self.replace_run(slot, run, physicals, &stream);
         self.memory.budget.refund(charge);
@@ -512,21 +505,13 @@ impl Locked<'_> {
 
     fn rebook(&mut self, slot: &mut Slot, before: SpaceCounts) {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
-        self.memory.budget.give_up(
-            tenant,
-            Amount {
-                bytes: before.bytes - now.bytes,
-                mappings: before.count,
-                addresses: 0,
-            },
-        );
-        let now_there = Amount::mappings(now.count);
-        let charge = self.memory.budget.charge(Some(tenant), now_there);
-        self.memory.budget.keep(charge);
+        let left = Amount::of(before.bytes - now.bytes, before.count, 0);
+        self.memory.budget.give_up(tenant, left);
+        let (there, budget) = (Amount::mappings(now.count), &mut self.memory.budget);
+        let charge = budget.charge(Some(tenant), there);
+        budget.keep(charge);
         let stuck = now.stuck_bytes - before.stuck_bytes;
-        self.memory
-            .budget
-            .quarantine(stuck, now.stuck_count - before.stuck_count);
+        budget.quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.
         slot.broken |= slot.space.stuck_in(0, slot.space.size()) > 0;
         self.blocks.slots.renew(slot);

@@ -9,7 +9,7 @@
 
 use super::{Compaction, Moved, Run, may_compact};
 use crate::error::BlockError;
-use crate::pool::accounts::{Budget, TenantId, Terms};
+use crate::pool::accounts::{TenantId, Terms};
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::Locked;
@@ -34,7 +34,8 @@ impl Locked<'_> {
             if report.given_back >= lacking {
                 break;
             }
-            if !may_take_from(&self.memory.budget, id, slot) {
+            let account = self.memory.budget.account(slot.tenant);
+            if slot.tenant != id && account.held <= account.guarantee {
                 continue;
             }
             let cut = self.with_slot_out(slot, |state, slot| match may_be_cut(slot) {
@@ -59,12 +60,6 @@ impl Locked<'_> {
 fn may_be_cut(slot: &Slot) -> bool {
     let movable = slot.block.as_ref().is_some_and(|block| block.movable);
     movable && slot.is_free() && slot.sleep_state.is_awake()
-}
-
-/// Returns `false` if another tenant holds no more than its guarantee.
-fn may_take_from(budget: &Budget, id: TenantId, slot: SlotId) -> bool {
-    let account = budget.account(slot.tenant);
-    slot.tenant == id || account.held > account.guarantee
 }
 
 impl Blocks {

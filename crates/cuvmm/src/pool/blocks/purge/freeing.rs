@@ -20,11 +20,24 @@ impl Blocks {
         capturing: bool,
     ) -> Result<(), BlockError> {
         for (place, size) in steps {
-            self.may_shrink(place.slot, *size)?;
+            let slot = self.slots.get(place.slot);
+            slot.map_or(Ok(()), Slot::check_awake)?;
+            if let Some(block) = slot.and_then(|slot| slot.block.as_ref()) {
+                ArgumentError::at_most(BYTES, *size, block.requested)?;
+            }
         }
         let (now, fill) = (self.tick(), self.fill().filter(|_| !capturing));
-        for (place, size) in steps {
-            self.shrink_one(place.slot, *size, now, fill);
+        for &(place, size) in steps {
+            let used = self.granule.round_up(size);
+            self.with_slot(place.slot, |slot| {
+                let before = slot.used();
+                slot.give_up(size, used, now);
+                let used = slot.used();
+                if let Some(byte) = fill.filter(|_| used < before) {
+                    let home = slot.home().cloned();
+                    slot.overwrite(byte, home.as_ref(), used);
+                }
+            });
         }
         Ok(())
     }
@@ -38,33 +51,12 @@ impl Blocks {
         // The tenant allocates no more rows, so each slot can go by itself.
         tenancy.rows.forget_all();
         let freed = tenancy.unswept.close();
+        let indices: Vec<usize> = tenancy.indices().collect();
         self.free_all(&freed);
-        self.list_all(id);
-        self.has_deferred = true;
-    }
-
-    fn may_shrink(&self, id: SlotId, wanted: u64) -> Result<(), BlockError> {
-        let Some(slot) = self.slots.get(id) else {
-            return Ok(());
-        };
-        slot.check_awake()?;
-        match &slot.block {
-            Some(block) => Ok(ArgumentError::at_most(BYTES, wanted, block.requested)?),
-            None => Ok(()),
+        for index in indices {
+            self.with_slot(SlotId { tenant: id, index }, |_| ());
         }
-    }
-
-    fn shrink_one(&mut self, id: SlotId, size: u64, now: u64, fill: Option<u8>) {
-        let used = self.granule.round_up(size);
-        self.with_slot(id, |slot| {
-            let before = slot.used();
-            slot.give_up(size, used, now);
-            let used = slot.used();
-            if let Some(byte) = fill.filter(|_| used < before) {
-                let home = slot.home().cloned();
-                slot.overwrite(byte, home.as_ref(), used);
-            }
-        });
+        self.has_deferred = true;
     }
 
     /// Ends a block. A hardened pool overwrites its memory unless the pool is `capturing`.

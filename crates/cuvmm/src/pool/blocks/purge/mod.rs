@@ -75,7 +75,7 @@ impl Locked<'_> {
     }
 
     /// Purges a few slots of draining tenants whose fences are complete. Returns their number.
-    pub(in crate::pool) fn purge_draining(&mut self) -> usize {
+    pub(super) fn purge_draining(&mut self) -> usize {
         self.purge(PurgeQueue::Draining, LOOKS)
     }
 
@@ -220,7 +220,7 @@ impl Locked<'_> {
         self.remove_slot(slot.id);
     }
 
-    pub(in crate::pool::blocks) fn remove_slot(&mut self, id: SlotId) {
+    pub(super) fn remove_slot(&mut self, id: SlotId) {
         self.blocks.slots.remove(id);
         self.forget_if_drained(id.tenant);
     }

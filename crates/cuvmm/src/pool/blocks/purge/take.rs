@@ -11,7 +11,12 @@ impl Locked<'_> {
     /// Takes out the memory placed behind `begun` in a slot that is out, and refunds it. Only
     /// `running` may still use it: if that is incomplete, all the memory is quarantined, otherwise
     /// only stuck memory.
-    pub(in crate::pool) fn uncommit(&mut self, slot: &mut Slot, begun: u64, running: &Fence) {
+    pub(in crate::pool::blocks) fn uncommit(
+        &mut self,
+        slot: &mut Slot,
+        begun: u64,
+        running: &Fence,
+    ) {
         if slot.space.last_offset().is_none_or(|last| last < begun) {
             return;
         }
@@ -55,10 +60,7 @@ impl Locked<'_> {
             // The memory belongs to other slots.
             false => 0,
         };
-        let left = Amount {
-            mappings: 1,
-            ..Amount::bytes(bytes)
-        };
+        let left = Amount::of(bytes, 1, 0);
         self.memory.budget.give_up(slot.id.tenant, left);
         self.memory.budget.quarantine(bytes, 1);
     }
@@ -88,7 +90,10 @@ impl Locked<'_> {
 
     /// Takes all memory from a slot, which is out, that its block does not use: reclaimable memory,
     /// and memory that other slots map too.
-    pub(in crate::pool) fn take_unused(&mut self, slot: &mut Slot) -> Result<(), CallError> {
+    pub(in crate::pool::blocks) fn take_unused(
+        &mut self,
+        slot: &mut Slot,
+    ) -> Result<(), CallError> {
         let unused = slot.spare().chain(slot.parting());
         let at: Vec<u64> = unused.map(|extent| extent.offset).collect();
         match at.is_empty() {

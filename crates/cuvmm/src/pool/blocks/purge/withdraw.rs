@@ -17,7 +17,7 @@ impl Core {
         self.announce();
     }
 
-    pub(in crate::pool) fn end_lease(&self, place: &BlockPlace) {
+    pub(in crate::pool::blocks) fn end_lease(&self, place: &BlockPlace) {
         let mut state = self.lock_with(place.slot);
         let given = state.blocks.end_lease(place.slot);
         state.purge_some();

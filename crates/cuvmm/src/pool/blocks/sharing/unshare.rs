@@ -45,7 +45,10 @@ pub(in crate::pool) struct Refused {
 }
 
 impl Refused {
-    pub(in crate::pool) fn with_size(self, size: impl Fn(usize) -> Option<u64>) -> BlockError {
+    pub(in crate::pool::blocks) fn with_size(
+        self,
+        size: impl Fn(usize) -> Option<u64>,
+    ) -> BlockError {
         let Self { index, cause } = self;
         let size = size(index).unwrap_or(0);
         let cause = Box::new(cause);
@@ -70,7 +73,7 @@ enum Made {
 
 impl Core {
     /// Unshares memory of blocks that could not write all of it when grown to the given sizes.
-    pub(in crate::pool) fn unshare_cuts(
+    pub(in crate::pool::blocks) fn unshare_cuts(
         &self,
         tenant: TenantId,
         wanted: &[(BlockPlace, u64)],
@@ -207,10 +210,8 @@ impl Blocks {
     }
 
     fn replaced(&self, step: &Step) -> u64 {
-        let slot = self
-            .slots
-            .get(step.slot)
-            .filter(|slot| slot.shared > step.from);
+        let slot = self.slots.get(step.slot);
+        let slot = slot.filter(|slot| slot.shared > step.from);
         let replaced = slot.and_then(|slot| {
             let extent = slot.space.bounds_around(step.from)?;
             Some(slot.used().saturating_sub(extent.start))

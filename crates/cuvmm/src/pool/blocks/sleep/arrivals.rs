@@ -226,7 +226,11 @@ impl TransitioningBlock {
         }
         let (core, id) = (self.lease.core(), self.place().slot);
         let mut state = self.lock();
-        state.unmap_arrivals(id, &mut arrivals, running);
+        state.with_slot_out(id, |state, slot| {
+            for arrival in arrivals.iter_mut().rev() {
+                state.unmap_arrival(slot, arrival, running);
+            }
+        });
         drop(state);
         let givers = arrivals.iter().map(|arrival| (arrival.from, 0));
         let all: Vec<(SlotId, u64)> = givers.chain([(id, 0)]).collect();
@@ -303,14 +307,6 @@ impl Locked<'_> {
 
     /// Unmaps memory that arrived at a slot's addresses. What `running` may use, or the driver does
     /// not unmap, stays mapped for good, and is not reused once its other block has given it up.
-    fn unmap_arrivals(&mut self, id: SlotId, arrivals: &mut [Arrival], running: &Fence) {
-        self.with_slot_out(id, |state, slot| {
-            for arrival in arrivals.iter_mut().rev() {
-                state.unmap_arrival(slot, arrival, running);
-            }
-        });
-    }
-
     fn unmap_arrival(&mut self, slot: &mut Slot, arrival: &mut Arrival, running: &Fence) {
         let memory = std::mem::replace(&mut arrival.memory, Memory::Gone);
         let placed = match memory {

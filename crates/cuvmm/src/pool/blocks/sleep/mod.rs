@@ -294,12 +294,8 @@ impl Locked<'_> {
     /// Lets a block that falls asleep sleep, and gives up all its memory.
     fn give_up_all(&mut self, id: SlotId, saved: Option<Box<Saved>>) {
         self.with_slot_out(id, |state, slot| {
-            let (taken, stuck) = state.unlocked(|| {
-                let Slot { space, fence, .. } = slot;
-                space.empty_from(0, fence)
-            });
-            stuck.into_iter().for_each(|stuck| state.stuck(slot, stuck));
-            state.abandon(slot, taken);
+            let fence = slot.fence.clone();
+            state.uncommit(slot, 0, &fence);
             if let SleepState::Moving { aside, .. } = &mut slot.sleep_state {
                 let mut aside = std::mem::take(aside);
                 aside.settle();

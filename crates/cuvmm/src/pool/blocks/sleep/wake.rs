@@ -293,10 +293,8 @@ impl Locked<'_> {
     ) -> Result<(u64, bool), BlockError> {
         let furnished = self.with_slot_out(id, |state, slot| {
             let begun = slot.space.bytes();
-            let lacking = slot
-                .class
-                .sizes
-                .cover(state.memory.device.granule(), begun..used);
+            let granule = state.memory.device.granule();
+            let lacking = slot.class.sizes.cover(granule, begun..used);
             let bytes = lacking.take(if one { 1 } else { usize::MAX }).sum();
             let filled = state.furnish_moving(slot, bytes, home, zeroed)?;
             Ok((slot.space.bytes(), filled))

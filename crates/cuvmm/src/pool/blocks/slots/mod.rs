@@ -62,10 +62,7 @@ impl Slots {
     }
 
     /// Returns the tenants from `first` on.
-    pub(in crate::pool) fn iter_from(
-        &self,
-        first: TenantId,
-    ) -> impl Iterator<Item = (TenantId, &Tenancy)> {
+    pub(super) fn iter_from(&self, first: TenantId) -> impl Iterator<Item = (TenantId, &Tenancy)> {
         let tenants = self.of_tenants.range(first..);
         tenants.map(|(&id, tenancy)| (id, tenancy))
     }
@@ -117,11 +114,11 @@ impl Slots {
         Some(slot)
     }
 
-    pub(in crate::pool) const fn note_movable(&mut self) {
+    pub(super) const fn note_movable(&mut self) {
         self.has_movable = true;
     }
 
-    pub(in crate::pool) const fn has_movable(&self) -> bool {
+    pub(super) const fn has_movable(&self) -> bool {
         self.has_movable
     }
 
@@ -138,13 +135,11 @@ impl Slots {
     }
 
     pub(in crate::pool) fn is_out(&self, id: SlotId) -> bool {
-        self.of(id.tenant)
-            .is_some_and(|tenancy| tenancy.is_out(id.index))
+        self.of(id.tenant).is_some_and(|it| it.is_out(id.index))
     }
 
     pub(in crate::pool) fn sleeps(&self, id: SlotId) -> bool {
-        self.of(id.tenant)
-            .is_some_and(|tenancy| tenancy.sleeps(id.index))
+        self.of(id.tenant).is_some_and(|it| it.sleeps(id.index))
     }
 
     /// Updates the figures of a slot that is out.
@@ -196,7 +191,7 @@ impl Slots {
     }
 
     #[cfg(test)]
-    pub(in crate::pool) const fn most_worked_on(&self) -> usize {
+    pub(super) const fn most_worked_on(&self) -> usize {
         self.most_worked_on
     }
 }

@@ -53,7 +53,7 @@ impl PurgeQueues {
         }
     }
 
-    pub(in crate::pool) fn are_empty(&self) -> bool {
+    pub(in crate::pool::blocks) fn are_empty(&self) -> bool {
         self.registered.is_empty() && self.draining.is_empty()
     }
 
@@ -62,7 +62,7 @@ impl PurgeQueues {
         std::mem::replace(&mut self.listed, 0)
     }
 
-    pub(in crate::pool) const fn has_listed(&self) -> bool {
+    pub(in crate::pool::blocks) const fn has_listed(&self) -> bool {
         self.listed > 0
     }
 

@@ -38,7 +38,7 @@ impl Rows {
         }
     }
 
-    pub(in crate::pool) fn forget_all(&mut self) {
+    pub(in crate::pool::blocks) fn forget_all(&mut self) {
         self.rows.clear();
         self.of.clear();
     }

@@ -93,7 +93,7 @@ impl ShareTable {
         }
     }
 
-    pub(in crate::pool) fn others_of(
+    pub(in crate::pool::blocks) fn others_of(
         &self,
         handle: PhysicalHandle,
         slot: usize,

@@ -60,14 +60,14 @@ impl SleepState {
     }
 
     /// Notes that a lease was taken.
-    pub(in crate::pool) const fn note_lease(&mut self) {
+    pub(in crate::pool::blocks) const fn note_lease(&mut self) {
         if let Self::Moving { leased, .. } = self {
             *leased = true;
         }
     }
 
     /// Returns `true` if a lease was taken since the block began to move.
-    pub(in crate::pool) const fn was_leased(&self) -> bool {
+    pub(in crate::pool::blocks) const fn was_leased(&self) -> bool {
         matches!(self, Self::Moving { leased: true, .. })
     }
 

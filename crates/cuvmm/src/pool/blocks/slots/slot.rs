@@ -134,7 +134,7 @@ impl Occupant {
         fence
     }
 
-    pub(in crate::pool) fn fence_of_known(&self) -> Fence {
+    pub(in crate::pool::blocks) fn fence_of_known(&self) -> Fence {
         let others = self.uses.known().iter().chain(&self.home);
         Fence::streams(others.cloned().collect())
     }
@@ -227,7 +227,7 @@ impl Slot {
 
     /// Extends the fence to the work queued on the block now: the memory is unmapped only after
     /// that work.
-    pub(in crate::pool) fn fence_work(&mut self) {
+    pub(in crate::pool::blocks) fn fence_work(&mut self) {
         if let Some(block) = &self.block {
             let fence = block.fence(&self.space);
             self.fence.merge(fence);
@@ -305,7 +305,7 @@ impl Slot {
     /// Returns `true` if the work that the fence covers comes before any work queued on `home` from
     /// now on.
     #[inline]
-    pub(in crate::pool) fn is_before(&self, home: Option<&Stream>) -> bool {
+    pub(in crate::pool::blocks) fn is_before(&self, home: Option<&Stream>) -> bool {
         self.fence.is_complete() || home.is_some_and(|home| self.fence.precedes(home))
     }
 
@@ -326,7 +326,7 @@ impl Slot {
     }
 
     /// Returns the bytes that would be stranded if the first `used` bytes were in use.
-    pub(in crate::pool) fn stranded_by(&self, used: u64) -> u64 {
+    pub(in crate::pool::blocks) fn stranded_by(&self, used: u64) -> u64 {
         // Memory is a prefix of the addresses: if all or none of it is used, no extent is looked up.
         if used == 0 || used >= self.space.bytes() {
             return 0;
@@ -355,7 +355,7 @@ impl Slot {
         self.is_vacant() && self.space.bytes() == 0
     }
 
-    pub(in crate::pool) fn serves_once(&self) -> bool {
+    pub(in crate::pool::blocks) fn serves_once(&self) -> bool {
         self.broken || self.single || self.exported || self.merged || self.bound() > 0
     }
 
@@ -425,7 +425,7 @@ impl Slot {
         }
     }
 
-    pub(in crate::pool) fn is_read_on(&mut self, stream: &Stream) {
+    pub(in crate::pool::blocks) fn is_read_on(&mut self, stream: &Stream) {
         // No capture runs: the memory has just been copied.
         self.record_use(stream, false);
         // Even on the home stream, since the memory may be replaced before the block is freed.
@@ -444,7 +444,7 @@ impl Slot {
     }
 
     /// Takes the block out of the slot. Its use ends now, unless leases keep its memory.
-    pub(crate) fn end_block(&mut self) -> Option<Occupant> {
+    pub(in crate::pool::blocks) fn end_block(&mut self) -> Option<Occupant> {
         let block = self.block.take()?;
         self.fence.merge(block.fence(&self.space));
         if self.leases > 0 {
@@ -463,7 +463,7 @@ impl Slot {
     /// Ends a lease. The last lease ends the use of memory that no block has any more, because its
     /// block was freed or has shrunk. A fence that was found complete while a lease lived does not
     /// cover that use.
-    pub(in crate::pool) fn end_lease(&mut self) {
+    pub(in crate::pool::blocks) fn end_lease(&mut self) {
         self.leases = self.leases.saturating_sub(1);
         if self.leases > 0 {
             // The operation that moves the block may unmap its memory once the fence is complete.
@@ -510,7 +510,7 @@ impl Slot {
     }
 
     /// Updates the offsets after memory may have been taken from the slot's end.
-    pub(in crate::pool) fn memory_taken(&mut self) {
+    pub(in crate::pool::blocks) fn memory_taken(&mut self) {
         let bytes = self.space.bytes();
         self.lent = self.lent.min(bytes);
         if let Some(block) = &mut self.block {
@@ -528,14 +528,14 @@ impl Slot {
     /// Returns `true` if the block has shrunk into memory that the slot may not write, which must
     /// be [unshared](crate::pool::blocks::sharing::unshare) before the block grows.
     #[inline]
-    pub(in crate::pool) fn is_truncated(&self) -> bool {
+    pub(in crate::pool::blocks) fn is_truncated(&self) -> bool {
         let block = self.block.as_ref();
         block.is_some_and(|block| block.requested < self.bound())
     }
 
     /// Returns the extents that other slots map too and that the block does not use, the last
     /// first.
-    pub(in crate::pool) fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
+    pub(in crate::pool::blocks) fn parting(&self) -> impl Iterator<Item = Extent> + '_ {
         let (from, to) = (self.used(), self.shared);
         let from = if self.is_free() { from } else { to };
         let extents = self.space.extents().rev();
@@ -547,7 +547,7 @@ impl Slot {
     /// Returns `true` if memory that the slot may not write could be unmapped once its fence is
     /// complete.
     #[inline]
-    pub(in crate::pool) fn has_parting(&self) -> bool {
+    pub(in crate::pool::blocks) fn has_parting(&self) -> bool {
         // Most slots share nothing.
         let bound = self.bound();
         if bound == 0 {
@@ -558,7 +558,9 @@ impl Slot {
         bound > used && self.is_free() && last().is_some_and(|offset| offset >= used)
     }
 
-    pub(in crate::pool) fn shared_parts(&self) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
+    pub(in crate::pool::blocks) fn shared_parts(
+        &self,
+    ) -> impl Iterator<Item = (Extent, &Physical)> + '_ {
         self.space.parts_in(0, self.shared.min(self.used()))
     }
 }

@@ -125,11 +125,6 @@ impl Tenancy {
         }
     }
 
-    pub(in crate::pool) fn set_standing(&mut self, standing: Standing) {
-        self.standing = standing;
-        self.update_bypass();
-    }
-
     /// Lets freed blocks bypass the stream caches while a block of the tenant sleeps, and while the
     /// pool or the tenant exceeds a lowered limit.
     pub(in crate::pool) fn update_bypass(&self) {
@@ -156,7 +151,7 @@ impl Tenancy {
         kept + self.shared_in_use()
     }
 
-    pub(in crate::pool) fn uses_memory(&self) -> bool {
+    pub(in crate::pool::blocks) fn uses_memory(&self) -> bool {
         self.figures().any(|(figures, _)| figures.in_use > 0) || self.shared_in_use() > 0
     }
 
@@ -197,7 +192,7 @@ impl Tenancy {
 
     /// Returns a slot for changes that do not alter where it is listed.
     #[inline]
-    pub(in crate::pool) fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
+    pub(in crate::pool::blocks) fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
         match self.slots.get_mut(index)? {
             Place::In(listed) => Some(&mut listed.slot),
             _ => None,
@@ -213,7 +208,7 @@ impl Tenancy {
     }
 
     /// Returns a number for a new slot, which is out.
-    pub(in crate::pool) fn vacancy(&mut self, flight: NonZeroU64) -> usize {
+    pub(in crate::pool::blocks) fn vacancy(&mut self, flight: NonZeroU64) -> usize {
         let place = Place::out(flight, Figures::default(), None);
         if let Some(index) = self.vacant.pop()
             && let Some(vacant) = self.slots.get_mut(index)
@@ -239,7 +234,7 @@ impl Tenancy {
 
     /// Returns the blocks whose slots are out: the operation, the block's tag, and the slot's
     /// figures.
-    pub(in crate::pool) fn blocks_out(
+    pub(in crate::pool::blocks) fn blocks_out(
         &self,
     ) -> impl Iterator<Item = (NonZeroU64, Option<&Arc<str>>, &Figures)> {
         self.slots.iter().filter_map(|place| match place {
@@ -266,7 +261,7 @@ impl Tenancy {
         }
     }
 
-    pub(crate) fn remove_slot(&mut self, index: usize) {
+    pub(in crate::pool::blocks) fn remove_slot(&mut self, index: usize) {
         self.rows.forget(index);
         if let Some(place) = self.slots.get_mut(index) {
             self.sleepers -= usize::from(place.is_sleepers());
@@ -414,12 +409,9 @@ impl Tenancy {
 
     /// Returns the slots that a block of the class may be put in, the most recently used first.
     pub(crate) fn reusable(&self, class: Class) -> impl Iterator<Item = (usize, &Slot)> {
-        self.reusable
-            .get(&class)
-            .into_iter()
-            .flatten()
-            .rev()
-            .filter_map(|&(_, index)| Some((index, self.slot(index)?)))
+        let listed = self.reusable.get(&class);
+        let latest_first = listed.into_iter().flatten().rev();
+        latest_first.filter_map(|&(_, index)| Some((index, self.slot(index)?)))
     }
 
     /// Returns the slots without block and memory, each with the slots whose addresses are freed
@@ -445,7 +437,7 @@ impl Tenancy {
 
     /// Returns `false` if the tenant has no memory that could be reclaimed, even later, unless a
     /// block is freed.
-    pub(in crate::pool) fn may_give(&self) -> bool {
+    pub(in crate::pool::blocks) fn may_give(&self) -> bool {
         let listed = !self.idle.is_empty() || !self.precommitted.is_empty();
         listed || self.share_table.bytes() > 0
     }

@@ -55,6 +55,8 @@ pub(crate) enum Error {
     OtherContext(i32),
     #[error("it is not allocated here, or was freed before")]
     NotAllocated,
+    #[error("no memory of the device is mapped at {0:#x}: it was freed, or its pool sleeps")]
+    NotMapped(u64),
     #[error("the memory pool ({0}, {1}) is not open")]
     NotOpen(u64, u64),
     #[error("no memory was allocated under the tag {0:?}")]

@@ -8,7 +8,7 @@
 a block of code, which `cuvmm.sleep` and `cuvmm.wake` move out and in. `cuvmm.cupy.install` does it
 for CuPy. `cuvmm.stats` shows who has what. `cuvmm.empty` and `cuvmm.from_dlpack` exchange memory
 with any library that has DLPack, and `copy_from` and `numpy` copy from and to NumPy. `cuvmm.publish` gives tensors to other processes, which
-`cuvmm.attach` them without a copy.
+`cuvmm.attach` them without a copy. `cuvmm.extents` lists the physical memory under a tensor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from ._arrays import DeviceArray, ForeignArray, empty, from_dlpack
 from ._attaching import Attached, attach
 from ._errors import Error, NotPublishedError, OutOfMemoryError
+from ._extents import Extent, extents
 from ._groups import Group, group
 from ._keeping import keep, trim
 from ._library import path as library_path
@@ -29,6 +30,7 @@ __all__ = [
     "Attached",
     "DeviceArray",
     "Error",
+    "Extent",
     "Group",
     "ForeignArray",
     "NotPublishedError",
@@ -43,6 +45,7 @@ __all__ = [
     "empty_cache",
     "end_stream",
     "exchange",
+    "extents",
     "from_dlpack",
     "group",
     "keep",

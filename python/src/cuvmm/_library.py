@@ -62,6 +62,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_keep": (_int, [_pointer, _number, _result]),
     "cuvmm_keep_end": (None, [_number]),
     "cuvmm_tag_of": (_size, [_pointer, _text, _size]),
+    "cuvmm_extents": (_size, [_pointer, _number, _int, _text, _size]),
     "cuvmm_trim": (_int, [_int, _result]),
     "cuvmm_exchange": (_int, [_text, _text, _int]),
     "cuvmm_host_prepare": (_int, [_text]),

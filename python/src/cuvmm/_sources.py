@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import _dlpack
@@ -87,7 +87,9 @@ def sources_of(tensors: Mapping[str, Any]) -> list[Source]:
         if not isinstance(name, str):
             raise TypeError(f"the name of a tensor is text, not {name!r}")
         if torch is not None and isinstance(tensor, torch.Tensor):
-            found.append(_of_torch(torch, name, tensor))
+            # Without lazy conjugation and negation the bytes are the values.
+            resolve = lambda it: it.detach().resolve_conj().resolve_neg()
+            found.append(of_torch(torch, name, tensor, resolve))
         elif hasattr(tensor, "__dlpack__"):
             found.append(_of_dlpack(name, tensor))
         else:
@@ -95,19 +97,22 @@ def sources_of(tensors: Mapping[str, Any]) -> list[Source]:
     return found
 
 
-def _of_torch(torch: Any, name: str, tensor: Any) -> Source:
+def of_torch(torch: Any, name: str, tensor: Any, resolve: Callable[[Any], Any] = lambda it: it) -> Source:
+    """Describes a tensor of PyTorch, of which `resolve` makes one whose bytes are wanted.
+
+    Raises ValueError for a tensor whose bytes say too little.
+    """
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError(
-            f"{name!r} is sparse or quantized: publish the tensors that it consists of"
+            f"{name!r} is sparse or quantized: name the tensors that it consists of"
         )
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name!r} is on device {tensor.device}: it has no bytes to publish")
-    # Without lazy conjugation and negation the bytes are the values.
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+        raise ValueError(f"{name!r} is on device {tensor.device}: it has no bytes here")
+    tensor = resolve(tensor)
     address = tensor.data_ptr()
     if address == 0 and tensor.numel() > 0:
         raise ValueError(
-            f"{name!r} has no memory of its own (it is a {type(tensor).__name__}): publish the"
+            f"{name!r} has no memory of its own (it is a {type(tensor).__name__}): name the"
             " tensors that it consists of"
         )
     return Source(

@@ -129,22 +129,26 @@ impl Paged {
         Ok(())
     }
 
-    /// Backs more blocks of a request, up to `blocks`; returns `false` and changes nothing but for
-    /// evictions if they do not fit now.
+    /// Backs more blocks of a request, up to `blocks`; returns `false` if they do not fit now. Then
+    /// nothing has changed, but that other models may have evicted blocks.
     ///
-    /// Evicted blocks may have kept the extents that the request's own numbers touch. So a refused
-    /// request chooses numbers anew and tries again while blocks are evicted for it.
+    /// A request takes kept blocks of its model over where numbers or memory are short: those have
+    /// their memory. Only for more than these are other models asked to evict.
     fn extend(&mut self, held: &mut Held, blocks: u64) -> anyhow::Result<bool> {
         let more = blocks.saturating_sub(held.numbers.len() as u64);
         let more = u32::try_from(more).context("a request has too many blocks")?;
         let service = self.service(held.model);
-        let numbers = loop {
-            let evicted = self.evicted();
-            match self.back(held.model, more)? {
-                Some(numbers) => break numbers,
-                None if self.evicted() > evicted => {}
-                None => return Ok(false),
-            }
+        let (free, kept) = service.counts();
+        let lacking = more.saturating_sub(free);
+        if lacking > kept {
+            return Ok(false);
+        }
+        let mut numbers = self.back(held.model, more, lacking, PagedKv::try_back)?;
+        if numbers.is_none() && self.terms.keeps {
+            numbers = self.back(held.model, more, kept.min(more), PagedKv::back)?;
+        }
+        let Some(numbers) = numbers else {
+            return Ok(false);
         };
         let from = held.numbers.len();
         held.numbers.extend(numbers);
@@ -153,14 +157,18 @@ impl Paged {
         Ok(true)
     }
 
-    /// Takes numbers and backs them; returns `None` if there are too few, or too little memory.
-    fn back(&mut self, model: usize, blocks: u32) -> anyhow::Result<Option<Vec<u32>>> {
+    /// Backs free blocks and takes kept ones over, `blocks` in all; returns `None` if memory is short.
+    fn back(
+        &mut self,
+        model: usize,
+        blocks: u32,
+        kept: u32,
+        back: fn(&PagedKv, &[u32]) -> Result<(), PagedKvError>,
+    ) -> anyhow::Result<Option<Vec<u32>>> {
         let service = self.service(model);
-        let taken = self.tenants.charged(model, |_, _| service.take(blocks))?;
-        let Some(numbers) = taken else {
-            return Ok(None);
-        };
-        let outcome = self.tenants.charged(model, |_, _| service.back(&numbers));
+        let mut numbers = service.take(blocks - kept)?;
+        let kv = service.kv()?;
+        let outcome = self.tenants.charged(model, |_, _| back(kv, &numbers));
         let outcome = match outcome {
             Err(PagedKvError::Back { cause, .. }) => Err(cause),
             other => Ok(other?),
@@ -169,12 +177,8 @@ impl Paged {
             service.untake(&numbers)?;
             return Ok(None);
         }
+        numbers.extend(service.take_over(kept));
         Ok(Some(numbers))
-    }
-
-    /// Returns the number of blocks that all models have evicted so far.
-    fn evicted(&self) -> u64 {
-        self.services.iter().map(|service| service.kept().1).sum()
     }
 
     /// Stamps the blocks of a request from the one at `from` on.
@@ -213,17 +217,14 @@ impl Paged {
     }
 }
 
-/// Gives a tenant the hook that evicts what its service keeps, for other tenants and for itself.
+/// Gives a tenant the hook that evicts for other tenants what its service keeps.
 fn hooked<'a>(tenant: TenantBuilder<'a>, service: &Arc<Service>) -> TenantBuilder<'a> {
     // The cache in the service has the tenant, which has the hook.
-    let evict = || {
-        let service = Arc::downgrade(service);
-        move |pressure: &Pressure| {
-            // What cannot be evicted stays, and the request is refused.
-            let _ = service.upgrade().map(|it| it.evict(pressure.bytes));
-        }
-    };
-    tenant.on_pressure(evict()).on_shortage(evict())
+    let service = Arc::downgrade(service);
+    tenant.on_pressure(move |pressure: &Pressure| {
+        // Blocks that cannot be evicted stay, and the request is refused.
+        let _ = service.upgrade().map(|it| it.evict(pressure.bytes));
+    })
 }
 
 /// Returns the first and the last part of a request's block, each with the stamp that fills it.
@@ -286,11 +287,11 @@ impl Memory for Paged {
 
     fn usage(&self, model: usize) -> anyhow::Result<Option<Usage>> {
         let service = &self.services[model];
-        let (kept, evicted) = service.kept();
+        let (_, kept) = service.counts();
         Ok(Some(Usage {
             held: service.kv()?.stats()?.committed,
-            kept: kept * self.terms.block,
-            evicted,
+            kept: u64::from(kept) * self.terms.block,
+            evicted: service.evicted(),
         }))
     }
 }

@@ -1,16 +1,15 @@
 //! The engine of one model in front of its paged cache: free block numbers, and blocks of ended
 //! requests that are kept for their prefixes.
 //!
-//! Servers keep the blocks of ended requests until their memory or their numbers are needed, and not
-//! for a time. So does a service that keeps prefixes: the pressure hook of its tenant evicts the
-//! blocks that empty extents, and a request that lacks numbers evicts the oldest ones.
+//! Servers keep the blocks of ended requests until these are needed, and not for a time: a request
+//! takes the oldest ones over. So does a service that keeps prefixes, when numbers or memory are
+//! short. For other models the pressure hook of its tenant evicts the blocks that empty extents.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Context as _;
 use cuvmm::PagedKv;
-use cuvmm::error::PagedKvError;
 
 use super::numbers::{Numbers, Order};
 
@@ -66,18 +65,18 @@ impl Service {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes numbers for blocks, and evicts the oldest kept blocks if too few are free. Returns `None`
-    /// if there are still too few.
-    pub(super) fn take(&self, count: u32) -> anyhow::Result<Option<Vec<u32>>> {
+    /// Takes the next free numbers. The caller has checked that there are enough.
+    pub(super) fn take(&self, count: u32) -> anyhow::Result<Vec<u32>> {
+        self.books().free.take(count)
+    }
+
+    /// Takes over the `count` oldest kept blocks, which stay backed: they are evicted, and are the
+    /// request's now.
+    pub(super) fn take_over(&self, count: u32) -> Vec<u32> {
         let mut books = self.books();
-        let short = count.saturating_sub(books.free.len()) as usize;
-        if short > books.kept.len() {
-            return Ok(None);
-        }
-        let mut oldest: Vec<u32> = books.kept.iter().take(short).copied().collect();
-        self.release(&oldest)?;
-        books.evict(&mut oldest)?;
-        books.free.take(count).map(Some)
+        let count = books.kept.len().min(count as usize);
+        books.evicted += count as u64;
+        books.kept.drain(..count).collect()
     }
 
     /// Returns numbers that were taken and found no memory.
@@ -133,16 +132,14 @@ impl Service {
         }
     }
 
-    pub(super) fn back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
-        match self.kv.get() {
-            Some(kv) => kv.back(numbers),
-            None => Ok(()),
-        }
+    /// Returns the number of free block numbers, and that of kept blocks.
+    pub(super) fn counts(&self) -> (u32, u32) {
+        let books = self.books();
+        (books.free.len(), books.kept.len() as u32)
     }
 
-    /// Returns the number of kept blocks, and that of blocks evicted so far.
-    pub(super) fn kept(&self) -> (u64, u64) {
-        let books = self.books();
-        (books.kept.len() as u64, books.evicted)
+    /// Returns the number of kept blocks that were evicted so far.
+    pub(super) fn evicted(&self) -> u64 {
+        self.books().evicted
     }
 }

@@ -207,8 +207,9 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     let mut state = lock();
     let removed = state.blocks.get_or_insert_default().remove(address);
     let removed = removed.ok_or(Error::NotAllocated)?;
-    let is_last = removed.block.is_some() && state.sizes(removed.tag).next().is_none();
     let tag = &state.tags[removed.tag];
+    let is_last = removed.block.is_some() && state.sizes(removed.tag).next().is_none();
+    let has_store = is_last && tag.store.is_some();
     // Before the memory is freed, so that no more is counted than is held.
     match tag.is_asleep {
         true => tag.of.figures().ended_asleep(removed.size),
@@ -217,7 +218,7 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
     drop(state);
     // The lock is released by now.
     drop(removed.block);
-    if is_last {
+    if has_store {
         host::give_up(removed.tag);
     }
     Ok(())

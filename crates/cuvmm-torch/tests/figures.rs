@@ -16,7 +16,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::tags::Tags;
-use common::{Cuda, MIB, Text, Torch, over_the_stand_in};
+use common::{Cuda, MIB, Text, Torch, over_a_driver_that_refuses, over_the_stand_in};
 use serde_json::Value;
 
 /// Returns the JSON that a function writes about device 0, which other threads may change meanwhile.
@@ -185,60 +185,42 @@ over_the_stand_in! {
     }
 }
 
-/// A block that comes to a tag which has fallen asleep meanwhile sleeps with it.
-mod what_comes_late_sleeps_too {
-    use super::*;
-
-    #[test]
-    fn over_the_stand_in() {
-        let folder = tempfile::tempdir().unwrap();
-        if !common::refusing_in(folder.path()) {
-            return;
-        }
-        let case = "what_comes_late_sleeps_too::in_a_process_of_its_own";
-        let path = folder.path().to_str().unwrap();
-        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
-        assert!(lines.is_empty(), "{lines:#?}");
-    }
-
-    #[test]
-    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
-    fn in_a_process_of_its_own() {
-        common::case(|| {
-            let (tags, cuda) = (Tags::load(), Cuda::load());
-            let [hold, held, go] = ["refuse_hold", "refuse_await", "refuse_go"].map(|name| {
-                let function: unsafe extern "C" fn() = cuda.function(name);
-                // SAFETY: they take no arguments.
-                move || unsafe { function() }
-            });
-            let first = tags.allocate("a", 2);
-            hold();
-            let late = std::thread::scope(|scope| {
-                let allocated = scope.spawn(|| tags.allocate("a", 6));
-                held();
-                let slept = scope.spawn(|| {
-                    cuda.enter(0);
-                    tags.sleep("null", false)
-                });
-                while tags.asleep() != r#"["a"]"# {
-                    std::thread::yield_now();
-                }
-                go();
-                slept.join().unwrap().unwrap();
-                allocated.join().unwrap()
-            });
-            let figures = || {
-                let sleeping = json(&tags.torch, "cuvmm_stats")["sleeping"].clone();
-                let allocated = allocated_and_reserved(&tags.torch, "current").0;
-                (allocated >> 20, sleeping.as_u64().unwrap() >> 20)
-            };
-            assert_eq!(figures(), (0, 8));
-            tags.wake("null").unwrap();
-            assert_eq!(figures(), (8, 0));
-            [first, late]
-                .into_iter()
-                .for_each(|address| tags.free(address));
-            assert_eq!(figures(), (0, 0));
+over_a_driver_that_refuses! {
+    /// A block that comes to a tag which has fallen asleep meanwhile sleeps with it.
+    what_comes_late_sleeps_too {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let [hold, held, go] = ["refuse_hold", "refuse_await", "refuse_go"].map(|name| {
+            let function: unsafe extern "C" fn() = cuda.function(name);
+            // SAFETY: they take no arguments.
+            move || unsafe { function() }
         });
+        let first = tags.allocate("a", 2);
+        hold();
+        let late = std::thread::scope(|scope| {
+            let allocated = scope.spawn(|| tags.allocate("a", 6));
+            held();
+            let slept = scope.spawn(|| {
+                cuda.enter(0);
+                tags.sleep("null", false)
+            });
+            while tags.asleep() != r#"["a"]"# {
+                std::thread::yield_now();
+            }
+            go();
+            slept.join().unwrap().unwrap();
+            allocated.join().unwrap()
+        });
+        let figures = || {
+            let sleeping = json(&tags.torch, "cuvmm_stats")["sleeping"].clone();
+            let allocated = allocated_and_reserved(&tags.torch, "current").0;
+            (allocated >> 20, sleeping.as_u64().unwrap() >> 20)
+        };
+        assert_eq!(figures(), (0, 8));
+        tags.wake("null").unwrap();
+        assert_eq!(figures(), (8, 0));
+        [first, late]
+            .into_iter()
+            .for_each(|address| tags.free(address));
+        assert_eq!(figures(), (0, 0));
     }
 }

@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 
 use common::graphs::Graphs;
 use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+use common::{Cuda, Handle, MIB, Torch, over_the_stand_in, refused};
 
 /// The functions, and a stream.
 struct All {
@@ -86,11 +86,7 @@ impl All {
     }
 
     fn mib(&self, mib: usize) -> usize {
-        let address = self
-            .torch
-            .malloc(isize::try_from(mib * MIB).unwrap(), self.stream);
-        assert_ne!(address, 0);
-        address
+        self.torch.mib(mib, self.stream)
     }
 
     fn block(&self, mib: usize) -> usize {
@@ -113,11 +109,6 @@ impl All {
         found["pool"]
             .get(0)
             .map(|_| found["pool"][1].as_u64().unwrap())
-    }
-
-    fn refused(&self, outcome: Result<(), String>, text: &str) {
-        let error = outcome.unwrap_err();
-        assert!(error.contains(text), "{error}");
     }
 }
 
@@ -193,7 +184,7 @@ over_the_stand_in! {
         let (mut pools, mut inner) = (0, 0);
         all.under("before", || all.capture(1, || pools = all.mib(SIZE)));
         assert_eq!(all.pool_of(pools), Some(1));
-        all.refused(all.tags.sleep(r#"["before"]"#, true), "no memory was allocated under the tag");
+        refused(all.tags.sleep(r#"["before"]"#, true), "no memory was allocated under the tag");
         let graph = all.capture(1, || {
             inner = all.under("after", || all.mib(SIZE));
             all.cuda.fill(inner, 5, SIZE * MIB, all.stream);
@@ -346,7 +337,7 @@ over_the_stand_in! {
         // The contents count against the limit of another tag.
         all.tags.limit_host((4 + SIZE) as u64 + 2);
         let other = all.tags.allocate("other", 4);
-        all.refused(all.tags.sleep(r#"["other"]"#, true), "cannot keep 4 MiB");
+        refused(all.tags.sleep(r#"["other"]"#, true), "cannot keep 4 MiB");
         all.tags.wake(r#"["decode"]"#).unwrap();
         all.cuda.expect(kept, 1, SIZE * MIB);
         all.tags.sleep(r#"["other"]"#, true).unwrap();

@@ -18,7 +18,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use common::tags::Tags;
-use common::{Cuda, MIB, over_the_stand_in};
+use common::{Cuda, MIB, over_the_stand_in, refused};
 use cuvmm::LedgerView;
 use cuvmm::ledger::{Control, GroupRequest};
 
@@ -196,19 +196,16 @@ over_the_stand_in! {
     what_cannot_be_is_refused [] says [] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        let refused = |json: serde_json::Value, text: &str| {
-            let error = Rank::join(&json.to_string()).err().unwrap();
-            assert!(error.contains(text), "{error}");
-        };
+        let join = |json: serde_json::Value| Rank::join(&json.to_string()).map(drop);
         let rank = Rank::in_directory(path, 2);
         let figures = rank.figures().unwrap();
         let file = path.join("tp0.cuvmm-group");
         let expected = serde_json::json!({ "name": "tp0", "rank": 0, "ranks": 2, "path": file });
         assert_eq!(figures, expected);
-        refused(serde_json::json!({ "name": "a/b", "ranks": 1, "directory": path }), "a/b");
-        refused(serde_json::json!({ "name": "tp0", "ranks": 3, "directory": path }), "2 ranks");
-        refused(serde_json::json!({ "name": "tp0", "ranks": 2, "rank": 0, "directory": path }), "taken");
-        refused(serde_json::json!({ "name": "tp0" }), "JSON");
+        refused(join(serde_json::json!({ "name": "a/b", "ranks": 1, "directory": path })), "a/b");
+        refused(join(serde_json::json!({ "name": "tp0", "ranks": 3, "directory": path })), "2 ranks");
+        refused(join(serde_json::json!({ "name": "tp0", "ranks": 2, "rank": 0, "directory": path })), "taken");
+        refused(join(serde_json::json!({ "name": "tp0" })), "JSON");
         let error = rank.sleep("null", 1, 0).unwrap_err();
         assert!(error.ends_with("rank 1 had not joined in time"), "{error}");
         let error = rank.sleep("null", 3, 0).unwrap_err();
@@ -216,8 +213,7 @@ over_the_stand_in! {
         // SAFETY: it may be called at any time.
         unsafe { (rank.leave)(rank.token) };
         assert!(rank.figures().is_none());
-        let error = rank.wake("null", 0).unwrap_err();
-        assert!(error.contains("in no group"), "{error}");
+        refused(rank.wake("null", 0), "in no group");
         assert!(Rank::in_directory(path, 1).figures().is_some(), "all had left");
     }
 
@@ -230,16 +226,14 @@ over_the_stand_in! {
         let (stream, awake) = (cuda.stream(), cuda.physicals_and_mappings());
         cuda.hold(stream, true);
         cuda.fill(weights.address, 1, 20 * MIB, stream);
-        let error = rank.sleep("null", 0, 0).unwrap_err();
-        assert!(error.contains("are in use"), "{error}");
+        refused(rank.sleep("null", 0, 0), "are in use");
         assert_eq!((tags.asleep().as_str(), cuda.physicals_and_mappings()), ("[]", awake));
         cuda.hold(stream, false);
         cuda.synchronize(stream);
         weights.are_there();
         rank.sleep("null", 0, LONG).unwrap();
-        let other = tags.torch.malloc(isize::try_from(60 * MIB).unwrap(), stream);
-        let error = rank.wake("null", 0).unwrap_err();
-        assert!(error.contains("cannot wake 20 MiB"), "{error}");
+        let other = tags.torch.mib(60, stream);
+        refused(rank.wake("null", 0), "cannot wake 20 MiB");
         assert_eq!(tags.asleep(), r#"["weights"]"#);
         tags.torch.free(other, stream);
         cuda.synchronize(stream);
@@ -298,25 +292,22 @@ over_the_stand_in! {
             let answer = Control::group(&ranks, &request).pop().unwrap();
             answer.map_err(|error| error.to_string())
         };
-        let refused = ask(false, &[]).unwrap_err();
-        assert!(refused.ends_with("the process has joined no group"), "{refused}");
+        refused(ask(false, &[]), "the process has joined no group");
         // The directory is that of the ledger.
         let rank = Rank::join(r#"{"name": "tp0", "ranks": 1}"#).unwrap();
         assert!(directory.path().join("tp0.cuvmm-group").exists());
         ask(false, &["weights"]).unwrap();
         assert_eq!(tags.asleep(), r#"["weights"]"#);
-        let refused = ask(false, &["cache"]).unwrap_err();
-        assert!(refused.contains("\"cache\""), "{refused}");
+        refused(ask(false, &["cache"]), "\"cache\"");
         ask(true, &[]).unwrap();
         weights.are_there();
         // A group of this name in another directory.
         let elsewhere = tempfile::tempdir().unwrap();
         let other = Rank::in_directory(elsewhere.path(), 1);
-        let refused = ask(false, &[]).unwrap_err();
-        assert!(refused.contains("several groups named \"tp0\""), "{refused}");
+        refused(ask(false, &[]), "several groups named \"tp0\"");
         for directory in [&directory, &elsewhere] {
             let path = directory.path().join("tp0.cuvmm-group");
-            assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+            refused(ask(false, &[]), path.to_str().unwrap());
         }
         assert_eq!(tags.asleep(), "[]");
         // SAFETY: it may be called at any time.
@@ -325,7 +316,6 @@ over_the_stand_in! {
         ask(true, &[]).unwrap();
         // SAFETY: it may be called at any time.
         unsafe { (rank.leave)(rank.token) };
-        let refused = ask(true, &[]).unwrap_err();
-        assert!(refused.contains("in no group named \"tp0\""), "{refused}");
+        refused(ask(true, &[]), "in no group named \"tp0\"");
     }
 }

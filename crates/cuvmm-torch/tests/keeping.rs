@@ -16,7 +16,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut, without_provenance};
 
 use common::tags::{KeepFn, Tags};
-use common::{Cuda, Handle, MIB, over_the_stand_in};
+use common::{Cuda, Handle, MIB, over_the_stand_in, refused};
 
 fn end(tags: &Tags, token: u64) {
     let end: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_keep_end");
@@ -52,9 +52,7 @@ fn tag_of(tags: &Tags, address: usize) -> String {
 /// Puts all tags to sleep with their contents discarded, lets other memory be written, and wakes them.
 fn sleep_and_wake(tags: &Tags, cuda: &Cuda, stream: Handle) {
     tags.sleep("null", false).unwrap();
-    let other = tags
-        .torch
-        .malloc(isize::try_from(230 * MIB).unwrap(), stream);
+    let other = tags.torch.mib(230, stream);
     cuda.fill(other, 0xEE, 230 * MIB, stream);
     tags.torch.free(other, stream);
     cuda.synchronize(stream);
@@ -117,10 +115,6 @@ over_the_stand_in! {
     only_memory_under_a_tag_is_marked [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
         let (first, second) = (allocate(&tags, 4 * MIB), allocate(&tags, 700));
-        let refused = |outcome: Result<u64, String>, text: &str| {
-            let error = outcome.unwrap_err();
-            assert!(error.contains(text), "{error}");
-        };
         let heap = tags.torch.malloc(isize::try_from(MIB).unwrap(), cuda.stream());
         for (address, size) in [
             (0, 1), (heap, 1), (first - 1, 2), (first, 4 * MIB + 1), (first + 4 * MIB, 1),
@@ -144,8 +138,7 @@ over_the_stand_in! {
         tags.keep(first, 4 * MIB).unwrap();
         // Too little host memory for what is marked.
         tags.limit_host(2);
-        let error = tags.sleep("null", false).unwrap_err();
-        assert!(error.contains("cannot keep 4 MiB"), "{error}");
+        refused(tags.sleep("null", false), "cannot keep 4 MiB");
         assert_eq!(tags.asleep(), "[]");
     }
 
@@ -163,8 +156,7 @@ over_the_stand_in! {
         let address = allocate(&tags, 40 * MIB);
         cuda.hold(stream, true);
         cuda.fill(address, 5, 40 * MIB, stream);
-        let error = sleep(0.0).unwrap_err();
-        assert!(error.contains("are in use"), "{error}");
+        refused(sleep(0.0), "are in use");
         assert_eq!(tags.asleep(), "[]");
         cuda.hold(stream, false);
         cuda.synchronize(stream);
@@ -173,9 +165,8 @@ over_the_stand_in! {
             assert!(wake(wrong).unwrap_err().contains("must not be negative"));
         }
         sleep(f64::INFINITY).unwrap();
-        let other = tags.torch.malloc(isize::try_from(40 * MIB).unwrap(), stream);
-        let error = wake(0.0).unwrap_err();
-        assert!(error.contains("cannot wake 40 MiB"), "{error}");
+        let other = tags.torch.mib(40, stream);
+        refused(wake(0.0), "cannot wake 40 MiB");
         tags.torch.free(other, stream);
         cuda.synchronize(stream);
         wake(1e300).unwrap();

@@ -43,11 +43,8 @@ fn read_kept(tags: &Tags, address: usize, bytes: usize) -> Result<Option<Vec<u8>
 over_the_stand_in! {
     each_tag_is_kept_or_lost_as_it_says [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
-        let stream = cuda.stream();
         let (weights, cache) = (tags.allocate("weights", 20), tags.allocate("cache", 30));
-        cuda.fill(weights, 1, 20 * MIB, stream);
-        cuda.fill(cache, 2, 30 * MIB, stream);
-        cuda.synchronize(stream);
+        cuda.fill_all(&[(weights, 20 * MIB), (cache, 30 * MIB)]);
         for keep in [1, 2] {
             let json = format!(r#"{{"weights": {keep}, "cache": 0}}"#);
             sleep_each(&tags, &json).unwrap();
@@ -61,11 +58,8 @@ over_the_stand_in! {
 
     a_tag_that_cannot_sleep_leaves_the_others_awake [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
-        let stream = cuda.stream();
         let (weights, cache) = (tags.allocate("weights", 20), tags.allocate("cache", 4));
-        cuda.fill(weights, 1, 20 * MIB, stream);
-        cuda.fill(cache, 2, 4 * MIB, stream);
-        cuda.synchronize(stream);
+        cuda.fill_all(&[(weights, 20 * MIB), (cache, 4 * MIB)]);
         let before = cuda.physicals_and_mappings();
         let refused = |json: &str, text: &str| {
             let error = sleep_each(&tags, json).unwrap_err();
@@ -86,12 +80,9 @@ over_the_stand_in! {
 
     kept_contents_are_read_while_their_tag_sleeps [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
-        let stream = cuda.stream();
         let weights = tags.allocate("weights", 20);
         let lost = tags.allocate("cache", 4);
-        cuda.fill(weights, 1, 10 * MIB, stream);
-        cuda.fill(weights + 10 * MIB, 2, 10 * MIB, stream);
-        cuda.synchronize(stream);
+        cuda.fill_all(&[(weights, 10 * MIB), (weights + 10 * MIB, 10 * MIB)]);
         assert_eq!(read_kept(&tags, weights, 4), Ok(None));
         assert_eq!(read_kept(&tags, 0x1234, 4), Ok(None));
         let small = tags.allocate("weights", 1);

@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use common::sharing::Sharing;
-use common::{Cuda, MIB, over_the_stand_in};
+use common::{Cuda, MIB, over_a_driver_that_refuses, over_the_stand_in};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::share::{Manifest, Subscriber, Tensor};
 use cuvmm::{Attachment, Device, Publisher, Region, Stream};
@@ -143,60 +143,42 @@ over_the_stand_in! {
     }
 }
 
-/// The driver refuses calls of a publication and of an attachment. Nothing is published or attached
-/// then, and nothing is left.
-mod a_refusal_leaves_nothing {
-    use super::*;
-
-    #[test]
-    fn over_the_stand_in() {
-        let folder = tempfile::tempdir().unwrap();
-        if !common::refusing_in(folder.path()) {
-            return;
+over_a_driver_that_refuses! {
+    /// The driver refuses calls of a publication and of an attachment. Nothing is published or attached
+    /// then, and nothing is left.
+    a_refusal_leaves_nothing {
+        let (sharing, cuda) = (Sharing::load(), Cuda::load());
+        let refuse: unsafe extern "C" fn(i64, i64) = cuda.function("refuse_after");
+        let address = sharing.torch.malloc(6 << 20, null_mut());
+        let request = sharing.request("model", address, 6 << 20);
+        let before = cuda.physicals_and_mappings();
+        // SAFETY: it may be called at any time.
+        let refuse = |map| unsafe { refuse(-1, map) };
+        let mut refused = 0;
+        loop {
+            refuse(refused);
+            let outcome = sharing.publish(&request);
+            refuse(-1);
+            let Err((_, error)) = outcome else { break };
+            assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+            assert_eq!(cuda.physicals_and_mappings(), before);
+            let (code, _) = sharing.attach("model", Some(&sharing.path())).unwrap_err();
+            assert_eq!(code, -4);
+            refused += 1;
         }
-        let case = "a_refusal_leaves_nothing::in_a_process_of_its_own";
-        let path = folder.path().to_str().unwrap();
-        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
-        assert!(lines.is_empty(), "{lines:#?}");
-    }
-
-    #[test]
-    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
-    fn in_a_process_of_its_own() {
-        common::case(|| {
-            let (sharing, cuda) = (Sharing::load(), Cuda::load());
-            let refuse: unsafe extern "C" fn(i64, i64) = cuda.function("refuse_after");
-            let address = sharing.torch.malloc(6 << 20, null_mut());
-            let request = sharing.request("model", address, 6 << 20);
-            let before = cuda.physicals_and_mappings();
-            // SAFETY: it may be called at any time.
-            let refuse = |map| unsafe { refuse(-1, map) };
-            let mut refused = 0;
-            loop {
-                refuse(refused);
-                let outcome = sharing.publish(&request);
-                refuse(-1);
-                let Err((_, error)) = outcome else { break };
-                assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
-                assert_eq!(cuda.physicals_and_mappings(), before);
-                let (code, _) = sharing.attach("model", Some(&sharing.path())).unwrap_err();
-                assert_eq!(code, -4);
-                refused += 1;
-            }
-            assert!(refused >= 1, "{refused}: a mapping");
-            let published = cuda.physicals_and_mappings();
-            let mut refused = 0;
-            loop {
-                refuse(refused);
-                let outcome = sharing.attach("model", Some(&sharing.path()));
-                refuse(-1);
-                let Err((_, error)) = outcome else { break };
-                assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
-                assert_eq!(cuda.physicals_and_mappings(), published);
-                refused += 1;
-            }
-            assert!(refused >= 1, "{refused}: a mapping");
-        });
+        assert!(refused >= 1, "{refused}: a mapping");
+        let published = cuda.physicals_and_mappings();
+        let mut refused = 0;
+        loop {
+            refuse(refused);
+            let outcome = sharing.attach("model", Some(&sharing.path()));
+            refuse(-1);
+            let Err((_, error)) = outcome else { break };
+            assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+            assert_eq!(cuda.physicals_and_mappings(), published);
+            refused += 1;
+        }
+        assert!(refused >= 1, "{refused}: a mapping");
     }
 }
 
@@ -207,15 +189,12 @@ mod a_promise_lowers_the_limit_until_it_is_kept {
 
     #[test]
     fn over_the_stand_in() {
-        let folder = tempfile::tempdir().unwrap();
-        if !common::refusing_in(folder.path()) {
-            return;
-        }
         let case = "a_promise_lowers_the_limit_until_it_is_kept::in_a_process_of_its_own";
-        let path = folder.path().to_str().unwrap();
-        let limit = ("CUVMM_TORCH_LIMIT", "64MiB");
-        let lines = common::run(case, &[("LD_LIBRARY_PATH", path), limit]);
-        assert_eq!(lines.len(), 2, "{lines:#?}");
+        let lines = common::run_refusing(case, &[("CUVMM_TORCH_LIMIT", "64MiB")]);
+        assert!(
+            lines.as_ref().is_none_or(|all| all.len() == 2),
+            "{lines:#?}"
+        );
     }
 
     #[test]

@@ -15,24 +15,21 @@ use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 
 use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+use common::{Cuda, Handle, MIB, Torch, over_a_driver_that_refuses, over_the_stand_in, refused};
 
 over_the_stand_in! {
     contents_are_kept_or_lost_at_the_same_addresses [] says [] {
         let (tags, cuda) = (Tags::load(), Cuda::load());
         let stream = cuda.stream();
         let (weights, cache) = (tags.allocate("weights", 20), tags.allocate("cache", 30));
-        cuda.fill(weights, 1, 20 * MIB, stream);
-        cuda.fill(cache, 2, 30 * MIB, stream);
-        cuda.synchronize(stream);
+        cuda.fill_all(&[(weights, 20 * MIB), (cache, 30 * MIB)]);
         let before = cuda.physicals_and_mappings();
         for _ in 0..2 {
             tags.sleep(r#"["weights"]"#, true).unwrap();
             tags.sleep("null", false).unwrap();
             assert_eq!(cuda.physicals_and_mappings(), (0, 0));
             // The memory is there for others.
-            let other = tags.torch.malloc(isize::try_from(230 * MIB).unwrap(), stream);
-            assert_ne!(other, 0);
+            let other = tags.torch.mib(230, stream);
             tags.torch.free(other, stream);
             tags.torch.reset();
             tags.wake("null").unwrap();
@@ -69,10 +66,6 @@ over_the_stand_in! {
             assert_eq!(tags.asleep(), r#"["chat"]"#);
             cuda.expect(code, 2, 160 * MIB);
         }
-        let refused = |outcome: Result<(), String>, text: &str| {
-            let error = outcome.unwrap_err();
-            assert!(error.contains(text), "{error}");
-        };
         refused(tags.exchange(r#"["chat"]"#, r#"["chat"]"#, 1), "the tag \"chat\" is asleep");
         refused(tags.exchange(r#"["code"]"#, r#"["code"]"#, 1), "the tag \"code\" is awake");
         refused(tags.exchange(r#"["code"]"#, r#"["none"]"#, 1), "\"none\"");
@@ -96,10 +89,6 @@ over_the_stand_in! {
         tags.sleep("null", true).unwrap();
         tags.wake("null").unwrap();
         let (first, second) = (tags.allocate("a", 4), tags.allocate("b", 4));
-        let refused = |outcome: Result<(), String>, text: &str| {
-            let error = outcome.unwrap_err();
-            assert!(error.contains(text), "{error}");
-        };
         refused(tags.sleep(r#"["c"]"#, true), "no memory was allocated under the tag \"c\"");
         refused(tags.sleep(r#"["a", "c"]"#, true), "\"c\"");
         refused(tags.sleep("a", true), "the JSON is not understood");
@@ -151,8 +140,7 @@ over_the_stand_in! {
         let address = tags.allocate("a", 40);
         cuda.fill(address, 9, 40 * MIB, stream);
         tags.sleep("null", true).unwrap();
-        let other = tags.torch.malloc(isize::try_from(40 * MIB).unwrap(), stream);
-        assert_ne!(other, 0);
+        let other = tags.torch.mib(40, stream);
         let handle = stream.expose_provenance();
         let (waking, torch) = (&tags, tags.torch);
         std::thread::scope(|scope| {
@@ -195,8 +183,7 @@ over_the_stand_in! {
         assert_eq!(live(&tags.torch), 0);
         // SAFETY: the tests pass live streams.
         assert!(unsafe { try_malloc(1 << 50, 0, stream) }.is_null());
-        let failed = tags.outcome(-1).unwrap_err();
-        assert!(failed.contains("out of"), "{failed}");
+        refused(tags.outcome(-1), "out of");
     }
 
     memory_that_was_freed_under_a_tag_is_waited_for [] says [] {
@@ -206,14 +193,9 @@ over_the_stand_in! {
         cuda.hold(other, true);
         cuda.fill(address, 5, 200 * MIB, other);
         tags.free(address);
-        let handle = other.expose_provenance();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                cuda.enter(0);
-                cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
-            });
-            let made = tags.torch.malloc(isize::try_from(200 * MIB).unwrap(), stream);
-            assert_ne!(made, 0);
+            cuda.let_go(other, scope);
+            let made = tags.torch.mib(200, stream);
             cuda.fill(made, 6, 200 * MIB, stream);
             cuda.synchronize(stream);
             cuda.expect(made, 6, 200 * MIB);
@@ -229,12 +211,8 @@ over_the_stand_in! {
         cuda.hold(other, true);
         cuda.fill(address, 5, 40 * MIB, other);
         tags.free(address);
-        let handle = other.expose_provenance();
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                cuda.enter(0);
-                cuda.hold(std::ptr::with_exposed_provenance_mut(handle), false);
-            });
+            cuda.let_go(other, scope);
             let made = tags.allocate("b", 64);
             assert_ne!(made, 0);
             cuda.fill(made, 6, 64 * MIB, other);
@@ -368,10 +346,8 @@ over_the_stand_in! {
             cuda.expect(address, byte, mib * MIB);
             tags.free(address);
         }
-        let wrong = tags.release_host(r#"["c"]"#).unwrap_err();
-        assert!(wrong.contains("no memory was allocated under the tag \"c\""), "{wrong}");
-        let wrong = tags.sleep_as("null", 3).unwrap_err();
-        assert!(wrong.contains("keep is 3: it must be 0, 1 or 2"), "{wrong}");
+        refused(tags.release_host(r#"["c"]"#), "no memory was allocated under the tag \"c\"");
+        refused(tags.sleep_as("null", 3), "keep is 3: it must be 0, 1 or 2");
     }
 
     host_memory_of_all_tags_has_a_limit [] says [] {
@@ -384,8 +360,7 @@ over_the_stand_in! {
         cuda.synchronize(stream);
         tags.limit_host(80);
         // Both do not fit, and nothing sleeps.
-        let refused = tags.sleep(r#"["a", "b"]"#, true).unwrap_err();
-        assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
+        refused(tags.sleep(r#"["a", "b"]"#, true), "cannot keep 40 MiB");
         assert_eq!(tags.asleep(), "[]");
         for _ in 0..2 {
             // Memory that one tag keeps while it is awake is given back for the other.
@@ -396,14 +371,12 @@ over_the_stand_in! {
             }
         }
         tags.limit_host(30);
-        let refused = tags.sleep(r#"["b"]"#, true);
-        assert!(refused.is_ok(), "what the tag has already is not asked for: {refused:?}");
+        // What the tag has already is not asked for.
+        tags.sleep(r#"["b"]"#, true).unwrap();
         tags.wake("null").unwrap();
         tags.release_host("null").unwrap();
-        let refused = tags.sleep(r#"["b"]"#, true).unwrap_err();
-        assert!(refused.contains("cannot keep 40 MiB: 30 MiB of"), "{refused}");
-        let refused = tags.prepare(r#"["b"]"#).unwrap_err();
-        assert!(refused.contains("cannot keep 40 MiB"), "{refused}");
+        refused(tags.sleep(r#"["b"]"#, true), "cannot keep 40 MiB: 30 MiB of");
+        refused(tags.prepare(r#"["b"]"#), "cannot keep 40 MiB");
         tags.limit_host(1 << 30);
         tags.prepare("null").unwrap();
         assert_eq!(tags.host(), 110);
@@ -470,85 +443,67 @@ mod nothing_comes_to_a_tag_that_moves {
     }
 }
 
-/// The driver refuses a call of each kind once, at every place where it is made. All tags are then as
-/// before, with their contents.
-mod a_refusal_moves_no_tag {
-    use super::*;
-
-    #[test]
-    fn over_the_stand_in() {
-        let folder = tempfile::tempdir().unwrap();
-        if !common::refusing_in(folder.path()) {
-            return;
-        }
-        let case = "a_refusal_moves_no_tag::in_a_process_of_its_own";
-        let path = folder.path().to_str().unwrap();
-        let lines = common::run(case, &[("LD_LIBRARY_PATH", path)]);
-        assert!(lines.is_empty(), "{lines:#?}");
-    }
-
-    #[test]
-    #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
-    fn in_a_process_of_its_own() {
-        common::case(|| {
-            let (tags, cuda) = (Tags::load(), Cuda::load());
-            let refuse: unsafe extern "C" fn(i64, i64) = cuda.function("refuse_after");
-            let stream = cuda.stream();
-            let blocks: Vec<(usize, u8, usize)> = ["a", "b", "c"]
-                .iter()
-                .zip(1..)
-                .flat_map(|(tag, byte)| [(tag, byte, 6), (tag, byte + 10, 4)])
-                .map(|(tag, byte, mib)| (tags.allocate(tag, mib), byte, mib))
-                .collect();
-            let fill = || {
-                for &(address, byte, mib) in &blocks {
-                    cuda.fill(address, byte, mib * MIB, stream);
-                }
-                cuda.synchronize(stream);
-            };
-            let expect = || {
-                for &(address, byte, mib) in &blocks {
-                    cuda.expect(address, byte, mib * MIB);
-                }
-            };
-            let all = r#"["a", "b", "c"]"#;
-            // SAFETY: it may be called at any time.
-            let refuse = |unmap, map| unsafe { refuse(unmap, map) };
-            fill();
-            let before = cuda.physicals_and_mappings();
-            for keep in [false, true] {
-                let mut refused = 0;
-                loop {
-                    refuse(refused, -1);
-                    let outcome = tags.sleep(all, keep);
-                    refuse(-1, -1);
-                    let Err(error) = outcome else { break };
-                    assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
-                    assert_eq!(tags.asleep(), "[]");
-                    assert_eq!(cuda.physicals_and_mappings(), before);
-                    expect();
-                    refused += 1;
-                }
-                assert!(refused >= 6, "{refused}: an unmapping for each block");
-                assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
-                let mut refused = 0;
-                loop {
-                    refuse(-1, refused);
-                    let outcome = tags.wake(all);
-                    refuse(-1, -1);
-                    let Err(error) = outcome else { break };
-                    assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
-                    assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
-                    assert_eq!(cuda.physicals_and_mappings().1, 0);
-                    refused += 1;
-                }
-                assert!(refused >= 6, "{refused}: a mapping for each block");
-                assert_eq!(tags.asleep(), "[]");
-                if keep {
-                    expect();
-                }
-                fill();
+over_a_driver_that_refuses! {
+    /// The driver refuses a call of each kind once, at every place where it is made. All tags are then as
+    /// before, with their contents.
+    a_refusal_moves_no_tag {
+        let (tags, cuda) = (Tags::load(), Cuda::load());
+        let refuse: unsafe extern "C" fn(i64, i64) = cuda.function("refuse_after");
+        let stream = cuda.stream();
+        let blocks: Vec<(usize, u8, usize)> = ["a", "b", "c"]
+            .iter()
+            .zip(1..)
+            .flat_map(|(tag, byte)| [(tag, byte, 6), (tag, byte + 10, 4)])
+            .map(|(tag, byte, mib)| (tags.allocate(tag, mib), byte, mib))
+            .collect();
+        let fill = || {
+            for &(address, byte, mib) in &blocks {
+                cuda.fill(address, byte, mib * MIB, stream);
             }
-        });
+            cuda.synchronize(stream);
+        };
+        let expect = || {
+            for &(address, byte, mib) in &blocks {
+                cuda.expect(address, byte, mib * MIB);
+            }
+        };
+        let all = r#"["a", "b", "c"]"#;
+        // SAFETY: it may be called at any time.
+        let refuse = |unmap, map| unsafe { refuse(unmap, map) };
+        fill();
+        let before = cuda.physicals_and_mappings();
+        for keep in [false, true] {
+            let mut refused = 0;
+            loop {
+                refuse(refused, -1);
+                let outcome = tags.sleep(all, keep);
+                refuse(-1, -1);
+                let Err(error) = outcome else { break };
+                assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+                assert_eq!(tags.asleep(), "[]");
+                assert_eq!(cuda.physicals_and_mappings(), before);
+                expect();
+                refused += 1;
+            }
+            assert!(refused >= 6, "{refused}: an unmapping for each block");
+            assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
+            let mut refused = 0;
+            loop {
+                refuse(-1, refused);
+                let outcome = tags.wake(all);
+                refuse(-1, -1);
+                let Err(error) = outcome else { break };
+                assert!(error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+                assert_eq!(tags.asleep(), r#"["a","b","c"]"#);
+                assert_eq!(cuda.physicals_and_mappings().1, 0);
+                refused += 1;
+            }
+            assert!(refused >= 6, "{refused}: a mapping for each block");
+            assert_eq!(tags.asleep(), "[]");
+            if keep {
+                expect();
+            }
+            fill();
+        }
     }
 }

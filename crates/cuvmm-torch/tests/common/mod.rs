@@ -78,6 +78,15 @@ pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
         .collect()
 }
 
+/// Runs a case over a driver that can refuse calls. Returns `None` where there is no compiler.
+pub(crate) fn run_refusing(case: &str, variables: &[(&str, &str)]) -> Option<Vec<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    refusing_in(folder.path()).then(|| {
+        let path = ("LD_LIBRARY_PATH", folder.path().to_str().unwrap());
+        run(case, &[&[path], variables].concat())
+    })
+}
+
 /// Runs the body of a case, in its own process.
 pub(crate) fn case(body: impl FnOnce()) {
     std::thread::spawn(|| {
@@ -87,6 +96,12 @@ pub(crate) fn case(body: impl FnOnce()) {
     });
     body();
     println!("{ENDED}");
+}
+
+/// Asserts that an error's text contains another.
+pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T, String>, text: &str) {
+    let error = outcome.unwrap_err();
+    assert!(error.contains(text), "{error}");
 }
 
 /// Defines tests that run over the stand-in, each case in a process of its own, with the environment
@@ -137,6 +152,32 @@ pub(crate) fn in_a_child(body: impl FnOnce() -> i32) -> i32 {
         }
     }
 }
+/// Defines tests as `over_the_stand_in` does, over a driver that can refuse calls. They print nothing
+/// on standard error, and do nothing where there is no compiler.
+#[allow(unused_macros)]
+macro_rules! over_a_driver_that_refuses {
+    ($(#[$text:meta])* $name:ident $body:block) => {
+        $(#[$text])*
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn over_the_stand_in() {
+                let case = concat!(stringify!($name), "::in_a_process_of_its_own");
+                let lines = common::run_refusing(case, &[]).unwrap_or_default();
+                assert!(lines.is_empty(), "{lines:#?}");
+            }
+
+            #[test]
+            #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
+            fn in_a_process_of_its_own() {
+                common::case(|| $body);
+            }
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use over_a_driver_that_refuses;
 
 /// A stream's handle.
 pub(crate) type Handle = *mut c_void;
@@ -222,6 +263,13 @@ impl Torch {
     pub(crate) fn malloc_on(&self, device: c_int, size: isize, stream: Handle) -> usize {
         // SAFETY: the tests pass live streams of the device.
         unsafe { (self.malloc)(size, device, stream) }.addr()
+    }
+
+    /// Allocates some MiB on device 0.
+    pub(crate) fn mib(&self, mib: usize, stream: Handle) -> usize {
+        let address = self.malloc(isize::try_from(mib * MIB).unwrap(), stream);
+        assert_ne!(address, 0);
+        address
     }
 
     /// Frees on device 0.
@@ -321,7 +369,7 @@ pub(crate) fn compiled(
 
 /// Puts a library that can refuse calls in the place of libcuda, in a folder. Returns `false` where
 /// there is no compiler.
-pub(crate) fn refusing_in(folder: &std::path::Path) -> bool {
+fn refusing_in(folder: &std::path::Path) -> bool {
     let all = folder.join("all");
     std::fs::create_dir(&all).unwrap();
     // Under its own name the loader would take the library that refuses for it.
@@ -441,6 +489,14 @@ impl Cuda {
         assert_eq!(code, 0);
     }
 
+    /// Fills ranges, each with an own value from 1 on, and waits for that.
+    pub(crate) fn fill_all(&self, ranges: &[(usize, usize)]) {
+        for (&(address, size), byte) in ranges.iter().zip(1..) {
+            self.fill(address, byte, size, null_mut());
+        }
+        self.synchronize(null_mut());
+    }
+
     /// Asserts that all bytes of a range have a value.
     pub(crate) fn expect(&self, address: usize, byte: u8, size: usize) {
         let mut bytes = vec![!byte; size];
@@ -474,6 +530,15 @@ impl Cuda {
     pub(crate) fn hold(&self, stream: Handle, held: bool) {
         // SAFETY: the tests pass live streams.
         assert_eq!(unsafe { (self.hold)(stream, held) }, 0);
+    }
+
+    /// Lets a stream's work run, on another thread.
+    pub(crate) fn let_go<'a>(&'a self, stream: Handle, scope: &'a std::thread::Scope<'a, '_>) {
+        let handle = stream.expose_provenance();
+        scope.spawn(move || {
+            self.enter(0);
+            self.hold(std::ptr::with_exposed_provenance_mut(handle), false);
+        });
     }
 
     /// Makes calls fail, such as `cuMemMap:1-`, or no more calls.

@@ -9,8 +9,9 @@ use super::exchange::{World, shows};
 use crate::common;
 use crate::common::books::{books, figures};
 use crate::common::{D0, G, Rig};
-use cuvmm::driver::fault::Fault;
+use cuvmm::driver::fault::{Fault, FaultDriver};
 use cuvmm::driver::host::HostMemory;
+use cuvmm::driver::model::Machine;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{MemoryError, SleepError};
 use cuvmm::{Block, Contents, Exchange};
@@ -32,6 +33,39 @@ fn picture(rig: &Rig<HostMemory>, world: &World) -> (u64, u64, u64, u64) {
         stats.quarantined,
         store.free(),
     )
+}
+
+/// Runs an exchange that fails under the faults that are set, and removes them.
+fn fails(rig: &Rig<HostMemory>, world: &World) -> SleepError {
+    let error = world.exchange().unwrap_err();
+    rig.faults.disarm();
+    rig.faults.watch(None);
+    error
+}
+
+/// Wakes all blocks, which have their contents.
+fn all_wake(rig: &Rig<HostMemory>, world: &World) {
+    world.asleep.blocks().wake().unwrap();
+    world.awake.blocks().wake().unwrap();
+    for (blocks, seed) in [(&world.old, 1), (&world.new, 100)] {
+        for (block, seed) in blocks.iter().zip(seed..) {
+            shows(rig, block, seed);
+        }
+    }
+}
+
+/// Lets no stream go on, and no wait for one succeed.
+fn stop(machine: &Machine<HostMemory>, faults: &FaultDriver) {
+    machine.hold_all(D0);
+    let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
+    faults.arm(Fault::all(REFUSED).only(&waits));
+}
+
+/// Frees all memory, whose streams go on: nothing that a copy uses is unmapped or reused.
+fn ends(rig: &Rig<HostMemory>, world: World) {
+    drop((world.old, world.new));
+    world.pool.trim(0).unwrap();
+    assert_eq!(rig.machine.hazards(), 0);
 }
 
 /// Fails each driver call of an exchange once: it is undone, all contents are where they were, and
@@ -74,32 +108,20 @@ fn each_call_that_fails_once_changes_nothing() {
     }
 }
 
-/// Makes a world whose last unmapping of the exchange fails, so that all was copied, and after it
-/// the calls that `also` names, which are counted from then on.
-fn fails_late(rig: &Rig<HostMemory>, world: &World, also: impl Fn() + Send + Sync + 'static) {
-    let refusal = Fault::nth(1, REFUSED).of(Call::MemUnmap);
-    let copies = AtomicU64::new(0);
-    let all: u64 = world
-        .old
-        .iter()
-        .chain(&world.new)
-        .map(|it| it.size().div_ceil(G))
-        .sum();
-    let faults = Arc::clone(&rig.faults);
-    let also = Arc::new(also);
-    let (inner, refusal) = (
-        Arc::clone(&rig.faults),
-        std::sync::Mutex::new(Some(refusal)),
-    );
-    faults.watch(Some(Arc::new(move |call| {
+/// Lets the last unmapping of an exchange fail, when all was copied, and also all calls of a kind from
+/// then on.
+fn fails_late(rig: &Rig<HostMemory>, world: &World, also: Call) {
+    let sizes = world.old.iter().chain(&world.new);
+    let all: u64 = sizes.map(|it| it.size().div_ceil(G)).sum();
+    let (faults, copies) = (Arc::clone(&rig.faults), AtomicU64::new(0));
+    rig.faults.watch(Some(Arc::new(move |call| {
         let copied = [Call::MemcpyDtoHAsync, Call::MemcpyHtoDAsync].contains(&call);
         let done = copies.fetch_add(u64::from(copied), Ordering::SeqCst);
-        if call == Call::MemUnmap
-            && done >= all
-            && let Some(refusal) = refusal.lock().unwrap().take()
-        {
-            inner.arm(refusal);
-            also();
+        // Copies back make it more later.
+        if call == Call::MemUnmap && done == all {
+            copies.store(all + 1, Ordering::SeqCst);
+            faults.arm(Fault::nth(1, REFUSED).of(Call::MemUnmap));
+            faults.arm(Fault::all(REFUSED).of(also));
         }
     })));
 }
@@ -110,13 +132,8 @@ fn where_going_back_fails_all_sleep_with_their_contents() {
     let rig = common::host();
     // The second block's memory does not pass, and is unmapped last.
     let world = World::new(&rig, 40, &[8 * G, 16 * G], &[8 * G]);
-    let faults = Arc::clone(&rig.faults);
-    fails_late(&rig, &world, move || {
-        faults.arm(Fault::all(REFUSED).of(Call::MemMap));
-    });
-    let error = world.exchange().unwrap_err();
-    rig.faults.disarm();
-    rig.faults.watch(None);
+    fails_late(&rig, &world, Call::MemMap);
+    let error = fails(&rig, &world);
     let SleepError::Stayed {
         blocks,
         bytes,
@@ -130,12 +147,7 @@ fn where_going_back_fails_all_sleep_with_their_contents() {
     assert!(error.to_string().contains("stay asleep"), "{error}");
     assert!(world.new[0].is_asleep());
     figures(&world.pool);
-    world.asleep.blocks().wake().unwrap();
-    world.awake.blocks().wake().unwrap();
-    for (block, seed) in world.old.iter().zip(1..) {
-        shows(&rig, block, seed);
-    }
-    shows(&rig, &world.new[0], 100);
+    all_wake(&rig, &world);
 }
 
 /// Blocks that cannot be copied back sleep, with their contents.
@@ -143,13 +155,8 @@ fn where_going_back_fails_all_sleep_with_their_contents() {
 fn where_copying_back_fails_all_sleep_with_their_contents() {
     let rig = common::host();
     let world = World::new(&rig, 40, &[8 * G, 16 * G], &[8 * G]);
-    let faults = Arc::clone(&rig.faults);
-    fails_late(&rig, &world, move || {
-        faults.arm(Fault::all(REFUSED).of(Call::MemcpyHtoDAsync));
-    });
-    let error = world.exchange().unwrap_err();
-    rig.faults.disarm();
-    rig.faults.watch(None);
+    fails_late(&rig, &world, Call::MemcpyHtoDAsync);
+    let error = fails(&rig, &world);
     assert!(
         matches!(&error, SleepError::Stayed { blocks: 1, .. }),
         "{error:?}"
@@ -162,12 +169,7 @@ fn where_copying_back_fails_all_sleep_with_their_contents() {
     next.read(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 0));
     drop(next);
-    world.asleep.blocks().wake().unwrap();
-    world.awake.blocks().wake().unwrap();
-    for (block, seed) in world.old.iter().zip(1..) {
-        shows(&rig, block, seed);
-    }
-    shows(&rig, &world.new[0], 100);
+    all_wake(&rig, &world);
 }
 
 /// A driver that panics once while a lane copies: all is undone.
@@ -288,11 +290,8 @@ fn after_a_panic_of_the_driver_all_blocks_have_their_contents() {
 fn what_a_copy_may_still_be_using_is_not_given_on() {
     let rig = common::host();
     let world = World::new(&rig, 40, &[16 * G], &[16 * G]);
-    rig.machine.hold_all(D0);
-    let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
-    rig.faults.arm(Fault::all(REFUSED).only(&waits));
-    let error = world.exchange().unwrap_err();
-    rig.faults.disarm();
+    stop(&rig.machine, &rig.faults);
+    let error = fails(&rig, &world);
     assert!(matches!(error, SleepError::Memory(_)), "{error:?}");
     // Nothing was overwritten: the copies out had not ended.
     assert!(!world.old[0].is_asleep() && world.new[0].is_asleep());
@@ -300,9 +299,7 @@ fn what_a_copy_may_still_be_using_is_not_given_on() {
     rig.machine.release_all_streams(D0);
     shows(&rig, &world.old[0], 1);
     figures(&world.pool);
-    drop((world.old, world.new));
-    world.pool.trim(0).unwrap();
-    assert_eq!(rig.machine.hazards(), 0);
+    ends(&rig, world);
 }
 
 /// Copies in that can no longer be waited for: the block sleeps, and its memory is not reused.
@@ -316,14 +313,10 @@ fn what_a_copy_may_still_be_writing_is_not_given_on() {
     rig.faults.watch(Some(Arc::new(move |call| {
         // From the first copy in on, no stream goes on.
         if call == Call::MemcpyHtoDAsync && begun.fetch_add(1, Ordering::SeqCst) == 0 {
-            machine.hold_all(D0);
-            let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
-            faults.arm(Fault::all(REFUSED).only(&waits));
+            stop(&machine, &faults);
         }
     })));
-    let error = world.exchange().unwrap_err();
-    rig.faults.watch(None);
-    rig.faults.disarm();
+    let error = fails(&rig, &world);
     assert!(
         matches!(
             error,
@@ -371,14 +364,10 @@ fn what_a_copy_back_may_still_be_writing_is_not_given_on() {
             _ => 0,
         };
         if copied == 100 {
-            machine.hold_all(D0);
-            let waits = [Call::StreamSynchronize, Call::CtxSynchronize];
-            faults.arm(Fault::all(REFUSED).only(&waits));
+            stop(&machine, &faults);
         }
     })));
-    let error = world.exchange().unwrap_err();
-    rig.faults.watch(None);
-    rig.faults.disarm();
+    let error = fails(&rig, &world);
     assert!(
         matches!(error, SleepError::Stayed { blocks: 1, .. }),
         "{error:?}"
@@ -393,7 +382,5 @@ fn what_a_copy_back_may_still_be_writing_is_not_given_on() {
     for (block, seed) in world.old.iter().zip(1..) {
         shows(&rig, block, seed);
     }
-    drop((world.old, world.new));
-    world.pool.trim(0).unwrap();
-    assert_eq!(rig.machine.hazards(), 0);
+    ends(&rig, world);
 }

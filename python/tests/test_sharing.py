@@ -256,8 +256,8 @@ class Publish(unittest.TestCase):
             assert again().version == 2 and cuvmm.stats().limit == 44 * MIB
             larger = cuvmm.empty(10 * MIB)
             held = cuvmm.stats().held
-            refused(cuvmm.OutOfMemoryError, again, "20.0 MiB cannot be published",
-                "the limit is 64.0 MiB", "publications 20.0 MiB")
+            refused(cuvmm.OutOfMemoryError, again, "no room for 20.0 MiB",
+                "the limit is 64.0 MiB", "shareable memory 20.0 MiB")
             assert cuvmm.stats().limit == 44 * MIB and cuvmm.stats().held == held
             assert cuvmm.attach("model").version == 2
             published.withdraw()

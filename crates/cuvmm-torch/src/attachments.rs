@@ -1,19 +1,26 @@
-//! Publications of other processes, attached for reading.
+//! Memory of other processes, attached: publications, for reading, and blocks that a process gave.
 //!
 //! Each request has a connection of its own: publishers close idle connections.
 //!
 //! Detaching waits for devices. An attachment keeps its number until devices can be waited for:
 //! Python asks only once, when the last tensor is gone.
+//!
+//! A block that was given several times is mapped once, and each time has a number and a socket. The
+//! giver reuses the memory when it is told on that socket: after the wait, and after the memory was
+//! unmapped if the number was the last (I-106).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cuvmm::Attachment;
-use cuvmm::driver::Ordinal;
+use cuvmm::driver::{Exported, Ordinal};
 use cuvmm::error::ShareError;
-use cuvmm::share::{Publication, Subscriber, Users};
+use cuvmm::share::{AttachmentBuilder, Parcel, Publication, Subscriber, Users};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -34,15 +41,61 @@ pub(crate) struct Request {
     device: i32,
 }
 
-struct Attached {
-    publication: Publication,
+/// A block that a process gives.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct GivenRequest {
+    /// The giver's name for the block. The same name is the same memory.
+    key: String,
+    /// The device as the giver counts.
     device: i32,
-    path: PathBuf,
-    users: Vec<u32>,
+    /// The bytes that are used, from an offset in the block on.
+    offset: u64,
+    size: u64,
+    read_only: bool,
+    /// The giver's description in hexadecimal digits. `None` to ask if the block is mapped.
+    description: Option<String>,
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a publication is handed back by value where it cannot be closed"
+)]
+enum Memory {
+    Published {
+        publication: Publication,
+        path: PathBuf,
+        users: Vec<u32>,
+    },
+    Given {
+        memory: Arc<Attachment>,
+        giver: OwnedFd,
+    },
+}
+
+/// The word for a giver when this process has let go of the memory. A socket that closes without it is
+/// that of a process whose work may still run.
+const LET_GO: &[u8] = b"L";
+
+struct Attached {
+    memory: Memory,
+    device: i32,
+}
+
+/// The giver's name for a block, and `true` if it is mapped for reading only.
+type Key = (String, bool);
+
+/// A block that is mapped as long as an attachment holds it.
+struct Mapped {
+    device: i32,
+    addresses: Range<u64>,
+    memory: Weak<Attachment>,
 }
 
 struct State {
     attached: Option<HashMap<u64, Arc<Attached>>>,
+    /// The blocks that were given.
+    mapped: BTreeMap<Key, Mapped>,
     /// The numbers of attachments to detach.
     leaving: BTreeSet<u64>,
     count: u64,
@@ -50,6 +103,7 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State {
     attached: None,
+    mapped: BTreeMap::new(),
     leaving: BTreeSet::new(),
     count: 0,
 });
@@ -76,32 +130,111 @@ pub(crate) fn attach(json: &str) -> Result<u64, Error> {
     };
     let of = heaps::of(device)?;
     graphs::collect();
-    let mut how = Attachment::builder(&of.device);
-    for peer in of.peers() {
-        how = how.also(peer);
-    }
-    if let Some(ledger) = of.ledger() {
-        how = how.ledger(ledger);
-    }
     let mut subscriber = connect(&path, &users)?;
-    let publication = match subscriber.attach(&name, &how) {
+    let publication = match subscriber.attach(&name, &how(of)) {
         Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(of, &name, uuid)),
         outcome => outcome.map_err(|error| Error::at(&path, error)),
     }?;
+    let memory = Memory::Published {
+        publication,
+        path,
+        users,
+    };
+    Ok(lock().add(Attached { memory, device }))
+}
+
+fn how(of: &DeviceHeap) -> AttachmentBuilder<'_> {
+    let how = Attachment::builder(&of.device);
+    let how = of.peers().iter().fold(how, AttachmentBuilder::also);
+    match of.ledger() {
+        Some(ledger) => how.ledger(ledger),
+        None => how,
+    }
+}
+
+/// Attaches a block that a process gives, mapped already or by its description and handles. Returns
+/// the attachment's number, or `None` if the block is not mapped and there is no description.
+///
+/// # Errors
+/// On any error nothing stays attached.
+pub(crate) fn receive(
+    json: &str,
+    handles: Vec<Exported>,
+    giver: OwnedFd,
+) -> Result<Option<u64>, Error> {
+    fork::check()?;
+    let request: GivenRequest = serde_json::from_str(json)?;
+    graphs::collect();
+    let key = (request.key.clone(), request.read_only);
     let mut state = lock();
-    state.count += 1;
-    let number = state.count;
-    let attached = state.attached.get_or_insert_default();
-    attached.insert(
-        number,
-        Arc::new(Attached {
-            publication,
-            device,
-            path,
-            users,
-        }),
-    );
-    Ok(number)
+    let known = state.mapped.get(&key);
+    let known = known.and_then(|it| Some((it.device, it.memory.upgrade()?)));
+    drop(state);
+    let (device, memory) = match (known, &request.description) {
+        (Some(known), _) => known,
+        (None, None) => return Ok(None),
+        (None, Some(digits)) => {
+            let parcel = Parcel::from_bytes(&bytes(digits)?, handles).map_err(ShareError::from)?;
+            let (device, memory) = map(&request, &parcel)?;
+            (device, Arc::new(memory))
+        }
+    };
+    // Before the caller gets a number: it would use addresses without memory.
+    let GivenRequest { offset, size, .. } = request;
+    if memory
+        .view_of::<u8>(offset..offset.saturating_add(size))
+        .is_err()
+    {
+        let block = memory.size();
+        return Err(Error::OutsideOfBlock {
+            offset,
+            bytes: size,
+            block,
+        });
+    }
+    let first = memory.address().0;
+    let mapped = Mapped {
+        device,
+        addresses: first..first.saturating_add(memory.size()),
+        memory: Arc::downgrade(&memory),
+    };
+    state = lock();
+    state.mapped.retain(|_, it| it.memory.strong_count() > 0);
+    state.mapped.insert(key, mapped);
+    let memory = Memory::Given { memory, giver };
+    Ok(Some(state.add(Attached { memory, device })))
+}
+
+/// Maps a block on the device that it is on, which may have another number here.
+fn map(request: &GivenRequest, parcel: &Parcel) -> Result<(i32, Attachment), Error> {
+    let open = |of: &DeviceHeap| match request.read_only {
+        true => how(of).open(parcel),
+        false => how(of).read_write().open(parcel),
+    };
+    let of = heaps::of(request.device)?;
+    match open(of) {
+        Ok(memory) => Ok((request.device, memory)),
+        Err(ShareError::NoSuchDevice(uuid)) => {
+            let device = number_of(of, uuid).ok_or(ShareError::NoSuchDevice(uuid))?;
+            Ok((device, open(heaps::of(device)?)?))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads bytes from hexadecimal digits.
+fn bytes(digits: &str) -> Result<Vec<u8>, Error> {
+    let pairs = digits.as_bytes().chunks(2);
+    let read = pairs.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
+    let read: Option<Vec<u8>> = read.collect();
+    read.ok_or(Error::NotText)
+}
+
+/// Returns `true` if an address lies in a block that a process gave.
+pub(crate) fn is_given(address: u64) -> bool {
+    let state = lock();
+    let mut mapped = state.mapped.values();
+    mapped.any(|it| it.addresses.contains(&address) && it.memory.strong_count() > 0)
 }
 
 fn connect(path: &Path, users: &[u32]) -> Result<Subscriber, Error> {
@@ -110,16 +243,21 @@ fn connect(path: &Path, users: &[u32]) -> Result<Subscriber, Error> {
 }
 
 fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
-    let driver = of.device.driver();
-    let count = driver.device_count().unwrap_or(0);
-    let mut devices = (0..count).map(Ordinal);
-    match devices.find(|&device| driver.device_uuid(device) == Ok(uuid)) {
-        Some(Ordinal(device)) => Error::OtherDevice {
+    match number_of(of, uuid) {
+        Some(device) => Error::OtherDevice {
             name: name.to_owned(),
             device,
         },
         None => ShareError::NoSuchDevice(uuid).into(),
     }
+}
+
+/// Returns the number of the device that has a UUID.
+fn number_of(of: &DeviceHeap, uuid: [u8; 16]) -> Option<i32> {
+    let driver = of.device.driver();
+    let mut devices = (0..driver.device_count().unwrap_or(0)).map(Ordinal);
+    let found = devices.find(|&device| driver.device_uuid(device) == Ok(uuid));
+    found.map(|Ordinal(device)| device)
 }
 
 fn attached(number: u64) -> Result<Arc<Attached>, Error> {
@@ -138,30 +276,31 @@ pub(crate) fn memory() -> Vec<(u64, u64, i32)> {
     let attached = state.attached.iter().flatten();
     let attached = attached.filter(|(number, _)| !state.leaving.contains(number));
     let each = attached.map(|(_, attached)| {
-        let memory = attached.publication.memory();
+        let memory = attached.memory.attachment();
         (memory.address().0, memory.size(), attached.device)
     });
-    each.collect()
+    // A block that was given several times has several numbers.
+    let each: BTreeSet<_> = each.collect();
+    each.into_iter().collect()
 }
 
 pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
     let attached = attached(number)?;
-    let Attached {
-        publication,
-        device,
-        path,
-        ..
-    } = &*attached;
-    let memory = publication.memory();
-    let description = json!({
-        "name": publication.name(),
-        "version": publication.version(),
-        "device": device,
-        "path": path.to_string_lossy(),
+    let memory = attached.memory.attachment();
+    let mut description = json!({
+        "device": attached.device,
         "address": memory.address().0,
         "size": memory.size(),
-        "manifest": publication.manifest(),
     });
+    if let Memory::Published {
+        publication, path, ..
+    } = &attached.memory
+    {
+        description["name"] = publication.name().into();
+        description["version"] = publication.version().into();
+        description["path"] = path.to_string_lossy().into();
+        description["manifest"] = serde_json::to_value(publication.manifest())?;
+    }
     Ok(serde_json::to_vec(&description)?)
 }
 
@@ -171,9 +310,17 @@ pub(crate) fn describe(number: u64) -> Result<Vec<u8>, Error> {
 /// The name is not published any more, or the publisher has ended.
 pub(crate) fn newer(number: u64, wait: Duration) -> Result<Option<u64>, Error> {
     let attached = attached(number)?;
-    let mut subscriber = connect(&attached.path, &attached.users)?;
-    let newer = subscriber.wait_for_newer(&attached.publication, wait);
-    let newer = newer.map_err(|error| Error::at(&attached.path, error));
+    let Memory::Published {
+        publication,
+        path,
+        users,
+    } = &attached.memory
+    else {
+        return Err(Error::NotAttached(number));
+    };
+    let mut subscriber = connect(path, users)?;
+    let newer = subscriber.wait_for_newer(publication, wait);
+    let newer = newer.map_err(|error| Error::at(path, error));
     drop(attached);
     // Another thread may have detached the attachment meanwhile.
     graphs::collect();
@@ -259,20 +406,54 @@ impl Attached {
         reason = "the attachment itself is handed back"
     )]
     fn close(self) -> Result<(), (Self, Error)> {
-        let Self {
-            publication,
-            device,
-            path,
-            users,
-        } = self;
-        publication.close().map_err(|refused| {
-            let attached = Self {
-                publication: refused.owner,
-                device,
+        let Self { memory, device } = self;
+        match memory {
+            Memory::Published {
+                publication,
                 path,
                 users,
-            };
-            (attached, Error::StaysAttached(refused.reason))
-        })
+            } => publication.close().map_err(|refused| {
+                let memory = Memory::Published {
+                    publication: refused.owner,
+                    path,
+                    users,
+                };
+                let attached = Self { memory, device };
+                (attached, Error::StaysAttached(refused.reason))
+            }),
+            Memory::Given { memory, giver } => {
+                let waited = heaps::of(device).and_then(|of| Ok(of.synchronize()?));
+                if let Err(error) = waited {
+                    let memory = Memory::Given { memory, giver };
+                    return Err((Self { memory, device }, error));
+                }
+                drop(memory);
+                // I-106: no work of this process uses the memory from here on. A giver that is gone
+                // needs no word. A copy of the socket in a forked child does not keep it open.
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = send(&giver, LET_GO, flags);
+                let _ = shutdown(&giver, Shutdown::Both);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Memory {
+    fn attachment(&self) -> &Attachment {
+        match self {
+            Self::Published { publication, .. } => publication.memory(),
+            Self::Given { memory, .. } => memory,
+        }
+    }
+}
+
+impl State {
+    /// Notes an attachment, and returns its number.
+    fn add(&mut self, attached: Attached) -> u64 {
+        self.count += 1;
+        let all = self.attached.get_or_insert_default();
+        all.insert(self.count, Arc::new(attached));
+        self.count
     }
 }

@@ -92,17 +92,43 @@ pub(crate) enum Error {
     #[error("a null address was passed where a result is to be written")]
     Null,
     #[error(
-        "{} cannot be published: the limit is {}, allocations hold {} of it and publications {}, \
-         and {} always stay for allocations",
-        size(*wanted), size(*limit), size(*held), size(*published), size(*granule)
+        "there is no room for {} of shareable memory: the limit is {}, other allocations hold {} of it \
+         and shareable memory {}, and {} always stay for other allocations",
+        size(*wanted), size(*limit), size(*held), size(*shareable), size(*granule)
     )]
     NoRoom {
         wanted: u64,
         limit: u64,
         held: u64,
-        published: u64,
+        shareable: u64,
         granule: u64,
     },
+    #[error(
+        "the pool {0:?} is not shareable: enter it with cuvmm.torch.pool({0:?}, shareable=True) before \
+         it has memory, or send a copy in host memory (tensor.cpu())"
+    )]
+    NotShareable(String),
+    #[error(
+        "the pool {0:?} has memory that is not shareable: use another name for shareable memory"
+    )]
+    HasOther(String),
+    #[error("the pool {0:?} is shareable, and graphs have memory of their own: use another name")]
+    GraphsInShareable(String),
+    #[error("the pool {0:?} is shareable: put it to sleep and wake it, it is not exchanged")]
+    ExchangeOfShareable(String),
+    #[error(
+        "tensors of the pool {0:?} were sent to other processes, which may have its memory: free them, \
+         and call cuvmm.trim({0:?}), before it sleeps"
+    )]
+    WasSent(String),
+    #[error("{bytes} bytes at offset {offset} are not all in a block of {}", size(*.block))]
+    OutsideOfBlock { offset: u64, bytes: u64, block: u64 },
+    #[error("the memory came from another process: send a copy of it (tensor.clone())")]
+    FromElsewhere,
+    #[error("{0} is no open descriptor")]
+    NoDescriptor(i32),
+    #[error("nothing is offered under the number {0}")]
+    NotOffered(u64),
     #[error(
         "a graph is captured, which waiting for the device would break: call this before or after it"
     )]

@@ -10,7 +10,7 @@ use crate::api::answered;
 use crate::edge::{self, guard, status};
 use crate::entered;
 use crate::error::Error;
-use crate::tags;
+use crate::{shareable, tags};
 
 /// Enters a tag for graphs on the calling thread, until
 /// [`cuvmm_tag_end`](crate::cuvmm_tag_end) of the token that it writes. Pools that the thread opens
@@ -18,7 +18,7 @@ use crate::tags;
 /// `keep` 1 their contents are kept however the tag sleeps. With 0 they never are: each graph must
 /// write what it reads.
 ///
-/// An error is another `keep`, a name that is not UTF-8, or a null address.
+/// An error is another `keep`, a name that is not UTF-8, a shareable tag, or a null address.
 ///
 /// # Safety
 /// `name` is null or ends with a zero byte. `token` is null or valid for writing.
@@ -39,6 +39,7 @@ pub unsafe extern "C" fn cuvmm_graphs_begin(
             1 => true,
             other => return Err(Error::Keep(other)),
         };
+        shareable::refuse_graphs(name)?;
         let entered = entered::enter_graphs(name, keeps)?;
         // SAFETY: the caller says so.
         unsafe { token.write(entered) };

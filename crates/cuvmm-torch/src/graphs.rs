@@ -25,7 +25,7 @@ use crate::cxx::Filter;
 use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::heaps::{self, DeviceHeap};
-use crate::{fork, guards};
+use crate::{fork, guards, shareable};
 
 /// The identity of a pool: `c10::MempoolId_t`, a `std::pair`.
 #[repr(C)]
@@ -355,7 +355,10 @@ pub(crate) fn heap(device: i32, id: PoolId) -> Result<Heap, Error> {
         return Ok(heap.clone());
     }
     let heap = match &pool.tag {
-        Some(tag) => of.graph_heap(&of.tag_tenant(&tag.name)?)?,
+        Some(tag) => {
+            shareable::refuse_graphs(&tag.name)?;
+            of.graph_heap(&of.tag_tenant(&tag.name, false)?)?
+        }
         None => of.graph_heap(of.tenant())?,
     };
     Ok(pool.heap.insert(heap).clone())

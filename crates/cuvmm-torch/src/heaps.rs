@@ -65,12 +65,12 @@ struct Last {
     ended: u64,
 }
 
-/// The limit of a device, which its heap shares with publications.
+/// The limit of a device, which its heap shares with the pool of shareable memory.
 pub(crate) struct SharedLimit {
     /// The most bytes of the device's pools together. `None` for the default, the memory that the
     /// driver has left.
     pub(crate) set: Option<u64>,
-    /// The bytes of publications including the one being made; 0 while none is made.
+    /// The bytes of shareable memory including what is being allocated; 0 while none is.
     pub(crate) promised: u64,
 }
 
@@ -85,11 +85,13 @@ pub(crate) struct DeviceHeap {
     ledger: Option<Ledger>,
     settings: Settings,
     pub(crate) limit: Mutex<SharedLimit>,
-    /// The pool and the tenant of publications, made for the first one. Memory is created shareable
-    /// or not, so they have a pool of their own.
+    /// Held while room for shareable memory is made and used.
+    pub(crate) room: Mutex<()>,
+    /// The pool of shareable memory and the tenant of publications in it, made when they are first
+    /// needed. Memory is created shareable or not, so it has a pool of its own.
     published: OnceLock<(Pool, Tenant)>,
-    /// The tenants of tags.
-    tagged: Mutex<Vec<Tenant>>,
+    /// The tenants of tags. `true` if the tag is shareable.
+    tagged: Mutex<Vec<(Tenant, bool)>>,
     /// Streams by their handles: allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
     figures: Mutex<Figures>,
@@ -285,6 +287,7 @@ impl DeviceHeap {
                 set: settings.limit,
                 promised: 0,
             }),
+            room: Mutex::default(),
             published: OnceLock::new(),
             settings,
             tagged: Mutex::default(),
@@ -300,26 +303,31 @@ impl DeviceHeap {
     }
 
     /// Returns the tenant of a tag, registered if needed. The tag with the name of the heap's tenant
-    /// has that tenant.
-    pub(crate) fn tag_tenant(&self, name: &str) -> Result<Tenant, Error> {
-        if self.tenant.name() == name {
-            return Ok(self.tenant.clone());
-        }
+    /// has that tenant, unless it is shareable.
+    pub(crate) fn tag_tenant(&self, name: &str, is_shareable: bool) -> Result<Tenant, Error> {
+        let pool = match is_shareable {
+            true => &self.publishing()?.0,
+            false if self.tenant.name() == name => return Ok(self.tenant.clone()),
+            false => &self.pool,
+        };
         let tagged = self.tagged.lock();
         let mut tagged = tagged.unwrap_or_else(PoisonError::into_inner);
-        if let Some(tenant) = tagged.iter().find(|tenant| tenant.name() == name) {
+        let known = |(tenant, shareable): &&(Tenant, bool)| {
+            *shareable == is_shareable && tenant.name() == name
+        };
+        if let Some((tenant, _)) = tagged.iter().find(known) {
             return Ok(tenant.clone());
         }
-        let tenant = self.pool.tenant(name).register()?;
-        tagged.push(tenant.clone());
+        let tenant = pool.tenant(name).register()?;
+        tagged.push((tenant.clone(), is_shareable));
         Ok(tenant)
     }
 
-    /// Returns the tenant of publications, and makes its pool if needed.
-    pub(crate) fn publishing(&self) -> Result<&Tenant, Error> {
+    /// Returns the pool of shareable memory, made if needed, and the tenant of publications in it.
+    pub(crate) fn publishing(&self) -> Result<&(Pool, Tenant), Error> {
         let _common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, tenant)) = self.published.get() {
-            return Ok(tenant);
+        if let Some(published) = self.published.get() {
+            return Ok(published);
         }
         let mut builder = self.settings.with_rdma(Pool::builder(&self.device))?;
         builder = builder
@@ -336,11 +344,24 @@ impl DeviceHeap {
         let pool = builder.build()?;
         let tenant = pool.tenant(PUBLISHED).register()?;
         guards::add(&pool);
-        Ok(&self.published.get_or_init(|| (pool, tenant)).1)
+        Ok(self.published.get_or_init(|| (pool, tenant)))
     }
 
-    pub(crate) fn published(&self) -> Option<&Pool> {
+    /// Returns the pool of shareable memory, if it was made.
+    pub(crate) fn shareable(&self) -> Option<&Pool> {
         self.published.get().map(|(pool, _)| pool)
+    }
+
+    /// Returns the bytes of publications.
+    pub(crate) fn published(&self) -> u64 {
+        let published = self.published.get();
+        published.map_or(0, |(_, tenant)| tenant.stats().committed)
+    }
+
+    /// Returns the bytes that the pool of shareable memory holds for tags.
+    pub(crate) fn held_shareable(&self) -> u64 {
+        let all = self.shareable().map_or(0, held);
+        all.saturating_sub(self.published())
     }
 
     pub(crate) const fn driver(&self) -> &Arc<CudaDriver> {
@@ -374,8 +395,9 @@ impl DeviceHeap {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the bytes held for allocations: of the heap, and of tags in either pool.
     pub(crate) fn held(&self) -> u64 {
-        held(&self.pool)
+        held(&self.pool) + self.held_shareable()
     }
 
     /// Gives free memory whose work is complete back to the driver.
@@ -385,6 +407,9 @@ impl DeviceHeap {
         // The heap gives extents to the pool, and the pool its free memory to the driver.
         self.heap.trim()?;
         self.pool.trim(0)?;
+        if let Some(shareable) = self.shareable() {
+            shareable.trim(0)?;
+        }
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! A device's limit, its free memory, and room for publications.
+//! A device's limit, its free memory, and room for shareable memory.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -57,10 +57,12 @@ pub(crate) fn info(device: i32) -> Result<(u64, u64), Error> {
     Ok((headroom.min(idle.saturating_add(creatable)), stats.limit))
 }
 
-/// Room for a publication: the heap's pool may hold that much less. Dropped once the publication's
-/// memory is charged or could not be had.
+/// Room for shareable memory: the heap's pool may hold that much less. Dropped once the memory is
+/// charged or could not be had.
 pub(crate) struct Promise<'a> {
     of: &'a DeviceHeap,
+    /// Released after the room.
+    _turn: MutexGuard<'a, ()>,
 }
 
 impl Drop for Promise<'_> {
@@ -71,30 +73,34 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Makes room for a publication under a device's limit: the heap gives free memory back. Only one
-/// thread at a time may call this.
+/// Makes room for shareable memory under a device's limit. If there is too little, or no limit is
+/// set and `trims`, the heap gives free memory back. Waits while another thread uses its room.
 ///
 /// # Errors
 /// Memory in use leaves too little. The limit of the heap's pool is then unchanged.
-pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Error> {
-    of.trim()?;
-    let promise = Promise { of };
-    let mut shared = lock(of);
+pub(crate) fn make_room(of: &DeviceHeap, bytes: u64, trims: bool) -> Result<Promise<'_>, Error> {
+    let turn = of.room.lock().unwrap_or_else(PoisonError::into_inner);
+    let promise = Promise { of, _turn: turn };
     let granule = of.device.granularity();
     let wanted = bytes.div_ceil(granule).saturating_mul(granule);
-    let published = of.published().map_or(0, heaps::held);
-    shared.promised = published.saturating_add(wanted);
-    let outcome = apply(of, &shared);
-    let (limit, promised) = (shared.set, shared.promised);
-    drop(shared);
-    let excess = outcome?;
+    let promise_it = || {
+        let mut shared = lock(of);
+        shared.promised = of.shareable().map_or(0, heaps::held).saturating_add(wanted);
+        apply(of, &shared).map(|excess| (excess, shared.set, shared.promised))
+    };
+    let mut promised = promise_it()?;
+    if trims || promised.0 > 0 {
+        of.trim()?;
+        promised = promise_it()?;
+    }
+    let (excess, limit, promised) = promised;
     match limit {
         Some(limit) if excess > 0 || promised.saturating_add(granule) > limit => {
             Err(Error::NoRoom {
                 wanted,
                 limit,
-                held: of.held(),
-                published,
+                held: heaps::held(&of.pool),
+                shareable: promised.saturating_sub(wanted),
                 granule,
             })
         }
@@ -102,23 +108,23 @@ pub(crate) fn make_room(of: &DeviceHeap, bytes: u64) -> Result<Promise<'_>, Erro
     }
 }
 
-/// Limits the heap's pool to the memory that publications leave of the device's limit.
+/// Limits the heap's pool to the memory that shareable memory leaves of the device's limit.
 pub(crate) fn settle(of: &DeviceHeap) -> Result<(), Error> {
-    if let Some(pool) = of.published() {
+    if let Some(pool) = of.shareable() {
         pool.trim(0)?;
     }
     apply(of, &lock(of))?;
     Ok(())
 }
 
-/// Limits the heap's pool to what publications, including the one being made, leave of the limit,
-/// at least a granule. Returns the bytes that the pool holds beyond that.
+/// Limits the heap's pool to what shareable memory, including what is being allocated, leaves of the
+/// limit, at least a granule. Returns the bytes that the pool holds beyond that.
 fn apply(of: &DeviceHeap, shared: &SharedLimit) -> Result<u64, PoolError> {
     let Some(limit) = shared.set else {
         return Ok(0);
     };
-    let published = of.published().map_or(0, heaps::held);
-    let left = limit.saturating_sub(published.max(shared.promised));
+    let shareable = of.shareable().map_or(0, heaps::held);
+    let left = limit.saturating_sub(shareable.max(shared.promised));
     let left = left.max(of.device.granularity());
     Ok(of.pool.set_limit(Limit::Bytes(left))?.excess)
 }

@@ -89,7 +89,7 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
     let publisher = &publishers[&path].publisher;
     // A publication of empty tensors has memory too: its manifest comes with a handle.
     let size = request.size.max(1);
-    let promise = limits::make_room(of, size)?;
+    let promise = limits::make_room(of, size, true)?;
     // SAFETY: the caller says so.
     let outcome = unsafe { filled(of, size, &request) }.and_then(|block| {
         let Request { name, manifest, .. } = request;
@@ -148,7 +148,7 @@ fn listen(
 /// # Safety
 /// The requirements of [`publish`].
 unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block, Error> {
-    let block = of.publishing()?.block(size);
+    let block = of.publishing()?.1.block(size);
     let block = block.timeout(NEIGHBOURS).allocate()?;
     // Work of any stream may still be writing the parts.
     of.synchronize()?;
@@ -223,7 +223,7 @@ fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
             if let Err(error) = limits::settle(of) {
                 complain(&error, &format!("limit of device {device}: {error}"));
             }
-            held += of.published().map_or(0, heaps::held);
+            held += of.published();
         }
         if held <= listed {
             break;

@@ -1,14 +1,18 @@
-//! The functions of C that publish tensors and attach publications.
+//! The functions of C that publish tensors, attach publications, and give blocks to processes.
 //!
 //! `unsafe` is used to export the functions under their C names, and for the addresses that C passes.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd as _, OwnedFd};
 use std::time::Duration;
+
+use cuvmm::driver::Exported;
 
 use crate::edge::{self, guard, status};
 use crate::error::Error;
-use crate::{attachments, folder, publications};
+use crate::tags::shared;
+use crate::{attachments, folder, offers, publications};
 
 /// Writes the path of this process's default socket, and makes its folder if needed. On failure
 /// returns 0 and keeps the error.
@@ -137,6 +141,151 @@ pub unsafe extern "C" fn cuvmm_detach(number: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_detach_later(number: u64) -> c_int {
     status(|| attachments::detach_later(number))
+}
+
+/// Makes the memory of a tag shareable with other processes, for good. An error is a tag that has or
+/// had other memory.
+///
+/// # Safety
+/// `name` is null or ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_tag_shareable(name: *const c_char) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        shared::make_shareable(unsafe { edge::read(name) }?.ok_or(Error::NotText)?)
+    })
+}
+
+/// Begins an offer of the block of a shareable tag that has some memory, and writes its number. The
+/// block's memory stays in place until [`cuvmm_offer_end`]. Waits for all work of the device.
+/// Refused while a graph is captured.
+///
+/// Returns 1 if the memory is no tag's and of no other process, with nothing begun.
+///
+/// # Safety
+/// `number` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_offer(address: *mut c_void, size: u64, number: *mut u64) -> c_int {
+    // SAFETY: the caller says so.
+    unsafe { found(number, || offers::begin(address.addr(), size)) }
+}
+
+/// Describes an offer as one JSON object: `device`, `address` and `size` of the block, the number
+/// of `handles`, and the `description` for [`cuvmm_receive`]. Returns 0 and keeps the error for an
+/// unknown number. Makes no driver call.
+///
+/// # Safety
+/// `buffer` is null or valid for writing `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_offered(number: u64, buffer: *mut c_char, length: usize) -> usize {
+    let description = guard(None, || kept(offers::describe(number)));
+    // SAFETY: the caller says so.
+    description.map_or(0, |text| unsafe { edge::write(text, buffer, length) })
+}
+
+/// Writes a new descriptor for each extent of an offer (`cuMemExportToShareableHandle`), which the
+/// caller closes.
+///
+/// An error is an unknown number, another number of handles than the offer has, or a refusal of the
+/// driver. No descriptor is open then.
+///
+/// # Safety
+/// `handles` is null or valid for writing `length` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_offer_handles(
+    number: u64,
+    handles: *mut c_int,
+    length: usize,
+) -> c_int {
+    status(|| {
+        let made = offers::handles(number)?;
+        if handles.is_null() || made.len() != length {
+            return Err(Error::Null);
+        }
+        for (index, descriptor) in made.into_iter().enumerate() {
+            // SAFETY: the caller says so.
+            unsafe { handles.add(index).write(descriptor.into_raw_fd()) };
+        }
+        Ok(())
+    })
+}
+
+/// Ends an offer. The block's memory is kept until it was ended as many times as begun. Does nothing
+/// for an unknown number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_offer_end(number: u64) {
+    guard((), || offers::end(number));
+}
+
+/// Attaches a block that a process offers, and writes the attachment's number. [`cuvmm_attached`]
+/// has its address, and [`cuvmm_detach`] ends it, which then shuts the socket `giver`.
+///
+/// The keys of the JSON object: `key`, the giver's name for the block; `device`, as the giver
+/// counts; `offset` and `size`, the bytes that are to be used; `read_only`; and `description`, or
+/// null to attach the block only if it is mapped here. A block is mapped once for each access.
+///
+/// All descriptors are copied: the caller closes its own. Returns 1 if the block is not mapped and
+/// there is no description.
+///
+/// # Safety
+/// `json` is null or ends with a zero byte, `handles` is null or valid for reading `count` numbers
+/// of open descriptors, `giver` is an open descriptor, and `number` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_receive(
+    json: *const c_char,
+    handles: *const c_int,
+    count: usize,
+    giver: c_int,
+    number: *mut u64,
+) -> c_int {
+    let receive = || {
+        // SAFETY: the caller says so.
+        let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
+        let handles = match handles.is_null() {
+            true => &[],
+            // SAFETY: the caller says so.
+            false => unsafe { std::slice::from_raw_parts(handles, count) },
+        };
+        // SAFETY: the caller says so.
+        let copies = handles.iter().map(|&it| unsafe { copy(it) });
+        let copies = copies.map(|copy| copy.map(Exported::from));
+        let copies = copies.collect::<Result<_, _>>()?;
+        // SAFETY: the caller says so.
+        attachments::receive(json, copies, unsafe { copy(giver) }?)
+    };
+    // SAFETY: the caller says so.
+    unsafe { found(number, receive) }
+}
+
+/// Copies a descriptor.
+///
+/// # Safety
+/// A descriptor that is not negative is open.
+unsafe fn copy(descriptor: c_int) -> Result<OwnedFd, Error> {
+    if descriptor < 0 {
+        return Err(Error::NoDescriptor(descriptor));
+    }
+    // SAFETY: it is open by the caller's promise, and only borrowed for this call.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let copied = borrowed.try_clone_to_owned();
+    copied.map_err(|_| Error::NoDescriptor(descriptor))
+}
+
+/// Runs the body of a C function that writes a number, or returns 1 if there is none.
+///
+/// # Safety
+/// `number` is null or valid for writing.
+unsafe fn found(number: *mut u64, body: impl FnOnce() -> Result<Option<u64>, Error>) -> c_int {
+    let mut is_none = false;
+    let code = status(|| {
+        // SAFETY: the caller says so.
+        let number = unsafe { number.as_mut() }.ok_or(Error::Null)?;
+        let found = body()?;
+        is_none = found.is_none();
+        *number = found.unwrap_or(0);
+        Ok(())
+    });
+    if is_none { 1 } else { code }
 }
 
 fn kept<T>(outcome: Result<T, Error>) -> Option<T> {

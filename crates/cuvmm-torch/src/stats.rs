@@ -104,7 +104,8 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let free = heaps().map(|it| it.free).sum::<u64>();
     let free = free + pool.free + pool.precommitted + pool.cached + pool.pending_free;
     let pending = heaps().map(|it| it.pending_free).sum::<u64>() + pool.pending_free;
-    let (held, live) = (heaps::held_of(&pool), figures.all.requested.current);
+    let held = heaps::held_of(&pool) + known.held_shareable();
+    let live = figures.all.requested.current;
     let all = All {
         version: 1,
         device,
@@ -112,7 +113,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         tenant: known.tenant().name(),
         limit: pool.limit,
         failed: known.failed.load(Ordering::Relaxed),
-        published: known.published().map_or(0, heaps::held),
+        published: known.published(),
         sleeping: figures.sleeping,
         host: pools.iter().map(TagFigures::host).sum(),
         kept: pools.iter().map(TagFigures::kept).sum(),
@@ -148,7 +149,7 @@ fn graph_heaps(of: &DeviceHeap) -> Vec<(HeapStats, bool)> {
 fn together(of: &DeviceHeap) -> (Figures, HeapStats, PoolStats) {
     let mut figures = of.figures();
     let (heap, pool) = (of.heap.stats(), of.pool.stats());
-    figures.look(heaps::held_of(&pool));
+    figures.look(heaps::held_of(&pool) + of.held_shareable());
     (*figures, heap, pool)
 }
 
@@ -160,7 +161,7 @@ fn as_large(figure: Figure) -> serde_json::Value {
 pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let (mut figures, heap, pool) = together(known);
-    let held = heaps::held_of(&pool);
+    let held = heaps::held_of(&pool) + known.held_shareable();
     let peak = figures.look(held);
     let Figures {
         all,
@@ -257,7 +258,8 @@ pub(crate) fn out_of_memory(device: i32, tried: u64) -> String {
     };
     let (figures, _, pool) = together(known);
     let free = known.device.memory_info().map_or(0, |info| info.free);
-    let (allocated, held) = (figures.all.bytes.current, heaps::held_of(&pool));
+    let held = heaps::held_of(&pool) + known.held_shareable();
+    let allocated = figures.all.bytes.current;
     format!(
         "{begins} {tried}. GPU {device} has a total capacity of {} of which {} is free. {} allowed; Of the \
          allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated.",
@@ -328,11 +330,15 @@ pub(crate) fn table(device: i32) -> Option<String> {
             graphs.pools
         );
     }
-    if let Some(published) = known.published().map(heaps::held).filter(|&it| it > 0) {
+    let lines = [
+        ("published", known.published()),
+        ("shareable", known.held_shareable()),
+    ];
+    for (name, bytes) in lines.into_iter().filter(|&(_, bytes)| bytes > 0) {
         let _ = writeln!(
             text,
-            "published  {}, which lower a limit that was set",
-            size(published)
+            "{name}  {}, which lower a limit that was set",
+            size(bytes)
         );
     }
     let _ = write!(text, "{pool}");

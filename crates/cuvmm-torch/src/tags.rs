@@ -8,6 +8,7 @@
 pub(crate) mod exchange;
 pub(crate) mod host;
 pub(crate) mod kept;
+pub(crate) mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -24,7 +25,7 @@ use crate::figures::Figures;
 use crate::graphs::{PoolId, Tagged};
 use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
-use crate::{fork, graphs};
+use crate::{fork, graphs, shareable};
 
 /// The tag of allocations on threads without a tag.
 const NO_TAG: &str = "default";
@@ -47,6 +48,8 @@ struct Tag {
     tenant: Tenant,
     of: &'static DeviceHeap,
     is_asleep: bool,
+    /// `true` if other processes may get the memory.
+    is_shareable: bool,
     /// `true` once a block for graphs was allocated.
     has_graphs: bool,
     /// Read-locked while a block is allocated. Write-locked once the tag counts as asleep, before
@@ -120,8 +123,14 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         state.tags[index].count_made(size);
         return Ok(address);
     }
+    let is_shareable = state.tags[index].is_shareable;
     drop(state);
     let (of, bytes) = (heaps::of(device)?, block_for(size));
+    // Kept until the memory is charged.
+    let _room = match is_shareable {
+        true => Some(shared::room(of, bytes)?),
+        false => None,
+    };
     let block = || tenant.block(bytes).tag(PLAIN);
     let block = match block().allocate() {
         Ok(block) => block,
@@ -148,6 +157,7 @@ pub(crate) fn allocate_for_graphs(size: isize, device: i32) -> Result<usize, Err
         name: NO_TAG.to_owned(),
         keeps: true,
     });
+    shareable::refuse_graphs(&tag_of_graphs.name)?;
     let (index, tenant, still) = tag(device, &tag_of_graphs.name)?;
     let _still = still.read().unwrap_or_else(PoisonError::into_inner);
     if lock().tags[index].is_asleep {
@@ -175,6 +185,10 @@ fn add(index: usize, size: u64, block: Block) -> usize {
 /// Returns the index of a tag, made if needed, its tenant and the lock that keeps it from moving.
 fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Error> {
     let of = heaps::of(device)?;
+    if shareable::has(name) {
+        // The pool is made without the lock.
+        of.publishing()?;
+    }
     let mut state = lock();
     let is = |tag: &Tag| tag.device == device && tag.name == name;
     if let Some(index) = state.tags.iter().position(is) {
@@ -184,7 +198,8 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
             false => Ok((index, tag.tenant.clone(), Arc::clone(&tag.still))),
         };
     }
-    let tenant = of.tag_tenant(name)?;
+    let is_shareable = shareable::has(name);
+    let tenant = of.tag_tenant(name, is_shareable)?;
     let still = Arc::default();
     state.tags.push(Tag {
         device,
@@ -192,6 +207,7 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
         tenant: tenant.clone(),
         of,
         is_asleep: false,
+        is_shareable,
         has_graphs: false,
         still: Arc::clone(&still),
         store: None,
@@ -468,6 +484,7 @@ fn sleep_as(
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names, false)?;
+    shared::refuse_sent(&chosen)?;
     let moving = Moving::begin(&chosen);
     let mut prepared = Vec::new();
     let outcome: Result<(), Error> = chosen.iter().try_for_each(|&index| {
@@ -493,6 +510,7 @@ fn sleep_as(
     for &index in &chosen {
         give_up_cached(index);
     }
+    shared::settle(&chosen);
     moving.end(|_| true);
     Ok(())
 }
@@ -519,6 +537,7 @@ pub(crate) fn wake_if(
     drop(graphs::waiting().ok_or(Error::Capturing)?);
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
     let chosen = chosen(names.as_deref(), true)?;
+    let _rooms = shared::rooms(&chosen)?;
     let moving = Moving::begin(&chosen);
     let prepared = chosen.iter().map(|&index| {
         let (tenant, heaps) = heaps_of(index);

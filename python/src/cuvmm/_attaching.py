@@ -27,7 +27,7 @@ _PIECE = 0.5
 _PAUSE = 0.05
 
 
-class _Attached:
+class AttachedMemory:
     """An attachment of the library. It ends when the last tensor over it is gone."""
 
     def __init__(self, number: int) -> None:
@@ -35,7 +35,7 @@ class _Attached:
         weakref.finalize(self, _detach, number).atexit = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("an attached publication is neither pickled nor copied: attach it again")
+        raise TypeError("attached memory is neither pickled nor copied: attach it again")
 
 
 def _detach(number: int) -> None:
@@ -72,7 +72,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    def __init__(self, memory: _Attached, described: dict[str, Any], users: list[int]) -> None:
+    def __init__(self, memory: AttachedMemory, described: dict[str, Any], users: list[int]) -> None:
         self._memory, self._users = memory, users
         #: The name of the publication.
         self.name: str = described["name"]
@@ -253,7 +253,7 @@ def attach(
 def _attach(name: str, path: str | None, device: int, users: list[int]) -> Attached:
     library = _library.get()
     request = {"name": checked(name), "path": path, "users": users, "device": device}
-    memory = _Attached(library.number("attach", json.dumps(request).encode()))
+    memory = AttachedMemory(library.number("attach", json.dumps(request).encode()))
     return Attached(memory, json.loads(library.required("attached", memory.number)), users)
 
 

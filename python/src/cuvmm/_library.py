@@ -96,6 +96,12 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_newer": (_int, [_number, _number, _result]),
     "cuvmm_detach": (_int, [_number]),
     "cuvmm_detach_later": (_int, [_number]),
+    "cuvmm_tag_shareable": (_int, [_text]),
+    "cuvmm_offer": (_int, [_pointer, _number, _result]),
+    "cuvmm_offered": (_size, [_number, _text, _size]),
+    "cuvmm_offer_handles": (_int, [_number, ctypes.POINTER(_int), _size]),
+    "cuvmm_offer_end": (None, [_number]),
+    "cuvmm_receive": (_int, [_text, ctypes.POINTER(_int), _size, _int, _result]),
 }
 
 

@@ -19,7 +19,7 @@ class Stats:
     device: int
     #: The device's name; empty before the first allocation on it.
     name: str = ""
-    #: The most that may be held. Under a limit that was set, what is published lowers it.
+    #: The most that may be held. Under a limit that was set, published and shareable memory lower it.
     limit: int = 0
     #: Live allocations.
     allocations: int = 0

@@ -4,11 +4,11 @@ use std::sync::PoisonError;
 
 use cuvmm::{Contents, Exchange, HostStore, SleepError, Tenant};
 
-use super::host;
 use super::{
     Host, LONGEST, MOVING, Moving, chosen, fates, give_up_cached, heaps_of, lock, names, refused,
     selected,
 };
+use super::{host, shared};
 use crate::error::Error;
 use crate::graphs::Tagged;
 use crate::{fork, graphs};
@@ -28,6 +28,7 @@ pub(crate) fn exchange(sleep: &str, wake: &str, after: Host) -> Result<(), Error
     let sleep = chosen(sleep.as_deref(), false)?;
     let wake = chosen(wake.as_deref(), true)?;
     let all = [sleep.as_slice(), wake.as_slice()].concat();
+    shared::refuse(&all)?;
     let moving = Moving::begin(&all);
     exchange_chosen(&sleep, &wake, after)?;
     sleep.iter().for_each(|&index| give_up_cached(index));

@@ -20,6 +20,7 @@ from ._install import install, is_installed
 from ._numbers import FreeNumbers
 from ._paged import Evictions, LayerGroup, PagedKv, PagedStats, Part, paged_kv
 from ._pools import pool, worker
+from ._sharing import read_only, sent
 
 __all__ = [
     "Evictions",
@@ -35,5 +36,7 @@ __all__ = [
     "lost_buffers",
     "paged_kv",
     "pool",
+    "read_only",
+    "sent",
     "worker",
 ]

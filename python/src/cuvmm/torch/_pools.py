@@ -13,7 +13,7 @@ import torch
 from .. import _library
 from .._errors import Error
 from .._sleeping import check, graphs_tag, tag
-from . import _install
+from . import _install, _sharing
 
 # Pools that no block of code uses now, by name and device. PyTorch lets one block at a time use a pool, so a
 # block takes one and puts it back. They are kept until they are trimmed: tensors may outlive the code, and the
@@ -141,13 +141,19 @@ def _use_innermost() -> None:
 
 
 @contextlib.contextmanager
-def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]:
+def pool(
+    name: str, device: Any = None, *, trim: bool = False, shareable: bool = False
+) -> Iterator[None]:
     """Allocates the CUDA tensors that the calling thread makes from the pool of that name.
 
     device: the device whose tensors are meant; the current one by default. With `install`, tensors
         of every device.
     trim: True gives what is free in the pool back before it is entered, as `cuvmm.trim` does, so that this
         block's tensors can have it in other sizes. Not while another thread is inside of a pool of the device.
+
+    shareable: True makes the pool's memory shareable, for good: its tensors can be sent to other processes in
+        place (`torch.multiprocessing`). Say so before the pool has memory. Memory that was sent cannot sleep, and
+        the pool is not exchanged and serves no captures.
 
     Entered again with the same name, the same pool is used. Pools may be nested; the innermost is
     used. Blocks may end in any order. Other threads, such as those of a backward pass, do not use it; other
@@ -176,9 +182,12 @@ def pool(name: str, device: Any = None, *, trim: bool = False) -> Iterator[None]
     Without `install` PyTorch gives nothing back when a tensor does not fit: it neither joins what is free in
     the pool nor tries again. So the text of an out of memory inside names `cuvmm.trim`.
 
-    Raises `cuvmm.Error` if the pool's memory is asleep, and ValueError for an empty name.
+    Raises `cuvmm.Error` if the pool's memory is asleep, or it is to be shareable and has memory that is not,
+    and ValueError for an empty name.
     """
     check(name)
+    if shareable:
+        _sharing.make_shareable(name)
     captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     ordinal = torch.cuda._utils._get_device_index(device, optional=True)
     blocks, block = _thread.blocks, object()

@@ -15,8 +15,9 @@ import torch
 from ._replacing import replace, replaced
 
 _IPC = (
-    "CUDA tensors cannot be shared with other processes while cuvmm is PyTorch's allocator: publish"
-    " them (cuvmm.publish), or send a copy in host memory (tensor.cpu())"
+    "CUDA tensors of this memory cannot be shared with other processes while cuvmm is PyTorch's allocator: make them"
+    " in cuvmm.torch.pool(name, shareable=True), publish them (cuvmm.publish), or send a copy in host memory"
+    " (tensor.cpu())"
 )
 _TREES = (
     "CUDA graph trees (torch.compile with mode='reduce-overhead' or 'max-autotune') need PyTorch's"

@@ -1,6 +1,6 @@
 """A stand-in for PyTorch: see README.md in the folder above."""
 
-from . import _C, accelerator, backends, cuda, tensors, version  # noqa: F401
+from . import _C, accelerator, backends, cuda, multiprocessing, nn, tensors, version  # noqa: F401
 from .tensors import Tensor, device, dtype, from_dlpack, sparse_coo, strided  # noqa: F401
 
 globals().update(tensors.types)
@@ -12,8 +12,7 @@ class _dynamo:  # noqa: N801
         assert isinstance(tensor, Tensor)
 
 
-class UntypedStorage(_C.StorageBase):
-    """A storage, of which only sharing is here."""
+UntypedStorage = tensors.Storage
 
 
 def empty(size, dtype=None, device="cpu"):

@@ -6,6 +6,8 @@ The memory of the stand-in for libcuda can be read and written by the CPU.
 import ctypes
 import math
 
+from . import _C
+
 
 class dtype:  # noqa: N801
     def __init__(self, name, itemsize):
@@ -13,6 +15,13 @@ class dtype:  # noqa: N801
 
     def __str__(self):
         return f"torch.{self.name}"
+
+    def __reduce__(self):
+        return _dtype_of, (self.name,)
+
+
+def _dtype_of(name):
+    return types[name]
 
 
 types = {
@@ -38,9 +47,9 @@ class device:  # noqa: N801
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
 
-class Storage:
-    def __init__(self, address, size):
-        self._address, self._size = address, size
+class Storage(_C.StorageBase):
+    def __init__(self, address=0, size=0, place=None, keeps=None):
+        self._address, self._size, self.device, self.keeps = address, size, place, keeps
 
     def data_ptr(self):
         return self._address
@@ -56,7 +65,7 @@ def dense(shape):
 class Tensor:
     """A view of memory that `keeps` keeps."""
 
-    is_quantized, layout = False, strided
+    is_quantized, is_nested, is_leaf, requires_grad, layout = False, False, True, False, strided
 
     def __init__(self, address, shape, dtype, place, keeps, strides=None):
         self.address, self.shape, self.dtype = address, tuple(shape), dtype
@@ -67,13 +76,22 @@ class Tensor:
         if hasattr(self.keeps, "untyped_storage"):
             return self.keeps.untyped_storage()
         if not hasattr(self, "_storage"):
-            self._storage = Storage(self.address, self.numel() * self.dtype.itemsize)
+            size = self.numel() * self.dtype.itemsize
+            self._storage = Storage(self.address, size, self.device, self.keeps)
         return self._storage
 
     def detach(self):
         return self
 
     resolve_conj = resolve_neg = detach
+
+    def is_conj(self):
+        return False
+
+    is_neg = has_names = is_conj
+
+    def storage_offset(self):
+        return (self.address - self.untyped_storage().data_ptr()) // self.dtype.itemsize
 
     def data_ptr(self):
         return self.address if self.numel() else 0

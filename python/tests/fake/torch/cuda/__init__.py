@@ -119,7 +119,8 @@ class Tensor:
         else:
             self.allocator = _C.native if _C.current is None else _C.current
             self.address = self.allocator.malloc(size, _device, stream)
-        self.storage = tensors.Storage(self.address, size)
+        place = tensors.device("cuda", _device)
+        self.storage = tensors.Storage(self.address, size, place)
 
     def untyped_storage(self):
         return self.storage

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use cuvmm::ledger::GroupRequest;
 
+use crate::edge;
+
 type Answer = fn(&GroupRequest) -> Result<(), String>;
 
 static ANSWER: OnceLock<Answer> = OnceLock::new();
@@ -16,6 +18,8 @@ pub(crate) fn set(answer: Answer) {
 }
 
 pub(crate) fn answer(request: &GroupRequest) -> Result<(), String> {
+    // A thread of the ledger, which has locks while tags move.
+    let _locks = edge::without_calling_back();
     let answer = ANSWER.get().ok_or("the process has joined no group")?;
     answer(request)
 }

@@ -12,14 +12,17 @@
 
 mod common;
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::graphs::Graphs;
 use common::paged::Paged;
 use common::tags::Tags;
 use common::{Cuda, MIB, default_stream, in_a_child, over_the_stand_in};
+use cuvmm::LedgerView;
+use cuvmm::ledger::{Control, GroupRequest};
 
 const BLOCK: usize = MIB;
 
@@ -59,7 +62,7 @@ fn functions_are_called_on_threads_without_locks_only() {
     // For a pool of PyTorch, which has a lock then.
     assert_eq!(tags.allocate("tag", 2), 0);
     assert_eq!(calls(), 0);
-    let wake: unsafe extern "C" fn(*const std::ffi::c_char, f64) -> c_int =
+    let wake: unsafe extern "C" fn(*const c_char, f64) -> c_int =
         paged.torch.function("cuvmm_wake_within");
     // SAFETY: the text is terminated.
     assert_eq!(unsafe { wake(c"null".as_ptr(), 0.0) }, -3);
@@ -322,6 +325,39 @@ over_the_stand_in! {
 
     no_function_is_called_where_locks_may_be_held ["CUVMM_TORCH_LIMIT" = "8MiB"] says ["under a tag"] {
         functions_are_called_on_threads_without_locks_only();
+    }
+
+    no_function_is_called_for_a_wake_that_another_program_asks_for [] says [] {
+        let directory = tempfile::tempdir().unwrap();
+        let (paged, tags) = (Paged::load(), Tags::load());
+        let configure: unsafe extern "C" fn(*const c_char) -> c_int =
+            paged.torch.function("cuvmm_configure");
+        let join: unsafe extern "C" fn(*const c_char, *mut u64) -> c_int =
+            paged.torch.function("cuvmm_group_join");
+        let json = serde_json::json!({ "ledger": directory.path() });
+        let json = CString::new(json.to_string()).unwrap();
+        // SAFETY: the text is terminated.
+        assert_eq!(unsafe { configure(json.as_ptr()) }, 0);
+        tags.allocate("weights", 20);
+        let mut group = 0;
+        // SAFETY: the text is terminated, and the number can be written.
+        assert_eq!(unsafe { join(c"{\"name\": \"tp0\", \"ranks\": 1}".as_ptr(), &raw mut group) }, 0);
+        tags.sleep("null", false).unwrap();
+        let cache = paged.cache("chat", 256, r#", "timeout": 0"#).unwrap();
+        assert!((0..128).any(|at| paged.back(cache, &[2 * at, 2 * at + 1]).is_err()));
+        paged.on_pressure(cache, Some(notes));
+        let mut files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
+        let ledger = files.find(|path| path.extension() == Some("cuvmm-ledger".as_ref()));
+        let view = LedgerView::open(ledger.unwrap()).unwrap();
+        let ranks = [view.control(view.stats().processes[0].slot)];
+        let request = GroupRequest::new("tp0", true).timeout(Duration::ZERO);
+        let refused = Control::group(&ranks, &request).pop().unwrap().unwrap_err().to_string();
+        assert!(refused.contains("cannot wake 20 MiB"), "{refused}");
+        assert_eq!(calls(), 0);
+        assert!(paged.back(cache, &[255]).is_err());
+        assert_ne!(calls(), 0);
+        paged.end(cache);
+        tags.wake("null").unwrap();
     }
 
     a_forked_child_changes_nothing [] says [] {

@@ -57,6 +57,8 @@ pub(crate) struct Cache {
     steps: Mutex<Steps>,
     kv: PagedKv,
     of: &'static DeviceHeap,
+    /// `true` if requests wait for memory in use.
+    waits: bool,
     hook: Mutex<Option<OnPressure>>,
     member: Member,
 }
@@ -107,13 +109,14 @@ pub(super) fn build(json: &str) -> Result<u64, Error> {
     let kv = of.with_stream(request.stream, |home| {
         let mut kv = None;
         let build = || request.build(&tenant, home, wait).map(|it| kv = Some(it));
-        repeated(of, home, build)?;
+        repeated(of, home, wait.is_some(), build)?;
         kv.ok_or(Error::Null)
     })?;
     let cache = Arc::new(Cache {
         steps: Mutex::default(),
         kv,
         of,
+        waits: wait.is_some(),
         hook: Mutex::new(None),
         member,
     });
@@ -272,11 +275,13 @@ impl Cache {
     }
 
     pub(super) fn back(&self, numbers: &[u32]) -> Result<(), Error> {
-        repeated(self.of, self.kv.home_stream(), || self.kv.back(numbers))
+        let request = || self.kv.back(numbers);
+        repeated(self.of, self.kv.home_stream(), self.waits, request)
     }
 
     pub(super) fn reserve(&self, count: u32) -> Result<(), Error> {
-        repeated(self.of, self.kv.home_stream(), || self.kv.reserve(count))
+        let request = || self.kv.reserve(count);
+        repeated(self.of, self.kv.home_stream(), self.waits, request)
     }
 
     pub(super) fn record(&self, stream: u64) -> Result<(), Error> {
@@ -285,15 +290,16 @@ impl Cache {
     }
 }
 
-/// Makes a request, and repeats it where memory was short as allocations are.
+/// Makes a request. One that does not wait is repeated where memory was short, as allocations are.
 fn repeated(
     of: &DeviceHeap,
     home: &Stream,
+    waits: bool,
     mut request: impl FnMut() -> Result<(), PagedKvError>,
 ) -> Result<(), Error> {
     match request() {
-        Err(error) => live::again(of, Some(home), error.into(), |_| Ok(request()?)),
-        Ok(()) => Ok(()),
+        Err(error) if !waits => live::again(of, Some(home), error.into(), |_| Ok(request()?)),
+        outcome => Ok(outcome?),
     }
 }
 

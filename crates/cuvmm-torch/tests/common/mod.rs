@@ -133,6 +133,25 @@ macro_rules! over_the_stand_in {
 }
 pub(crate) use over_the_stand_in;
 
+/// A stream's handle.
+pub(crate) type Handle = *mut c_void;
+
+/// Returns the handle of the legacy default stream (0 or 1) or of the per-thread one (2).
+pub(crate) fn default_stream(number: usize) -> Handle {
+    std::ptr::without_provenance_mut(number)
+}
+
+fn function<F: Copy>(library: &'static Library, name: &str) -> F {
+    // SAFETY: the callers name the function's type. The library stays loaded.
+    unsafe { *library.get::<F>(name).expect(name) }
+}
+
+fn load(path: PathBuf) -> &'static Library {
+    // SAFETY: both libraries have no code that runs when they are loaded.
+    let library = unsafe { Library::new(&path) }.expect("the library can be loaded");
+    Box::leak(Box::new(library))
+}
+
 /// Runs `body` in a forked child, and returns its exit code.
 pub(crate) fn in_a_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child only runs `body`, which takes no lock that another thread could hold, and
@@ -178,25 +197,6 @@ macro_rules! over_a_driver_that_refuses {
 }
 #[allow(unused_imports)]
 pub(crate) use over_a_driver_that_refuses;
-
-/// A stream's handle.
-pub(crate) type Handle = *mut c_void;
-
-/// Returns the handle of the legacy default stream (0 or 1) or of the per-thread one (2).
-pub(crate) fn default_stream(number: usize) -> Handle {
-    std::ptr::without_provenance_mut(number)
-}
-
-fn function<F: Copy>(library: &'static Library, name: &str) -> F {
-    // SAFETY: the callers name the function's type. The library stays loaded.
-    unsafe { *library.get::<F>(name).expect(name) }
-}
-
-fn load(path: PathBuf) -> &'static Library {
-    // SAFETY: both libraries have no code that runs when they are loaded.
-    let library = unsafe { Library::new(&path) }.expect("the library can be loaded");
-    Box::leak(Box::new(library))
-}
 
 /// The functions that PyTorch calls.
 #[derive(Clone, Copy)]

@@ -38,7 +38,7 @@ pub(super) fn cuvmm() -> Command {
     Command::cargo_bin("cuvmm").unwrap()
 }
 
-fn model(name: &str, path: &Path) -> String {
+pub(super) fn model(name: &str, path: &Path) -> String {
     format!("--model={name}={}", path.display())
 }
 

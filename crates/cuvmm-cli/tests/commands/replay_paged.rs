@@ -6,10 +6,12 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+use std::path::PathBuf;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::replay::{cuvmm, failure, json, two_models};
+use super::replay::{cuvmm, failure, json, model, two_models};
 
 /// Bytes of the memory of all models.
 const MEMORY: u64 = 512 << 20;
@@ -100,6 +102,52 @@ fn kept_blocks_are_evicted_by_requests_that_need_their_memory() {
             assert!(number(figures, "evicted_blocks") > 0.0);
             assert_eq!(figures["wrong_stamps"], 0);
         }
+    }
+}
+
+/// Returns options for the first three minutes of the public traces, which are not part of the
+/// repository: they are in the folder `CUVMM_TRACES`, or beside the repository.
+fn first_minutes(dir: &TempDir) -> Option<[String; 2]> {
+    let beside = PathBuf::from(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../shared/traces"
+    ));
+    let folder = std::env::var_os("CUVMM_TRACES").map_or(beside, PathBuf::from);
+    let first = |name: &str, file: &str| {
+        let text = std::fs::read_to_string(folder.join(file)).ok()?;
+        let mut lines = text.lines();
+        let header = lines.next()?;
+        let early = lines.filter(|line| *line < "2023-11-16 18:19");
+        let kept: Vec<&str> = std::iter::once(header).chain(early).collect();
+        assert!(kept.len() > 100, "{file} has few requests");
+        let path = dir.path().join(file);
+        std::fs::write(&path, kept.join("\n") + "\n").unwrap();
+        Some(model(name, &path))
+    };
+    let conv = first("conv", "azure-conv-first-half.csv")?;
+    Some([conv, first("code", "azure-code.csv")?])
+}
+
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn of_the_azure_traces_little_is_held_beside_blocks_in_use() {
+    let dir = TempDir::new().unwrap();
+    let Some(models) = first_minutes(&dir) else {
+        eprintln!("*** THE AZURE TRACES WERE NOT REPLAYED: they are not there");
+        return;
+    };
+    for (layout, bound) in [("paged", 1.12), ("paged-layer-major", 1.40)] {
+        let layout = format!("--layout={layout}");
+        let options = [
+            "--memory=8GiB",
+            "--driver=model",
+            "--policy=elastic",
+            &layout,
+        ];
+        let figures = &json(&options, &models)["policies"]["elastic"];
+        assert_eq!(figures["completed"], figures["requests"]);
+        let held = number(figures, "held_by_live");
+        assert!((1.0..=bound).contains(&held), "{layout}: {held}");
     }
 }
 

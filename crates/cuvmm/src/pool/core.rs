@@ -266,9 +266,11 @@ impl<'a> Locked<'a> {
         id: SlotId,
         work: impl FnOnce(&mut Self, &mut Slot) -> T,
     ) -> Option<T> {
-        let mut slot = self.take_out(id)?;
+        // A panic in the work drops no slot: its addresses, and what may be mapped there, stay with
+        // the process.
+        let mut slot = ManuallyDrop::new(self.take_out(id)?);
         let done = work(self, &mut slot);
-        self.state.blocks.put_slot(slot);
+        self.state.blocks.put_slot(ManuallyDrop::into_inner(slot));
         Some(done)
     }
 

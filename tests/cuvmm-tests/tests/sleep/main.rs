@@ -14,6 +14,7 @@ mod groups;
 mod kept;
 mod leases;
 mod marks;
+mod panics;
 mod processes;
 mod store_faults;
 mod stores;

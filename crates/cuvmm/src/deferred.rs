@@ -9,11 +9,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::PoisonError;
 use std::task::Waker;
 
-use crate::sync::thread_local;
+use crate::sync::{Mutex, MutexGuard, thread_local};
 
 type Call = Box<dyn FnOnce()>;
 
@@ -112,6 +114,66 @@ pub(crate) struct Unlocked(());
 impl Drop for Unlocked {
     fn drop(&mut self) {
         HERE.with(|here| here.unlocked.set(here.unlocked.get() - 1));
+    }
+}
+
+/// A value that is checked when its [lock](Locked) is released.
+pub(crate) trait Checked {
+    fn check(&mut self) {}
+}
+
+impl Checked for () {}
+
+/// A lock in a section of its own, on a value that no panic breaks.
+pub(crate) struct Locked<'a, T: Checked> {
+    // In the order in which they are dropped.
+    value: MutexGuard<'a, T>,
+    _unlocked: Option<Unlocked>,
+    _section: Section,
+}
+
+impl<'a, T: Checked> Locked<'a, T> {
+    #[inline]
+    pub(crate) fn of(mutex: &'a Mutex<T>) -> Self {
+        Self::in_section(mutex, Section::enter(), None)
+    }
+
+    /// Takes a lock under which driver calls are made, and locks of pools are taken.
+    pub(crate) fn for_calls(mutex: &'a Mutex<T>) -> Self {
+        let section = Section::enter();
+        let unlocked = section.unlocked();
+        Self::in_section(mutex, section, Some(unlocked))
+    }
+
+    fn in_section(mutex: &'a Mutex<T>, section: Section, unlocked: Option<Unlocked>) -> Self {
+        Self {
+            value: mutex.lock().unwrap_or_else(PoisonError::into_inner),
+            _unlocked: unlocked,
+            _section: section,
+        }
+    }
+}
+
+impl<T: Checked> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T: Checked> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+#[cfg(debug_assertions)]
+impl<T: Checked> Drop for Locked<'_, T> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.value.check();
+        }
     }
 }
 

@@ -29,10 +29,11 @@ use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
 use cuvmm::driver::{Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
+use cuvmm::paged::LayerGroup;
 use cuvmm::pool::PoolBuilder;
 use cuvmm::{
-    Access, Block, Contents, DeviceVec, Growth, Hardened, Heap, Limit, Mapper, Pool, PoolStats,
-    Region, Registration, Stream, Tenant,
+    Access, Block, Contents, DeviceVec, Growth, Hardened, Heap, Limit, Mapper, PagedKv, Pool,
+    PoolStats, Region, Registration, Stream, Tenant,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::thread::{self, yield_now};
@@ -1139,6 +1140,47 @@ fn a_region_commits_again_what_it_withdrew_while_another_tenant_takes_it() {
             });
         });
         drop((a, b));
+        scene.end();
+    });
+}
+
+#[test]
+fn a_paged_cache_gives_blocks_memory_while_the_mapper_maps_ahead_and_another_tenant_takes_all() {
+    explore(500, || {
+        let rig = model();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let scene = Scene::new(rig, 5, |builder| builder.mapper(&mapper).build());
+        let (a, b) = (scene.tenant("a"), scene.tenant("b"));
+        let stream = scene.stream();
+        // Two blocks are in each extent.
+        let group = LayerGroup::new(1, 1).part(1, (G / 2) as u32, 1);
+        let kv = PagedKv::builder(&a, &stream, 16).group(group).extent(G);
+        let kv = kv.precommit(4).build().unwrap();
+        let use_blocks = |numbers: [u32; 2]| {
+            if kv.try_back(&numbers).is_err() {
+                return;
+            }
+            let step = kv.step();
+            kv.release(&numbers[..1]).unwrap();
+            yield_now();
+            // Released in a step, it has its memory beside the other.
+            assert!(kv.stats().unwrap().committed >= 2 * G);
+            drop(step);
+            assert!(kv.is_backed(numbers[1]).unwrap());
+            kv.release(&numbers[1..]).unwrap();
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| [[0, 2], [4, 6]].map(use_blocks));
+            scope.spawn(|| use_blocks([1, 3]));
+            scope.spawn(|| {
+                // Woken by what is released, and by memory ahead that is on its way.
+                let wanted = b.block(5 * G).timeout(FOREVER).allocate();
+                drop(scene.claim(wanted.unwrap()));
+            });
+        });
+        assert_eq!(kv.stats().unwrap().committed, 0);
+        drop((kv, a, b, stream));
+        mapper.stop();
         scene.end();
     });
 }

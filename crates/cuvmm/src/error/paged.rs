@@ -36,7 +36,7 @@ pub enum PagedKvError {
         /// The group, counted from 0.
         group: usize,
     },
-    /// A block that is to be released, read or written is not in use, or was named twice.
+    /// A block that is to be released, read or written is not in use.
     #[error("block {0} is not in use")]
     NotInUse(u32),
     /// A block that is always backed was to be released.

@@ -2,7 +2,6 @@
 //! places, or from new memory.
 
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::build::Build;
@@ -12,7 +11,7 @@ use super::extents::work_of;
 use super::request::{Request, is_small, least_chunk};
 use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
-use crate::deferred::Section;
+use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::pool::{HolderId, Tenant, Wait};
 
@@ -305,17 +304,13 @@ impl Core {
     ) -> Result<(), BlockError> {
         self.device.own_process()?;
         // User code that is deferred meanwhile runs without the lock, which it may take.
-        let section = Section::enter();
-        let unlocked = section.unlocked();
-        let alone = self.reserving.lock();
-        let alone = alone.unwrap_or_else(PoisonError::into_inner);
+        let _alone = deferred::Locked::for_calls(&self.reserving);
         if self.reservations.load(Ordering::Acquire) == seen {
             let space = tenant.reserve(holder, least, self.addresses)?;
             let space = space.open_to(self.guests.iter().cloned());
             self.lock().add_space(space);
             self.reservations.fetch_add(1, Ordering::AcqRel);
         }
-        drop((alone, unlocked, section));
         Ok(())
     }
 

@@ -7,7 +7,6 @@
 //! settled.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use super::cache::{Place, StreamCache, StreamCaches};
@@ -20,12 +19,12 @@ use super::spaces::Spaces;
 use super::stitch::Policy;
 use super::streams::Streams;
 use super::tag::{StreamId, Tag, Tagged};
-use crate::deferred::Section;
+use crate::deferred::{self, Checked};
 use crate::device::Device;
 use crate::error::CallError;
 use crate::extents::{Fence, Placed, Space, Unmapped};
 use crate::own::{AccessGrant, Physical};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
 /// With more mappings than this, counting one for each [`MANY_BYTES`] in chunks, only some locked
 /// sections are checked.
@@ -122,37 +121,19 @@ struct Recorded {
     work: Tag,
 }
 
-/// The lock on a heap. User code dropped under it runs after its end.
-pub(super) struct Locked<'a> {
-    state: MutexGuard<'a, State>,
-    _section: Section,
-}
+/// The lock on a heap.
+pub(super) type Locked<'a> = deferred::Locked<'a, State>;
 
-impl std::ops::Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl std::ops::DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
-    }
-}
-
-#[cfg(debug_assertions)]
-impl Drop for Locked<'_> {
+impl Checked for State {
     /// Checks the heap's memory; with many mappings only in some sections.
-    fn drop(&mut self) {
-        self.state.sections += 1;
-        let many = self.state.large.mappings() + self.state.small.held() / MANY_BYTES > MANY;
-        if std::thread::panicking() || many && !self.state.sections.is_power_of_two() {
-            return;
+    #[cfg(debug_assertions)]
+    fn check(&mut self) {
+        self.sections += 1;
+        let many = self.large.mappings() + self.small.held() / MANY_BYTES > MANY;
+        if !many || self.sections.is_power_of_two() {
+            self.large.check();
+            self.small.check();
         }
-        self.state.large.check();
-        self.state.small.check();
     }
 }
 
@@ -402,12 +383,7 @@ impl Core {
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
-        let section = Section::enter();
-        let state = self.state.lock();
-        Locked {
-            state: state.unwrap_or_else(PoisonError::into_inner),
-            _section: section,
-        }
+        Locked::of(&self.state)
     }
 
     /// Takes the lock, and frees all allocations in stream caches, and the kept chunk.

@@ -7,12 +7,12 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::generations::{Generations, View};
-use crate::deferred::{Section, Unlocked};
+use crate::deferred::{self, Checked};
 use crate::device::Device;
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::pool::{Given, Holder, HolderFigures};
 use crate::size::Granularity;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
 
 /// The driver's pools of a tenant's memory pool.
 pub(super) struct Core {
@@ -27,13 +27,13 @@ pub(super) struct Core {
     growing: AtomicUsize,
 }
 
-/// The lock. User code that is called or dropped under it runs after its end.
+/// The lock. Its end updates the view.
 pub(super) struct Locked<'a> {
-    generations: MutexGuard<'a, Generations>,
+    generations: deferred::Locked<'a, Generations>,
     view: &'a Mutex<View>,
-    _unlocked: Unlocked,
-    _section: Section,
 }
+
+impl Checked for Generations {}
 
 impl std::ops::Deref for Locked<'_> {
     type Target = Generations;
@@ -78,15 +78,9 @@ impl Core {
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
-        let section = Section::enter();
-        // This is not a lock of a pool: driver calls are made under it.
-        let unlocked = section.unlocked();
-        let generations = self.generations.lock();
         Locked {
-            generations: generations.unwrap_or_else(PoisonError::into_inner),
+            generations: deferred::Locked::for_calls(&self.generations),
             view: &self.view,
-            _unlocked: unlocked,
-            _section: section,
         }
     }
 

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::PagedKv;
+use super::core::Core;
 use super::numbers::check_blocks;
 use super::shape::{Geometry, LayerGroup, Layout};
 use super::state::{State, Use};
 use crate::error::{ArgumentError, PagedKvError};
 use crate::own::Stream;
 use crate::pool::Tenant;
-use crate::sync::Mutex;
 
 /// The default bytes of an extent: 16 MiB. It takes a mapping for eight granules, and comes back
 /// when its last block is released.
@@ -29,6 +29,7 @@ pub struct PagedKvBuilder<'a> {
     layout: Layout,
     extent: Option<u64>,
     pinned: Vec<u32>,
+    precommit: u32,
     timeout: Option<Duration>,
 }
 
@@ -42,6 +43,7 @@ impl<'a> PagedKvBuilder<'a> {
             layout: Layout::BlockMajor,
             extent: None,
             pinned: Vec::new(),
+            precommit: 0,
             timeout: None,
         }
     }
@@ -76,6 +78,25 @@ impl<'a> PagedKvBuilder<'a> {
         self
     }
 
+    /// Sets for how many blocks memory is mapped ahead of use: the lowest numbers that are not in use;
+    /// 0 by default. After a [`back`](PagedKv::back) that took an extent, the pool's
+    /// [mapper](crate::pool::PoolBuilder::mapper) maps the extents that these blocks lack, on its
+    /// thread, so that backing them makes no driver call. Without a mapper this does nothing, and
+    /// while a capture guard lives it waits.
+    ///
+    /// Only memory for which nothing must be reclaimed is taken, and of a ledger's only what it has
+    /// granted to the pool already. It is charged to the tenant and
+    /// cached: the pool takes it for another request before extents that blocks have used, and it
+    /// counts in [`PagedStats::precommitted`](super::PagedStats::precommitted). Memory that must stay
+    /// is [reserved](PagedKv::reserve) instead.
+    ///
+    /// While the mapper maps an extent, other calls on the cache wait for it.
+    #[doc(alias("ahead", "prealloc", "headroom", "slack"))]
+    pub const fn precommit(mut self, blocks: u32) -> Self {
+        self.precommit = blocks;
+        self
+    }
+
     /// Sets how long [`PagedKv::back`] and [`PagedKv::reserve`] may wait for memory in use. By default
     /// they do not wait, but call pressure hooks.
     #[doc(alias("deadline", "wait"))]
@@ -99,6 +120,7 @@ impl<'a> PagedKvBuilder<'a> {
             layout,
             extent,
             pinned,
+            precommit,
             timeout,
         } = self;
         check_blocks(blocks)?;
@@ -119,11 +141,9 @@ impl<'a> PagedKvBuilder<'a> {
         let region = region.largest_extent(extent).mapping_limit(u64::MAX);
         let region = region.reserve()?;
         let base = region.address();
-        let state = State::new(region, geometry.planes(extent), blocks);
+        let state = State::new(region, geometry.planes(extent), blocks, precommit);
         let kv = PagedKv {
-            state: Mutex::new(state),
-            tenant: tenant.clone(),
-            home: home.clone(),
+            core: Core::new(state, tenant, home),
             base,
             geometry,
             extent,

@@ -3,17 +3,9 @@
 
 use super::PagedKv;
 use super::numbers::no_such;
-use super::shape::Place;
 use super::state::{State, Use};
+use crate::deferred::Locked;
 use crate::error::{ArgumentError, PagedKvError};
-
-/// A layer's part of a block: contiguous pieces at one stride.
-struct Pieces {
-    offset: u64,
-    /// The bytes of a piece: all, or those of a token's row.
-    piece: usize,
-    stride: u64,
-}
 
 impl PagedKv {
     /// Writes one layer's part of a block in use, as contiguous `[token, head, element]`, behind the
@@ -30,16 +22,9 @@ impl PagedKv {
         (group, layer, part): (usize, u32, usize),
         bytes: &[u8],
     ) -> Result<(), PagedKvError> {
-        let place = self.place(group, layer, part)?;
-        let state = self.lock()?;
-        let Pieces {
-            mut offset,
-            piece,
-            stride,
-        } = pieces(&state, number, &place, bytes.len())?;
-        for bytes in bytes.chunks_exact(piece) {
-            state.region.write(&self.home, offset, bytes)?;
-            offset += stride;
+        let (state, piece, offsets) = self.pieces(number, (group, layer, part), bytes.len())?;
+        for (bytes, offset) in bytes.chunks_exact(piece).zip(offsets) {
+            state.region.write(&self.core.home, offset, bytes)?;
         }
         Ok(())
     }
@@ -56,42 +41,39 @@ impl PagedKv {
         (group, layer, part): (usize, u32, usize),
         bytes: &mut [u8],
     ) -> Result<(), PagedKvError> {
-        let place = self.place(group, layer, part)?;
-        let state = self.lock()?;
-        let Pieces {
-            mut offset,
-            piece,
-            stride,
-        } = pieces(&state, number, &place, bytes.len())?;
-        for bytes in bytes.chunks_exact_mut(piece) {
-            state.region.read(&self.home, offset, bytes)?;
-            offset += stride;
+        let (state, piece, offsets) = self.pieces(number, (group, layer, part), bytes.len())?;
+        for (bytes, offset) in bytes.chunks_exact_mut(piece).zip(offsets) {
+            state.region.read(&self.core.home, offset, bytes)?;
         }
         Ok(())
     }
 
-    fn place(&self, group: usize, layer: u32, part: usize) -> Result<Place, ArgumentError> {
+    /// Locks the cache, and returns the contiguous pieces of a layer's part of a block in use: the
+    /// bytes of each, which are all, or those of a token's row, and the offsets.
+    fn pieces(
+        &self,
+        number: u32,
+        (group, layer, part): (usize, u32, usize),
+        bytes: usize,
+    ) -> Result<(Locked<'_, State>, usize, impl Iterator<Item = u64> + use<>), PagedKvError> {
         let place = self.geometry.place(group, layer, part);
-        place.ok_or_else(|| no_such("such part of a layer in this group, layer", layer))
-    }
-}
-
-fn pieces(state: &State, number: u32, place: &Place, bytes: usize) -> Result<Pieces, PagedKvError> {
-    if !matches!(state.use_of(number)?, Use::Backed | Use::Pinned) {
-        return Err(PagedKvError::NotInUse(number));
-    }
-    let [_, tokens, ..] = place.shape;
-    let [block, token, ..] = place.strides;
-    let (all, given) = (tokens * place.row(), bytes as u64);
-    let what = "bytes of a block's part";
-    ArgumentError::at_least(what, given, all)?;
-    ArgumentError::at_most(what, given, all)?;
-    Ok(Pieces {
-        offset: place.offset + u64::from(number) * block,
-        piece: match token == place.row() {
+        let no_place = || no_such("such part of a layer in this group, layer", layer);
+        let place = place.ok_or_else(no_place)?;
+        let state = self.lock()?;
+        if !matches!(state.use_of(number)?, Use::Backed | Use::Pinned) {
+            return Err(PagedKvError::NotInUse(number));
+        }
+        let ([_, tokens, ..], [block, token, ..]) = (place.shape, place.strides);
+        let (all, given) = (tokens * place.row(), bytes as u64);
+        let what = "bytes of a block's part";
+        ArgumentError::at_least(what, given, all)?;
+        ArgumentError::at_most(what, given, all)?;
+        let piece = match token == place.row() {
             true => bytes,
             false => usize::try_from(place.row()).unwrap_or(bytes),
-        },
-        stride: token,
-    })
+        };
+        let first = place.offset + u64::from(number) * block;
+        let offsets = (0..tokens).map(move |at| first + at * token);
+        Ok((state, piece, offsets))
+    }
 }

@@ -29,6 +29,9 @@
 //! - **The pool** charges the tenant for all extents, with or without a block in use. It takes those
 //!   without one when another request needs memory. [`emptiest`](PagedKv::emptiest) chooses blocks
 //!   for a pressure hook to evict.
+//! - **Ahead of use.** With [`PagedKvBuilder::precommit`], the pool's mapper maps memory for the next
+//!   blocks after each `back`, so that the next one makes no driver call. [`reserve`](PagedKv::reserve)
+//!   is memory that no other tenant gets.
 //! - **Contents.** A block that is backed again has the bytes that it had, or zeros if its memory was
 //!   gone meanwhile; never another tenant's.
 //!
@@ -40,11 +43,11 @@
 //! # Not provided
 //! Kernels, a scheduler, block tables, and a table of prefixes. Blocks do not [sleep](crate::sleep);
 //! as for other containers, [`Slept::awake`](crate::sleep::Slept::awake) counts their memory. Reads of
-//! blocks that are not in use fault. Nothing is mapped ahead of use except by
-//! [`reserve`](PagedKv::reserve).
+//! blocks that are not in use fault.
 
 mod builder;
 mod copies;
+mod core;
 mod emptiest;
 mod numbers;
 mod planes;
@@ -55,20 +58,20 @@ mod step;
 mod view;
 
 use std::fmt;
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuvmm_driver::DeviceAddress;
 
+use self::core::Core;
 use self::shape::Geometry;
 use self::state::{State, Use};
-use crate::deferred::{Section, Unlocked};
+use crate::deferred::Locked;
 use crate::error::{BlockError, CallError, PagedKvError};
 use crate::ledger::InLine;
 use crate::own::Stream;
 use crate::pool::{Tenant, Wait};
 use crate::region::Purged;
-use crate::sync::{Mutex, MutexGuard};
 
 pub use builder::{DEFAULT_EXTENT, PagedKvBuilder};
 pub use emptiest::Evictions;
@@ -118,35 +121,11 @@ pub use view::PagedView;
 /// ```
 #[doc(alias("kvcached", "paged KV", "paged attention", "block table", "vAttention"))]
 pub struct PagedKv {
-    /// Dropped before the tenant.
-    state: Mutex<State>,
-    tenant: Tenant,
-    home: Stream,
+    core: Arc<Core>,
     base: DeviceAddress,
     geometry: Geometry,
     extent: u64,
     timeout: Option<Duration>,
-}
-
-/// The lock. User code that is called or dropped under it runs after its end.
-struct Locked<'a> {
-    state: MutexGuard<'a, State>,
-    _unlocked: Unlocked,
-    _section: Section,
-}
-
-impl std::ops::Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.state
-    }
-}
-
-impl std::ops::DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.state
-    }
 }
 
 impl PagedKv {
@@ -160,12 +139,12 @@ impl PagedKv {
         PagedKvBuilder::new(tenant, home, blocks)
     }
 
-    /// Backs blocks with memory, all or none, which are in use then. Blocks in use stay as they are.
-    /// Calls pressure hooks, and waits up to the builder's [timeout](PagedKvBuilder::timeout).
+    /// Backs blocks with memory, all or none, which are in use then. Blocks in use stay as they are,
+    /// and a number that is named several times counts once. Calls pressure hooks, and waits up to the builder's [timeout](PagedKvBuilder::timeout).
     ///
     /// Makes no driver call and does not lock the pool if other blocks in use touch the extents of
-    /// these. Does not lock it either for extents that were emptied and not taken since. For a new
-    /// extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
+    /// these. Does not lock it either for extents that were emptied, or
+    /// [mapped ahead](PagedKvBuilder::precommit), and not taken since. For a new extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
     /// [`PagedKvError`] if a block does not exist, or memory is short, with the figures. No block has
@@ -193,7 +172,7 @@ impl PagedKv {
         backed.map_err(|cause| refused(numbers.len(), cause))
     }
 
-    /// Gives up blocks in use, all or none. Extents that no block in use touches any more can be
+    /// Gives up blocks in use, all or none; a number that is named several times counts once. Extents that no block in use touches any more can be
     /// taken by the pool, behind the work that is queued by now on the home stream and the recorded
     /// streams. While a [step](Self::step) lives, that is done when it is dropped. Never waits, and
     /// makes no driver call.
@@ -202,11 +181,10 @@ impl PagedKv {
     /// work of different streams on one block is for the engine to order.
     ///
     /// # Errors
-    /// [`PagedKvError`] if a block is not in use, is named twice or is pinned. No block has changed
-    /// then.
+    /// [`PagedKvError`] if a block is not in use or is pinned. No block has changed then.
     #[doc(alias("free", "unmap"))]
     pub fn release(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
-        self.lock()?.release(numbers, &self.home)
+        self.lock()?.release(numbers, &self.core.home)
     }
 
     /// Begins a step of the engine: blocks that are released while it lives keep their memory until
@@ -218,7 +196,7 @@ impl PagedKv {
 
     fn end_step(&self, number: u64) {
         if let Ok(mut state) = self.lock() {
-            state.end_step(number, &self.home);
+            state.end_step(number, &self.core.home);
         }
     }
 
@@ -236,7 +214,7 @@ impl PagedKv {
     /// is then as before.
     #[doc(alias("precommit", "admission"))]
     pub fn reserve(&self, count: u32) -> Result<(), PagedKvError> {
-        let attempt = |state: &mut State, place| state.reserve(count, &self.home, place);
+        let attempt = |state: &mut State, place| state.reserve(count, &self.core.home, place);
         let missing = |state: &State| state.missing(&state.lowest(count));
         let reserved = self.request(Wait::of(self.timeout), missing, attempt);
         reserved.map_err(|cause| refused(count as usize, cause))
@@ -256,9 +234,8 @@ impl PagedKv {
             (lowest.len(), state.missing(&lowest))
         };
         let room = || {
-            self.tenant
-                .headroom()
-                .map(|room| room.taking_back.max(room.now))
+            let tenant = &self.core.tenant;
+            tenant.headroom().map(|room| room.taking_back.max(room.now))
         };
         Ok(found == count as usize && (missing == 0 || missing <= room()?))
     }
@@ -270,7 +247,7 @@ impl PagedKv {
     /// [`PagedKvError`] if the stream belongs to another device.
     #[doc(alias = "record_stream")]
     pub fn record_use(&self, stream: &Stream) -> Result<(), PagedKvError> {
-        stream.check_on(self.tenant.device())?;
+        stream.check_on(self.core.tenant.device())?;
         self.lock()?.region.record_use(stream);
         Ok(())
     }
@@ -330,14 +307,14 @@ impl PagedKv {
 
     /// Returns the home stream.
     #[must_use]
-    pub const fn home_stream(&self) -> &Stream {
-        &self.home
+    pub fn home_stream(&self) -> &Stream {
+        &self.core.home
     }
 
     /// Returns the tenant whose memory it uses.
     #[must_use]
-    pub const fn tenant(&self) -> &Tenant {
-        &self.tenant
+    pub fn tenant(&self) -> &Tenant {
+        &self.core.tenant
     }
 
     /// Makes an attempt, and repeats it while memory is short as [`Tenant::request`] does, without the
@@ -354,21 +331,13 @@ impl PagedKv {
             done => return done,
         }
         let bytes = missing(&*self.lock()?).max(1);
-        self.tenant.request(bytes, Some(&self.home), wait, attempt)
+        self.core
+            .tenant
+            .request(bytes, Some(&self.core.home), wait, attempt)
     }
 
-    /// Locks the cache, except in a forked child: another thread may have held the lock.
-    fn lock(&self) -> Result<Locked<'_>, CallError> {
-        self.tenant.device().own_process()?;
-        let section = Section::enter();
-        // This is not a lock of a pool: driver calls are made under it.
-        let unlocked = section.unlocked();
-        let state = self.state.lock();
-        Ok(Locked {
-            state: state.unwrap_or_else(PoisonError::into_inner),
-            _unlocked: unlocked,
-            _section: section,
-        })
+    fn lock(&self) -> Result<Locked<'_, State>, CallError> {
+        self.core.lock()
     }
 }
 
@@ -376,19 +345,6 @@ fn refused(blocks: usize, cause: BlockError) -> PagedKvError {
     match cause {
         BlockError::Argument(error) => PagedKvError::Argument(error),
         cause => PagedKvError::Back { blocks, cause },
-    }
-}
-
-impl Drop for PagedKv {
-    fn drop(&mut self) {
-        if !self.tenant.device().is_forked() {
-            let home = [self.home.clone()];
-            let state = self.state.get_mut();
-            state
-                .unwrap_or_else(PoisonError::into_inner)
-                .region
-                .end_after(&home);
-        }
     }
 }
 

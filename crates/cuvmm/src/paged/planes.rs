@@ -123,9 +123,13 @@ impl Planes {
         }
     }
 
-    /// The bytes of the extents that no block in use touches, and that these blocks touch.
-    pub(super) fn missing(&self, numbers: impl Iterator<Item = u32> + Clone) -> u64 {
-        let of_plane = |plane: &Plane| -> u64 {
+    /// The extents that no block in use touches, and that these blocks touch: for each plane their
+    /// indices.
+    fn untouched(
+        &self,
+        numbers: impl Iterator<Item = u32> + Clone,
+    ) -> impl Iterator<Item = (&Plane, Vec<usize>)> {
+        self.planes.iter().map(move |plane| {
             let touched = numbers
                 .clone()
                 .flat_map(|it| plane.touched(self.extent, it));
@@ -133,9 +137,32 @@ impl Planes {
             let mut unused: Vec<usize> = unused.collect();
             unused.sort_unstable();
             unused.dedup();
-            unused.iter().map(|&at| plane.held(self.extent, at)).sum()
+            (plane, unused)
+        })
+    }
+
+    /// The bytes of the extents that no block in use touches, and that these blocks touch.
+    pub(super) fn missing(&self, numbers: impl Iterator<Item = u32> + Clone) -> u64 {
+        let held = |plane: &Plane, at: &usize| plane.held(self.extent, *at);
+        let planes = self.untouched(numbers);
+        let of_plane = |(plane, unused): (&Plane, Vec<usize>)| -> u64 {
+            unused.iter().map(|at| held(plane, at)).sum()
         };
-        self.planes.iter().map(of_plane).sum()
+        planes.map(of_plane).sum()
+    }
+
+    /// The ranges of the extents that no block in use touches, and that these blocks touch, those that
+    /// are entered together as one, in order.
+    pub(super) fn unused(&self, numbers: &[u32]) -> Vec<Vec<Range<u64>>> {
+        let planes = self.untouched(numbers.iter().copied());
+        let columns = planes.flat_map(|(plane, unused)| {
+            unused.into_iter().map(move |at| {
+                let mut ranges = Vec::new();
+                plane.push(self.extent, at, &mut ranges);
+                ranges
+            })
+        });
+        columns.collect()
     }
 
     /// The extents that blocks in use touch, those that are empty together as one.
@@ -171,6 +198,7 @@ mod tests {
         planes.enter(2, &mut entered);
         assert_eq!(entered.split_off(2), [112..116, 116..118]);
         assert_eq!(planes.missing([1, 1].into_iter()), 4);
+        assert_eq!(planes.unused(&[1, 1]), [[108..112]]);
         planes.enter(1, &mut entered);
         assert_eq!(entered.split_off(2), [108..112]);
         assert_eq!(planes.in_use(), 18);

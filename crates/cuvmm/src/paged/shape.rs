@@ -23,6 +23,10 @@ pub enum Layout {
     LayerMajor,
 }
 
+/// The most parts of layers in all groups: each has a view, and in layer-major layout extents of its
+/// own, of which a device can have about 524,000 mapped.
+const MOST_PARTS: u64 = 1 << 16;
+
 /// The rows of one part of a layer, such as its keys: `[head, element]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Rows {
@@ -61,7 +65,8 @@ pub struct LayerGroup {
 }
 
 impl LayerGroup {
-    /// Returns a group of `layers` layers, without parts yet, with `tokens` tokens in a block.
+    /// Returns a group of `layers` layers, without parts yet, with `tokens` tokens in a block. All
+    /// groups of a cache have at most 65,536 parts in all layers.
     #[must_use]
     pub const fn new(layers: u32, tokens: u32) -> Self {
         let parts = Vec::new();
@@ -108,6 +113,11 @@ impl LayerGroup {
             ArgumentError::not_zero(dimension, count)?;
         }
         Ok(())
+    }
+
+    /// The number of parts of all layers.
+    const fn all_parts(&self) -> u64 {
+        (self.layers as u64).saturating_mul(self.parts.len() as u64)
     }
 
     /// The bytes of a token's row in each part.
@@ -167,6 +177,10 @@ impl Geometry {
     ) -> Result<Self, PagedKvError> {
         ArgumentError::not_zero("groups", groups.len() as u64)?;
         groups.iter().try_for_each(LayerGroup::check)?;
+        // Before anything is done for each of them.
+        let parts = groups.iter().map(LayerGroup::all_parts);
+        let parts = parts.fold(0, u64::saturating_add);
+        ArgumentError::at_most("parts of all layers", parts, MOST_PARTS)?;
         let overflow = || ArgumentError::Overflow {
             what: "bytes of all blocks",
             value: u64::MAX,
@@ -191,7 +205,6 @@ impl Geometry {
             block_bytes,
             size: 0,
         };
-        // Before anything is allocated for each tensor.
         block_bytes
             .checked_mul(blocks.into())
             .ok_or_else(overflow)?;
@@ -448,7 +461,7 @@ mod tests {
         );
         let huge = [
             LayerGroup::new(1, 1).part(u32::MAX, u32::MAX, u32::MAX),
-            LayerGroup::new(u32::MAX, u32::MAX).part(1, 1, 1),
+            LayerGroup::new(1, u32::MAX).part(u32::MAX, u32::MAX, 1),
         ];
         for group in huge {
             for layout in ALL {
@@ -461,6 +474,19 @@ mod tests {
                 );
             }
         }
+        // Refused before any of them is looked at.
+        let many = LayerGroup::new(u32::MAX, 1).part(1, 1, 1);
+        let half = LayerGroup::new(1 << 15, 1).keys_and_values(1, 1, 1);
+        for (groups, value) in [
+            (vec![many], u64::from(u32::MAX)),
+            (vec![half.clone(), half.clone()], 1 << 17),
+        ] {
+            let what = "parts of all layers";
+            let most = 1 << 16;
+            let known = ArgumentError::TooLarge { what, value, most };
+            assert_eq!(argument(&groups), known);
+        }
+        geometry(1, Layout::BlockMajor, &[half]).unwrap();
         // Scales of four bytes behind rows of three.
         let odd = LayerGroup::new(1, 1).part(1, 3, 1).part(1, 1, 4);
         assert!(matches!(argument(&[odd]), ArgumentError::Misaligned { .. }));

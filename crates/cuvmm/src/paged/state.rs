@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::numbers::no_such;
 use super::planes::Planes;
+use crate::deferred::Checked;
 use crate::error::{ArgumentError, BlockError, PagedKvError};
 use crate::extents::Fence;
 use crate::ledger::InLine;
@@ -20,6 +21,8 @@ pub(super) enum Use {
     Free,
     /// An operation is obtaining its memory.
     Entering,
+    /// An operation is ending its use.
+    Leaving,
     /// It has memory for a later use.
     Reserved,
     Backed,
@@ -31,6 +34,10 @@ pub(super) enum Use {
 pub(super) struct State {
     pub(super) region: Region,
     uses: Vec<Use>,
+    /// Numbers below it are in use.
+    floor: u32,
+    /// The blocks to map memory for ahead of use.
+    precommit: u32,
     pub(super) planes: Planes,
     /// The reserved numbers: the lowest of those that are free or reserved.
     reserved: BTreeSet<u32>,
@@ -42,11 +49,63 @@ pub(super) struct State {
     pinned: u32,
 }
 
+impl Checked for State {
+    fn check(&mut self) {
+        debug_assert_eq!(self.planes.in_use(), self.region.committed());
+    }
+}
+
+/// Blocks that an operation is obtaining memory for. Its end, also by a panic of the driver, gives
+/// them their use, or leaves all as they were.
+struct Entering<'a> {
+    state: &'a mut State,
+    numbers: &'a [u32],
+    /// Their use once they have memory.
+    to: Option<Use>,
+}
+
+impl Entering<'_> {
+    /// Counts the blocks without a use in their extents. Returns the ranges of extents that had none.
+    fn enter(&mut self) -> Vec<Range<u64>> {
+        let mut entered = Vec::new();
+        for &number in self.numbers {
+            if let Some(one) = self.state.uses.get_mut(number as usize)
+                && *one == Use::Free
+            {
+                *one = Use::Entering;
+                self.state.planes.enter(number, &mut entered);
+            }
+        }
+        entered
+    }
+}
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        for &number in self.numbers {
+            match (self.state.use_of(number), self.to) {
+                (Ok(Use::Entering), Some(to)) => self.state.begin(number, to),
+                (Ok(Use::Entering), None) => {
+                    self.state.set(number, Use::Free);
+                    self.state.planes.leave(number, &mut Vec::new());
+                }
+                (Ok(Use::Reserved), Some(to)) if to != Use::Reserved => {
+                    self.state.reserved.remove(&number);
+                    self.state.begin(number, to);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
 impl State {
-    pub(super) fn new(region: Region, planes: Planes, blocks: u32) -> Self {
+    pub(super) fn new(region: Region, planes: Planes, blocks: u32, precommit: u32) -> Self {
         Self {
             region,
             uses: vec![Use::Free; blocks as usize],
+            floor: 0,
+            precommit,
             planes,
             reserved: BTreeSet::new(),
             steps: BTreeMap::new(),
@@ -68,6 +127,9 @@ impl State {
     fn set(&mut self, number: u32, to: Use) {
         if let Some(one) = self.uses.get_mut(number as usize) {
             *one = to;
+        }
+        if to == Use::Free {
+            self.floor = self.floor.min(number);
         }
     }
 
@@ -93,34 +155,42 @@ impl State {
         if let Some(&last) = numbers.iter().max() {
             self.use_of(last)?;
         }
-        let mut entered = Vec::new();
-        for &number in numbers {
-            if let Some(one) = self.uses.get_mut(number as usize)
-                && *one == Use::Free
-            {
-                *one = Use::Entering;
-                self.planes.enter(number, &mut entered);
-            }
-        }
-        let obtained = match entered.is_empty() {
-            true => Ok(()),
-            false => self.region.attempt_all(&entered, place),
+        let mut entering = Entering {
+            state: self,
+            numbers,
+            to: None,
         };
-        for &number in numbers {
-            match self.use_of(number)? {
-                Use::Entering if obtained.is_ok() => self.begin(number, to),
-                Use::Entering => {
-                    self.set(number, Use::Free);
-                    self.planes.leave(number, &mut entered);
-                }
-                Use::Reserved if obtained.is_ok() && to != Use::Reserved => {
-                    self.reserved.remove(&number);
-                    self.begin(number, to);
-                }
-                _ => {}
+        let entered = entering.enter();
+        if !entered.is_empty() {
+            entering.state.region.attempt_all(&entered, place)?;
+        }
+        entering.to = Some(to);
+        drop(entering);
+        if !entered.is_empty() && to == Use::Backed {
+            self.region.call_worker();
+        }
+        Ok(())
+    }
+
+    pub(super) const fn precommits(&self) -> bool {
+        self.precommit > 0
+    }
+
+    /// Maps memory ahead of use at the first place where it lacks. Returns `false` if it lacks
+    /// nowhere, or no memory is to be had without reclaiming any.
+    pub(super) fn map_ahead(&mut self) -> Result<bool, BlockError> {
+        let next = self.lowest(self.precommit);
+        if let Some(&first) = next.first() {
+            self.floor = first;
+        }
+        for ranges in self.planes.unused(&next) {
+            let bare = ranges.into_iter().filter(|it| self.region.is_bare(it));
+            let bare: Vec<Range<u64>> = bare.collect();
+            if !bare.is_empty() {
+                return self.region.map_ahead(&bare);
             }
         }
-        obtained
+        Ok(false)
     }
 
     fn begin(&mut self, number: u32, to: Use) {
@@ -129,32 +199,38 @@ impl State {
             Use::Backed => self.backed += 1,
             Use::Pinned => self.pinned += 1,
             Use::Reserved => drop(self.reserved.insert(number)),
-            Use::Free | Use::Entering => {}
+            Use::Free | Use::Entering | Use::Leaving => {}
         }
     }
 
-    /// Ends the use of blocks, all or none. They leave their extents at once, or at the end of the
+    /// Ends the use of blocks, all or none, each once. They leave their extents at once, or at the end of the
     /// step that is being prepared.
     pub(super) fn release(&mut self, numbers: &[u32], home: &Stream) -> Result<(), PagedKvError> {
-        for (at, &number) in numbers.iter().enumerate() {
+        let mut released = Vec::with_capacity(numbers.len());
+        for &number in numbers {
             let refused = match self.uses.get_mut(number as usize) {
                 Some(one @ Use::Backed) => {
-                    *one = Use::Free;
+                    *one = Use::Leaving;
+                    released.push(number);
                     continue;
                 }
+                Some(Use::Leaving) => continue,
                 Some(Use::Pinned) => PagedKvError::Pinned(number),
                 Some(_) => PagedKvError::NotInUse(number),
                 None => no_such("block", number).into(),
             };
-            for &number in numbers.iter().take(at) {
+            for number in released {
                 self.set(number, Use::Backed);
             }
             return Err(refused);
         }
-        self.backed -= numbers.len() as u32;
+        for &number in &released {
+            self.set(number, Use::Free);
+        }
+        self.backed -= released.len() as u32;
         match self.steps.last_entry() {
-            Some(mut step) => step.get_mut().extend(numbers),
-            None => self.leave(numbers, home),
+            Some(mut step) => step.get_mut().extend(released),
+            None => self.leave(&released, home),
         }
         Ok(())
     }
@@ -218,7 +294,7 @@ impl State {
 
     /// The lowest numbers that are not in use, reserved ones among them.
     pub(super) fn lowest(&self, count: u32) -> Vec<u32> {
-        let numbered = (0..).zip(&self.uses);
+        let numbered = (0..).zip(&self.uses).skip(self.floor as usize);
         let unused = numbered.filter(|(_, one)| matches!(one, Use::Free | Use::Reserved));
         unused.map(|(at, _)| at).take(count as usize).collect()
     }

@@ -25,6 +25,8 @@ pub struct PagedStats {
     pub held: u64,
     /// Bytes of withdrawn memory, which the pool takes once the work on it is complete.
     pub withdrawn: u64,
+    /// The part of the withdrawn memory that was mapped ahead of use and that no block has used yet.
+    pub precommitted: u64,
     /// Mappings in use.
     pub mappings: u64,
     /// Bytes of addresses.
@@ -40,7 +42,6 @@ impl PagedKv {
         let state = self.lock()?;
         let [in_use, reserved, pinned, leaving] = state.counts();
         let region = &state.region;
-        debug_assert_eq!(state.planes.in_use(), region.committed());
         Ok(PagedStats {
             blocks: state.blocks(),
             in_use,
@@ -51,6 +52,7 @@ impl PagedKv {
             committed: region.committed(),
             held: region.held(),
             withdrawn: region.pending_free(),
+            precommitted: region.ahead(),
             mappings: region.mappings(),
             reserved_addresses: region.size(),
         })

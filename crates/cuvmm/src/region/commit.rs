@@ -13,6 +13,21 @@ use crate::extents::{Extent, Fence, PlaceError, Unmapped, beside};
 use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
 
+/// An attempt to commit ranges. Its end, also by a panic of the driver, leaves what is not committed
+/// to the tenant's pool.
+struct Attempt<'a> {
+    region: &'a mut Region,
+    ranges: &'a [Range<u64>],
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        for range in self.ranges {
+            self.region.note_pending(range);
+        }
+    }
+}
+
 impl Region {
     /// Commits memory to a range, placed by the [layout](super::RegionBuilder::layout). Parts that
     /// are committed already keep their memory and contents.
@@ -167,14 +182,15 @@ impl Region {
         ranges: &[Range<u64>],
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
-        let done = self.obtain(family, ranges, place);
+        let attempt = Attempt {
+            region: self,
+            ranges,
+        };
+        attempt.region.obtain(family, ranges, place)?;
         for range in ranges {
-            if done.is_ok() {
-                self.committed.insert(range.clone());
-            }
-            self.note_pending(range);
+            attempt.region.committed.insert(range.clone());
         }
-        done
+        Ok(())
     }
 
     /// Takes withdrawn memory of ranges back, and gets memory for the rest.
@@ -225,7 +241,7 @@ impl Region {
         })
     }
 
-    fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
+    pub(super) fn plan(&self, range: &Range<u64>, place: Option<&Place>) -> Vec<Planned> {
         let chosen = place.map(|place| Layout::on(place.clone()));
         let layout = chosen.as_ref().unwrap_or(&self.layout);
         let mut planned = vec![];

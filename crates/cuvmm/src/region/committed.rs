@@ -10,6 +10,7 @@ use rangemap::RangeSet;
 
 use super::Region;
 use super::family::Family;
+use super::holder::Use;
 use crate::extents::Fence;
 
 #[derive(Clone, Debug, Default)]
@@ -119,7 +120,7 @@ impl Region {
             .filter(|_| !self.space.device().is_forked())
         {
             let family = Arc::clone(family);
-            return self.hand_over(&family, range);
+            return self.hand_over(&family, range, Use::Used);
         }
         for extent in self.space.extents_in(range.start, range.end) {
             match self.committed.overlaps(&(extent.offset..extent.end())) {
@@ -156,7 +157,7 @@ impl Region {
 
     /// Hands the extents of a range without a committed byte to the pool of the region's tenant,
     /// behind their fences.
-    fn hand_over(&mut self, family: &Family, range: &Range<u64>) {
+    pub(super) fn hand_over(&mut self, family: &Family, range: &Range<u64>, known: Use) {
         let extents = self.space.extents_in(range.start, range.end);
         let unused = extents
             .filter(|extent| !self.committed.overlaps(&(extent.offset..extent.end())))
@@ -168,7 +169,7 @@ impl Region {
             let placed = self.space.remove(offset);
             withdrawn.extend(placed.map(|it| (it, fence.unwrap_or_else(Fence::complete))));
         }
-        family.withdraw(withdrawn.into_iter());
+        family.withdraw(withdrawn, known);
     }
 
     /// Returns `true` if the pending extents are exactly those without a committed byte.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::holder::{ANYWHERE, Shared};
+use super::holder::{ANYWHERE, Shared, Use};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
 use crate::ledger::InLine;
@@ -135,6 +135,20 @@ impl Family {
         }
     }
 
+    /// Gets extents of these sizes, which may be more, and smaller, if nothing is reclaimed for them.
+    pub(super) fn lend_spare(&self, sizes: &[u64]) -> Result<Option<Vec<Unmapped>>, BlockError> {
+        let lent = self.tenant.lend_spare(self.lending(sizes, None))?;
+        self.shared.add(lent.as_deref().unwrap_or_default());
+        Ok(lent)
+    }
+
+    /// Lets the mapper call the [worker](Shared::worker) soon, if there is one.
+    pub(super) fn call_worker(&self) {
+        if self.shared.worker.get().is_some() {
+            self.tenant.tidy_later(self.holder);
+        }
+    }
+
     fn obtain(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let lent = self.tenant.lend(lending)?;
         self.shared.add(&lent);
@@ -198,11 +212,11 @@ impl Family {
     }
 
     /// Takes over extents without a committed byte, each with the fence of its work.
-    pub(super) fn withdraw(&self, extents: impl ExactSizeIterator<Item = (Placed, Fence)>) {
-        if extents.len() == 0 {
+    pub(super) fn withdraw(&self, extents: Vec<(Placed, Fence)>, known: Use) {
+        if extents.is_empty() {
             return;
         }
-        self.shared.withdraw(extents);
+        self.shared.withdraw(extents.into_iter(), known);
         let reports = self.shared.reports.load(Ordering::Relaxed);
         if reports || self.tenant.is_awaited() {
             self.tenant.note_freed(reports);
@@ -287,6 +301,12 @@ impl Family {
             }
             (error.into(), running)
         })
+    }
+
+    /// A fence over all fills with zeros.
+    pub(super) fn fills(&self) -> Fence {
+        let home = self.home.get().cloned();
+        home.map_or_else(Fence::complete, Fence::stream)
     }
 
     fn home(&self) -> Result<&Stream, MemoryError> {

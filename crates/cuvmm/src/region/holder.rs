@@ -9,12 +9,12 @@
 //! round. Page tables are changed without either: an extent is *leaving* while it is unmapped, and
 //! a commit of its range waits for the end of that.
 //!
-//! Keeps I-76.
+//! Keeps I-76 and I-102.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{OnceLock, PoisonError, Weak};
 
 use cuvmm_driver::PhysicalHandle;
 
@@ -40,6 +40,29 @@ pub(super) struct Shared {
     pub(super) closed: AtomicBool,
     /// Set while withdrawn memory must be reported to the pool.
     pub(super) reports: AtomicBool,
+    /// The owner that maps memory ahead of use.
+    pub(super) worker: OnceLock<Weak<dyn WorksAhead>>,
+    /// Set while the owner has such work left for the mapper.
+    has_work: AtomicBool,
+}
+
+/// An owner of a region that maps memory ahead of use.
+pub(crate) trait WorksAhead: Send + Sync {
+    /// Maps memory ahead of use. Returns `true` if there is more to do later. Called on the mapper's
+    /// thread, without the pool's lock.
+    fn work_ahead(&self) -> bool;
+}
+
+/// The use of an extent before it was withdrawn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// The tenant may have used it.
+    Used,
+    /// It was mapped ahead of use, and has zeros.
+    Ahead,
+    /// It may hold bytes of another tenant, which were to be zeroed. It is not committed again: the
+    /// pool gets it as it was lent.
+    Unclean,
 }
 
 /// An extent without a committed byte.
@@ -49,11 +72,10 @@ struct Withdrawn {
     handle: PhysicalHandle,
     size: u64,
     fence: Fence,
-    /// Its place in the order of withdrawals.
-    number: u64,
-    /// `true` if it may hold bytes of another tenant, which were to be zeroed. It is not committed
-    /// again: the pool gets it as it was lent.
-    is_unclean: bool,
+    /// Its place in the order in which the pool takes extents: that of withdrawals, behind extents
+    /// that were mapped ahead of use, whose numbers are negative, the last first.
+    number: i64,
+    known: Use,
 }
 
 #[derive(Default)]
@@ -69,14 +91,15 @@ struct State {
     exported: BTreeMap<PhysicalHandle, u64>,
     /// The spaces of dropped regions.
     ended: Vec<Space>,
-    withdrawals: u64,
+    withdrawals: i64,
 }
 
 /// The free memory of withdrawn extents.
 #[derive(Default)]
 struct Free {
-    /// The sizes of physicals whose work is known to be complete, by the order of withdrawals.
-    ready: BTreeMap<u64, u64>,
+    /// The sizes of physicals whose work is known to be complete, by the order in which they are
+    /// taken.
+    ready: BTreeMap<i64, u64>,
     /// The bytes of physicals whose work is not known to be complete.
     pending: u64,
     leaving: u64,
@@ -86,7 +109,7 @@ struct Free {
 struct Lying {
     mappings: u64,
     /// That of the last.
-    number: u64,
+    number: i64,
     size: u64,
     is_leaving: bool,
     is_complete: bool,
@@ -195,6 +218,8 @@ impl Shared {
             settled: Condvar::new(),
             closed: AtomicBool::new(false),
             reports: AtomicBool::new(false),
+            worker: OnceLock::new(),
+            has_work: AtomicBool::new(false),
         }
     }
 
@@ -239,19 +264,12 @@ impl Shared {
         self.with(|state| unmapped.filter_map(|it| state.end(it)).collect())
     }
 
-    pub(super) fn withdraw(&self, extents: impl Iterator<Item = (Placed, Fence)>) {
-        self.add_withdrawn(extents, false);
-    }
-
-    /// Takes over extents whose memory could not be zeroed.
-    pub(super) fn withdraw_unclean(&self, extents: impl Iterator<Item = (Placed, Fence)>) {
-        self.add_withdrawn(extents, true);
-    }
-
-    fn add_withdrawn(&self, extents: impl Iterator<Item = (Placed, Fence)>, is_unclean: bool) {
+    /// Takes over extents, each with the fence of its work.
+    pub(super) fn withdraw(&self, extents: impl Iterator<Item = (Placed, Fence)>, known: Use) {
         self.with(|state| {
             for (mut placed, fence) in extents {
-                if !is_unclean {
+                // Kernels can reach what was mapped ahead, too.
+                if known != Use::Unclean {
                     placed.used_by(self.writer);
                 }
                 state.withdrawals += 1;
@@ -259,8 +277,11 @@ impl Shared {
                     handle: placed.handle(),
                     size: placed.size(),
                     fence,
-                    number: state.withdrawals,
-                    is_unclean,
+                    number: match known {
+                        Use::Ahead => -state.withdrawals,
+                        Use::Used | Use::Unclean => state.withdrawals,
+                    },
+                    known,
                     placed: Some(placed),
                 };
                 let at = one.placed.as_ref().map_or(0, |placed| placed.address().0);
@@ -269,11 +290,22 @@ impl Shared {
         });
     }
 
+    /// Returns the bytes of extents that were mapped ahead of use.
+    pub(super) fn ahead(&self) -> u64 {
+        let is_ahead = |one: &&Withdrawn| one.known == Use::Ahead;
+        self.with(|state| {
+            let ahead = state.withdrawn.values().filter(is_ahead);
+            ahead.map(|one| one.size).sum()
+        })
+    }
+
     /// Takes the withdrawn extents that overlap a range back from the pool. Waits for the end of a
     /// removal.
     pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
         self.with_settled(range, |state| {
-            let here = state.meeting(range).filter(|(_, one)| !one.is_unclean);
+            let here = state
+                .meeting(range)
+                .filter(|(_, one)| one.known != Use::Unclean);
             let here: Vec<u64> = here.map(|(at, _)| at).collect();
             let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
             taken
@@ -301,7 +333,7 @@ impl Shared {
     /// Unmaps withdrawn extents that overlap a range and whose fences are known to be complete
     /// (`cuMemUnmap`), the first withdrawn first, until they have `wanted` bytes.
     pub(super) fn give_in(&self, range: &Range<u64>, wanted: u64) -> Given {
-        let ready: BTreeMap<u64, u64> = self.with(|state| {
+        let ready: BTreeMap<i64, u64> = self.with(|state| {
             let here = state.meeting(range);
             let ready = here.filter(|(_, one)| one.fence.is_complete());
             ready.map(|(at, one)| (one.number, at)).collect()
@@ -387,7 +419,14 @@ impl Holder for Shared {
     }
 
     fn tidy(&self) -> Given {
+        let worker = self.worker.get().and_then(Weak::upgrade);
+        let has_work = worker.is_some_and(|worker| worker.work_ahead());
+        self.has_work.store(has_work, Ordering::Relaxed);
         Given::default()
+    }
+
+    fn is_untidy(&self) -> bool {
+        self.has_work.load(Ordering::Relaxed)
     }
 
     fn settle(&self) -> Result<(), CallError> {
@@ -444,7 +483,7 @@ mod tests {
             let placed = space.remove(at).unwrap();
             shared.with(|state| state.held += placed.size());
             let fence = stream.map_or_else(Fence::complete, |it| Fence::stream(it.clone()));
-            shared.withdraw(std::iter::once((placed, fence)));
+            shared.withdraw(std::iter::once((placed, fence)), Use::Used);
         }
         shared
     }
@@ -470,7 +509,7 @@ mod tests {
         let again = shared.take_back(&(first + 2 * G..first + 3 * G));
         assert_eq!(again.len(), 1);
         assert_eq!(figures(&shared), [3, 1, 1, 2]);
-        shared.withdraw(again.into_iter());
+        shared.withdraw(again.into_iter(), Use::Used);
         assert_eq!(shared.give(G).bytes(), G);
         assert_eq!(
             shared.withdrawn_in(&(first + 2 * G..first + 3 * G)).len(),
@@ -481,6 +520,30 @@ mod tests {
         assert_eq!(shared.reclaimable(true), [G; 2]);
         assert_eq!(shared.give(u64::MAX).bytes(), 2 * G);
         assert_eq!(figures(&shared), [0; 4]);
+    }
+
+    #[test]
+    fn what_was_mapped_ahead_is_given_first_and_the_last_of_it_before() {
+        let rig = rig();
+        let shared = withdrawn(&rig, &[None; 4]);
+        let ends = |at: u64| shared.with(|state| *state.withdrawn.keys().nth(at as usize).unwrap());
+        let at = [0, 1, 2, 3].map(ends);
+        for at in [at[1], at[2]] {
+            let ahead = shared.take_back(&(at..at + G));
+            shared.withdraw(ahead.into_iter(), Use::Ahead);
+        }
+        assert_eq!((shared.ahead(), figures(&shared)), (2 * G, [4, 0, 0, 4]));
+        let mut order = Vec::new();
+        for _ in at {
+            shared.give(G);
+            let left = |at: &u64| shared.withdrawn_in(&(*at..*at + G)).is_empty();
+            order.extend(
+                (0..4)
+                    .filter(|&it| left(&at[it]) && !order.contains(&it))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        assert_eq!((order, shared.ahead()), (vec![2, 1, 0, 3], 0));
     }
 
     #[test]
@@ -507,7 +570,7 @@ mod tests {
         shared.add_mapping(handle);
         let mut withdraw = |at| {
             let placed = space.remove(at).unwrap();
-            shared.withdraw(std::iter::once((placed, Fence::complete())));
+            shared.withdraw(std::iter::once((placed, Fence::complete())), Use::Used);
         };
         withdraw(0);
         assert_eq!(figures(&shared), [1, 1, 0, 0]);

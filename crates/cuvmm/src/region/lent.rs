@@ -3,13 +3,16 @@
 //! A commit takes withdrawn extents of its range back first. It then plans, lets the pool obtain
 //! memory without any lock of the region, and maps it. Used memory is zeroed before the commit
 //! returns.
+//!
+//! Keeps I-101.
 
 use std::ops::Range;
 
 use super::Region;
 use super::family::Family;
+use super::holder::Use;
 use crate::error::BlockError;
-use crate::extents::{Fence, Unmapped};
+use crate::extents::{Fence, Placed, Unmapped};
 use crate::ledger::InLine;
 
 impl Region {
@@ -46,56 +49,58 @@ impl Region {
         planned: &[(u64, u64)],
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
-        let sizes: Vec<u64> = planned.iter().map(|&(_, size)| size).collect();
-        let lent = family.lend(&sizes, place)?;
-        let charged = self.space.count() + self.space.stuck_count() + lent.len() as u64;
-        let offsets = offsets(planned, &lent);
-        let mut back = Vec::new();
-        let placed = self.place_lent(family, &offsets, lent, &mut back);
-        let placed = placed.map_err(|error| (error, Fence::complete()));
-        let cleared = placed.and_then(|used| family.clear(&self.space, &used));
-        let Err((error, running)) = cleared else {
-            return Ok(());
-        };
-        let mut unclean = Vec::new();
-        for &offset in offsets.iter().rev() {
-            let Some(mut completed) = running.completed(&mut self.space) else {
-                let placed = self.space.remove(offset);
-                unclean.extend(placed.map(|placed| (placed, running.clone())));
-                continue;
-            };
-            match completed.withdraw_back(offset) {
-                Ok(unmapped) => back.extend(unmapped),
-                Err(error) => {
-                    log!(error, %error, offset, "a roll-back could not unmap: quarantined");
-                    back.extend(self.space.physical_at(offset).map(Unmapped::fresh));
-                    self.space.quarantine(offset);
-                }
-            }
-        }
-        let left = self.space.count() + self.space.stuck_count() + unclean.len() as u64;
-        family.shared.withdraw_unclean(unclean.into_iter());
-        family.give_back(back, charged - left);
-        Err(error)
+        let lent = family.lend(&sizes(planned), place)?;
+        self.place_lent(family, planned, lent)
     }
 
-    /// Maps lent extents. Returns the ranges that were used before. On failure, `back` has the
-    /// physicals that are not placed.
-    fn place_lent(
+    /// Maps lent extents at the places of planned ones, and zeroes what was used before.
+    pub(super) fn place_lent(
         &mut self,
         family: &Family,
-        offsets: &[u64],
-        lent: Vec<Unmapped>,
-        back: &mut Vec<Unmapped>,
-    ) -> Result<Vec<Range<u64>>, BlockError> {
+        planned: &[(u64, u64)],
+        mut lent: Vec<Unmapped>,
+    ) -> Result<(), BlockError> {
+        let charged = self.space.count() + self.space.stuck_count() + lent.len() as u64;
+        let offsets = offsets(planned, &lent);
+        lent.reverse();
+        let mut placing = Placing {
+            region: self,
+            family,
+            offsets,
+            back: lent,
+        };
+        let placed = placing.place().map_err(|error| (error, Fence::complete()));
+        let cleared = placed.and_then(|used| family.clear(&placing.region.space, &used));
+        let Err((error, running)) = cleared else {
+            placing.offsets.clear();
+            return Ok(());
+        };
+        placing.undo(&running, charged);
+        Err(error)
+    }
+}
+
+/// Lent extents on their way to their places, where they are zeroed. A panic of the driver leaves
+/// those that are placed to the pool, as memory that may hold bytes of other tenants, and gives the
+/// rest back.
+struct Placing<'a> {
+    region: &'a mut Region,
+    family: &'a Family,
+    /// Empty once nothing is to be undone.
+    offsets: Vec<u64>,
+    /// The extents that are not placed; before a failure the first is the last.
+    back: Vec<Unmapped>,
+}
+
+impl Placing<'_> {
+    /// Maps the extents. Returns the ranges that were used before.
+    fn place(&mut self) -> Result<Vec<Range<u64>>, BlockError> {
         let mut used: Vec<Range<u64>> = Vec::new();
-        let checked = self.check_mapping_limit(lent.len() as u64, 0);
-        let mut refused = checked.err().map(BlockError::from);
-        for (&offset, unmapped) in offsets.iter().zip(lent) {
-            if refused.is_some() {
-                back.push(unmapped);
-                continue;
-            }
+        self.region.check_mapping_limit(self.back.len() as u64, 0)?;
+        for &offset in &self.offsets {
+            let Some(unmapped) = self.back.pop() else {
+                break;
+            };
             let end = offset + unmapped.size();
             if unmapped.last_writer.is_some() {
                 match used.last_mut() {
@@ -104,15 +109,64 @@ impl Region {
                 }
             }
             let physical = unmapped.physical.clone();
-            if let Err(failed) = self.space.place(offset, vec![unmapped]) {
+            if let Err(failed) = self.region.space.place(offset, vec![unmapped]) {
                 // The pool quarantines a physical that is stuck in a mapping.
-                back.extend((failed.stuck > 0).then(|| Unmapped::fresh(physical)));
-                back.extend(failed.physicals);
-                refused = Some(family.tenant.not_placed(failed.error));
+                let stuck = (failed.stuck > 0).then(|| Unmapped::fresh(physical));
+                self.back.extend(stuck);
+                self.back.extend(failed.physicals);
+                return Err(self.family.tenant.not_placed(failed.error));
             }
         }
-        refused.map_or(Ok(used), Err)
+        Ok(used)
     }
+
+    /// Unmaps the extents that are placed, and gives all back, of `charged` mappings those that are
+    /// gone. What a fill may still write to is left to the pool behind it.
+    fn undo(&mut self, running: &Fence, charged: u64) {
+        let (space, mut unclean) = (&mut self.region.space, Vec::new());
+        for offset in std::mem::take(&mut self.offsets).into_iter().rev() {
+            let Some(mut completed) = running.completed(space) else {
+                let placed = space.remove(offset);
+                unclean.extend(placed.map(|placed| (placed, running.clone())));
+                continue;
+            };
+            match completed.withdraw_back(offset) {
+                Ok(unmapped) => self.back.extend(unmapped),
+                Err(error) => {
+                    log!(error, %error, offset, "a roll-back could not unmap: quarantined");
+                    let physical = space.physical_at(offset).map(Unmapped::fresh);
+                    self.back.extend(physical);
+                    space.quarantine(offset);
+                }
+            }
+        }
+        let left = space.count() + space.stuck_count() + unclean.len() as u64;
+        let unclean = unclean.into_iter();
+        self.family.shared.withdraw(unclean, Use::Unclean);
+        self.family
+            .give_back(std::mem::take(&mut self.back), charged - left);
+    }
+}
+
+impl Drop for Placing<'_> {
+    fn drop(&mut self) {
+        if self.offsets.is_empty() {
+            return;
+        }
+        // The call that panicked may have mapped its extent, which stays charged.
+        let fills = self.family.fills();
+        let placed = |&offset: &u64| self.region.space.remove(offset);
+        let placed: Vec<Placed> = self.offsets.iter().filter_map(placed).collect();
+        let unclean = placed.into_iter().map(|placed| (placed, fills.clone()));
+        self.family.shared.withdraw(unclean, Use::Unclean);
+        let back = std::mem::take(&mut self.back);
+        let mappings = back.len() as u64;
+        self.family.give_back(back, mappings);
+    }
+}
+
+pub(super) fn sizes(planned: &[(u64, u64)]) -> Vec<u64> {
+    planned.iter().map(|&(_, size)| size).collect()
 }
 
 /// Returns the offsets at which lent extents take the places of planned ones.

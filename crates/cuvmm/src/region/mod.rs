@@ -55,6 +55,7 @@
 //! ```
 
 mod access;
+mod ahead;
 mod alias;
 mod builder;
 mod check;
@@ -101,6 +102,7 @@ use crate::size::range_within;
 pub(crate) use committed::Committed;
 use committed::PendingExtents;
 use family::{Ending, Supply};
+pub(crate) use holder::WorksAhead;
 use register::Register;
 
 pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};

@@ -16,6 +16,7 @@ use rangemap::RangeMap;
 
 use super::Region;
 use super::family::{Ending, Family};
+use super::holder::Use;
 use super::noted::Noted;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError};
@@ -153,7 +154,8 @@ impl Register {
         };
         let going: Vec<Placed> = std::mem::take(going).into_values().collect();
         let fence = Fence::devices(users);
-        family.withdraw(going.into_iter().map(|placed| (placed, fence.clone())));
+        let going = going.into_iter().map(|placed| (placed, fence.clone()));
+        family.withdraw(going.collect(), Use::Used);
         Ok(())
     }
 }

@@ -131,6 +131,8 @@ on_both! {
             kv.back(&[1, 0]).unwrap();
             kv.release(&[1]).unwrap();
             kv.back(&[1, 1]).unwrap();
+            kv.release(&[1, 1]).unwrap();
+            kv.back(&[1]).unwrap();
             // Extents that were emptied and not taken meanwhile.
             kv.release(&[0, 1, 2]).unwrap();
             kv.back(&[1, 2]).unwrap();

@@ -1,11 +1,17 @@
-//! Fails every driver call of a paged cache once.
-#![allow(missing_docs, clippy::unwrap_used, clippy::unit_arg)]
+//! Fails every driver call of a paged cache once, and panics in each.
+#![allow(missing_docs, clippy::unwrap_used, clippy::unit_arg, clippy::panic)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
-use crate::common::{G, Rig, limited};
-use crate::scene::{LAYOUTS, builder};
-use cuvmm::driver::model::Nothing;
+use crate::common::{D0, G, Rig, host, limited};
+use crate::scene::{LAYOUTS, builder, stamps};
+use cuvmm::driver::Call;
+use cuvmm::driver::model::{Backing, Nothing};
+use cuvmm::error::{BlockError, MemoryError, PagedKvError};
 use cuvmm::paged::{Layout, PagedStats};
 use cuvmm::{PagedKv, Pool, Stream, Tenant};
 
@@ -126,5 +132,78 @@ fn releasing_and_purging_and_dropping() {
         assert!(sweep(|rig| world(rig, layout), purge, |_| (), false) >= 2);
         let drops = |_: &Rig<Nothing>, world: &mut World| Ok(world.kv = None);
         sweep(|rig| world(rig, layout), drops, |_| (), false);
+    }
+}
+
+/// The calls with which memory that the pool has lent is mapped and zeroed.
+const OWN: [Call; 5] = [
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::StreamCreate,
+    Call::MemsetD8Async,
+    Call::StreamSynchronize,
+];
+
+/// Panics in the nth of these calls that `operate` makes. Returns `true` if it made that many.
+fn panics_in(rig: &Rig<impl Backing + 'static>, nth: u64, operate: impl FnOnce()) -> bool {
+    let seen = AtomicU64::new(0);
+    rig.faults.watch(Some(Arc::new(move |call| {
+        if OWN.contains(&call) && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth {
+            panic!("a mistake in the driver");
+        }
+    })));
+    let outcome = catch_unwind(AssertUnwindSafe(operate));
+    rig.faults.watch(None);
+    outcome.is_err()
+}
+
+// I-101
+#[test]
+fn a_panic_of_the_driver_leaves_blocks_as_they_were_and_bytes_of_other_tenants_unseen() {
+    for layout in LAYOUTS {
+        let operations: [fn(&PagedKv); 2] = [
+            |kv| kv.try_back(&[2, 3, 8, 23]).unwrap(),
+            |kv| kv.reserve(23).unwrap(),
+        ];
+        for operation in operations {
+            for nth in 1.. {
+                let rig = host();
+                let pool = limited(&rig, 24).build().unwrap();
+                let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+                let home = Stream::new(&rig.device).unwrap();
+                let kv = builder(&a, &home, 24, layout).build().unwrap();
+                kv.back(&[0, 11]).unwrap();
+                kv.release(&[11]).unwrap();
+                // The rest of the memory has bytes of the other tenant.
+                let rest = b.allocate(24 * G - a.stats().committed).unwrap();
+                let whole = vec![(rest.address(), rest.size(), 9)];
+                let queued = rig.machine.queue_kernel(D0, home.as_raw(), vec![], whole);
+                queued.unwrap();
+                home.synchronize().unwrap();
+                drop(rest);
+                let before = kv.stats().unwrap();
+                if !panics_in(&rig, nth, || operation(&kv)) {
+                    assert!(nth > 3, "{nth}");
+                    break;
+                }
+                let after = kv.stats().unwrap();
+                let known = (before.in_use, before.reserved, before.committed);
+                assert_eq!((after.in_use, after.reserved, after.committed), known);
+                assert!(!kv.is_backed(2).unwrap() && kv.is_backed(0).unwrap());
+                for number in [2, 3, 8, 23] {
+                    if let Err(error) = kv.try_back(&[number]) {
+                        // The extent whose call panicked may be mapped: its addresses are lost.
+                        let cause = matches!(&error, PagedKvError::Back { cause, .. }
+                            if matches!(cause, BlockError::Memory(MemoryError::Overlap { .. })));
+                        assert!(cause, "{error}");
+                        continue;
+                    }
+                    let found = stamps(&rig, &kv, number);
+                    assert_eq!(found, [0; 16], "{layout:?}, call {nth}, block {number}");
+                }
+                drop(kv);
+                pool.trim(0).unwrap();
+            }
+        }
     }
 }

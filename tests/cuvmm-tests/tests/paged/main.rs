@@ -7,6 +7,7 @@ mod common;
 mod basics;
 mod bytes;
 mod faults;
+mod precommit;
 mod pressure;
 mod random;
 mod refused;

@@ -24,12 +24,14 @@ fn a_shape_that_cannot_be_takes_no_addresses() {
     let kv = |blocks| PagedKv::builder(&a, &home, blocks);
     let huge = LayerGroup::new(u32::MAX, u32::MAX).part(u32::MAX, 1, 1);
     let far = LayerGroup::new(1 << 16, 1 << 16).part(1, 1, 2);
+    let layers = LayerGroup::new(u32::MAX, 1).part(1, 1, 1);
     for (refused, known) in [
         (kv(0).group(group()), "blocks"),
         (kv(1 << 31).group(group()), "blocks"),
         (kv(8), "groups"),
         (kv(8).group(LayerGroup::new(1, 1)), "parts of a layer"),
-        (kv(8).group(huge), "bytes of all blocks"),
+        (kv(8).group(huge), "parts of all layers"),
+        (kv(8).group(layers), "parts of all layers"),
         (kv(8).group(group()).extent(0), "bytes of an extent"),
         (kv(8).group(group()).extent(G / 2), "bytes of an extent"),
         (kv(8).group(group()).extent(3 * G), "bytes of an extent"),
@@ -98,7 +100,7 @@ fn a_call_with_one_wrong_number_changes_no_block() {
         argument(kv.release(&[0, 10]).unwrap_err());
         for (numbers, known) in [
             (&[0, 1, 7][..], PagedKvError::NotInUse(7)),
-            (&[0, 1, 0], PagedKvError::NotInUse(0)),
+            (&[0, 0, 7], PagedKvError::NotInUse(7)),
             (&[5, 2], PagedKvError::NotInUse(2)),
             (&[1, 9], PagedKvError::Pinned(9)),
         ] {

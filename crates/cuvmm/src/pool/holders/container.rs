@@ -3,8 +3,11 @@
 use cuvmm_driver::PhysicalProps;
 
 use super::held::HolderId;
+use super::lend::Lending;
 use crate::error::BlockError;
-use crate::extents::Space;
+use crate::extents::{Space, Unmapped};
+use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::core::Core;
 use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
 
@@ -29,15 +32,70 @@ impl Tenant {
     /// Returns `true` if the tenant can be charged `bytes` more and no memory is reclaimed for that.
     pub(crate) fn has_spare(&self, bytes: u64) -> bool {
         let (core, tenant) = (self.core(), self.id());
-        core.look(|state| {
-            let (_, missing) = state.memory.budget.missing(tenant, bytes);
-            missing == 0 && state.memory.budget.lacks_grant(tenant, bytes) == 0
-        })
+        core.look(|state| has_spare(&state.memory.budget, tenant, bytes))
+    }
+
+    /// [Lends](Self::lend) memory if nothing is reclaimed for it, and no request waits for it.
+    pub(crate) fn lend_spare(
+        &self,
+        lending: Lending<'_>,
+    ) -> Result<Option<Vec<Unmapped>>, BlockError> {
+        let (core, tenant) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        state.zeroes = lending.zeroes;
+        let has_mappings = state.memory.budget.mappings_left() >= lending.sizes.len() as u64;
+        let is_spare = has_mappings && has_spare(&state.memory.budget, tenant, lending.bytes());
+        let lent = match is_spare && !core.is_awaited() {
+            true => state.lend_extents(lending).map(Some),
+            false => Ok(None),
+        };
+        Core::unlock(state);
+        lent
     }
 
     /// Returns the bytes that the tenant's heaps, memory pools and containers use.
     pub(crate) fn used_by_holders(&self) -> u64 {
         self.core()
             .look(|state| state.memory.holders.in_use_of(self.id()))
+    }
+}
+
+fn has_spare(budget: &Budget, tenant: TenantId, bytes: u64) -> bool {
+    let (_, missing) = budget.missing(tenant, bytes);
+    missing == 0 && budget.lacks_grant(tenant, bytes) == 0
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::extents::rig::{G, rig};
+    use crate::pool::{Limit, Pool};
+
+    #[test]
+    fn spare_memory_is_lent_and_none_is_reclaimed_for_it() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        // Cached for the other tenant.
+        drop(b.allocate(2 * G).unwrap());
+        let mut region = a.region(16 * G).largest_extent(2 * G).reserve().unwrap();
+        let mut ahead = |start: u64| {
+            let range = start..start + 2 * G;
+            region.map_ahead(std::slice::from_ref(&range)).unwrap()
+        };
+        a.set_limit(4 * G).unwrap();
+        assert!(ahead(0) && ahead(6 * G));
+        assert!(!ahead(10 * G), "beyond its own limit");
+        a.set_limit(u64::MAX).unwrap();
+        assert!(ahead(10 * G));
+        assert!(!ahead(12 * G), "no more without the other's");
+        assert_eq!((region.committed(), region.ahead()), (0, 6 * G));
+        let committed = [&a, &b].map(|it| it.stats().committed);
+        assert_eq!(committed, [6 * G, 2 * G]);
+        region.commit(6 * G..8 * G).unwrap();
+        assert_eq!(region.ahead(), 4 * G);
+        assert!(!region.is_bare(&(6 * G..7 * G)) && region.is_bare(&(2 * G..6 * G)));
     }
 }

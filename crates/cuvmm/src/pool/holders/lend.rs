@@ -393,7 +393,10 @@ impl Locked<'_> {
         }
     }
 
-    fn lend_extents(&mut self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
+    pub(super) fn lend_extents(
+        &mut self,
+        lending: Lending<'_>,
+    ) -> Result<Vec<Unmapped>, BlockError> {
         let (tenant, bytes) = (lending.holder.tenant(), lending.bytes());
         self.charge_holder(lending.holder, bytes, |state| {
             let extents = state.gather_sizes(tenant, lending.sizes, lending.whole)?;

@@ -1,0 +1,113 @@
+//! The part of a cache that its owner shares with the pool's mapper.
+
+use std::sync::{Arc, PoisonError, Weak};
+
+use super::state::State;
+use crate::deferred::Locked;
+use crate::error::CallError;
+use crate::own::Stream;
+use crate::pool::Tenant;
+use crate::region::WorksAhead;
+use crate::sync::Mutex;
+
+pub(super) struct Core {
+    /// Dropped before the tenant.
+    state: Mutex<State>,
+    pub(super) tenant: Tenant,
+    pub(super) home: Stream,
+}
+
+impl Core {
+    pub(super) fn new(state: State, tenant: &Tenant, home: &Stream) -> Arc<Self> {
+        Arc::new_cyclic(|core: &Weak<Self>| {
+            if state.precommits() {
+                state.region.set_worker(core.clone());
+            }
+            Self {
+                state: Mutex::new(state),
+                tenant: tenant.clone(),
+                home: home.clone(),
+            }
+        })
+    }
+
+    /// Locks the cache, except in a forked child: another thread may have held the lock.
+    pub(super) fn lock(&self) -> Result<Locked<'_, State>, CallError> {
+        self.tenant.device().own_process()?;
+        Ok(Locked::for_calls(&self.state))
+    }
+}
+
+impl WorksAhead for Core {
+    /// Lets other threads have the lock after each extent that blocks enter together.
+    fn work_ahead(&self) -> bool {
+        while let Ok(mut state) = self.lock() {
+            if self.tenant.is_capturing() {
+                return true;
+            }
+            match state.map_ahead() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    log!(debug, %error, "no memory was mapped ahead of use");
+                    break;
+                }
+            }
+        }
+        false
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if !self.tenant.device().is_forked() {
+            let home = [self.home.clone()];
+            let state = self.state.get_mut();
+            state
+                .unwrap_or_else(PoisonError::into_inner)
+                .region
+                .end_after(&home);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::extents::rig::{G, rig};
+    use crate::paged::{LayerGroup, PagedKv};
+    use crate::pool::{Limit, Pool};
+
+    #[test]
+    fn no_memory_is_mapped_ahead_under_a_capture_guard_and_the_mapper_is_asked_again() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let group = LayerGroup::new(1, 1).part(1, (G / 2) as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 32).group(group);
+        let kv = kv.extent(G).precommit(4).build().unwrap();
+        kv.back(&[0]).unwrap();
+        let precommitted = || kv.stats().unwrap().precommitted;
+        let guard = pool.capture_guard();
+        assert!(kv.core.work_ahead());
+        assert_eq!(precommitted(), 0);
+        drop(guard);
+        assert!(!kv.core.work_ahead());
+        // Blocks 1 to 4: the second half of the first granule, and three halves.
+        assert_eq!(precommitted(), 2 * G);
+        kv.back(&[3]).unwrap();
+        assert!(!kv.core.work_ahead());
+        // Blocks 1, 2, 4 and 5: two have memory beside those in use.
+        assert_eq!(precommitted(), G);
+        kv.back(&[1, 2, 4, 5, 6, 7, 8, 9, 10, 11]).unwrap();
+        assert!(!kv.core.work_ahead());
+        // The tenant has six granules in use, and there are two more.
+        assert_eq!(precommitted(), 2 * G);
+        kv.back(&[12, 13]).unwrap();
+        assert!(!kv.core.work_ahead());
+        assert_eq!(precommitted(), G);
+    }
+}

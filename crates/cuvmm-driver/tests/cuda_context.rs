@@ -6,12 +6,13 @@
 // A helper that fails must fail the test.
 #![allow(clippy::expect_used)]
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Once};
 
 use cuvmm_driver::cuda::{CudaDriver, OpenError};
 use cuvmm_driver::sys::{Api, CUcontext, SYMBOLS};
@@ -75,6 +76,8 @@ fn library(name: &str, init: i32) -> PathBuf {
 }
 
 fn open(name: &str, init: i32) -> Result<CudaDriver, OpenError> {
+    static SUBSCRIBED: Once = Once::new();
+    SUBSCRIBED.call_once(|| tracing::subscriber::set_global_default(Log).expect("the only one"));
     // SAFETY: the functions that the tests call behave like CUDA's.
     unsafe { CudaDriver::open_library(library(name, init)) }
 }
@@ -147,19 +150,23 @@ fn primary_contexts_are_taken_once_each_and_given_back() {
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 1));
 
     // The library's release of the second device's context fails after it has released it.
-    let log = Log::default();
-    tracing::subscriber::with_default(log.clone(), || drop(driver));
+    drop(driver);
     assert_eq!((retained(&api, 0), retained(&api, 1)), (0, 0));
-    let logged = log.0.lock().expect("no panic").clone();
+    let logged = LOGGED.take();
     assert!(
         logged.contains("cuDevicePrimaryCtxRelease returned CUDA_ERROR_INVALID_CONTEXT"),
         "{logged}"
     );
 }
 
-/// The fields of all logged events.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
+thread_local! {
+    /// The fields of the events that this thread has logged.
+    static LOGGED: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// The subscriber of all threads. One that a test set for itself could miss an event that another
+/// test's thread logs from the same line for the first time.
+struct Log;
 
 impl Subscriber for Log {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -172,8 +179,7 @@ impl Subscriber for Log {
 
     fn event(&self, event: &Event<'_>) {
         event.record(&mut |field: &Field, value: &dyn Debug| {
-            let mut log = self.0.lock().expect("no panic");
-            log.push_str(&format!("{field}: {value:?}\n"));
+            LOGGED.with_borrow_mut(|logged| logged.push_str(&format!("{field}: {value:?}\n")));
         });
     }
 

@@ -317,7 +317,10 @@ where
     let pools = live.mem_pools - rig.device.kept_memory_pools();
     let left = (things + pools) as u64 + live.references;
     let failures = rig.device.drop_failures();
-    assert!(left <= failures, "left behind: {live:?}");
+    assert!(
+        left <= failures,
+        "{failures} failures, left behind: {live:?}"
+    );
     // An open device keeps at most two events.
     let events = live.events as u64;
     assert!(

@@ -234,6 +234,7 @@ impl Core {
             mappings: old,
             zeroes: false,
             whole: false,
+            claims: true,
             place: request.place,
         };
         let begun = Begun { core: self, build };

@@ -172,6 +172,7 @@ impl HeapToWake {
             mappings: waking.mappings - self.sizes.len() as u64,
             zeroes: false,
             whole: true,
+            claims: true,
             place: None,
         })
     }

@@ -131,13 +131,18 @@ impl Family {
             mappings: 0,
             zeroes: true,
             whole: false,
+            claims: true,
             place,
         }
     }
 
     /// Gets extents of these sizes, which may be more, and smaller, if nothing is reclaimed for them.
     pub(super) fn lend_spare(&self, sizes: &[u64]) -> Result<Option<Vec<Unmapped>>, BlockError> {
-        let lent = self.tenant.lend_spare(self.lending(sizes, None))?;
+        let lending = Lending {
+            claims: false,
+            ..self.lending(sizes, None)
+        };
+        let lent = self.tenant.lend_spare(lending)?;
         self.shared.add(lent.as_deref().unwrap_or_default());
         Ok(lent)
     }

@@ -261,7 +261,7 @@ class PagedKv:
 
         numbers: as for `back`.
 
-        Raises `cuvmm.Error` if a block is not in use, is named twice or is pinned. No block has changed then.
+        Raises `cuvmm.Error` if a block is not in use or is pinned. No block has changed then.
         """
         library = _library.get()
         library.check(library.paged_release(self._token(), *packed(numbers)))

@@ -340,3 +340,35 @@ fn threads_back_and_release_while_the_mapper_maps_and_another_tenant_presses() {
         nothing_left(rig);
     }
 }
+
+#[test]
+fn nothing_is_reclaimed_for_memory_ahead_if_the_driver_has_no_more() {
+    for layout in LAYOUTS {
+        let rig = model();
+        let World {
+            kv,
+            b,
+            pool,
+            mapper,
+            ..
+        } = world(&rig, 200, layout);
+        drop(b.allocate(4 * G).unwrap());
+        let (faults, unmaps) = (Arc::clone(&rig.faults), rig.faults.count(Call::MemUnmap));
+        on_the_mapper(&rig, Call::MemCreate, move || {
+            let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+            faults.arm(Fault::from(3, code).of(Call::MemCreate));
+        });
+        kv.back(&[0]).unwrap();
+        until(&pool, "refused", || rig.faults.injected() > 0);
+        // Memory that is taken for other memory ahead would be taken without end.
+        let faults = Arc::clone(&rig.faults);
+        on_the_mapper(&rig, Call::MemUnmap, move || faults.disarm());
+        mapper.stop();
+        rig.faults.watch(None);
+        assert_eq!(rig.faults.count(Call::MemUnmap), unmaps, "{layout:?}");
+        assert_eq!(b.stats().committed, 4 * G);
+        // In layer-major layout the first extents are four, all or none.
+        let some = kv.stats().unwrap().precommitted > 0;
+        assert_eq!(some, layout != Layout::LayerMajor);
+    }
+}

@@ -353,6 +353,7 @@ mod tests {
                 mappings: 1,
                 zeroes: false,
                 whole: false,
+                claims: true,
                 place: None,
             });
             assert!(lent.unwrap().is_empty());

@@ -42,6 +42,8 @@ pub(crate) struct Lending<'a> {
     pub(crate) zeroes: bool,
     /// `true` if each extent must have exactly the requested size.
     pub(crate) whole: bool,
+    /// `true` if memory and mappings are reclaimed when the driver or the pool has no more.
+    pub(crate) claims: bool,
     /// The place in the line of a ledger of the request that [waits](Tenant::request).
     pub(crate) place: Option<InLine>,
 }
@@ -399,9 +401,10 @@ impl Locked<'_> {
     ) -> Result<Vec<Unmapped>, BlockError> {
         let (tenant, bytes) = (lending.holder.tenant(), lending.bytes());
         self.charge_holder(lending.holder, bytes, |state| {
-            let extents = state.gather_sizes(tenant, lending.sizes, lending.whole)?;
+            let extents =
+                state.gather_sizes(tenant, lending.sizes, (lending.whole, lending.claims))?;
             let count = extents.len() as u64 + lending.mappings;
-            if let Err(error) = state.make_mapping_room(tenant, count, true) {
+            if let Err(error) = state.make_mapping_room(tenant, count, lending.claims) {
                 state.put_back(extents);
                 return Err(error);
             }

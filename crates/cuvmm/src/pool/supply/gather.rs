@@ -50,19 +50,19 @@ impl Locked<'_> {
     }
 
     /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been
-    /// charged, or, unless they must be `whole`, smaller physicals that make them up. Fails as
-    /// [`gather`](Self::gather) does.
+    /// charged, or, unless they must be `whole`, smaller physicals that make them up. Reclaims and
+    /// fails as [`gather`](Self::gather) does.
     pub(in crate::pool) fn gather_sizes(
         &mut self,
         id: TenantId,
         sizes: &[u64],
-        whole: bool,
+        (whole, claims): (bool, bool),
     ) -> Result<Vec<Unmapped>, BlockError> {
         let mut physicals = vec![];
         for &size in sizes {
             let gathered = match whole {
-                true => self.one_whole(id, size).map(|one| vec![one]),
-                false => self.one_of_size(id, size),
+                true => self.one_whole(id, size, claims).map(|one| vec![one]),
+                false => self.one_of_size(id, size, claims),
             };
             match gathered {
                 Ok(gathered) => physicals.extend(gathered),
@@ -75,7 +75,12 @@ impl Locked<'_> {
         Ok(physicals)
     }
 
-    fn one_of_size(&mut self, id: TenantId, size: u64) -> Result<Vec<Unmapped>, BlockError> {
+    fn one_of_size(
+        &mut self,
+        id: TenantId,
+        size: u64,
+        claims: bool,
+    ) -> Result<Vec<Unmapped>, BlockError> {
         let (own, foreign) = self.usable_of(id);
         if let Some(unmapped) = self.memory.supply.free_list.take(size, own, foreign) {
             return Ok(vec![unmapped]);
@@ -87,13 +92,13 @@ impl Locked<'_> {
         {
             return Ok(vec![unmapped]);
         }
-        self.gather(id, 0..size, ExtentSizes::up_to(size), true)
+        self.gather(id, 0..size, ExtentSizes::up_to(size), claims)
     }
 
     /// Gets one physical of exactly `size`. If there are only smaller ones, releases as many as make
     /// it up, and creates one in their place.
-    fn one_whole(&mut self, id: TenantId, size: u64) -> Result<Unmapped, BlockError> {
-        let mut found = self.one_of_size(id, size)?;
+    fn one_whole(&mut self, id: TenantId, size: u64, claims: bool) -> Result<Unmapped, BlockError> {
+        let mut found = self.one_of_size(id, size, claims)?;
         if found.len() == 1
             && let Some(one) = found.pop()
         {

@@ -78,8 +78,8 @@ impl<'a> PagedKvBuilder<'a> {
         self
     }
 
-    /// Sets for how many blocks memory is mapped ahead of use: the lowest numbers that are not in use;
-    /// 0 by default. After a [`back`](PagedKv::back) that took an extent, the pool's
+    /// Sets for how many blocks memory is mapped ahead of use: the lowest numbers that are not in use,
+    /// reserved ones among them; 0 by default. After a [`back`](PagedKv::back) that took an extent, the pool's
     /// [mapper](crate::pool::PoolBuilder::mapper) maps the extents that these blocks lack, on its
     /// thread, so that backing them makes no driver call. Without a mapper this does nothing, and
     /// while a capture guard lives it waits.

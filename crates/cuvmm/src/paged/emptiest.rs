@@ -20,8 +20,11 @@ pub struct Evictions {
 impl PagedKv {
     /// Chooses blocks among `evictable` whose release empties extents of at least `bytes` bytes, those
     /// first that take the fewest blocks for their bytes; fewer bytes if there are no more. For a
-    /// [pressure hook](crate::pool::TenantBuilder::on_pressure): a server whose unused blocks are all kept for
-    /// their prefixes has no extent to give. Numbers that are not in use are skipped.
+    /// [pressure hook](crate::pool::TenantBuilder::on_pressure): a server whose unused blocks are all
+    /// kept for their prefixes has no extent to give. Numbers that are not in use are skipped.
+    ///
+    /// It is for requests of others: the extents may be those that a [`back`](Self::back) of this cache
+    /// needs too. For that, an engine takes over blocks that it keeps, which are backed already.
     ///
     /// While a [reserve](Self::reserve) lives, it moves to released numbers that are lower, and the
     /// extents of its highest numbers go instead.

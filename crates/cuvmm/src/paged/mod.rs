@@ -140,11 +140,13 @@ impl PagedKv {
     }
 
     /// Backs blocks with memory, all or none, which are in use then. Blocks in use stay as they are,
-    /// and a number that is named several times counts once. Calls pressure hooks, and waits up to the builder's [timeout](PagedKvBuilder::timeout).
+    /// and a number that is named several times counts once. Calls pressure hooks, and waits up to
+    /// the builder's [timeout](PagedKvBuilder::timeout).
     ///
     /// Makes no driver call and does not lock the pool if other blocks in use touch the extents of
-    /// these. Does not lock it either for extents that were emptied, or
-    /// [mapped ahead](PagedKvBuilder::precommit), and not taken since. For a new extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
+    /// these. Makes none either for extents that were emptied, or
+    /// [mapped ahead](PagedKvBuilder::precommit), and not taken since; the pool is locked only to
+    /// call its mapper. For a new extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
     /// [`PagedKvError`] if a block does not exist, or memory is short, with the figures. No block has
@@ -172,10 +174,10 @@ impl PagedKv {
         backed.map_err(|cause| refused(numbers.len(), cause))
     }
 
-    /// Gives up blocks in use, all or none; a number that is named several times counts once. Extents that no block in use touches any more can be
-    /// taken by the pool, behind the work that is queued by now on the home stream and the recorded
-    /// streams. While a [step](Self::step) lives, that is done when it is dropped. Never waits, and
-    /// makes no driver call.
+    /// Gives up blocks in use, all or none; a number that is named several times counts once. Extents
+    /// that no block in use touches any more can be taken by the pool, behind the work that is queued
+    /// by now on the home stream and the recorded streams. While a [step](Self::step) lives, that is
+    /// done when it is dropped. Never waits for memory, and makes no driver call.
     ///
     /// The numbers may be backed again at once. They have their memory while it was not taken, and
     /// work of different streams on one block is for the engine to order.

@@ -9,8 +9,8 @@ use super::PagedKv;
 /// then waits for them.
 ///
 /// Several steps may be prepared at a time. A block keeps its memory until all steps that lived when
-/// it was released are dropped. If a step is leaked, its blocks keep their memory for the life of
-/// the cache.
+/// it was released are dropped. A step that is leaked lives as long as the cache, and so does the
+/// memory of all blocks that are released from its beginning on.
 #[must_use = "dropping it ends the step"]
 pub struct Step<'a> {
     kv: &'a PagedKv,

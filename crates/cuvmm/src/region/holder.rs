@@ -69,6 +69,9 @@ pub(super) enum Use {
 struct Withdrawn {
     /// `None` while it is leaving.
     placed: Option<Placed>,
+    /// Set after a panic of the driver in the call that unmaps it: it may be mapped still, and its
+    /// addresses stay out of use.
+    lost: bool,
     handle: PhysicalHandle,
     size: u64,
     fence: Fence,
@@ -92,6 +95,23 @@ struct State {
     /// The spaces of dropped regions.
     ended: Vec<Space>,
     withdrawals: i64,
+}
+
+/// An extent that is being unmapped. It is dropped by a panic of the driver only.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    at: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.shared.with(|state| {
+            if let Some(one) = state.withdrawn.get_mut(&self.at) {
+                one.lost = true;
+            }
+        });
+        self.shared.settled.notify_all();
+    }
 }
 
 /// The free memory of withdrawn extents.
@@ -146,7 +166,8 @@ impl State {
     }
 
     fn is_leaving(&self, range: &Range<u64>) -> bool {
-        self.meeting(range).any(|(_, one)| one.placed.is_none())
+        let mut here = self.meeting(range);
+        here.any(|(_, one)| one.placed.is_none() && !one.lost)
     }
 
     /// Polls the fences of all withdrawn extents. Returns the first error.
@@ -274,6 +295,7 @@ impl Shared {
                 }
                 state.withdrawals += 1;
                 let one = Withdrawn {
+                    lost: false,
                     handle: placed.handle(),
                     size: placed.size(),
                     fence,
@@ -305,7 +327,7 @@ impl Shared {
         self.with_settled(range, |state| {
             let here = state
                 .meeting(range)
-                .filter(|(_, one)| one.known != Use::Unclean);
+                .filter(|(_, one)| one.known != Use::Unclean && !one.lost);
             let here: Vec<u64> = here.map(|(at, _)| at).collect();
             let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
             taken
@@ -354,7 +376,9 @@ impl Shared {
             let Some((placed, fence)) = self.with(leaves) else {
                 continue;
             };
+            let leaving = Leaving { shared: self, at };
             let unmapped = placed.unmap_after(&fence);
+            std::mem::forget(leaving);
             self.with(|state| match unmapped {
                 Ok(unmapped) => {
                     state.withdrawn.remove(&at);

@@ -207,3 +207,42 @@ fn a_panic_of_the_driver_leaves_blocks_as_they_were_and_bytes_of_other_tenants_u
         }
     }
 }
+
+#[test]
+fn a_panic_of_the_driver_while_an_extent_is_unmapped_holds_up_no_call() {
+    for layout in LAYOUTS {
+        let takes: [fn(&PagedKv, &Tenant); 2] = [
+            |kv, _| drop(kv.purge()),
+            |kv, b| drop(b.try_allocate(32 * G - kv.stats().unwrap().committed)),
+        ];
+        for take in takes {
+            let rig = host();
+            let pool = limited(&rig, 32).build().unwrap();
+            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let home = Stream::new(&rig.device).unwrap();
+            let kv = builder(&a, &home, 24, layout).build().unwrap();
+            kv.back(&[0, 11, 23]).unwrap();
+            kv.release(&[0, 23]).unwrap();
+            home.synchronize().unwrap();
+            let before = kv.stats().unwrap();
+            let panics = AtomicU64::new(0);
+            rig.faults.watch(Some(Arc::new(move |call| {
+                if call == Call::MemUnmap && panics.fetch_add(1, Ordering::SeqCst) == 0 {
+                    panic!("a mistake in the driver");
+                }
+            })));
+            let taken = catch_unwind(AssertUnwindSafe(|| take(&kv, &b)));
+            rig.faults.watch(None);
+            assert!(taken.is_err());
+            let after = kv.stats().unwrap();
+            assert_eq!((after.in_use, after.committed), (1, before.committed));
+            // The extent may be mapped: its addresses are lost.
+            let refused = [0, 23].map(|number| kv.try_back(&[number]).is_err());
+            assert!(refused.contains(&true), "{layout:?}");
+            kv.back(&[12, 13]).unwrap();
+            assert_eq!(stamps(&rig, &kv, 12), [0; 16]);
+            drop(kv);
+            pool.trim(0).unwrap();
+        }
+    }
+}

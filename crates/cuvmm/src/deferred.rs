@@ -190,6 +190,12 @@ pub(crate) fn is_locked() -> bool {
     HERE.with(|here| here.depth.get() > here.unlocked.get())
 }
 
+/// Returns `true` if a panic is leaving a locked section of the calling thread. No driver call is
+/// made there: what is dropped then is not ended, and stays with the process.
+pub(crate) fn is_broken_off() -> bool {
+    std::thread::panicking() && is_locked()
+}
+
 impl Drop for Section {
     #[inline]
     fn drop(&mut self) {

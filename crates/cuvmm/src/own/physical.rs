@@ -12,6 +12,7 @@ use cuvmm_driver::{
 };
 
 use super::{CloseError, CloseRefusal, Place};
+use crate::deferred::is_broken_off;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 
@@ -326,7 +327,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Err(error) = self.release() {
+        if is_broken_off() && !self.released {
+            // The pool goes on counting it.
+            self.device.report_leak(self.size);
+        } else if let Err(error) = self.release() {
             self.device.report_drop("physical", self.size, error);
         }
     }

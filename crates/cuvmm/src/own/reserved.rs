@@ -9,6 +9,7 @@ use std::sync::PoisonError;
 
 use cuvmm_driver::{Call, DeviceAddress, Location, PhysicalHandle};
 
+use crate::deferred::is_broken_off;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
 use crate::size::range_within;
@@ -161,7 +162,14 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         let size = self.size;
-        if let Err(error) = self.free() {
+        if is_broken_off() {
+            // A call that panicked may have mapped memory there.
+            log!(
+                error,
+                size,
+                "addresses of an operation that panicked stay reserved"
+            );
+        } else if let Err(error) = self.free() {
             self.device.report_drop("reservation", size, error);
         }
     }

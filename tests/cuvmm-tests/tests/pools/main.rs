@@ -23,6 +23,7 @@ mod mapper;
 mod meanwhile;
 mod other_programs;
 mod out_of_memory;
+mod panics;
 mod parts;
 mod peers;
 mod pending_free;

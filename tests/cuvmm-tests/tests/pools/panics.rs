@@ -1,0 +1,87 @@
+//! A driver that panics in a call of an allocation, a growth or a fork.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::common;
+use crate::common::G;
+use cuvmm::driver::Call;
+use cuvmm::{Block, Tenant};
+
+type Made = Vec<Block>;
+
+fn block(tenant: &Tenant, granules: u64) -> Block {
+    let builder = tenant.block(granules * G).capacity(16 * G);
+    builder.try_allocate().unwrap()
+}
+
+/// Lets the driver panic once in each call that `run` makes after `prepare`. In debug builds a call
+/// under the lock of a pool ends the process.
+fn each_call(prepare: impl Fn(&Tenant) -> Made, run: impl Fn(&Tenant, &mut Made)) {
+    for nth in 0..80 {
+        let rig = common::host();
+        let pool = common::pool(&rig, 64);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut blocks = prepare(&tenant);
+        let (left, here) = (Arc::new(AtomicU64::new(nth)), std::thread::current().id());
+        let calls = Arc::clone(&left);
+        rig.faults.watch(Some(Arc::new(move |call| {
+            // A panic in a release loses the memory.
+            let elsewhere = std::thread::current().id() != here;
+            if elsewhere || std::thread::panicking() || call == Call::MemRelease {
+                return;
+            }
+            match calls.load(Ordering::SeqCst) {
+                u64::MAX => {}
+                0 => {
+                    calls.store(u64::MAX, Ordering::SeqCst);
+                    panic!("on purpose");
+                }
+                n => calls.store(n - 1, Ordering::SeqCst),
+            }
+        })));
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(&tenant, &mut blocks)));
+        rig.faults.watch(None);
+        let ended = left.load(Ordering::SeqCst) != u64::MAX;
+        assert_eq!(outcome.is_ok(), ended, "{nth}");
+        let new = block(&tenant, 4);
+        new.write(0, &[7; 100]).unwrap();
+        drop((new, blocks));
+        let hazards = rig.machine.take_hazards();
+        assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
+        if ended {
+            return;
+        }
+    }
+    panic!("the operation never ends");
+}
+
+#[test]
+fn a_panic_in_an_allocation_makes_no_call_under_the_lock() {
+    let none = |_: &Tenant| Vec::new();
+    each_call(none, |tenant, made| made.push(block(tenant, 6)));
+    each_call(none, |tenant, made| {
+        let builder = tenant.block(3 * G).capacity(4 * G);
+        made.extend(builder.try_allocate_adjacent(3).unwrap());
+    });
+}
+
+#[test]
+fn a_panic_in_a_growth_makes_no_call_under_the_lock() {
+    let two = |tenant: &Tenant| vec![block(tenant, 2), block(tenant, 1)];
+    each_call(two, |tenant, made| {
+        let mut steps: Vec<_> = made.iter_mut().map(|block| (block, 9 * G)).collect();
+        tenant.try_grow_all(&mut steps).unwrap();
+    });
+}
+
+#[test]
+fn a_panic_in_a_fork_makes_no_call_under_the_lock() {
+    let one = |tenant: &Tenant| vec![block(tenant, 5)];
+    each_call(one, |_, made| {
+        let fork = made[0].try_fork(4 * G + 7, 6 * G).unwrap();
+        made.push(fork);
+    });
+}

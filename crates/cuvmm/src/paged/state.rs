@@ -203,8 +203,8 @@ impl State {
         }
     }
 
-    /// Ends the use of blocks, all or none, each once. They leave their extents at once, or at the end of the
-    /// step that is being prepared.
+    /// Ends the use of blocks, all or none, each once. They leave their extents at once, or at the
+    /// end of the step that is being prepared.
     pub(super) fn release(&mut self, numbers: &[u32], home: &Stream) -> Result<(), PagedKvError> {
         let mut released = Vec::with_capacity(numbers.len());
         for &number in numbers {

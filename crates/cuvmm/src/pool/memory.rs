@@ -64,7 +64,8 @@ pub(crate) struct Memory {
     pub(super) line: Line,
     /// `true` if the pool or a tenant may exceed a lowered limit.
     pub(super) lowered: bool,
-    /// `true` if work is left to do before an operation ends, its own or another operation's.
+    /// `true` if a holder, or memory marked for release, asks for work before an operation ends, this
+    /// one or another.
     pub(super) has_deferred: bool,
     pub(super) holders: Holders,
     pub(crate) refusals: u64,
@@ -127,7 +128,8 @@ impl Memory {
         option.filter(|_| self.policy.leave_free > 0 || self.budget.limits().bytes >= all)
     }
 
-    /// Returns the figures of a request that is refused. `idle` are those of the idle.
+    /// Returns the figures of a request that is refused. `idle` are the figures of blocks that are not
+    /// in use.
     pub(super) fn shortage(
         &self,
         id: TenantId,

@@ -79,8 +79,8 @@ impl Slot {
 impl Locked<'_> {
     /// Prepares a slot, which is out, for a block: places memory up to the end of `fit`, removes
     /// the data of other tenants, and writes zeros where they are owed. The memory may be charged
-    /// already. On failure the slot is as before, except for quarantined memory. The placed memory is [fresh](Space::settle) until the
-    /// whole operation has succeeded.
+    /// already. On failure the slot is as before, except for quarantined memory. The placed memory
+    /// is [fresh](Space::settle) until the whole operation has succeeded.
     pub(crate) fn place_memory(
         &mut self,
         slot: &mut Slot,

@@ -1,6 +1,6 @@
-//! Blocks, one way to hold memory of a pool: how they get it, use it and grow. Folders have the
-//! parts that need no more than a slot: slots and their lists, shared memory, memory ahead of growth,
-//! memory given up, sleep, and compaction.
+//! Blocks, one way to hold memory of a pool: how they get it, use it and grow. Folders have
+//! slots and their lists, shared memory, memory ahead of growth, memory given up, sleep, and
+//! compaction.
 
 mod adjacent;
 pub(in crate::pool) mod ahead;
@@ -58,7 +58,8 @@ pub(in crate::pool) struct Blocks {
     queues: PurgeQueues,
     /// Counts uses, to order memory by its last use. Stream caches advance it too.
     clock: Arc<AtomicU64>,
-    /// `true` if work is left to do before an operation ends, its own or another operation's.
+    /// `true` if memory of slots is to be purged or reclaimed before an operation ends, this one or
+    /// another.
     pub(in crate::pool) has_deferred: bool,
     /// Blocks that were swept from stream caches while their slots were out.
     to_free: Vec<FreedBlock>,

@@ -94,9 +94,9 @@ impl Tenant {
     }
 
     /// Gets extents and charges for mappings, and reclaims memory if memory is short. One attempt:
-    /// waits for no memory and calls no hook, so the holder may have memory out. Unless they must be
-    /// whole, the extents may be more, and smaller, than requested. On failure nothing has changed, except that unused memory
-    /// may have been reclaimed.
+    /// waits for no memory and calls no hook, so the holder may have memory out. Unless they must
+    /// be whole, the extents may be more, and smaller, than requested. On failure nothing has
+    /// changed, except that unused memory may have been reclaimed.
     pub(crate) fn lend(&self, lending: Lending<'_>) -> Result<Vec<Unmapped>, BlockError> {
         let core = self.core();
         core.device.own_process()?;

@@ -264,8 +264,8 @@ impl Core {
 }
 
 impl Core {
-    /// Returns `true` if memory for another block of a group is certainly lacking: there is nothing
-    /// that could be taken or polled.
+    /// Returns `true` if memory for another block of a group is certainly lacking, so that an attempt
+    /// would fail: no memory can be reclaimed, and no fence can be polled.
     fn has_nothing_for(&self, memory: &Memory, blocks: &Blocks, group: Group) -> bool {
         let (tenant, Some(bytes)) = (group.tenant(), group.block_bytes()) else {
             return false;

@@ -17,7 +17,6 @@ use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::SlotId;
 use crate::pool::core::{Core, Locked};
 use crate::pool::memory::{Memory, Policy};
-
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::wanted::{GRANT, Purpose};
 

@@ -282,8 +282,8 @@ impl Locked<'_> {
         }
     }
 
-    /// Places memory that a moving block of `used` bytes lacks, all of it or `one` extent. Returns the offset up to which there is memory, and `true` if the home stream zeroes
-    /// some of it.
+    /// Places memory that a moving block of `used` bytes lacks, all of it or `one` extent. Returns
+    /// the offset up to which there is memory, and `true` if the home stream zeroes some of it.
     fn furnish_next(
         &mut self,
         id: SlotId,

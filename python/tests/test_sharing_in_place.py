@@ -236,6 +236,92 @@ class InPlace(unittest.TestCase):
             """
         )
 
+    def test_a_process_that_lives_is_not_gone_where_proc_hides_it(self):
+        case(
+            """
+            import threading
+            def forbidden(process):
+                raise PermissionError("as in some containers")
+
+            exists, kill, looked = os.path.exists, os.kill, threading.Event()
+            def looking(process, number):
+                kill(process, number)
+                looked.set()
+
+            os.pidfd_open, os.kill = forbidden, looking
+            os.path.exists = lambda path: not path.startswith("/proc/") and exists(path)
+            with cuvmm.torch.pool("w", shareable=True):
+                tensor = made((3 * MIB,))
+            child = Child('''
+            import socket
+            giver = socket.socket(fileno=got()[1][1][0].detach())
+            giver.send(b"W")
+            assert giver.recv(1 << 17)
+            giver.close()
+            input()
+            ''')
+            child.send(_sharing._in_place(tensor, False))
+            assert looked.wait(60)
+            assert cuvmm.torch.sent() == 1
+            child.write("")
+            assert child.end() == 0
+            until(0)
+            """
+        )
+
+    def test_a_thread_that_the_system_refuses_is_started_for_the_next_tensor(self):
+        case(
+            """
+            import threading
+            with cuvmm.torch.pool("w", shareable=True):
+                tensor = made((1000,))
+            start = threading.Thread.start
+            def refuses(thread):
+                if thread.name == "cuvmm-sharing":
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            threading.Thread.start = refuses
+            refused(RuntimeError, lambda: ForkingPickler.dumps(tensor), "can't start")
+            threading.Thread.start = start
+            assert cuvmm.torch.sent() == 0
+            again = ForkingPickler.loads(ForkingPickler.dumps(tensor))
+            assert again.bytes() == tensor.bytes()
+            del again
+            gc.collect()
+            until(0)
+            """
+        )
+
+    def test_threads_that_get_one_block_at_once_map_it_once(self):
+        case(
+            """
+            import threading
+            with cuvmm.torch.pool("w", shareable=True):
+                tensor = made((3 * MIB,))
+            for _ in range(10):
+                sent, got, together = [ForkingPickler.dumps(tensor) for _ in range(4)], [], threading.Barrier(4)
+                def get(it):
+                    together.wait()
+                    got.append(ForkingPickler.loads(it))
+
+                threads = [threading.Thread(target=get, args=(it,)) for it in sent]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert len(got) == 4 and len({it.data_ptr() for it in got}) == 1, got
+                for it in got:
+                    refused(cuvmm.Error, lambda: ForkingPickler.dumps(it), "clone()")
+                del it
+                got.clear()
+                gc.collect()
+                until(0)
+            """,
+            # Mapping takes a while.
+            FAKECUDA_LATENCY="h200",
+        )
+
     def test_the_end_of_the_socket_alone_frees_nothing(self):
         "Work of a process whose socket closed may still run: its end is waited for."
         case(
@@ -488,6 +574,9 @@ class Hostile(unittest.TestCase):
             right = offered["description"]
             # A right answer is taken: the rest differs from it.
             assert received(description(), key="right").nbytes == nbytes
+            # The sender's number of the device may be another one here, or none.
+            for number in (1, 7):
+                assert received(description(), key=f"from {number}", device=number).device == 0
             gc.collect()
             before, open_before = live(), len(os.listdir("/proc/self/fd"))
             for text, arguments in [

@@ -166,17 +166,16 @@ pub(crate) fn receive(
     let request: GivenRequest = serde_json::from_str(json)?;
     graphs::collect();
     let key = (request.key.clone(), request.read_only);
-    let mut state = lock();
-    let known = state.mapped.get(&key);
-    let known = known.and_then(|it| Some((it.device, it.memory.upgrade()?)));
-    drop(state);
+    let known = lock().known(&key);
     let (device, memory) = match (known, &request.description) {
         (Some(known), _) => known,
         (None, None) => return Ok(None),
         (None, Some(digits)) => {
             let parcel = Parcel::from_bytes(&bytes(digits)?, handles).map_err(ShareError::from)?;
             let (device, memory) = map(&request, &parcel)?;
-            (device, Arc::new(memory))
+            // A second mapping is unmapped after the lock is left.
+            let memory = Arc::new(memory);
+            lock().mapped_once(key, device, &memory)
         }
     };
     // Before the caller gets a number: it would use addresses without memory.
@@ -192,17 +191,8 @@ pub(crate) fn receive(
             block,
         });
     }
-    let first = memory.address().0;
-    let mapped = Mapped {
-        device,
-        addresses: first..first.saturating_add(memory.size()),
-        memory: Arc::downgrade(&memory),
-    };
-    state = lock();
-    state.mapped.retain(|_, it| it.memory.strong_count() > 0);
-    state.mapped.insert(key, mapped);
     let memory = Memory::Given { memory, giver };
-    Ok(Some(state.add(Attached { memory, device })))
+    Ok(Some(lock().add(Attached { memory, device })))
 }
 
 /// Maps a block on the device that it is on, which may have another number here.
@@ -211,9 +201,13 @@ fn map(request: &GivenRequest, parcel: &Parcel) -> Result<(i32, Attachment), Err
         true => how(of).open(parcel),
         false => how(of).read_write().open(parcel),
     };
-    let of = heaps::of(request.device)?;
+    // A process that sees fewer devices may have no device of the giver's number.
+    let (device, of) = match heaps::of(request.device) {
+        Ok(of) => (request.device, of),
+        Err(_) => (0, heaps::of(0)?),
+    };
     match open(of) {
-        Ok(memory) => Ok((request.device, memory)),
+        Ok(memory) => Ok((device, memory)),
         Err(ShareError::NoSuchDevice(uuid)) => {
             let device = number_of(of, uuid).ok_or(ShareError::NoSuchDevice(uuid))?;
             Ok((device, open(heaps::of(device)?)?))
@@ -449,6 +443,34 @@ impl Memory {
 }
 
 impl State {
+    /// Returns a block that is mapped, and its device.
+    fn known(&self, key: &Key) -> Option<(i32, Arc<Attachment>)> {
+        let known = self.mapped.get(key)?;
+        Some((known.device, known.memory.upgrade()?))
+    }
+
+    /// Notes a block that was mapped. Returns the one to use, which is that of another thread if it
+    /// was faster.
+    fn mapped_once(
+        &mut self,
+        key: Key,
+        device: i32,
+        memory: &Arc<Attachment>,
+    ) -> (i32, Arc<Attachment>) {
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
+        let first = memory.address().0;
+        let mapped = Mapped {
+            device,
+            addresses: first..first.saturating_add(memory.size()),
+            memory: Arc::downgrade(memory),
+        };
+        self.mapped.retain(|_, it| it.memory.strong_count() > 0);
+        self.mapped.insert(key, mapped);
+        (device, Arc::clone(memory))
+    }
+
     /// Notes an attachment, and returns its number.
     fn add(&mut self, attached: Attached) -> u64 {
         self.count += 1;

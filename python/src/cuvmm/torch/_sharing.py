@@ -157,8 +157,10 @@ class _Senders:
             self._sent[sent.fileno()] = sent
             self._poll.register(sent.fileno(), select.EPOLLIN)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="cuvmm-sharing", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name="cuvmm-sharing", daemon=True)
+                # If the system refuses it, the next storage tries again.
+                thread.start()
+                self._thread = thread
 
     def remove(self, sent: _Sent) -> None:
         """Forgets a storage that was not sent."""
@@ -182,7 +184,7 @@ class _Senders:
             for descriptor, _ in self._poll.poll(_LOOK if self._gone else None):
                 self._look(descriptor)
             for process, sent in list(self._gone):
-                if not os.path.exists(f"/proc/{process}"):
+                if not _exists(process):
                     self._gone.remove((process, sent))
                     sent.end()
 
@@ -218,6 +220,18 @@ class _Senders:
             with self._lock:
                 self._killed[watched] = sent
             self._poll.register(watched, select.EPOLLIN)
+
+
+def _exists(process: int) -> bool:
+    """Returns True while a process has its number. Files of /proc may be those of other numbers, or hidden."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is another user's.
+        return True
+    return True
 
 
 _inherited: list[_Senders] = []

@@ -259,7 +259,7 @@ class PagedKv:
         """Gives blocks up, all or none. Memory that no block in use touches any more can be taken by others, behind the
         work that is queued by now; inside of `step`, that is queued by its end.
 
-        numbers: as for `back`.
+        numbers: as for `back`. One that is named several times counts once.
 
         Raises `cuvmm.Error` if a block is not in use or is pinned. No block has changed then.
         """

@@ -116,6 +116,24 @@ class Caches(unittest.TestCase):
             """
         )
 
+    def test_blocks_of_code_leave_what_was_installed(self):
+        case(
+            """
+            cuvmm.configure(limit="24MiB")
+            with adapter.paged(name="chat", extent="2MiB"):
+                with adapter.paged(name="code", extent="2MiB"):
+                    assert make().kv.name == "code"
+                assert make().kv.name == "chat"
+            assert continuous_api.PagedAttentionCache is cache.PagedAttentionCache
+            adapter.install(name="all", extent="2MiB")
+            with adapter.paged(name="code", extent="2MiB"):
+                pass
+            assert make().kv.name == "all"
+            adapter.uninstall()
+            assert continuous_api.PagedAttentionCache is cache.PagedAttentionCache
+            """
+        )
+
     def test_what_cannot_be_is_refused(self):
         case(
             """

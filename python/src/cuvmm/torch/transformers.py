@@ -294,25 +294,32 @@ def install(*, name: str = "paged", extent: int | str | None = None, timeout: fl
     """
     global _options
     _options = _Options(name, extent, seconds_of(timeout))
-    for (module, attribute), ours in zip(_originals, (_Cache, _Processor, _MemoryHandler), strict=True):
-        setattr(module, attribute, ours)
+    _use((_Cache, _Processor, _MemoryHandler))
 
 
 def uninstall() -> None:
     """Gives transformers its own caches back, for managers that are made from now on."""
-    for (module, attribute), original in _originals.items():
-        setattr(module, attribute, original)
+    _use(_originals.values())
+
+
+def _use(classes: Iterable[type]) -> None:
+    for (module, attribute), it in zip(_originals, classes, strict=True):
+        setattr(module, attribute, it)
 
 
 @contextlib.contextmanager
 def paged(*, name: str = "paged", extent: int | str | None = None, timeout: float = 60.0) -> Iterator[None]:
-    """Makes the caches of managers that are made and started inside paged caches, as `install` does.
+    """Makes the caches of managers that are made and started inside paged caches, as `install` does. Afterwards all is
+    as before, also what `install` had set.
 
     >>> with cuvmm.torch.transformers.paged(name="chat"):  # doctest: +SKIP
     ...     model.generate_batch(prompts)
     """
+    global _options
+    options, classes = _options, [getattr(module, attribute) for module, attribute in _originals]
     install(name=name, extent=extent, timeout=timeout)
     try:
         yield
     finally:
-        uninstall()
+        _options = options
+        _use(classes)

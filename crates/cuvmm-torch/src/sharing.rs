@@ -218,10 +218,12 @@ pub extern "C" fn cuvmm_offer_end(number: u64) {
 }
 
 /// Attaches a block that a process offers, and writes the attachment's number. [`cuvmm_attached`]
-/// has its address, and [`cuvmm_detach`] ends it, which then shuts the socket `giver`.
+/// has its address, and [`cuvmm_detach`] ends it, which waits for this process's work, writes the byte
+/// `L` to the socket `giver` and shuts it. A socket that closes without that byte is that of a process
+/// whose work may still run.
 ///
 /// The keys of the JSON object: `key`, the giver's name for the block; `device`, as the giver
-/// counts; `offset` and `size`, the bytes that are to be used; `read_only`; and `description`, or
+/// counts, which may have another number here; `offset` and `size`, the bytes that are to be used; `read_only`; and `description`, or
 /// null to attach the block only if it is mapped here. A block is mapped once for each access.
 ///
 /// All descriptors are copied: the caller closes its own. Returns 1 if the block is not mapped and

@@ -183,6 +183,22 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_memory_is_mapped_ahead(self):
+        case(
+            """
+            import time
+            kv = make(precommit=10)
+            kv.back([0])
+            until = time.monotonic() + 100
+            while kv.stats().precommitted < 10 * MIB and time.monotonic() < until:
+                time.sleep(0.001)
+            stats = kv.stats()
+            assert (stats.in_use, stats.precommitted, stats.held) == (1, 10 * MIB, 12 * MIB), stats
+            kv.back([1, 2])
+            assert kv.stats().in_use == 3
+            """
+        )
+
     def test_what_cannot_be_is_refused(self):
         case(
             """
@@ -203,6 +219,8 @@ class Paged(unittest.TestCase):
             fails(TypeError, "stream", lambda: kv.record_use("0"))
             fails(cuvmm.Error, "", lambda: kv.record_use(2))
             kv.record_use(0)
+            fails(TypeError, "on_pressure", lambda: make(on_pressure=3))
+            fails(ValueError, "precommit", lambda: make(precommit=-1))
             fails(TypeError, "copied", lambda: __import__("pickle").dumps(cuvmm.torch._paged._View(1, kv._cache)))
             """
         )

@@ -29,7 +29,8 @@ use crate::error::Error;
 /// the tenant, which caches of one device may share; `blocks`, the number of block numbers; `groups`, a
 /// list of groups of layers, each with `layers`, `tokens` and `parts`, a list of
 /// `[heads, elements, bytes of an element]`; and, where they are not null, `layout` (`block-major`,
-/// `token-major` or `layer-major`), `extent` in bytes, `pinned`, a list of block numbers, and `timeout`,
+/// `token-major` or `layer-major`), `extent` in bytes, `pinned`, a list of block numbers,
+/// `precommit`, the number of blocks for which memory is mapped ahead of use, and `timeout`,
 /// the seconds that [`cuvmm_paged_back`] and [`cuvmm_paged_reserve`] wait for memory in use.
 ///
 /// Reserves addresses and backs the pinned blocks, as

@@ -28,6 +28,7 @@ struct Request {
     layout: Option<Arrangement>,
     extent: Option<u64>,
     pinned: Option<Vec<u32>>,
+    precommit: Option<u32>,
     /// In seconds.
     timeout: Option<f64>,
 }
@@ -161,6 +162,7 @@ impl Request {
             builder = builder.timeout(wait);
         }
         builder
+            .precommit(self.precommit.unwrap_or(0))
             .pinned(self.pinned.iter().flatten().copied())
             .build()
     }

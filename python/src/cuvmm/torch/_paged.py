@@ -97,6 +97,8 @@ class PagedStats:
     held: int
     #: Bytes of withdrawn memory, which others get once the work on it is complete.
     withdrawn: int
+    #: The part of the withdrawn memory that was mapped ahead, and that no block has used yet.
+    precommitted: int
     #: Mappings in use.
     mappings: int
     #: Bytes of addresses.
@@ -389,6 +391,7 @@ def paged_kv(
     layout: Layout = "block-major",
     extent: int | str | None = None,
     pinned: Iterable[int] = (),
+    precommit: int = 0,
     name: str = "paged",
     device: Any = None,
     timeout: float | None = None,
@@ -404,6 +407,8 @@ def paged_kv(
     extent: the bytes by which memory comes and goes: a power of two in whole granules of the device, up to "32MiB".
         By default 16 MiB, and a granule in layer-major layout.
     pinned: numbers that are always backed, such as a null block, or blocks for padding.
+    precommit: for how many of the lowest unused blocks a thread of the library maps memory ahead, after a `back` that
+        took some, so that the next `back` makes no driver call. Nothing is reclaimed for it, and others get it first.
     name: the name of the tenant that the memory is charged to, in the limit and the ledger that all of cuvmm's memory
         on the device has. Caches of one name share it; no pool has the name.
     device: the device; the current one by default. Its current stream is the home stream.
@@ -426,6 +431,8 @@ def paged_kv(
     be, or a name that a pool has. Nothing is made then.
     """
     groups = (groups,) if isinstance(groups, LayerGroup) else tuple(groups)
+    if on_pressure is not None and not callable(on_pressure):
+        raise TypeError(f"on_pressure is a function, not {type(on_pressure).__name__}")
     ordinal = torch.cuda._utils._get_device_index(device, optional=True)
     request = {
         "device": ordinal,
@@ -436,6 +443,7 @@ def paged_kv(
         "layout": layout,
         "extent": None if extent is None else bytes_of(extent),
         "pinned": [_count("a pinned block", number) for number in pinned],
+        "precommit": _count("precommit", precommit),
         "timeout": None if timeout is None else min(seconds_of(timeout), 1e9),
     }
     _library.get().end_calls_at_exit()

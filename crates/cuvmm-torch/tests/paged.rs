@@ -243,7 +243,7 @@ over_the_stand_in! {
         refused(paged.release(cache, &[9]), "pinned");
         refused(paged.release(cache, &[1 << 40]), "not 1099511627776");
         paged.back(cache, &[1]).unwrap();
-        refused(paged.release(cache, &[1, 1]), "not in use");
+        refused(paged.release(cache, &[1, 2]), "block 2 is not in use");
         assert_eq!(paged.figure(cache, "in_use"), 1);
         refused(paged.reserve(cache, 9), "blocks to be reserved");
         paged.refuses_null(cache);

@@ -82,6 +82,15 @@ fn a_forked_child_owns_nothing() {
             paged.release(&[0]),
             Err(PagedKvError::Memory(MemoryError::Call(cause))) if forked(&cause)
         );
+        right &= matches!(
+            paged.alone().sleep(Contents::Discard),
+            Err(SleepError::Memory(MemoryError::Call(cause))) if forked(&cause)
+        );
+        right &= matches!(
+            paged.alone().wake(),
+            Err(SleepError::Memory(MemoryError::Call(cause))) if forked(&cause)
+        );
+        right &= !paged.is_asleep();
         right &= paged.stats().is_err() && paged.view(0, 0, 0).is_some();
         drop(paged.step());
         // There is no work to wait for, but the pages are not the child's.

@@ -185,6 +185,10 @@ pub enum MemoryError {
     /// woken before memory is allocated from it.
     #[error("the heap of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
     HeapAsleep(u64),
+    /// The paged cache with this number of bytes under its blocks in use is asleep, falling asleep or
+    /// waking. It must be woken before its blocks are used.
+    #[error("the paged cache of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
+    CacheAsleep(u64),
     /// This number of leases, registrations, tensors or slices use the block and may write to it.
     #[error("{0} leases keep the block: drop them first, and registrations, tensors and slices")]
     Leased(u64),

@@ -51,7 +51,7 @@ pub enum PagedKvError {
         #[source]
         cause: BlockError,
     },
-    /// Bytes could not be copied, or a driver call failed.
+    /// Bytes could not be copied, the cache [sleeps](MemoryError::CacheAsleep), or a driver call failed.
     Memory(MemoryError),
 }
 

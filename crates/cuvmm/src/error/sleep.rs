@@ -12,8 +12,8 @@ use crate::display::Bytes;
 #[error(transparent)]
 #[non_exhaustive]
 pub enum SleepError {
-    /// An argument cannot be used: a store of another device than the pool's, a heap of another
-    /// tenant, or a range that exceeds the block.
+    /// An argument cannot be used: a store of another device than the pool's, a heap or a paged cache
+    /// of another tenant, or a range that exceeds the block.
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live, or one was taken while contents were copied and may have
     /// ended since: sleep again when none is taken.
@@ -61,6 +61,13 @@ pub enum SleepError {
         /// The memory of the heap in bytes.
         bytes: u64,
     },
+    /// A step of a paged cache is being prepared, GPU work that may use its memory is not complete, or
+    /// another thread is putting it to sleep or waking it.
+    #[error("a paged cache of {} is in use: end its steps and wait for its work", Bytes(*.bytes))]
+    CacheBusy {
+        /// The bytes under the blocks in use.
+        bytes: u64,
+    },
     /// The store has not enough free space for the contents.
     #[error(
         "cannot keep {}: {} of the store's {} are free",
@@ -106,10 +113,11 @@ pub enum SleepError {
     /// The sleep failed or was cancelled, and the driver refused twice to put back the memory of
     /// some blocks. They stay asleep ([`Block::is_asleep`](crate::Block::is_asleep)) and can be
     /// woken. Contents to be kept are kept; those to be [discarded](crate::Contents::Discard) are
-    /// lost. The other blocks are unchanged. A heap counts as a block.
+    /// lost. The other blocks are unchanged. A heap and a paged
+    /// cache count as a block each.
     #[error("{blocks} of the blocks ({}) stay asleep after an error: {cause}", Bytes(*.bytes))]
     Stayed {
-        /// The number of blocks and heaps.
+        /// The number of blocks, heaps and paged caches.
         blocks: u64,
         /// Their size in bytes.
         bytes: u64,

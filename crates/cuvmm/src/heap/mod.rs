@@ -120,7 +120,7 @@ mod wake;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use self::allocation::{Lanes, Shared};
 use self::cache::Place;
@@ -129,13 +129,11 @@ use self::request::{Request, is_small};
 use self::stitch::Policy;
 use self::tag::StreamId;
 use crate::device::Device;
-use crate::error::{ArgumentError, BlockError, CallError, MemoryError, SleepError};
+use crate::error::{ArgumentError, BlockError, CallError, MemoryError};
 use crate::own::{Access, AccessGrant, Stream, check_guests};
-use crate::pool::{Holder, HolderId, Tenant, Wait};
+use crate::pool::{CanSleep, Holder, HolderId, Tenant, Wait};
 use crate::size::aligned;
 
-pub(crate) use self::sleep::{HeapToSleep, MovingHeap};
-pub(crate) use self::wake::{HeapToWake, WakingHeap};
 pub use allocation::Allocation;
 pub use stats::HeapStats;
 
@@ -608,28 +606,9 @@ impl Heap {
         !core.device.is_forked() && !core.lock().rest.is_awake()
     }
 
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.lanes, &other.lanes)
-    }
-
-    /// Returns `true` if this is the heap that falls asleep.
-    pub(crate) fn is_falling_asleep_as(&self, one: &HeapToSleep) -> bool {
-        one.is_of(&self.lanes.shared)
-    }
-
-    /// Marks the heap as moving, once all work that may use its memory is complete. Waits for that
-    /// until `until`, and while `wanted` returns `true`. Returns `None` for a sleeping heap.
-    pub(crate) fn begin_sleep(
-        &self,
-        until: Option<Instant>,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<HeapToSleep>, SleepError> {
-        sleep::begin(&self.lanes.shared, until, wanted)
-    }
-
-    /// Marks the heap as moving, if it sleeps.
-    pub(crate) fn begin_wake(&self) -> Result<Option<HeapToWake>, SleepError> {
-        wake::begin(&self.lanes.shared)
+    /// Returns the heap as an owner that can sleep.
+    pub(crate) fn sleeper(&self) -> Arc<dyn CanSleep> {
+        Arc::clone(&self.lanes.shared) as Arc<dyn CanSleep>
     }
 
     /// Returns the current figures. Makes no driver call. In a forked child they are zero.

@@ -28,30 +28,25 @@ use super::rest::{Contents, Rest};
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, Poll, Unmapped};
 use crate::own::{Span, Stream};
-use crate::pool::{Given, GivenUp};
+use crate::pool::{Given, GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
 use crate::store::Saved;
 
 /// A heap that falls asleep. Dropping the value before that leaves the heap as it was.
-pub(crate) struct HeapToSleep {
+pub(super) struct HeapToSleep {
     /// `None` once the move has ended.
     moving: Option<MovingHeap>,
     /// The extents with contents, and the addresses of one mapping of each.
-    parts: Vec<(ExtentId, Range<u64>)>,
+    parts: ExtentRanges,
     /// The memory that the contents are saved in, if they are kept.
     saved: Vec<Saved>,
 }
 
-/// A heap that is marked as moving, and is kept alive.
-pub(crate) struct MovingHeap {
-    pub(super) shared: Arc<Shared>,
-}
+/// Extents with the addresses of one mapping of each.
+type ExtentRanges = Vec<(ExtentId, Range<u64>)>;
 
-/// The outcome of an attempt to mark a heap.
-enum Marked {
-    Asleep,
-    Moving(Vec<(ExtentId, Range<u64>)>),
-    /// Work is not complete. Only a wait for it tells when it is.
-    Waits(Fence),
+/// A heap that is marked as moving, and is kept alive.
+pub(super) struct MovingHeap {
+    pub(super) shared: Arc<Shared>,
 }
 
 pub(super) fn begin(
@@ -59,23 +54,7 @@ pub(super) fn begin(
     until: Option<Instant>,
     wanted: &dyn Fn() -> bool,
 ) -> Result<Option<HeapToSleep>, SleepError> {
-    shared.core.device.own_process()?;
-    let attempt = || {
-        let mut marked = shared.mark()?;
-        if let Marked::Waits(fence) = &mut marked
-            && until.is_some()
-        {
-            fence.wait()?;
-            marked = shared.mark()?;
-        }
-        match marked {
-            Marked::Asleep => Ok(None),
-            Marked::Moving(parts) => Ok(Some(parts)),
-            Marked::Waits(_) => Err(busy(&shared.core.lock())),
-        }
-    };
-    let again = |error: &SleepError| matches!(error, SleepError::HeapBusy { .. }) && wanted();
-    let parts = shared.tenant.repeat(until, attempt, again)?;
+    let parts = shared.tenant.mark(until, wanted, || shared.mark())?;
     Ok(parts.map(|parts| HeapToSleep {
         moving: Some(MovingHeap {
             shared: Arc::clone(shared),
@@ -92,7 +71,7 @@ pub(super) fn busy(state: &State) -> SleepError {
 }
 
 impl Shared {
-    fn mark(&self) -> Result<Marked, SleepError> {
+    fn mark(&self) -> Result<Marked<ExtentRanges>, SleepError> {
         let core = &self.core;
         core.device.usable()?;
         // The pool's lock is never taken under the heap's.
@@ -113,7 +92,7 @@ impl Shared {
 }
 
 impl Core {
-    fn mark(&self, state: &mut Locked<'_>) -> Result<Marked, SleepError> {
+    fn mark(&self, state: &mut Locked<'_>) -> Result<Marked<ExtentRanges>, SleepError> {
         match state.rest {
             Rest::Asleep(_) => return Ok(Marked::Asleep),
             Rest::Moving { .. } => return Err(busy(state)),
@@ -128,7 +107,7 @@ impl Core {
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => return Err(busy(state)),
-            Poll::NeedsSynchronise => return Ok(Marked::Waits(work)),
+            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, busy(state))),
         }
         let keeps = |extent: &Extent| self.has(PINNED) || !extent.is_free();
         let extents = state.large.extents();
@@ -282,23 +261,8 @@ impl State {
     }
 }
 
-impl MovingHeap {
-    fn core(&self) -> &Core {
-        &self.shared.core
-    }
-
-    pub(super) fn span(&self, range: &Range<u64>) -> Span<'_> {
-        // SAFETY: memory of a moving heap is unmapped only by the operation that moves it. That
-        // operation has waited for the copies before, or keeps memory that they may use mapped.
-        // Where nothing is mapped the driver refuses a copy, which harms nothing.
-        unsafe {
-            let address = DeviceAddress(range.start);
-            Span::new(&self.core().device, address, range.end - range.start)
-        }
-    }
-
-    /// Unmaps all memory, unless work was queued since the heap was marked that is not complete.
-    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+impl MovingHolder for MovingHeap {
+    fn withdraw(&self) -> Result<(), SleepError> {
         let core = self.core();
         let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;
         let state = core.lock();
@@ -313,6 +277,22 @@ impl MovingHeap {
             Poll::NeedsSynchronise => drop(work.wait()?),
         }
         core.unmap_all()
+    }
+}
+
+impl MovingHeap {
+    fn core(&self) -> &Core {
+        &self.shared.core
+    }
+
+    pub(super) fn span(&self, range: &Range<u64>) -> Span<'_> {
+        // SAFETY: memory of a moving heap is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or keeps memory that they may use mapped.
+        // Where nothing is mapped the driver refuses a copy, which harms nothing.
+        unsafe {
+            let address = DeviceAddress(range.start);
+            Span::new(&self.core().device, address, range.end - range.start)
+        }
     }
 
     /// Gives the memory up: the heap sleeps with these contents.
@@ -337,45 +317,39 @@ impl MovingHeap {
     }
 }
 
-impl HeapToSleep {
-    pub(super) fn is_of(&self, shared: &Arc<Shared>) -> bool {
-        let moving = self.moving.as_ref();
-        moving.is_some_and(|moving| Arc::ptr_eq(&moving.shared, shared))
+impl HolderToSleep for HeapToSleep {
+    fn sizes(&self) -> Vec<u64> {
+        let ranges = self.parts.iter().map(|(_, range)| range);
+        ranges.map(|range| range.end - range.start).collect()
     }
 
-    /// The sizes of the extents with contents.
-    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
-        self.parts.iter().map(|(_, range)| range.end - range.start)
-    }
-
-    pub(crate) fn keep_in(&mut self, saved: impl Iterator<Item = Saved>) {
+    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>) {
         self.saved = saved.take(self.parts.len()).collect();
     }
 
-    /// Returns the ranges with contents, and where they are saved.
-    pub(crate) fn contents(&mut self) -> Option<(&MovingHeap, Vec<(Span<'_>, &mut Saved)>)> {
+    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
         let moving = self.moving.as_ref()?;
         let spans = self.parts.iter().map(|(_, range)| moving.span(range));
         Some((moving, spans.zip(&mut self.saved).collect()))
     }
 
-    /// Takes the memory out. Its contents are lost if the heap sleeps.
-    pub(crate) fn withdraw(&self) -> Result<(), SleepError> {
+    fn withdraw(&self) -> Result<(), SleepError> {
         self.moving.as_ref().map_or(Ok(()), MovingHeap::withdraw)
     }
 
-    pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
+    fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
         match self.moving.take() {
             Some(moving) => moving.settle_asleep(self.take_saved(), release),
             None => GivenUp::default(),
         }
     }
 
-    /// Puts the memory back in its place. Returns `false` if that failed: the heap then sleeps.
-    pub(crate) fn stay(mut self) -> bool {
+    fn stay(mut self: Box<Self>) -> bool {
         self.put_back()
     }
+}
 
+impl HeapToSleep {
     fn take_saved(&mut self) -> Contents {
         let ids = self.parts.iter().map(|&(id, _)| id);
         ids.zip(std::mem::take(&mut self.saved)).collect()

@@ -8,21 +8,24 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::allocation::Shared;
 use super::core::State;
 use super::extents::ExtentId;
 use super::rest::{Contents, Rest};
-use super::sleep::{MovingHeap, busy};
+use super::sleep::{self, MovingHeap, busy};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{LastWriter, Unmapped, wait_for};
-use crate::own::{Span, Stream};
-use crate::pool::{Given, Lending};
+use crate::own::Stream;
+use crate::pool::{
+    CanSleep, Given, HolderToSleep, HolderToWake, Lending, Tenant, WakingHolder, WakingParts,
+};
 use crate::store::{HostStore, Saved};
 
 /// A heap that wakes. If this value is dropped before that, the heap sleeps on, with the contents
 /// that were kept.
-pub(crate) struct HeapToWake {
+struct HeapToWake {
     /// `None` once the move has ended.
     waking: Option<WakingHeap>,
     sizes: Vec<u64>,
@@ -32,11 +35,8 @@ pub(crate) struct HeapToWake {
     filling: Option<Stream>,
 }
 
-/// A range with contents: the index of its extent, and where it is saved.
-type Part<'a> = (usize, Span<'a>, &'a mut Saved);
-
 /// The memory of a heap that wakes.
-pub(crate) struct WakingHeap {
+struct WakingHeap {
     moving: MovingHeap,
     extents: Vec<Waking>,
     /// The number of all mappings.
@@ -51,7 +51,31 @@ struct Waking {
     lent: Option<Unmapped>,
 }
 
-pub(super) fn begin(shared: &Arc<Shared>) -> Result<Option<HeapToWake>, SleepError> {
+impl CanSleep for Shared {
+    fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    fn is_heap(&self) -> bool {
+        true
+    }
+
+    fn begin_sleep(
+        self: Arc<Self>,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError> {
+        let begun = sleep::begin(&self, until, wanted)?;
+        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToSleep>))
+    }
+
+    fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
+        let begun = begin(&self)?;
+        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToWake>))
+    }
+}
+
+fn begin(shared: &Arc<Shared>) -> Result<Option<HeapToWake>, SleepError> {
     let core = &shared.core;
     core.device.own_process()?;
     let mut state = core.lock();
@@ -122,8 +146,18 @@ impl WakingHeap {
         &self.moving.shared
     }
 
+    /// Returns the range of an extent that another tenant wrote to, if the pool scrubs.
+    fn stale(&self, index: usize) -> Option<Range<u64>> {
+        let extent = self.extents.get(index)?;
+        let writer = extent.lent.as_ref()?.last_writer?;
+        let is_stale = writer.by != self.shared().core.writer && self.shared().tenant.scrubs();
+        is_stale.then(|| extent.range())
+    }
+}
+
+impl WakingHolder for WakingHeap {
     /// Maps an extent at all its addresses.
-    pub(crate) fn place(&self, index: usize) -> Result<(), BlockError> {
+    fn place(&self, index: usize) -> Result<(), BlockError> {
         let Some(extent) = self.extents.get(index) else {
             return Ok(());
         };
@@ -152,19 +186,10 @@ impl WakingHeap {
         }
         Ok(())
     }
-
-    /// Returns the range of an extent that another tenant wrote to, if the pool scrubs.
-    fn stale(&self, index: usize) -> Option<Range<u64>> {
-        let extent = self.extents.get(index)?;
-        let writer = extent.lent.as_ref()?.last_writer?;
-        let is_stale = writer.by != self.shared().core.writer && self.shared().tenant.scrubs();
-        is_stale.then(|| extent.range())
-    }
 }
 
-impl HeapToWake {
-    /// Describes the memory that the heap needs.
-    pub(crate) fn lending(&self) -> Option<Lending<'_>> {
+impl HolderToWake for HeapToWake {
+    fn lending(&self) -> Option<Lending<'_>> {
         let waking = self.waking.as_ref()?;
         Some(Lending {
             holder: waking.shared().holder,
@@ -177,8 +202,7 @@ impl HeapToWake {
         })
     }
 
-    /// Takes the memory that was lent.
-    pub(crate) fn take(&mut self, lent: Vec<Unmapped>) {
+    fn take(&mut self, lent: Vec<Unmapped>) {
         let Some(waking) = &mut self.waking else {
             return;
         };
@@ -188,22 +212,19 @@ impl HeapToWake {
         waking.shared().core.lock().rest = Rest::Moving { charged: true };
     }
 
-    /// Bytes of all memory.
-    pub(crate) fn used(&self) -> u64 {
+    fn used(&self) -> u64 {
         self.sizes.iter().sum()
     }
 
-    pub(crate) fn kept(&self) -> u64 {
+    fn kept(&self) -> u64 {
         self.saved.iter().flatten().map(Saved::bytes).sum()
     }
 
-    pub(crate) fn kept_in(&self) -> Option<HostStore> {
+    fn kept_in(&self) -> Option<HostStore> {
         self.saved.iter().flatten().next().map(Saved::store)
     }
 
-    /// Returns the heap, and the ranges with contents, each with the index of its extent and where
-    /// it is saved. The memory is placed extent by extent.
-    pub(crate) fn contents(&mut self) -> Option<(&WakingHeap, Vec<Part<'_>>)> {
+    fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {
         let waking = self.waking.as_ref()?;
         let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
         let parts = saved.filter_map(|(index, (extent, saved))| {
@@ -213,8 +234,7 @@ impl HeapToWake {
         Some((waking, parts.collect()))
     }
 
-    /// Places all memory without contents, and zeroes what another tenant wrote.
-    pub(crate) fn place_memory(&mut self) -> Result<(), BlockError> {
+    fn place_memory(&mut self) -> Result<(), BlockError> {
         let Some(waking) = &self.waking else {
             return Ok(());
         };
@@ -240,8 +260,7 @@ impl HeapToWake {
         Ok(())
     }
 
-    /// Ends the move: the heap has its memory and contents again.
-    pub(crate) fn wake(mut self) {
+    fn wake(mut self: Box<Self>) {
         let Some(waking) = self.waking.take() else {
             return;
         };

@@ -13,7 +13,7 @@ impl PagedKv {
     /// [token-major](super::Layout::TokenMajor) layout one call for each token).
     ///
     /// # Errors
-    /// [`PagedKvError`] if the block is not in use, there is no such layer or part, the bytes are not
+    /// [`PagedKvError`] if the block is not in use, the cache sleeps, there is no such layer or part, the bytes are not
     /// those of the part, or a copy fails. Tokens written before a failed copy stay written.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub fn write(
@@ -60,6 +60,7 @@ impl PagedKv {
         let no_place = || no_such("such part of a layer in this group, layer", layer);
         let place = place.ok_or_else(no_place)?;
         let state = self.lock()?;
+        state.check_awake()?;
         if !matches!(state.use_of(number)?, Use::Backed | Use::Pinned) {
             return Err(PagedKvError::NotInUse(number));
         }

@@ -76,11 +76,12 @@ impl Drop for Core {
 mod tests {
     use super::*;
     use crate::extents::rig::{G, rig};
+    use crate::paged::rest::Rest;
     use crate::paged::{LayerGroup, PagedKv};
     use crate::pool::{Limit, Pool};
 
     #[test]
-    fn no_memory_is_mapped_ahead_under_a_capture_guard_and_the_mapper_is_asked_again() {
+    fn no_memory_is_mapped_ahead_under_a_capture_guard_or_in_sleep_and_the_mapper_is_asked_again() {
         let rig = rig();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
         let pool = pool.build().unwrap();
@@ -95,6 +96,10 @@ mod tests {
         assert!(kv.core.work_ahead());
         assert_eq!(precommitted(), 0);
         drop(guard);
+        kv.core.lock().unwrap().rest = Rest::Moving;
+        assert!(!kv.core.work_ahead());
+        assert_eq!(precommitted(), 0);
+        kv.core.lock().unwrap().rest = Rest::Awake;
         assert!(!kv.core.work_ahead());
         // Blocks 1 to 4: the second half of the first granule, and three halves.
         assert_eq!(precommitted(), 2 * G);

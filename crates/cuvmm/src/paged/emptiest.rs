@@ -21,7 +21,8 @@ impl PagedKv {
     /// Chooses blocks among `evictable` whose release empties extents of at least `bytes` bytes, those
     /// first that take the fewest blocks for their bytes; fewer bytes if there are no more. For a
     /// [pressure hook](crate::pool::TenantBuilder::on_pressure): a server whose unused blocks are all
-    /// kept for their prefixes has no extent to give. Numbers that are not in use are skipped.
+    /// kept for their prefixes has no extent to give. Numbers that are not in use are skipped,
+    /// and all while the cache sleeps.
     ///
     /// It is for requests of others: the extents may be those that a [`back`](Self::back) of this cache
     /// needs too. For that, an engine takes over blocks that it keeps, which are backed already.
@@ -39,6 +40,9 @@ impl PagedKv {
 }
 
 fn choose(state: &State, bytes: u64, evictable: &[u32]) -> Evictions {
+    if !state.rest.is_awake() {
+        return Evictions::default();
+    }
     let mut may = vec![false; state.blocks() as usize];
     for &number in evictable {
         if state.use_of(number) == Ok(Use::Backed)

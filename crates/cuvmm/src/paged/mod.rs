@@ -35,15 +35,18 @@
 //! - **Contents.** A block that is backed again has the bytes that it had, or zeros if its memory was
 //!   gone meanwhile; never another tenant's.
 //!
+//! - **[Sleep](crate::sleep#paged-caches).** A cache gives up all its memory and gets it back at the same
+//!   addresses, with the bytes of its blocks or without, alone ([`PagedKv::alone`]) or with a tenant's
+//!   blocks ([`Blocks::paged`](crate::sleep::Blocks::paged)).
+//!
 //! A cache is shared between threads by reference. Its lock is held while memory is mapped and
 //! copied, but not while a call waits for memory or runs hooks, so a hook may release blocks of it.
 //!
 //! Keeps I-100.
 //!
 //! # Not provided
-//! Kernels, a scheduler, block tables, and a table of prefixes. Blocks do not [sleep](crate::sleep);
-//! as for other containers, [`Slept::awake`](crate::sleep::Slept::awake) counts their memory. Reads of
-//! blocks that are not in use fault.
+//! Kernels, a scheduler, block tables, and a table of prefixes. Reads of blocks that are not in use
+//! fault.
 
 mod builder;
 mod copies;
@@ -51,11 +54,14 @@ mod core;
 mod emptiest;
 mod numbers;
 mod planes;
+mod rest;
 mod shape;
+mod sleep;
 mod state;
 mod stats;
 mod step;
 mod view;
+mod wake;
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +76,7 @@ use crate::deferred::Locked;
 use crate::error::{BlockError, CallError, PagedKvError};
 use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::{Tenant, Wait};
+use crate::pool::{CanSleep, Tenant, Wait};
 use crate::region::Purged;
 
 pub use builder::{DEFAULT_EXTENT, PagedKvBuilder};
@@ -149,8 +155,8 @@ impl PagedKv {
     /// call its mapper. For a new extent makes `cuMemCreate`, `cuMemMap` and `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`PagedKvError`] if a block does not exist, or memory is short, with the figures. No block has
-    /// changed then.
+    /// [`PagedKvError`] if a block does not exist, the cache sleeps, or memory is short, with the
+    /// figures. No block has changed then.
     #[doc(alias("map", "alloc"))]
     pub fn back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
         self.back_as(numbers, Use::Backed)
@@ -183,7 +189,8 @@ impl PagedKv {
     /// work of different streams on one block is for the engine to order.
     ///
     /// # Errors
-    /// [`PagedKvError`] if a block is not in use or is pinned. No block has changed then.
+    /// [`PagedKvError`] if a block is not in use or is pinned, or the cache sleeps. No block has changed
+    /// then.
     #[doc(alias("free", "unmap"))]
     pub fn release(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
         self.lock()?.release(numbers, &self.core.home)
@@ -212,8 +219,8 @@ impl PagedKv {
     /// other numbers may find no memory.
     ///
     /// # Errors
-    /// [`PagedKvError`] if fewer blocks are unused, or memory is short, with the figures. The reserve
-    /// is then as before.
+    /// [`PagedKvError`] if fewer blocks are unused, the cache sleeps, or memory is short, with the
+    /// figures. The reserve is then as before.
     #[doc(alias("precommit", "admission"))]
     pub fn reserve(&self, count: u32) -> Result<(), PagedKvError> {
         let attempt = |state: &mut State, place| state.reserve(count, &self.core.home, place);
@@ -223,7 +230,7 @@ impl PagedKv {
     }
 
     /// Returns `true` if `count` more blocks, the lowest that are not in use, can have memory now:
-    /// a hint, since another tenant or process may be faster. The only driver calls are those of
+    /// a hint, since another tenant or process may be faster. Returns `false` while the cache sleeps. The only driver calls are those of
     /// [`Tenant::headroom`].
     ///
     /// # Errors
@@ -232,6 +239,9 @@ impl PagedKv {
     pub fn can_allocate(&self, count: u32) -> Result<bool, PagedKvError> {
         let (found, missing) = {
             let state = self.lock()?;
+            if !state.rest.is_awake() {
+                return Ok(false);
+            }
             let lowest = state.lowest(count);
             (lowest.len(), state.missing(&lowest))
         };
@@ -281,6 +291,18 @@ impl PagedKv {
     pub fn is_backed(&self, number: u32) -> Result<bool, PagedKvError> {
         let found = self.lock()?.use_of(number)?;
         Ok(matches!(found, Use::Backed | Use::Pinned))
+    }
+
+    /// Returns `true` if the cache is asleep, falling asleep or waking: see
+    /// [`PagedKv::alone`]. Makes no driver call; `false` in a forked child.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.lock().is_ok_and(|state| !state.rest.is_awake())
+    }
+
+    /// Returns the cache as an owner that can sleep.
+    pub(crate) fn sleeper(&self) -> Arc<dyn CanSleep> {
+        Arc::clone(&self.core) as Arc<dyn CanSleep>
     }
 
     /// Returns the number of block numbers.

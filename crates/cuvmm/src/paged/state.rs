@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use super::numbers::no_such;
 use super::planes::Planes;
+use super::rest::Rest;
 use crate::deferred::Checked;
-use crate::error::{ArgumentError, BlockError, PagedKvError};
+use crate::error::{ArgumentError, BlockError, MemoryError, PagedKvError, SleepError};
 use crate::extents::Fence;
 use crate::ledger::InLine;
 use crate::own::Stream;
@@ -47,6 +48,7 @@ pub(super) struct State {
     begun: u64,
     backed: u32,
     pinned: u32,
+    pub(super) rest: Rest,
 }
 
 impl Checked for State {
@@ -112,6 +114,7 @@ impl State {
             begun: 0,
             backed: 0,
             pinned: 0,
+            rest: Rest::Awake,
         }
     }
 
@@ -130,6 +133,36 @@ impl State {
         }
         if to == Use::Free {
             self.floor = self.floor.min(number);
+        }
+    }
+
+    /// Refuses an operation on a cache that is not awake.
+    pub(super) fn check_awake(&self) -> Result<(), MemoryError> {
+        match self.rest.is_awake() {
+            true => Ok(()),
+            false => Err(MemoryError::CacheAsleep(self.planes.in_use())),
+        }
+    }
+
+    pub(super) const fn busy(&self) -> SleepError {
+        SleepError::CacheBusy {
+            bytes: self.planes.in_use(),
+        }
+    }
+
+    /// Refuses to put the cache to sleep while a step is being prepared.
+    pub(super) fn check_no_step(&self) -> Result<(), SleepError> {
+        match self.steps.is_empty() {
+            true => Ok(()),
+            false => Err(self.busy()),
+        }
+    }
+
+    /// Ends a move of a cache that has its memory.
+    pub(super) fn set_awake(&mut self) {
+        self.rest = Rest::Awake;
+        if self.precommits() {
+            self.region.call_worker();
         }
     }
 
@@ -155,6 +188,7 @@ impl State {
         if let Some(&last) = numbers.iter().max() {
             self.use_of(last)?;
         }
+        self.check_awake()?;
         let mut entering = Entering {
             state: self,
             numbers,
@@ -179,6 +213,9 @@ impl State {
     /// Maps memory ahead of use at the first place where it lacks. Returns `false` if it lacks
     /// nowhere, or no memory is to be had without reclaiming any.
     pub(super) fn map_ahead(&mut self) -> Result<bool, BlockError> {
+        if !self.rest.is_awake() {
+            return Ok(false);
+        }
         let next = self.lowest(self.precommit);
         if let Some(&first) = next.first() {
             self.floor = first;
@@ -206,6 +243,7 @@ impl State {
     /// Ends the use of blocks, all or none, each once. They leave their extents at once, or at the
     /// end of the step that is being prepared.
     pub(super) fn release(&mut self, numbers: &[u32], home: &Stream) -> Result<(), PagedKvError> {
+        self.check_awake()?;
         let mut released = Vec::with_capacity(numbers.len());
         for &number in numbers {
             let refused = match self.uses.get_mut(number as usize) {

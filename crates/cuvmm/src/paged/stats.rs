@@ -21,6 +21,9 @@ pub struct PagedStats {
     pub block_bytes: u64,
     /// Bytes of extents that these blocks touch: memory that the pool does not take.
     pub committed: u64,
+    /// Bytes that the cache gets when it wakes from [sleep](crate::sleep#paged-caches), or while it is
+    /// falling asleep or waking. It has then no committed bytes.
+    pub asleep: u64,
     /// Bytes of memory held: committed, and withdrawn but not yet taken by the pool.
     pub held: u64,
     /// Bytes of withdrawn memory, which the pool takes once the work on it is complete.
@@ -42,6 +45,10 @@ impl PagedKv {
         let state = self.lock()?;
         let [in_use, reserved, pinned, leaving] = state.counts();
         let region = &state.region;
+        let committed = match state.rest.is_awake() {
+            true => region.committed(),
+            false => 0,
+        };
         Ok(PagedStats {
             blocks: state.blocks(),
             in_use,
@@ -49,7 +56,8 @@ impl PagedKv {
             pinned,
             leaving,
             block_bytes: self.geometry.block_bytes,
-            committed: region.committed(),
+            committed,
+            asleep: region.committed() - committed,
             held: region.held(),
             withdrawn: region.pending_free(),
             precommitted: region.ahead(),

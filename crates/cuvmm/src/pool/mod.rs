@@ -127,7 +127,10 @@ pub use self::blocks::slots::Hardened;
 pub use self::blocks::{Block, BlockBuilder, ExportedBlock, Headroom, Lease};
 pub use self::gate::CaptureGuard;
 pub(crate) use self::gate::Polling;
-pub(crate) use self::holders::{Given, Holder, HolderFigures, HolderId, Lending};
+pub(crate) use self::holders::{
+    CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake, Lending, Marked,
+    MovingHolder, Parts, WakingHolder, WakingParts,
+};
 pub use self::line::{Pressure, PressureHook, futures};
 pub(crate) use self::line::{Wait, after};
 pub use self::memory::Scrub;

@@ -97,11 +97,12 @@ impl Region {
 
     /// Gives the region's memory and addresses to its tenant's pool, behind all work of the devices
     /// with access. Waits for nothing.
-    fn end_lent(&mut self) {
+    fn end_lent(&mut self, family: &Family) {
         if self.device().is_forked() {
             return;
         }
         self.leave_registered();
+        family.shared.set_asleep(0);
         let fence = self.fence_of_all();
         self.withdraw_all(&fence);
     }
@@ -109,8 +110,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.supply.family().is_some() {
-            return self.end_lent();
+        if let Some(family) = self.supply.family().cloned() {
+            return self.end_lent(&family);
         }
         self.leave_registered();
         let held = self.held();

@@ -16,14 +16,14 @@ use crate::error::{BlockError, CallError, MemoryError};
 use crate::extents::{Fence, LastWriter, Placed, Space, Unmapped};
 use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::{Given, Holder, HolderId, Lending, Tenant, Wait};
+use crate::pool::{Given, GivenUp, Holder, HolderId, Lending, Tenant, Wait};
 
 /// The regions of a tenant that are forks of one another. They keep their tenant registered and
 /// its pool alive.
 pub(super) struct Family {
     pub(super) shared: Arc<Shared>,
     pub(super) tenant: Tenant,
-    holder: HolderId,
+    pub(super) holder: HolderId,
     /// The stream on which used memory is cleared: the region's home stream, or else one that is
     /// created when it is needed first.
     home: OnceLock<Stream>,
@@ -214,6 +214,11 @@ impl Family {
             unmapped.last_writer = Some(LastWriter { by, blank: false });
         }
         self.give_back(used, mappings);
+    }
+
+    /// Gives up the memory of an owner that falls asleep.
+    pub(super) fn give_up_asleep(&self, given: Given, release: bool) -> GivenUp {
+        self.tenant.give_up_asleep(self.holder, given, release)
     }
 
     /// Takes over extents without a committed byte, each with the fence of its work.

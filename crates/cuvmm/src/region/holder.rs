@@ -95,6 +95,8 @@ struct State {
     /// The spaces of dropped regions.
     ended: Vec<Space>,
     withdrawals: i64,
+    /// The bytes that a sleeping owner gets when it wakes.
+    asleep: u64,
 }
 
 /// An extent that is being unmapped. It is dropped by a panic of the driver only.
@@ -267,6 +269,10 @@ impl Shared {
         self.with(|state| state.held += lent.iter().map(Unmapped::size).sum::<u64>());
     }
 
+    pub(super) fn set_asleep(&self, bytes: u64) {
+        self.with(|state| state.asleep = bytes);
+    }
+
     /// Notes another mapping of a physical.
     pub(super) fn add_mapping(&self, handle: PhysicalHandle) {
         self.with(|state| *state.further.entry(handle).or_default() += 1);
@@ -426,6 +432,7 @@ impl Holder for Shared {
                 pending_free: free.pending,
                 idle,
                 exported: state.exported.values().sum(),
+                asleep: state.asleep,
                 ..HolderFigures::default()
             }
         })

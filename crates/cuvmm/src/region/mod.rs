@@ -36,7 +36,7 @@
 //! - **Not possible** ([`MemoryError::InTenant`]) are memory elsewhere than on the pool's device,
 //!   with other properties than the pool's, [`commit_at`](Region::commit_at),
 //!   [`relocate`](Region::relocate) and [`back_with_zeros`](Region::back_with_zeros).
-//! - [Sleep](crate::sleep) is for blocks: containers stay awake.
+//! - [Sleep](crate::sleep) is for blocks, heaps and paged caches: other containers stay awake.
 //!
 //! ```rust
 //! # use cuvmm::driver::auto;
@@ -79,6 +79,7 @@ mod noted;
 mod register;
 mod relocate;
 mod replace;
+mod sleep;
 mod stats;
 mod supply;
 mod withdraw;
@@ -104,6 +105,7 @@ use committed::PendingExtents;
 use family::{Ending, Supply};
 pub(crate) use holder::WorksAhead;
 use register::Register;
+pub(crate) use sleep::MemoryInUse;
 
 pub use crate::extents::{DEFAULT_LARGEST_EXTENT, Extent, Mapper, Registration};
 pub use builder::RegionBuilder;

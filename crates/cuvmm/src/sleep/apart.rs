@@ -80,7 +80,7 @@ impl<'a, T: Send + 'static> SleepFuture<'a, T> {
         let Blocks {
             tenant,
             tags,
-            heaps,
+            holders,
             wait,
             release,
             watch,
@@ -91,7 +91,7 @@ impl<'a, T: Send + 'static> SleepFuture<'a, T> {
             run(&Blocks {
                 tenant: &tenant,
                 tags,
-                heaps,
+                holders,
                 wait,
                 release,
                 watch: Some(&|progress| running.report(progress)),

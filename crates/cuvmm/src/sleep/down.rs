@@ -1,6 +1,8 @@
-//! Putting blocks and heaps to sleep.
+//! Putting blocks and holders to sleep.
 //!
 //! Keeps I-89 and I-97.
+
+use std::sync::Arc;
 
 use super::prepared::{PreparedSleep, undo};
 use super::units::{Moving, Parts, Sleeper};
@@ -42,9 +44,9 @@ fn begin(blocks: &Blocks<'_>) -> Result<Vec<Sleeper>, SleepError> {
     let (until, wanted) = (blocks.until(), || blocks.is_wanted());
     let chosen = blocks.tenant.begin_sleep(blocks.choice(), until, &wanted)?;
     let mut to_sleep: Vec<Sleeper> = chosen.into_iter().map(Sleeper::Block).collect();
-    for heap in &blocks.heaps {
-        match heap.begin_sleep(until, &wanted) {
-            Ok(one) => to_sleep.extend(one.map(|one| Sleeper::Heap(Box::new(one)))),
+    for owner in &blocks.holders {
+        match Arc::clone(owner).begin_sleep(until, &wanted) {
+            Ok(one) => to_sleep.extend(one.map(|one| Sleeper::Holder(Arc::clone(owner), one))),
             Err(cause) => return Err(undo(to_sleep, cause)),
         }
     }

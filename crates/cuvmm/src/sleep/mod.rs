@@ -1,4 +1,5 @@
-//! Sleep and wake of blocks: their memory is given up and committed again at the same addresses.
+//! Sleep and wake of blocks, heaps and paged caches: their memory is given up and committed again at
+//! the same addresses.
 //!
 //! Pointers, tensors over the memory and captured graphs stay valid.
 //!
@@ -37,6 +38,20 @@
 //!   not come back, unless graphs use them.
 //! - [`Contents::Discard`] suits a heap for graphs if each graph writes what it reads. Its memory
 //!   then has other contents after it wakes, but never another tenant's.
+//!
+//! # Paged caches
+//! A [`PagedKv`] sleeps where it is selected, [with blocks](Blocks::paged) or
+//! [alone](PagedKv::alone): the memory of all its extents goes, and comes back at the same addresses.
+//! Views stay valid, and so do captured graphs that contain them. Blocks in use, pinned and reserved
+//! ones are so when it wakes.
+//!
+//! - It does not fall asleep while a [`Step`](crate::paged::Step) lives, or before the work of its
+//!   home stream and of [recorded](PagedKv::record_use) streams is complete.
+//! - Whole extents are copied: those that a block in use, pinned or reserved touches. Others are given
+//!   up. After [`Contents::Discard`] all blocks have zeros.
+//! - While it sleeps, blocks are not backed, released, reserved, read or written
+//!   ([`CacheAsleep`](crate::MemoryError::CacheAsleep)), and no memory is
+//!   [mapped ahead](crate::paged::PagedKvBuilder::precommit).
 //!
 //! Contents are copied in parts on several streams at once. Blocks are unmapped, or extents mapped,
 //! while other parts are being copied.
@@ -83,7 +98,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{ArgumentError, SleepError};
 use crate::heap::Heap;
-use crate::pool::{Choice, Tenant, after};
+use crate::paged::PagedKv;
+use crate::pool::{CanSleep, Choice, Tenant, after};
 use crate::store::HostStore;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -104,8 +120,8 @@ pub enum Contents<'a> {
     Keep(&'a HostStore),
     /// The contents of ranges that [`Block::set_kept`](crate::Block::set_kept) has marked are copied
     /// to host memory, and back. The rest is lost: it reads like the memory of a newly allocated
-    /// block. The marked ranges of a block take whole parts of 2 MiB together. Nothing of a heap is
-    /// marked.
+    /// block. The marked ranges of a block take whole parts of 2 MiB together. Nothing of a heap or of
+    /// a paged cache is marked.
     KeepMarked(&'a HostStore),
 }
 
@@ -127,6 +143,8 @@ pub struct Slept {
     pub blocks: u64,
     /// The number of heaps. Heaps that were already asleep do not count.
     pub heaps: u64,
+    /// The number of paged caches. Caches that were already asleep do not count.
+    pub caches: u64,
     /// The bytes of memory that were given up, including the tenant's cached memory if no tag was
     /// given.
     pub given: u64,
@@ -135,7 +153,8 @@ pub struct Slept {
     pub quarantined: u64,
     /// The bytes of contents that were kept.
     pub kept: u64,
-    /// The bytes that heaps which are awake, memory pools and containers of the tenant use.
+    /// The bytes that heaps and paged caches which are awake, memory pools and containers of the
+    /// tenant use.
     pub awake: u64,
 }
 
@@ -147,6 +166,8 @@ pub struct Woken {
     pub blocks: u64,
     /// The number of heaps. Heaps that were awake do not count.
     pub heaps: u64,
+    /// The number of paged caches. Caches that were awake do not count.
+    pub caches: u64,
     /// The bytes of memory that were mapped.
     pub mapped: u64,
     /// The bytes of contents that were restored.
@@ -160,7 +181,8 @@ pub struct Blocks<'a> {
     tenant: &'a Tenant,
     /// The blocks with one of these tags, all without tags; `None` for no block.
     tags: Option<Vec<Arc<str>>>,
-    heaps: Vec<Heap>,
+    /// Heaps and paged caches.
+    holders: Vec<Arc<dyn CanSleep>>,
     wait: Option<Duration>,
     release: bool,
     watch: Option<Watch<'a>>,
@@ -177,11 +199,18 @@ impl Tenant {
         Blocks {
             tenant: self,
             tags: Some(Vec::new()),
-            heaps: Vec::new(),
+            holders: Vec::new(),
             wait: None,
             release: false,
             watch: None,
             cancelled: None,
+        }
+    }
+
+    fn no_blocks(&self) -> Blocks<'_> {
+        Blocks {
+            tags: None,
+            ..self.blocks()
         }
     }
 }
@@ -189,12 +218,14 @@ impl Tenant {
 impl Heap {
     /// Selects the heap alone, to be put to [sleep](crate::sleep#heaps) or woken.
     pub fn alone(&self) -> Blocks<'_> {
-        let blocks = self.tenant().blocks();
-        Blocks {
-            tags: None,
-            ..blocks
-        }
-        .heap(self)
+        self.tenant().no_blocks().heap(self)
+    }
+}
+
+impl PagedKv {
+    /// Selects the cache alone, to be put to [sleep](crate::sleep#paged-caches) or woken.
+    pub fn alone(&self) -> Blocks<'_> {
+        self.tenant().no_blocks().paged(self)
     }
 }
 
@@ -209,10 +240,21 @@ impl<'a> Blocks<'a> {
     /// Adds a heap of the tenant to the selection: it [sleeps](crate::sleep#heaps) and wakes with
     /// the blocks. Without this no heap does, whatever the tags.
     pub fn heap(mut self, heap: &Heap) -> Self {
-        if !self.heaps.iter().any(|known| known.is_same(heap)) {
-            self.heaps.push(heap.clone());
-        }
+        self.add(heap.sleeper());
         self
+    }
+
+    /// Adds a paged cache of the tenant to the selection: it [sleeps](crate::sleep#paged-caches) and
+    /// wakes with the blocks. Without this no cache does, whatever the tags.
+    pub fn paged(mut self, cache: &PagedKv) -> Self {
+        self.add(cache.sleeper());
+        self
+    }
+
+    fn add(&mut self, holder: Arc<dyn CanSleep>) {
+        if !self.holders.iter().any(|known| known.is_same(&*holder)) {
+            self.holders.push(holder);
+        }
     }
 
     /// Sets how long to wait: before sleeping, for leases to end and work to complete; before
@@ -250,8 +292,8 @@ impl<'a> Blocks<'a> {
     /// are kept, and for each marked range.
     ///
     /// # Errors
-    /// [`SleepError`] if a block is leased, exported or still in use, marked contents were to be
-    /// discarded, the store is full, or the driver refuses. All blocks are then as before, unless the error says that some [stayed
+    /// [`SleepError`] if a block is leased, exported or still in use, a heap or a paged cache is in
+    /// use, marked contents were to be discarded, the store is full, or the driver refuses. All blocks are then as before, unless the error says that some [stayed
     /// asleep](SleepError::Stayed).
     #[doc(alias("cuMemUnmap", "cuMemcpyDtoHAsync"))]
     pub fn sleep(&self, contents: Contents<'_>) -> Result<Slept, SleepError> {
@@ -327,22 +369,23 @@ impl<'a> Blocks<'a> {
         self.tags.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// Returns `true` if a block or a heap may be in both selections.
+    /// Returns `true` if a block, a heap or a paged cache may be in both selections.
     fn overlaps(&self, other: &Self) -> bool {
         let tags = self.tags.as_ref().zip(other.tags.as_ref());
         let has_both = tags.is_some_and(|(own, others)| {
             own.is_empty() || others.is_empty() || own.iter().any(|tag| others.contains(tag))
         });
-        let mut heaps = self.heaps.iter();
+        let mut holders = self.holders.iter();
         self.tenant.is_same(other.tenant) && has_both
-            || heaps.any(|heap| other.heaps.iter().any(|it| it.is_same(heap)))
+            || holders.any(|one| other.holders.iter().any(|it| it.is_same(&**one)))
     }
 
     fn check(&self) -> Result<(), SleepError> {
-        let is_ours = |heap: &Heap| heap.tenant().is_same(self.tenant);
-        match self.heaps.iter().all(is_ours) {
-            true => Ok(()),
-            false => Err(ArgumentError::WrongTenant("the heap").into()),
+        let is_foreign = |one: &&Arc<dyn CanSleep>| !one.tenant().is_same(self.tenant);
+        match self.holders.iter().find(is_foreign) {
+            None => Ok(()),
+            Some(one) if one.is_heap() => Err(ArgumentError::WrongTenant("the heap").into()),
+            Some(_) => Err(ArgumentError::WrongTenant("the paged cache").into()),
         }
     }
 
@@ -360,20 +403,21 @@ impl<'a> Blocks<'a> {
         self.watch.is_none_or(|watch| watch(progress))
     }
 
-    /// Returns a text for the selection, with its sorted tags and the number of its heaps. Other
-    /// selections have other texts: tags may contain anything, so they are quoted.
+    /// Returns a text for the selection, with its sorted tags and the numbers of its heaps and
+    /// paged caches. Other selections have other texts: tags may contain anything, so they are quoted.
     pub(crate) fn name(&self) -> String {
         let tags: BTreeSet<&str> = self.tags.iter().flatten().map(|tag| &**tag).collect();
         let blocks = match &self.tags {
-            None => String::new(),
-            Some(all) if all.is_empty() => "all blocks".to_owned(),
-            Some(_) => serde_json::json!(tags).to_string(),
+            None => None,
+            Some(all) if all.is_empty() => Some("all blocks".to_owned()),
+            Some(_) => Some(serde_json::json!(tags).to_string()),
         };
-        match (self.heaps.len(), blocks.as_str()) {
-            (0, _) => blocks,
-            (heaps, "") => format!("{heaps} heaps"),
-            (heaps, _) => format!("{blocks} and {heaps} heaps"),
-        }
+        let heaps = self.holders.iter().filter(|one| one.is_heap()).count();
+        let caches = self.holders.len() - heaps;
+        let heaps = (heaps > 0).then(|| format!("{heaps} heaps"));
+        let caches = (caches > 0).then(|| format!("{caches} paged caches"));
+        let parts: Vec<String> = [blocks, heaps, caches].into_iter().flatten().collect();
+        parts.join(" and ")
     }
 }
 
@@ -382,7 +426,7 @@ impl fmt::Debug for Blocks<'_> {
         f.debug_struct("Blocks")
             .field("tenant", &self.tenant)
             .field("tags", &self.tags)
-            .field("heaps", &self.heaps.len())
+            .field("holders", &self.holders.len())
             .finish_non_exhaustive()
     }
 }

@@ -3,17 +3,17 @@
 //! Keeps I-53.
 
 use std::fmt;
+use std::sync::Arc;
 
 use cuvmm_driver::DeviceAddress;
 
 use super::units::{Sleeper, Waker};
 use super::{Blocks, Slept, Woken};
 use crate::error::SleepError;
-use crate::heap::Heap;
-use crate::pool::{GivenUp, Tenant};
+use crate::pool::{CanSleep, GivenUp, Tenant};
 
-/// Blocks and heaps ready to sleep: their contents are kept or may be lost, and their memory is put aside.
-/// Made by [`Blocks::prepare_sleep`].
+/// Blocks, heaps and paged caches ready to sleep: their contents are kept or may be lost, and their
+/// memory is put aside. Made by [`Blocks::prepare_sleep`].
 ///
 /// The memory is still charged to the tenant. No operation but dropping them takes the blocks until
 /// this value is gone. Dropping it returns the memory to them, as [`cancel`](Self::cancel) does.
@@ -47,9 +47,10 @@ impl PreparedSleep {
         };
         let before = self.tenant.refused_releases();
         for one in self.to_sleep {
-            match one.is_heap() {
-                true => slept.heaps += 1,
-                false => slept.blocks += 1,
+            match one.owner().map(|owner| owner.is_heap()) {
+                None => slept.blocks += 1,
+                Some(true) => slept.heaps += 1,
+                Some(false) => slept.caches += 1,
             }
             slept.add(one.sleep(self.release));
         }
@@ -68,13 +69,12 @@ impl PreparedSleep {
         slept
     }
 
-    /// Returns what falls asleep of a selection.
-    pub(super) fn chosen(&self, selected: &Blocks<'_>) -> Chosen {
-        let heaps = selected.heaps.iter();
-        let is_chosen = |heap: &&Heap| self.to_sleep.iter().any(|one| one.is(heap));
+    /// Returns what falls asleep.
+    pub(super) fn chosen(&self) -> Chosen {
+        let owners = self.to_sleep.iter().filter_map(Sleeper::owner);
         Chosen {
             blocks: self.to_sleep.iter().filter_map(Sleeper::address).collect(),
-            heaps: heaps.filter(is_chosen).cloned().collect(),
+            holders: owners.cloned().collect(),
             bytes: self.to_sleep.iter().map(Sleeper::bytes).sum(),
         }
     }
@@ -92,11 +92,11 @@ impl PreparedSleep {
     }
 }
 
-/// Blocks and heaps of one selection that fall asleep.
+/// Blocks and holders of one selection that fall asleep.
 pub(super) struct Chosen {
     /// The addresses of the blocks.
     pub(super) blocks: Vec<DeviceAddress>,
-    pub(super) heaps: Vec<Heap>,
+    pub(super) holders: Vec<Arc<dyn CanSleep>>,
     /// The bytes of contents.
     pub(super) bytes: u64,
 }
@@ -111,6 +111,7 @@ impl Slept {
     pub(super) const fn add_all(&mut self, other: Self) {
         self.blocks += other.blocks;
         self.heaps += other.heaps;
+        self.caches += other.caches;
         self.given += other.given;
         self.quarantined += other.quarantined;
         self.kept += other.kept;
@@ -127,7 +128,7 @@ impl fmt::Debug for PreparedSleep {
     }
 }
 
-/// Blocks and heaps ready to be awake: they have memory, with their contents. Made by
+/// Blocks, heaps and paged caches ready to be awake: they have memory, with their contents. Made by
 /// [`Blocks::prepare_wake`].
 ///
 /// No operation but dropping them takes the blocks until this value is gone. Dropping it takes the
@@ -146,9 +147,10 @@ impl PreparedWake {
     pub fn finish(self) -> Woken {
         let mut woken = Woken::default();
         for one in self.to_wake {
-            match one.is_heap() {
-                true => woken.heaps += 1,
-                false => woken.blocks += 1,
+            match one.owner().map(|owner| owner.is_heap()) {
+                None => woken.blocks += 1,
+                Some(true) => woken.heaps += 1,
+                Some(false) => woken.caches += 1,
             }
             woken.mapped += one.used();
             woken.restored += one.kept();
@@ -171,6 +173,7 @@ impl Woken {
     pub(super) const fn add_all(&mut self, other: Self) {
         self.blocks += other.blocks;
         self.heaps += other.heaps;
+        self.caches += other.caches;
         self.mapped += other.mapped;
         self.restored += other.restored;
     }

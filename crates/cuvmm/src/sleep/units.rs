@@ -1,23 +1,27 @@
-//! Blocks and heaps as units that sleep and wake whole. A heap has several ranges with contents.
+//! Blocks and holders, which are heaps and paged caches, as units that sleep and wake whole. A holder
+//! has several ranges with contents.
 
 use std::iter::Chain;
+use std::sync::Arc;
 use std::{option, vec};
 
 use cuvmm_driver::DeviceAddress;
 
 use crate::error::{BlockError, SleepError};
-use crate::heap::{Heap, HeapToSleep, HeapToWake, MovingHeap, WakingHeap};
 use crate::own::Span;
-use crate::pool::{GivenUp, Room, ToSleep, ToWake, TransitioningBlock};
+use crate::pool::{
+    CanSleep, GivenUp, HolderToSleep, HolderToWake, MovingHolder, Room, ToSleep, ToWake,
+    TransitioningBlock, WakingHolder,
+};
 use crate::store::{HostStore, Ranges, Saved};
 
 /// A unit that falls asleep. Dropping the value before that leaves it as it was.
 pub(super) enum Sleeper {
     Block(ToSleep),
-    Heap(Box<HeapToSleep>),
+    Holder(Arc<dyn CanSleep>, Box<dyn HolderToSleep>),
 }
 
-/// One item of a block, or all those of a heap. A block costs no allocation.
+/// One item of a block, or all those of a holder. A block costs no allocation.
 type OneOrMany<T> = Chain<option::IntoIter<T>, vec::IntoIter<T>>;
 
 /// The ranges of a unit with contents, and where they are saved.
@@ -38,7 +42,7 @@ fn many<T>(items: Vec<T>) -> OneOrMany<T> {
 #[derive(Clone, Copy)]
 pub(super) enum Moving<'a> {
     Block(&'a TransitioningBlock),
-    Heap(&'a MovingHeap),
+    Holder(&'a dyn MovingHolder),
 }
 
 impl Moving<'_> {
@@ -46,26 +50,25 @@ impl Moving<'_> {
     pub(super) fn withdraw_copied(self) -> Result<(), SleepError> {
         match self {
             Self::Block(block) => block.withdraw_copied(),
-            Self::Heap(heap) => heap.withdraw(),
+            Self::Holder(holder) => holder.withdraw(),
         }
     }
 }
 
 impl Sleeper {
-    pub(super) const fn is_heap(&self) -> bool {
-        matches!(self, Self::Heap(_))
-    }
-
-    /// Returns `true` for a heap.
-    pub(super) fn is(&self, heap: &Heap) -> bool {
-        matches!(self, Self::Heap(one) if heap.is_falling_asleep_as(one))
+    /// Returns the owner of a holder.
+    pub(super) fn owner(&self) -> Option<&Arc<dyn CanSleep>> {
+        match self {
+            Self::Block(_) => None,
+            Self::Holder(owner, _) => Some(owner),
+        }
     }
 
     /// Returns the address of a block.
     pub(super) fn address(&self) -> Option<DeviceAddress> {
         match self {
             Self::Block(block) => block.address(),
-            Self::Heap(_) => None,
+            Self::Holder(..) => None,
         }
     }
 
@@ -78,7 +81,7 @@ impl Sleeper {
     pub(super) fn marked(&self) -> u64 {
         match self {
             Self::Block(block) => block.marked().bytes(),
-            Self::Heap(_) => 0,
+            Self::Holder(..) => 0,
         }
     }
 
@@ -87,27 +90,25 @@ impl Sleeper {
     pub(super) fn kept(&self, all: bool) -> Vec<Ranges> {
         match self {
             Self::Block(block) if !all => vec![block.marked()],
-            Self::Heap(_) if !all => Vec::new(),
+            Self::Holder(..) if !all => Vec::new(),
             _ => self.sizes().map(Ranges::all).collect(),
         }
     }
 
     /// The sizes of the ranges with contents.
     fn sizes(&self) -> impl Iterator<Item = u64> {
-        let (block, heap) = match self {
-            Self::Block(block) => (Some(block.bytes()), None),
-            Self::Heap(heap) => (None, Some(heap)),
-        };
-        let of_heap = heap.into_iter().flat_map(|heap| heap.sizes());
-        block.into_iter().chain(of_heap)
+        match self {
+            Self::Block(block) => one(Some(block.bytes())),
+            Self::Holder(_, holder) => many(holder.sizes()),
+        }
     }
 
     /// Takes the memory that the contents are to be saved in.
     pub(super) fn keep_in(&mut self, rooms: &mut impl Iterator<Item = Saved>, all: bool) {
         match self {
             Self::Block(block) => rooms.by_ref().take(1).for_each(|room| block.keep_in(room)),
-            Self::Heap(heap) if all => heap.keep_in(rooms.by_ref()),
-            Self::Heap(_) => {}
+            Self::Holder(_, holder) if all => holder.keep_in(rooms),
+            Self::Holder(..) => {}
         }
     }
 
@@ -120,10 +121,10 @@ impl Sleeper {
                 let part = (moving.span(), saved);
                 Some((Moving::Block(moving), bytes, one(Some(part))))
             }
-            Self::Heap(heap) => {
-                let (moving, parts) = heap.contents()?;
+            Self::Holder(_, holder) => {
+                let (moving, parts) = holder.contents()?;
                 let bytes = parts.iter().map(|(_, saved)| saved.bytes()).sum();
-                Some((Moving::Heap(moving), bytes, many(parts)))
+                Some((Moving::Holder(moving), bytes, many(parts)))
             }
         }
     }
@@ -132,14 +133,14 @@ impl Sleeper {
     pub(super) fn withdraw(&self) -> Result<(), SleepError> {
         match self {
             Self::Block(block) => block.withdraw(),
-            Self::Heap(heap) => heap.withdraw(),
+            Self::Holder(_, holder) => holder.withdraw(),
         }
     }
 
     pub(super) fn sleep(self, release: bool) -> GivenUp {
         match self {
             Self::Block(block) => block.sleep(release),
-            Self::Heap(heap) => heap.sleep(release),
+            Self::Holder(_, holder) => holder.sleep(release),
         }
     }
 
@@ -147,7 +148,7 @@ impl Sleeper {
     pub(super) fn stay(self) -> bool {
         match self {
             Self::Block(block) => block.stay(),
-            Self::Heap(heap) => heap.stay(),
+            Self::Holder(_, holder) => holder.stay(),
         }
     }
 }
@@ -156,7 +157,7 @@ impl Sleeper {
 /// were kept.
 pub(super) enum Waker {
     Block(ToWake),
-    Heap(Box<HeapToWake>),
+    Holder(Arc<dyn CanSleep>, Box<dyn HolderToWake>),
 }
 
 /// A range with contents in a unit that wakes.
@@ -164,8 +165,8 @@ pub(super) enum Waker {
 pub(super) enum Place<'a> {
     /// A block, and `true` if it is zeroed first.
     Block(&'a TransitioningBlock, bool),
-    /// An extent, by its index and its size in bytes.
-    Heap(&'a WakingHeap, usize, u64),
+    /// An extent of a holder, by its index and its size in bytes.
+    Holder(&'a dyn WakingHolder, usize, u64),
 }
 
 impl Place<'_> {
@@ -173,7 +174,7 @@ impl Place<'_> {
     pub(super) const fn used(self) -> u64 {
         match self {
             Self::Block(block, _) => block.used(),
-            Self::Heap(.., bytes) => bytes,
+            Self::Holder(.., bytes) => bytes,
         }
     }
 
@@ -182,21 +183,25 @@ impl Place<'_> {
     pub(super) fn furnish_next(self) -> Result<u64, BlockError> {
         match self {
             Self::Block(block, zeroed) => block.furnish_next(zeroed),
-            Self::Heap(heap, index, bytes) => heap.place(index).map(|()| bytes),
+            Self::Holder(holder, index, bytes) => holder.place(index).map(|()| bytes),
         }
     }
 }
 
 impl Waker {
-    pub(super) const fn is_heap(&self) -> bool {
-        matches!(self, Self::Heap(_))
+    /// Returns the owner of a holder.
+    pub(super) fn owner(&self) -> Option<&Arc<dyn CanSleep>> {
+        match self {
+            Self::Block(_) => None,
+            Self::Holder(owner, _) => Some(owner),
+        }
     }
 
     /// The bytes of contents and of memory without contents.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Block(block) => block.bytes(),
-            Self::Heap(heap) => heap.used(),
+            Self::Holder(_, holder) => holder.used(),
         }
     }
 
@@ -204,7 +209,7 @@ impl Waker {
     pub(super) fn used(&self) -> u64 {
         match self {
             Self::Block(block) => block.used(),
-            Self::Heap(heap) => heap.used(),
+            Self::Holder(_, holder) => holder.used(),
         }
     }
 
@@ -212,22 +217,22 @@ impl Waker {
     pub(super) fn to_create(&self) -> u64 {
         match self {
             Self::Block(block) => block.used(),
-            // A heap is lent its memory before.
-            Self::Heap(_) => 0,
+            // A holder is lent its memory before.
+            Self::Holder(..) => 0,
         }
     }
 
     pub(super) fn kept_in(&self) -> Option<HostStore> {
         match self {
             Self::Block(block) => block.kept_in(),
-            Self::Heap(heap) => heap.kept_in(),
+            Self::Holder(_, holder) => holder.kept_in(),
         }
     }
 
     pub(super) fn kept(&self) -> u64 {
         match self {
             Self::Block(block) => block.kept(),
-            Self::Heap(heap) => heap.kept(),
+            Self::Holder(_, holder) => holder.kept(),
         }
     }
 
@@ -239,11 +244,11 @@ impl Waker {
                     (Place::Block(moving, zeroed), moving.span(), saved)
                 }))
             }
-            Self::Heap(heap) => {
-                let contents = heap.contents().into_iter();
+            Self::Holder(_, holder) => {
+                let contents = holder.contents().into_iter();
                 let parts = contents.flat_map(|(waking, parts)| {
                     parts.into_iter().map(move |(index, span, saved)| {
-                        (Place::Heap(waking, index, saved.bytes()), span, saved)
+                        (Place::Holder(waking, index, saved.bytes()), span, saved)
                     })
                 });
                 many(parts.collect())
@@ -255,14 +260,14 @@ impl Waker {
     pub(super) fn place_memory(&mut self, room: &mut Room<'_>) -> Result<(), BlockError> {
         match self {
             Self::Block(block) => block.place_memory(room),
-            Self::Heap(heap) => heap.place_memory(),
+            Self::Holder(_, holder) => holder.place_memory(),
         }
     }
 
     pub(super) fn wake(self) {
         match self {
             Self::Block(block) => block.wake(),
-            Self::Heap(heap) => heap.wake(),
+            Self::Holder(_, holder) => holder.wake(),
         }
     }
 }

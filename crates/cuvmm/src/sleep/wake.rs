@@ -1,11 +1,12 @@
-//! Waking blocks and heaps.
+//! Waking blocks and holders.
+
+use std::sync::Arc;
 
 use super::prepared::PreparedWake;
 use super::units::Waker;
 use super::{Blocks, Progress};
 use crate::error::SleepError;
-use crate::heap::{Heap, HeapToWake};
-use crate::pool::{Choice, Lending, Offers, Room, Wait};
+use crate::pool::{CanSleep, Choice, HolderToWake, Lending, Offers, Room, Wait};
 use crate::store::{Direction, Job, copy};
 
 pub(super) fn wake(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<PreparedWake, SleepError> {
@@ -34,7 +35,8 @@ pub(super) fn wake(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<PreparedWa
     Ok(PreparedWake::new(bare))
 }
 
-/// Returns the bytes of a block or heap that waking counts: those that are copied, or all that are mapped.
+/// Returns the bytes of a block or holder that waking counts: those that are copied, or all that are
+/// mapped.
 fn moved(one: &Waker) -> u64 {
     match one.kept() {
         0 => one.bytes(),
@@ -45,19 +47,23 @@ fn moved(one: &Waker) -> u64 {
 /// Marks all that is selected as moving, and charges for it.
 fn begin(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<Vec<Waker>, SleepError> {
     blocks.check()?;
-    let heaps = blocks.heaps.iter().map(Heap::begin_wake);
-    let heaps = heaps.filter_map(Result::transpose);
-    let mut heaps: Vec<HeapToWake> = heaps.collect::<Result<_, _>>()?;
-    let lendings: Vec<Lending<'_>> = heaps.iter().filter_map(HeapToWake::lending).collect();
+    let mut holders: Vec<(Arc<dyn CanSleep>, Box<dyn HolderToWake>)> = Vec::new();
+    for owner in &blocks.holders {
+        let waking = Arc::clone(owner).begin_wake()?;
+        holders.extend(waking.map(|waking| (Arc::clone(owner), waking)));
+    }
+    let lendings = holders.iter().filter_map(|(_, holder)| holder.lending());
+    let lendings: Vec<Lending<'_>> = lendings.collect();
     let wanted = || blocks.is_wanted();
     let wait = blocks.until().map_or(Wait::Hooks, Wait::Until);
     let memory = (&Offers::default(), lendings.as_slice());
     let (to_wake, lent) = (blocks.tenant).begin_wake(choice, memory, wait, &wanted)?;
-    for (heap, lent) in heaps.iter_mut().zip(lent) {
-        heap.take(lent);
+    for ((_, holder), lent) in holders.iter_mut().zip(lent) {
+        holder.take(lent);
     }
     let mut all: Vec<Waker> = to_wake.into_iter().map(Waker::Block).collect();
-    all.extend(heaps.into_iter().map(|heap| Waker::Heap(Box::new(heap))));
+    let holders = holders.into_iter();
+    all.extend(holders.map(|(owner, holder)| Waker::Holder(owner, holder)));
     Ok(all)
 }
 
@@ -80,7 +86,7 @@ impl Waking<'_, '_> {
         }
     }
 
-    /// Gives memory to a block or heap without kept contents.
+    /// Gives memory to a block or holder without kept contents.
     fn place_memory(&mut self, one: &mut Waker, room: &mut Room<'_>) -> Result<(), SleepError> {
         let bytes = self.used;
         one.place_memory(room)
@@ -88,7 +94,7 @@ impl Waking<'_, '_> {
         self.has_done(one.bytes())
     }
 
-    /// Gives memory to blocks and heaps with contents in one store, and restores them: an extent is mapped
+    /// Gives memory to blocks and holders with contents in one store, and restores them: an extent is mapped
     /// while those before it are copied to.
     fn restore(&mut self, group: &mut [Waker]) -> Result<(), SleepError> {
         let Some(store) = group.iter().find_map(Waker::kept_in) else {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{D0, Rig};
 use cuvmm::Stream;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Call, CaptureMode, Driver};
+use cuvmm::driver::{Call, CaptureMode, Driver, GraphExecHandle};
 
 pub fn begin<B: Backing>(machine: &Machine<B>, stream: &Stream)
 where
@@ -56,4 +56,47 @@ where
     // SAFETY: the stream is alive.
     let ended = unsafe { machine.capture_end(D0, stream.as_raw()) };
     assert!(ended.is_err(), "a graph has work of this library");
+}
+
+/// Captures a stream into a graph.
+pub fn capture<B: Backing + 'static>(
+    rig: &Rig<B>,
+    stream: &Stream,
+    act: impl FnOnce(),
+) -> GraphExecHandle
+where
+    Machine<B>: Driver,
+{
+    let machine = &rig.machine;
+    // SAFETY: the stream is alive, and the graph is not destroyed twice.
+    unsafe {
+        machine
+            .capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL)
+            .unwrap();
+        act();
+        let graph = machine.capture_end(D0, stream.as_raw()).unwrap();
+        let ready = machine.graph_instantiate(D0, graph).unwrap();
+        machine.graph_destroy(D0, graph).unwrap();
+        ready
+    }
+}
+
+/// Launches a graph three times.
+pub fn launch_and_destroy<B: Backing + 'static>(
+    rig: &Rig<B>,
+    stream: &Stream,
+    graph: GraphExecHandle,
+) where
+    Machine<B>: Driver,
+{
+    // SAFETY: the stream is alive, and the graph was not destroyed before.
+    unsafe {
+        for _ in 0..3 {
+            rig.machine
+                .graph_launch(D0, graph, stream.as_raw())
+                .unwrap();
+        }
+        stream.synchronize().unwrap();
+        rig.machine.graph_exec_destroy(D0, graph).unwrap();
+    }
 }

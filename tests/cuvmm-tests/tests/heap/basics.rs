@@ -4,11 +4,12 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::books::figures;
+use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::{D0, G, MIB, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, CaptureMode, Driver, GraphExecHandle};
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::heap::{ALIGNMENT, Preset};
 use cuvmm::{Allocation, CallError, Heap, Limit, Pool, Stream};
@@ -65,51 +66,6 @@ impl Drop for TakesGuard {
     fn drop(&mut self) {
         drop(self.0.capture_guard());
         let _ = self.1.send(());
-    }
-}
-
-/// Captures a stream into a graph.
-pub(super) fn capture<B: Backing + 'static>(
-    rig: &Rig<B>,
-    stream: &Stream,
-    act: impl FnOnce(),
-) -> GraphExecHandle
-where
-    Machine<B>: Driver,
-{
-    let machine = &rig.machine;
-    // SAFETY: the stream is alive, and the graph is not destroyed twice.
-    #[allow(unsafe_code)]
-    unsafe {
-        machine
-            .capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL)
-            .unwrap();
-        act();
-        let graph = machine.capture_end(D0, stream.as_raw()).unwrap();
-        let ready = machine.graph_instantiate(D0, graph).unwrap();
-        machine.graph_destroy(D0, graph).unwrap();
-        ready
-    }
-}
-
-/// Launches a graph three times.
-pub(super) fn launch_and_destroy<B: Backing + 'static>(
-    rig: &Rig<B>,
-    stream: &Stream,
-    graph: GraphExecHandle,
-) where
-    Machine<B>: Driver,
-{
-    // SAFETY: the stream is alive, and the graph was not destroyed before.
-    #[allow(unsafe_code)]
-    unsafe {
-        for _ in 0..3 {
-            rig.machine
-                .graph_launch(D0, graph, stream.as_raw())
-                .unwrap();
-        }
-        stream.synchronize().unwrap();
-        rig.machine.graph_exec_destroy(D0, graph).unwrap();
     }
 }
 

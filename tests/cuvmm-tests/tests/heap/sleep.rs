@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::basics::{capture, launch_and_destroy};
 use crate::common;
+use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::world::books;
 use crate::common::{D0, D1, G, MIB, Rig, captures, pool};
 use crate::on_both;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::basics::{capture, launch_and_destroy};
+use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::{D0, G, pool};
 use crate::on_both;
 use cuvmm::error::BlockError;

@@ -12,3 +12,5 @@ mod pressure;
 mod random;
 mod refused;
 mod scene;
+mod sleep;
+mod sleep_faults;

@@ -16,7 +16,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Nothing};
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::paged::Layout;
-use cuvmm::{Mapper, PagedKv, Pool, Stream, Tenant};
+use cuvmm::{Contents, Mapper, PagedKv, Pool, Stream, Tenant};
 
 /// Blocks that the caches map memory ahead for.
 const AHEAD: u32 = 12;
@@ -104,6 +104,25 @@ fn the_next_blocks_have_memory_and_backing_them_makes_no_call() {
         nothing_left(rig);
         let rig = host();
         the_next_blocks(&rig, layout);
+        nothing_left(rig);
+    }
+}
+
+#[test]
+fn memory_ahead_is_given_up_in_sleep_and_is_mapped_again_when_the_cache_wakes() {
+    for layout in LAYOUTS {
+        let rig = model();
+        let world = world(&rig, 200, layout);
+        let (kv, used) = (&world.kv, BTreeSet::from([0]));
+        kv.back(&[0]).unwrap();
+        world.is_ahead(&used);
+        let held = kv.stats().unwrap().held;
+        assert_eq!(kv.alone().sleep(Contents::Discard).unwrap().given, held);
+        let asleep = kv.stats().unwrap();
+        assert_eq!((asleep.held, asleep.precommitted), (0, 0));
+        kv.alone().wake().unwrap();
+        world.is_ahead(&used);
+        drop(world);
         nothing_left(rig);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct HolderFigures {
     pub(crate) obtained: u64,
     /// Bytes that were exported.
     pub(crate) exported: u64,
-    /// Bytes that a sleeping heap gets when it wakes, which are not held.
+    /// Bytes that a sleeping heap or paged cache gets when it wakes, which are not held.
     pub(crate) asleep: u64,
     /// Bytes in use that only graphs need, which may be launched again.
     pub(crate) kept: u64,

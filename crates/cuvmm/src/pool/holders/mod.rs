@@ -8,8 +8,12 @@ mod giving;
 mod held;
 mod holder;
 mod lend;
+mod resting;
 
 pub(crate) use held::HolderId;
 pub(in crate::pool) use held::{Held, Holders};
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
+pub(crate) use resting::{
+    CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, Parts, WakingHolder, WakingParts,
+};

@@ -6,7 +6,7 @@
 mod at_once;
 mod pieces;
 
-use super::prepared::Chosen;
+use super::prepared::{Chosen, PreparedSleep};
 use super::{Blocks, Contents, Progress, Slept, Woken, wake};
 use crate::error::{ArgumentError, SleepError};
 use crate::pool::Choice;
@@ -32,7 +32,7 @@ use crate::store::HostStore;
 ///   too, blocks sleep with their contents in the store, and the error says how many.
 ///
 /// The [conditions](super) of sleep hold for the blocks that fall asleep. No selection to sleep may
-/// have a tag or a heap in common with one to wake: with selections of all blocks of one tenant, it
+/// have a tag, a heap or a paged cache in common with one to wake: with selections of all blocks of one tenant, it
 /// would have. Each selection keeps its [timeout](Blocks::timeout) for leases and for work
 /// in use. A function that [observes](Blocks::on_progress) one of them observes the exchange, in
 /// bytes copied in both directions. With [`release`](Blocks::release), memory that does not pass
@@ -115,7 +115,7 @@ impl<'a> Exchange<'a> {
     /// [`wake`](Blocks::wake).
     ///
     /// # Errors
-    /// [`ArgumentError::SleepsAndWakes`] if blocks or a heap are in a selection to sleep and in one to
+    /// [`ArgumentError::SleepsAndWakes`] if blocks, a heap or a paged cache are in a selection to sleep and in one to
     /// wake, and the errors of sleep and wake. All blocks are then as before, unless the error is
     /// [`SleepError::Stayed`]: then blocks that were to sleep do, with their contents in the store,
     /// and those that were to wake sleep on. [`SleepError::Lost`] says that contents are lost,
@@ -152,7 +152,7 @@ impl<'a> Exchange<'a> {
         let mut all = sleeping.chain(&self.wake);
         let (first, _) = self.sleep.first()?;
         let goes_at_once = all
-            .all(|blocks| blocks.heaps.is_empty() && blocks.tenant.is_beside(first.tenant))
+            .all(|blocks| blocks.holders.is_empty() && blocks.tenant.is_beside(first.tenant))
             && self.sleeping().count() == self.sleep.len();
         let store = self.sleeping().next().map(|sleeping| sleeping.store);
         store.filter(|_| goes_at_once)
@@ -188,9 +188,7 @@ impl<'a> Exchange<'a> {
         let prepared = self.sleep.iter();
         let prepared = prepared.map(|(blocks, contents)| blocks.prepare_sleep(*contents));
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
-        let selected = self.sleep.iter().map(|(blocks, _)| blocks);
-        let slept = prepared.iter().zip(selected);
-        let slept: Vec<Chosen> = slept.map(|(one, of)| one.chosen(of)).collect();
+        let slept: Vec<Chosen> = prepared.iter().map(PreparedSleep::chosen).collect();
         let mut exchanged = Exchanged::default();
         for one in prepared {
             exchanged.slept.add_all(one.finish());
@@ -211,9 +209,9 @@ impl<'a> Exchange<'a> {
     fn go_back(&self, slept: Vec<Chosen>, cause: SleepError) -> SleepError {
         let mut stayed = (0, 0);
         for ((blocks, contents), slept) in self.sleep.iter().zip(slept) {
-            let count = (slept.blocks.len() + slept.heaps.len()) as u64;
+            let count = (slept.blocks.len() + slept.holders.len()) as u64;
             let again = Blocks {
-                heaps: slept.heaps,
+                holders: slept.holders,
                 ..blocks.clone()
             };
             let choice = Choice {

@@ -1,0 +1,201 @@
+//! A cache falls asleep: it is marked, its extents are unmapped, and they are given up. The addresses
+//! stay, and so do the uses of blocks.
+//!
+//! The operation keeps a copy of each physical until the cache sleeps, so that a failure can map them
+//! again. A cache that cannot be put back sleeps whole, with its contents.
+//!
+//! `unsafe` here: naming the memory of a moving cache as ranges to copy from and to.
+//!
+//! Keeps I-107.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuvmm_driver::DeviceAddress;
+
+use super::core::Core;
+use super::rest::{Rest, Sleeping};
+use crate::error::{MemoryError, SleepError};
+use crate::extents::{Fence, Poll};
+use crate::own::{Span, Stream};
+use crate::pool::{GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
+use crate::region::MemoryInUse;
+use crate::store::Saved;
+
+/// A cache that falls asleep. Dropping the value before that leaves the cache as it was.
+pub(super) struct CacheToSleep {
+    /// `None` once the move has ended.
+    moving: Option<MovingCache>,
+    /// The extents with contents, by their offsets.
+    memory: MemoryInUse,
+    /// The memory that the contents are saved in, if they are kept.
+    saved: Vec<Saved>,
+}
+
+/// A cache that is marked as moving, and is kept alive.
+pub(super) struct MovingCache {
+    pub(super) core: Arc<Core>,
+    base: DeviceAddress,
+}
+
+pub(super) fn begin(
+    core: &Arc<Core>,
+    until: Option<Instant>,
+    wanted: &dyn Fn() -> bool,
+) -> Result<Option<CacheToSleep>, SleepError> {
+    let marked = core.tenant.mark(until, wanted, || core.mark())?;
+    Ok(marked.map(|(base, memory)| CacheToSleep {
+        moving: Some(MovingCache::new(core, base)),
+        memory,
+        saved: Vec::new(),
+    }))
+}
+
+impl Core {
+    fn mark(&self) -> Result<Marked<(DeviceAddress, MemoryInUse)>, SleepError> {
+        self.tenant.device().usable()?;
+        let _polling = self.tenant.polling().ok_or(MemoryError::Capturing)?;
+        let mut state = self.lock()?;
+        match state.rest {
+            Rest::Asleep(_) => return Ok(Marked::Asleep),
+            Rest::Moving => return Err(state.busy()),
+            Rest::Awake => state.check_no_step()?,
+        }
+        let mut work = state.region.work_after(&self.home);
+        match work.poll()? {
+            Poll::Complete => {}
+            Poll::Pending => return Err(state.busy()),
+            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, state.busy())),
+        }
+        state.rest = Rest::Moving;
+        let region = &state.region;
+        Ok(Marked::Moving((region.address(), region.memory_in_use())))
+    }
+}
+
+impl MovingCache {
+    pub(super) fn new(core: &Arc<Core>, base: DeviceAddress) -> Self {
+        Self {
+            core: Arc::clone(core),
+            base,
+        }
+    }
+
+    pub(super) fn span(&self, offset: u64, size: u64) -> Span<'_> {
+        // SAFETY: memory of a moving cache is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or keeps memory that they may use mapped.
+        // Where nothing is mapped the driver refuses a copy, which harms nothing.
+        unsafe { Span::new(self.core.tenant.device(), self.base + offset, size) }
+    }
+
+    /// Gives the memory up: the cache sleeps with these contents.
+    fn fall_asleep(
+        self,
+        memory: MemoryInUse,
+        saved: Vec<Saved>,
+        running: Vec<Stream>,
+        release: bool,
+    ) -> GivenUp {
+        let Ok(mut state) = self.core.lock() else {
+            return GivenUp::default();
+        };
+        let mut running = Fence::streams(running);
+        if let Err(error) = running.poll() {
+            log!(warn, %error, "copies of a cache's memory may still be running");
+        }
+        let mut saved = saved.into_iter();
+        let extents = memory.iter().map(|(offset, physical)| Sleeping {
+            offset: *offset,
+            size: physical.size(),
+            saved: saved.next(),
+        });
+        state.rest = Rest::Asleep(extents.collect());
+        state.region.give_up_asleep(memory, &running, release)
+    }
+}
+
+impl MovingHolder for MovingCache {
+    fn withdraw(&self) -> Result<(), SleepError> {
+        let core = &self.core;
+        let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
+        let mut state = core.lock()?;
+        state.check_no_step()?;
+        let mut work = state.region.work_after(&core.home);
+        match work.poll()? {
+            Poll::Complete => {}
+            Poll::Pending => return Err(state.busy()),
+            Poll::NeedsSynchronise => drop(work.wait()?),
+        }
+        Ok(state.region.unmap_in_use(&work)?)
+    }
+}
+
+impl HolderToSleep for CacheToSleep {
+    fn sizes(&self) -> Vec<u64> {
+        let sizes = self.memory.iter().map(|(_, physical)| physical.size());
+        sizes.collect()
+    }
+
+    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>) {
+        self.saved = saved.take(self.memory.len()).collect();
+    }
+
+    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
+        let moving = self.moving.as_ref()?;
+        let memory = self.memory.iter();
+        let spans = memory.map(|(offset, physical)| moving.span(*offset, physical.size()));
+        Some((moving, spans.zip(&mut self.saved).collect()))
+    }
+
+    fn withdraw(&self) -> Result<(), SleepError> {
+        self.moving.as_ref().map_or(Ok(()), MovingCache::withdraw)
+    }
+
+    fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
+        let (memory, saved) = self.take_memory();
+        let moving = self.moving.take();
+        let asleep = moving.map(|moving| moving.fall_asleep(memory, saved, Vec::new(), release));
+        asleep.unwrap_or_default()
+    }
+
+    fn stay(mut self: Box<Self>) -> bool {
+        self.put_back()
+    }
+}
+
+impl CacheToSleep {
+    fn take_memory(&mut self) -> (MemoryInUse, Vec<Saved>) {
+        let memory = std::mem::take(&mut self.memory);
+        (memory, std::mem::take(&mut self.saved))
+    }
+
+    fn put_back(&mut self) -> bool {
+        let Some(moving) = self.moving.take() else {
+            return true;
+        };
+        let (memory, mut saved) = self.take_memory();
+        let running = saved.iter_mut().flat_map(|it| it.unfinished().to_vec());
+        let running: Vec<Stream> = running.collect();
+        // In a forked child nothing is put back: another thread may have held the lock.
+        let Ok(mut state) = moving.core.lock() else {
+            return true;
+        };
+        let Err(error) = state.region.map_again(&memory) else {
+            state.region.note_queued(running);
+            state.set_awake();
+            return true;
+        };
+        drop(state);
+        log!(error, %error, "a paged cache that should have stayed awake sleeps");
+        // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
+        moving.fall_asleep(memory, saved, running, false);
+        false
+    }
+}
+
+impl Drop for CacheToSleep {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}

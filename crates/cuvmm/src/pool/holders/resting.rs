@@ -1,0 +1,145 @@
+//! Holders that sleep whole: their memory is taken out and given up, and comes back at the same
+//! addresses.
+//!
+//! Either move has two steps, of which the second cannot fail. A value of a move that is dropped
+//! before its second step leaves the holder as it was.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::lend::Lending;
+use crate::error::{BlockError, SleepError};
+use crate::extents::{Fence, Unmapped};
+use crate::own::Span;
+use crate::pool::blocks::sleep::GivenUp;
+use crate::pool::tenant::Tenant;
+use crate::store::{HostStore, Saved};
+
+/// The owner of a holder that can sleep: a heap or a paged cache.
+pub(crate) trait CanSleep: Send + Sync {
+    fn tenant(&self) -> &Tenant;
+
+    fn is_heap(&self) -> bool;
+
+    /// Marks the holder as moving, once all work that may use its memory is complete. Waits for that
+    /// until `until`, and while `wanted` returns `true`. Returns `None` if it sleeps.
+    fn begin_sleep(
+        self: Arc<Self>,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError>;
+
+    /// Marks the holder as moving, if it sleeps.
+    fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError>;
+}
+
+impl dyn CanSleep {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(self, other)
+    }
+}
+
+/// The outcome of an attempt to mark a holder as moving.
+pub(crate) enum Marked<T> {
+    Asleep,
+    Moving(T),
+    /// Work is not complete. Only a wait for it tells when it is. The error is that of a holder in use.
+    Waits(Fence, SleepError),
+}
+
+impl Tenant {
+    /// Makes attempts to mark a holder as moving, until `until` and while `wanted` returns `true`.
+    /// Returns `None` if the holder sleeps.
+    pub(crate) fn mark<T>(
+        &self,
+        until: Option<Instant>,
+        wanted: &dyn Fn() -> bool,
+        mark: impl Fn() -> Result<Marked<T>, SleepError>,
+    ) -> Result<Option<T>, SleepError> {
+        self.device().own_process()?;
+        let attempt = || {
+            let mut marked = mark()?;
+            if let Marked::Waits(work, _) = &mut marked
+                && until.is_some()
+            {
+                work.wait()?;
+                marked = mark()?;
+            }
+            match marked {
+                Marked::Asleep => Ok(None),
+                Marked::Moving(holder) => Ok(Some(holder)),
+                Marked::Waits(_, busy) => Err(busy),
+            }
+        };
+        let is_busy = |error: &SleepError| {
+            matches!(
+                error,
+                SleepError::HeapBusy { .. } | SleepError::CacheBusy { .. }
+            )
+        };
+        self.repeat(until, attempt, |error| is_busy(error) && wanted())
+    }
+}
+
+/// A holder whose contents are being copied out.
+pub(crate) trait MovingHolder: Sync {
+    /// Unmaps all memory, unless work was queued since the holder was marked that is not complete.
+    fn withdraw(&self) -> Result<(), SleepError>;
+}
+
+/// The ranges of a holder with contents, each with the memory that they are saved in.
+pub(crate) type Parts<'a> = Vec<(Span<'a>, &'a mut Saved)>;
+
+/// A holder that falls asleep.
+pub(crate) trait HolderToSleep: Send + Sync {
+    /// Returns the sizes of the ranges with contents, in bytes.
+    fn sizes(&self) -> Vec<u64>;
+
+    /// Takes the memory that the contents are to be saved in, one item for each range.
+    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>);
+
+    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)>;
+
+    /// Takes the memory out. Its contents are lost if the holder sleeps.
+    fn withdraw(&self) -> Result<(), SleepError>;
+
+    fn sleep(self: Box<Self>, release: bool) -> GivenUp;
+
+    /// Puts the memory back in its place. Returns `false` if that failed: the holder then sleeps.
+    fn stay(self: Box<Self>) -> bool;
+}
+
+/// A holder whose contents are being copied in.
+pub(crate) trait WakingHolder: Sync {
+    /// Maps the memory of the range at an index.
+    fn place(&self, index: usize) -> Result<(), BlockError>;
+}
+
+/// The ranges of a waking holder with contents, each with its index and the memory that they are
+/// saved in.
+pub(crate) type WakingParts<'a> = Vec<(usize, Span<'a>, &'a mut Saved)>;
+
+/// A holder that wakes.
+pub(crate) trait HolderToWake: Send + Sync {
+    /// Describes the memory that the holder needs.
+    fn lending(&self) -> Option<Lending<'_>>;
+
+    /// Takes the memory that was lent.
+    fn take(&mut self, lent: Vec<Unmapped>);
+
+    /// Returns the bytes of all memory.
+    fn used(&self) -> u64;
+
+    /// Returns the bytes of contents.
+    fn kept(&self) -> u64;
+
+    fn kept_in(&self) -> Option<HostStore>;
+
+    fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)>;
+
+    /// Maps all memory without contents, and zeroes what another tenant wrote.
+    fn place_memory(&mut self) -> Result<(), BlockError>;
+
+    /// Ends the move: the holder has its memory and contents again.
+    fn wake(self: Box<Self>);
+}

@@ -1,0 +1,215 @@
+//! The committed memory of a region in a tenant goes to the pool, and other memory takes its place
+//! later. The owner of the region sleeps meanwhile, and what is committed stays so.
+//!
+//! The owner has a copy of each physical while it moves, so that a failure can map it again. A panic
+//! of the driver in a call for a physical leaves one more copy behind: the pool then quarantines the
+//! memory, which may be mapped.
+//!
+//! No byte is copied here.
+//!
+//! Keeps I-108.
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+
+use super::Region;
+use super::holder::ANYWHERE;
+use crate::error::{BlockError, CallError, MemoryError};
+use crate::extents::{Fence, LastWriter, Unmapped};
+use crate::own::{Access, Physical, Stream};
+use crate::pool::{Given, GivenUp, HolderId};
+
+/// Physicals, each with the offset at which it is mapped, or was.
+pub(crate) type MemoryInUse = Vec<(u64, Physical)>;
+
+/// Makes driver calls for a physical. If the driver panics, a copy of it is left behind.
+fn with_copy<T>(physical: &Physical, calls: impl FnOnce() -> T) -> T {
+    let copy = ManuallyDrop::new(physical.clone());
+    let outcome = calls();
+    drop(ManuallyDrop::into_inner(copy));
+    outcome
+}
+
+impl Region {
+    /// Returns a fence over the work of a stream and that which the region has noted.
+    pub(crate) fn work_after(&self, stream: &Stream) -> Fence {
+        self.and_noted(Fence::stream(stream.clone()))
+    }
+
+    /// Notes work of streams that is queued by now.
+    pub(crate) fn note_queued(&self, streams: Vec<Stream>) {
+        self.register.noted().queued(Fence::streams(streams));
+    }
+
+    /// Returns the memory that is committed.
+    pub(crate) fn memory_in_use(&self) -> MemoryInUse {
+        let parts = self.space.parts_in(0, self.size());
+        let parts = parts.map(|(extent, physical)| (extent.offset, physical.clone()));
+        parts.collect()
+    }
+
+    /// Unmaps all committed memory that only the work of a fence uses, up to the first refusal of the
+    /// driver (`cuMemUnmap`).
+    pub(crate) fn unmap_in_use(&mut self, work: &Fence) -> Result<(), CallError> {
+        if let Some(family) = self.supply.family()
+            && let Err(error) = family.shared.poll()
+        {
+            log!(debug, %error, "withdrawn memory could not be polled: it stays for now");
+        }
+        let memory = self.memory_in_use();
+        let mut completed = work.completed(&mut self.space).ok_or(CallError::InUse)?;
+        for (offset, physical) in memory {
+            with_copy(&physical, || completed.withdraw(offset))?;
+        }
+        Ok(())
+    }
+
+    /// Maps memory again where it is missing. Asks the driver twice.
+    pub(crate) fn map_again(&mut self, memory: &[(u64, Physical)]) -> Result<(), MemoryError> {
+        for (offset, physical) in memory {
+            if self.space.bounds_around(*offset).is_some() {
+                continue;
+            }
+            let used = self.used(physical.clone());
+            let space = &mut self.space;
+            let placed = with_copy(physical, || {
+                space.place_back(*offset, vec![used], Access::ReadWrite)
+            });
+            placed.map_err(|failed| failed.error)?;
+        }
+        Ok(())
+    }
+
+    /// Notes that the tenant may have used a physical.
+    fn used(&self, physical: Physical) -> Unmapped {
+        let by = self.supply.family().map(|family| family.tenant.writer());
+        Unmapped {
+            physical,
+            last_writer: by.map(|by| LastWriter { by, blank: false }),
+            fresh: false,
+        }
+    }
+
+    /// Gives all memory to the pool, committed memory included, of which this is a copy. What of it
+    /// is mapped still is unmapped, or quarantined if the driver refuses twice or the work of a fence
+    /// is not complete.
+    pub(crate) fn give_up_asleep(
+        &mut self,
+        memory: MemoryInUse,
+        running: &Fence,
+        release: bool,
+    ) -> GivenUp {
+        let Some(family) = self.supply.family().cloned() else {
+            return GivenUp::default();
+        };
+        drop(self.space.empty_from(0, running));
+        let asleep = memory.iter().map(|(_, physical)| physical.size()).sum();
+        let mappings = self.unstuck(memory.iter().map(|(at, it)| (*at, it.size())));
+        let memory = memory.into_iter().map(|(_, physical)| self.used(physical));
+        let extents = family.shared.end(memory.collect());
+        family.shared.set_asleep(asleep);
+        let given = Given {
+            extents,
+            mappings,
+            ..Given::default()
+        };
+        let given = family.give_up_asleep(given, release);
+        // A panic of the driver in these calls finds the rest given up.
+        let unused = family.shared.give_in(&ANYWHERE, u64::MAX);
+        if let Some(error) = &unused.error {
+            log!(warn, %error, "withdrawn memory of a sleeping cache stays mapped");
+        }
+        let unused = family.give_up_asleep(unused, release);
+        GivenUp {
+            bytes: given.bytes + unused.bytes,
+            refused: given.refused + unused.refused,
+        }
+    }
+
+    /// Returns the number of extents at which no mapping is stuck.
+    fn unstuck(&self, extents: impl Iterator<Item = (u64, u64)>) -> u64 {
+        let is_free = |&(at, size): &(u64, u64)| self.space.stuck_in(at, at + size) == 0;
+        extents.filter(is_free).count() as u64
+    }
+
+    /// Returns the holder that memory is lent to when the owner wakes, unless memory is quarantined
+    /// at the offset of one of these extents.
+    pub(crate) fn holder_for(
+        &self,
+        extents: impl Iterator<Item = Range<u64>>,
+    ) -> Result<Option<HolderId>, MemoryError> {
+        for range in extents {
+            self.check_not_stuck(&range)?;
+        }
+        Ok(self.supply.family().map(|family| family.holder))
+    }
+
+    /// Counts memory that was lent for the owner to wake.
+    pub(crate) fn add_lent(&self, lent: &[Unmapped]) {
+        if let Some(family) = self.supply.family() {
+            family.shared.add(lent);
+            family.shared.set_asleep(0);
+        }
+    }
+
+    /// Maps memory that was lent at an offset, and returns `true` if it was used before.
+    pub(crate) fn place_woken(&mut self, offset: u64, lent: &Unmapped) -> Result<bool, BlockError> {
+        let copy = Unmapped {
+            physical: lent.physical.clone(),
+            last_writer: lent.last_writer,
+            fresh: false,
+        };
+        let space = &mut self.space;
+        let placed = with_copy(&lent.physical, || space.place(offset, vec![copy]));
+        match (placed, self.supply.family()) {
+            (Ok(()), _) => Ok(lent.last_writer.is_some()),
+            (Err(failed), Some(family)) => Err(family.tenant.not_placed(failed.error)),
+            (Err(failed), None) => Err(failed.error.into()),
+        }
+    }
+
+    /// Zeroes the extents at some offsets, and waits (`cuMemsetD8Async`).
+    pub(crate) fn clear_woken(&self, offsets: &[u64]) -> Result<(), BlockError> {
+        let Some(family) = self.supply.family() else {
+            return Ok(());
+        };
+        let extents = offsets
+            .iter()
+            .filter_map(|&at| self.space.bounds_around(at));
+        let extents: Vec<Range<u64>> = extents.collect();
+        let cleared = family.clear(&self.space, &extents);
+        cleared.map_err(|(error, _)| error)
+    }
+
+    /// Returns a fence over all fills with zeros.
+    pub(crate) fn fills(&self) -> Fence {
+        let family = self.supply.family();
+        family.map_or_else(Fence::complete, |family| family.fills())
+    }
+
+    /// Unmaps memory that was lent for the owner to wake, which only the work of a fence uses, and
+    /// gives it back. What the driver refuses twice to unmap is quarantined, and so is all while the
+    /// work is not complete. Bytes of the tenant may lie over those of another.
+    pub(crate) fn give_back_lent(&mut self, lent: Vec<(u64, Unmapped)>, running: &Fence) {
+        let Some(family) = self.supply.family().cloned() else {
+            return;
+        };
+        if lent.is_empty() {
+            return;
+        }
+        drop(self.space.empty_from(0, running));
+        let unstuck = self.unstuck(lent.iter().map(|(at, it)| (*at, it.size())));
+        family
+            .shared
+            .set_asleep(lent.iter().map(|(_, it)| it.size()).sum());
+        let lent = lent.into_iter().map(|(_, lent)| Unmapped {
+            last_writer: Some(LastWriter {
+                by: LastWriter::SEVERAL,
+                blank: false,
+            }),
+            fresh: false,
+            ..lent
+        });
+        family.give_back(lent.collect(), unstuck);
+    }
+}

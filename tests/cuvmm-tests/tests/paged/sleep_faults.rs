@@ -1,0 +1,295 @@
+//! Fails every driver call of a cache's sleep and wake once, and panics in each. A failure changes
+//! nothing, and the operation then succeeds. Also caches that stay asleep because the roll-back fails
+//! twice.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::common::sweep::{sweep, text};
+use crate::common::world::{Books, books};
+use crate::common::{self, D0, G, Rig, limited};
+use crate::scene::{LAYOUTS, builder, stamp, stamps};
+use crate::sleep::store;
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::{Backing, Machine, Nothing};
+use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::error::{MemoryError, PagedKvError, SleepError};
+use cuvmm::paged::{Layout, PagedStats};
+use cuvmm::{Contents, HostStore, PagedKv, Pool, Stream, Tenant};
+
+/// A cache with blocks in use and in no use, and a store for it.
+struct World {
+    // Fields in drop order.
+    kv: PagedKv,
+    home: Stream,
+    b: Tenant,
+    store: HostStore,
+    pool: Pool,
+}
+
+fn world<B: Backing + 'static>(rig: &Rig<B>, layout: Layout) -> World
+where
+    Machine<B>: Driver,
+{
+    let pool = limited(rig, 32).build().unwrap();
+    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let home = Stream::new(&rig.device).unwrap();
+    let kv = builder(&a, &home, 12, layout).pinned([11]);
+    let kv = kv.build().unwrap();
+    kv.back(&[0, 1, 2, 6]).unwrap();
+    for (byte, number) in (1..).zip([0, 1, 2, 11]) {
+        stamp(rig, &home, &kv, number, byte);
+    }
+    home.synchronize().unwrap();
+    kv.release(&[6]).unwrap();
+    let store = store(&rig.device, kv.stats().unwrap().committed / G);
+    World {
+        kv,
+        home,
+        b,
+        store,
+        pool,
+    }
+}
+
+/// The figures of the pool and of the cache, and the free bytes of the store.
+type Picture = (Books, PagedStats, u64);
+
+impl World {
+    fn contents(&self, keeps: bool) -> Contents<'_> {
+        match keeps {
+            true => Contents::Keep(&self.store),
+            false => Contents::Discard,
+        }
+    }
+
+    fn picture(&self) -> Picture {
+        let stats = self.kv.stats().unwrap();
+        (books(&self.pool), stats, self.store.free())
+    }
+
+    /// Lets the other tenant use all memory that is free, and give it up.
+    fn soil<B: Backing + 'static>(&self, rig: &Rig<B>)
+    where
+        Machine<B>: Driver,
+    {
+        let size = self.b.headroom().unwrap().taking_back;
+        let block = self.b.block(size).home_stream(&self.home);
+        let block = block.allocate().unwrap();
+        let writes = vec![(block.address(), size, 99)];
+        let queued = rig
+            .machine
+            .queue_kernel(D0, self.home.as_raw(), vec![], writes);
+        queued.unwrap();
+        self.home.synchronize().unwrap();
+        drop(block);
+        // Its cached memory goes to the free list.
+        self.b.blocks().sleep(Contents::Discard).unwrap();
+    }
+
+    /// Checks the bytes of blocks that were kept or discarded.
+    fn shows<B: Backing + 'static>(&self, rig: &Rig<B>, kept: bool)
+    where
+        Machine<B>: Driver,
+    {
+        for (byte, number) in (1..).zip([0, 1, 2, 11]) {
+            let seen = stamps(rig, &self.kv, number);
+            let known = if kept { byte } else { 0 };
+            assert!(
+                !rig.keeps_bytes() || seen == [known; 16],
+                "block {number}: {seen:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn falling_asleep() {
+    for (layout, keeps) in LAYOUTS.into_iter().zip([true, false, true]) {
+        for release in [false, true] {
+            let sleep = |_: &Rig<Nothing>, world: &mut World| {
+                let all = world.kv.alone().release(release);
+                let slept = text(all.sleep(world.contents(keeps)))?;
+                assert_eq!(slept.caches, 1);
+                assert_eq!(world.kv.stats().unwrap().committed, 0);
+                Ok(())
+            };
+            // The driver may refuse to take back memory that the cache has given up.
+            let calls = sweep(|rig| world(rig, layout), sleep, World::picture, !release);
+            assert!(calls >= 4, "{layout:?}: {calls}");
+        }
+    }
+}
+
+#[test]
+fn waking() {
+    for layout in LAYOUTS {
+        for keeps in [false, true] {
+            for (soils, release) in [(false, false), (true, false), (false, true)] {
+                let asleep = |rig: &Rig<Nothing>| {
+                    let world = world(rig, layout);
+                    let all = world.kv.alone().release(release);
+                    all.sleep(world.contents(keeps)).unwrap();
+                    if soils {
+                        world.soil(rig);
+                    }
+                    world
+                };
+                let wake = |_: &Rig<Nothing>, world: &mut World| {
+                    let woken = text(world.kv.alone().wake())?;
+                    assert_eq!(
+                        (woken.caches, world.store.free()),
+                        (1, world.store.capacity())
+                    );
+                    Ok(())
+                };
+                // Memory of the other tenant may have been taken, and what was created stays in the
+                // pool.
+                let strict = !soils && !release;
+                let calls = sweep(asleep, wake, World::picture, strict);
+                assert!(calls >= 6, "{layout:?}: {calls}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
+    for layout in LAYOUTS {
+        for keeps in [false, true] {
+            let rig = common::host();
+            let world = world(&rig, layout);
+            let before = world.kv.stats().unwrap();
+            let count = rig.machine.live().mappings as u64;
+            let withdrawn = before.mappings - extents(&world);
+            rig.faults.forget();
+            let code = CUresult::CUDA_ERROR_UNKNOWN;
+            // The last extent is not unmapped, and then another not mapped again, twice.
+            let last = count - withdrawn;
+            rig.faults.arm(Fault::nth(last, code).of(Call::MemUnmap));
+            for nth in [1, 2] {
+                rig.faults.arm(Fault::nth(nth, code).of(Call::MemMap));
+            }
+            let outcome = world.kv.alone().sleep(world.contents(keeps));
+            rig.faults.disarm();
+            let Err(SleepError::Stayed {
+                blocks,
+                bytes,
+                cause,
+            }) = outcome
+            else {
+                panic!("{outcome:?}");
+            };
+            let is_known = matches!(*cause, SleepError::Memory(MemoryError::Call(_)));
+            assert!(is_known, "{cause:?}");
+            assert_eq!((blocks, bytes), (1, before.committed));
+            assert!(world.kv.is_asleep());
+            let stats = world.pool.stats();
+            assert_eq!((stats.committed, stats.quarantined), (0, 0));
+            world.soil(&rig);
+            let woken = world.kv.alone().wake().unwrap();
+            assert_eq!(woken.mapped, before.committed);
+            world.shows(&rig, keeps);
+            assert_eq!(world.store.free(), world.store.capacity());
+            drop(world);
+            common::nothing_left(rig);
+        }
+    }
+}
+
+/// The number of extents under blocks in use.
+fn extents(world: &World) -> u64 {
+    let stats = world.kv.stats().unwrap();
+    stats.mappings - stats.withdrawn / (2 * G)
+}
+
+// I-108
+#[test]
+fn what_stays_mapped_is_quarantined_and_the_cache_does_not_wake_over_it() {
+    for layout in LAYOUTS {
+        let rig = common::model();
+        let world = world(&rig, layout);
+        world.kv.alone().sleep(world.contents(true)).unwrap();
+        let asleep = world.kv.stats().unwrap();
+        rig.faults.forget();
+        let code = CUresult::CUDA_ERROR_UNKNOWN;
+        rig.faults.arm(Fault::nth(2, code).of(Call::MemMap));
+        rig.faults.arm(Fault::all(code).of(Call::MemUnmap));
+        assert!(world.kv.alone().wake().is_err());
+        rig.faults.disarm();
+        let stats = world.pool.stats();
+        assert!(stats.quarantined > 0, "{stats:?}");
+        assert_eq!((stats.committed, stats.asleep), (0, asleep.asleep));
+        books(&world.pool);
+        let refused = world.kv.alone().wake().unwrap_err();
+        let SleepError::Block { cause, .. } = &refused else {
+            panic!("{refused}");
+        };
+        assert!(cause.to_string().contains("quarantined"), "{cause}");
+        assert!(world.kv.is_asleep() && world.store.free() == 0);
+        drop(world);
+        common::nothing_left(rig);
+    }
+}
+
+/// Panics in the nth call that this thread makes. Returns `true` if it made that many.
+fn panics_in(rig: &Rig<impl Backing + 'static>, nth: u64, operate: impl FnOnce()) -> bool {
+    let (seen, here) = (AtomicU64::new(0), std::thread::current().id());
+    rig.faults.watch(Some(Arc::new(move |call| {
+        // A panic of the pool in these calls loses the memory, as elsewhere.
+        let is_the_pools = matches!(call, Call::MemCreate | Call::MemRelease);
+        if std::thread::current().id() == here
+            && !is_the_pools
+            && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth
+        {
+            panic!("a mistake in the driver");
+        }
+    })));
+    let outcome = catch_unwind(AssertUnwindSafe(operate));
+    rig.faults.watch(None);
+    outcome.is_err()
+}
+
+// I-108
+#[test]
+fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
+    for layout in LAYOUTS {
+        for (wakes, keeps) in [(false, true), (true, true), (true, false)] {
+            for nth in 1.. {
+                assert!(nth < 200, "the operation never ends");
+                let rig = common::host();
+                let world = world(&rig, layout);
+                if wakes {
+                    world.kv.alone().sleep(world.contents(keeps)).unwrap();
+                    world.soil(&rig);
+                }
+                let panicked = panics_in(&rig, nth, || match wakes {
+                    true => drop(world.kv.alone().wake().unwrap()),
+                    false => drop(world.kv.alone().sleep(world.contents(true)).unwrap()),
+                });
+                let hazards = rig.machine.take_hazards();
+                assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
+                // The other tenant uses all the memory that there is.
+                world.soil(&rig);
+                // The extent whose call panicked may be mapped: its addresses are lost.
+                if let Err(error) = world.kv.alone().wake() {
+                    let is_lost = matches!(&error, SleepError::Block { .. });
+                    assert!(panicked && is_lost, "{nth}: {error:?}");
+                } else {
+                    world.shows(&rig, keeps);
+                    // Where the driver panicked other memory may be mapped still.
+                    if let Err(error) = world.kv.back(&[6]) {
+                        let is_known = matches!(&error, PagedKvError::Back { .. });
+                        assert!(panicked && is_known, "{nth}: {error}");
+                    }
+                }
+                drop(world);
+                if !panicked {
+                    break;
+                }
+            }
+        }
+    }
+}

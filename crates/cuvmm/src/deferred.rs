@@ -119,6 +119,7 @@ impl Drop for Unlocked {
 
 /// A value that is checked when its [lock](Locked) is released.
 pub(crate) trait Checked {
+    #[cfg(debug_assertions)]
     fn check(&mut self) {}
 }
 

@@ -52,6 +52,7 @@ pub(super) struct State {
 }
 
 impl Checked for State {
+    #[cfg(debug_assertions)]
     fn check(&mut self) {
         debug_assert_eq!(self.planes.in_use(), self.region.committed());
     }

@@ -21,7 +21,7 @@ use crate::own::Stream;
 use crate::pool::{
     CanSleep, Given, HolderToSleep, HolderToWake, Lending, Tenant, WakingHolder, WakingParts,
 };
-use crate::store::{HostStore, Saved};
+use crate::store::Saved;
 
 /// A heap that wakes. If this value is dropped before that, the heap sleeps on, with the contents
 /// that were kept.
@@ -212,16 +212,8 @@ impl HolderToWake for HeapToWake {
         waking.shared().core.lock().rest = Rest::Moving { charged: true };
     }
 
-    fn used(&self) -> u64 {
-        self.sizes.iter().sum()
-    }
-
-    fn kept(&self) -> u64 {
-        self.saved.iter().flatten().map(Saved::bytes).sum()
-    }
-
-    fn kept_in(&self) -> Option<HostStore> {
-        self.saved.iter().flatten().next().map(Saved::store)
+    fn parts(&self) -> (&[u64], &[Option<Saved>]) {
+        (&self.sizes, &self.saved)
     }
 
     fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {

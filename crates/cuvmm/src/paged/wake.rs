@@ -18,7 +18,7 @@ use crate::own::Stream;
 use crate::pool::{
     CanSleep, HolderId, HolderToSleep, HolderToWake, Lending, Tenant, WakingHolder, WakingParts,
 };
-use crate::store::{HostStore, Saved};
+use crate::store::Saved;
 
 /// A cache that wakes. If this value is dropped before that, the cache sleeps on, with the contents
 /// that were kept.
@@ -157,16 +157,8 @@ impl HolderToWake for CacheToWake {
         }
     }
 
-    fn used(&self) -> u64 {
-        self.sizes.iter().sum()
-    }
-
-    fn kept(&self) -> u64 {
-        self.saved.iter().flatten().map(Saved::bytes).sum()
-    }
-
-    fn kept_in(&self) -> Option<HostStore> {
-        self.saved.iter().flatten().next().map(Saved::store)
+    fn parts(&self) -> (&[u64], &[Option<Saved>]) {
+        (&self.sizes, &self.saved)
     }
 
     fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {

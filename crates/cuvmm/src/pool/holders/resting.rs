@@ -127,13 +127,22 @@ pub(crate) trait HolderToWake: Send + Sync {
     /// Takes the memory that was lent.
     fn take(&mut self, lent: Vec<Unmapped>);
 
+    /// Returns the sizes of all memory, in bytes, and its contents where they were kept.
+    fn parts(&self) -> (&[u64], &[Option<Saved>]);
+
     /// Returns the bytes of all memory.
-    fn used(&self) -> u64;
+    fn used(&self) -> u64 {
+        self.parts().0.iter().sum()
+    }
 
     /// Returns the bytes of contents.
-    fn kept(&self) -> u64;
+    fn kept(&self) -> u64 {
+        self.parts().1.iter().flatten().map(Saved::bytes).sum()
+    }
 
-    fn kept_in(&self) -> Option<HostStore>;
+    fn kept_in(&self) -> Option<HostStore> {
+        self.parts().1.iter().flatten().next().map(Saved::store)
+    }
 
     fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)>;
 

@@ -72,9 +72,9 @@ class PagedTest(GpuTest):
     def test_a_kernel_of_triton_writes_and_reads_by_block_numbers(self):
         for layout in LAYOUTS:
             with self.subTest(layout):
-                kv = self.make(layout=layout, name=layout)
+                kv = self.make(layout=layout, name=layout, pinned=[0])
                 parts = [kv.tensor(layer, part) for layer in range(LAYERS) for part in range(2)]
-                first = torch.zeros(1, device="cuda")
+                first, empty = torch.zeros(1, device="cuda"), kv.stats().held
                 for numbers in ([3, 4095, 900], [900, 3, 17, 2000]):
                     kv.back(numbers)
                     table = torch.tensor(numbers, device="cuda", dtype=torch.int32)
@@ -93,7 +93,22 @@ class PagedTest(GpuTest):
                     kv.release(numbers)
                     torch.cuda.synchronize()
                     kv.purge()
-                    self.assertEqual((kv.stats().in_use, kv.stats().held), (0, 0))
+                    self.assertEqual((kv.stats().in_use, kv.stats().held), (0, empty))
+
+    @unittest.skipIf(triton is None, "Triton is not installed")
+    def test_triton_refuses_tensors_whose_first_bytes_have_no_memory(self):
+        for layout in LAYOUTS:
+            with self.subTest(layout):
+                kv = self.make(layout=layout, name=layout)
+                kv.back([4000])
+                table = torch.tensor([4000], device="cuda", dtype=torch.int32)
+                first, out = torch.zeros(1, device="cuda"), torch.empty(1, TOKENS, ROW, device="cuda")
+                tensor = kv.tensor(1, 1)
+                with self.assertRaisesRegex(ValueError, "cannot be accessed from Triton"):
+                    launch(tensor, table, first, out)
+                kv.back([0])
+                launch(tensor, table, first, out)
+                self.assertTrue(torch.equal(out, expected(1, 0.0)))
 
     @unittest.skipIf(triton is None, "Triton is not installed")
     def test_a_captured_graph_follows_the_table_after_release_and_back(self):
@@ -101,15 +116,13 @@ class PagedTest(GpuTest):
 
         for layout in LAYOUTS:
             with self.subTest(layout):
-                kv = self.make(layout=layout, name=layout)
+                kv = self.make(layout=layout, name=layout, pinned=[0])
                 tensor = kv.tensor(1, 1)
                 first, count = torch.zeros(1, device="cuda"), 3
                 table = torch.zeros(count, device="cuda", dtype=torch.int32)
                 out = torch.empty(count, TOKENS, ROW, device="cuda")
-                kv.back([0])
                 # Compiles the kernels: that is not part of a capture.
                 launch(tensor, table, first, out)
-                kv.release([0])
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):

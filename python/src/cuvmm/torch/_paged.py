@@ -406,7 +406,8 @@ def paged_kv(
         blocks; "layer-major" has contiguous tensors, whose memory comes and goes by an extent for each.
     extent: the bytes by which memory comes and goes: a power of two in whole granules of the device, up to "32MiB".
         By default 16 MiB, and a granule in layer-major layout.
-    pinned: numbers that are always backed, such as a null block, or blocks for padding.
+    pinned: numbers that are always backed, such as a null block, or blocks for padding. With number 0 among them, Triton
+        takes the tensors at any time: it refuses one whose first bytes have no memory.
     precommit: for how many of the lowest unused blocks a thread of the library maps memory ahead, after a `back` that
         took some, so that the next `back` makes no driver call. Nothing is reclaimed for it, and others get it first.
     name: the name of the tenant that the memory is charged to, in the limit and the ledger that all of cuvmm's memory

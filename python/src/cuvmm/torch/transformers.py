@@ -56,12 +56,12 @@ _options = _Options()
 
 
 class _Free:
-    """The blocks without contents, in place of transformers' deque. They have no memory, except those that are given
-    out next."""
+    """The blocks without contents, in place of transformers' deque. They have no memory, except number 0, which is
+    pinned, and those that are given out next."""
 
     def __init__(self, kv: PagedKv, blocks: int) -> None:
-        self._kv, self._numbers = kv, FreeNumbers(blocks)
-        self._ready: deque[int] = deque()
+        self._kv, self._numbers = kv, FreeNumbers(blocks, (0,))
+        self._ready: deque[int] = deque((0,))
 
     def __len__(self) -> int:
         return len(self._numbers) + len(self._ready)
@@ -85,7 +85,9 @@ class _Free:
         self.extend((number,))
 
     def extend(self, numbers: Iterable[int]) -> None:
-        numbers = list(numbers)
+        given, numbers = list(numbers), []
+        for number in given:
+            (numbers if number else self._ready).append(number)
         self._kv.release(numbers)
         self._numbers.append_n(numbers)
 
@@ -186,8 +188,8 @@ class _Cache(_cache.PagedAttentionCache):
             blocks + 2,
             group,
             layout="token-major",
-            # Padding reads one and writes the other.
-            pinned=(blocks, blocks + 1),
+            # Padding reads one of the last and writes the other. Kernels of Triton are refused without the first.
+            pinned=(0, blocks, blocks + 1),
             device=device,
             on_pressure=_evicting(weakref.ref(self)),
             name=_options.name,

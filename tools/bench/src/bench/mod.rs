@@ -134,6 +134,7 @@ fn groups() -> Vec<Group> {
     groups.push(Group::new(names, kv_fork::measure));
     groups.push(Group::new([paged::BACK, paged::RELEASE], paged::there));
     groups.push(Group::one(paged::STEP, paged::step));
+    groups.push(Group::one(paged::STEP_AHEAD, paged::step_ahead));
     groups.extend(
         paged::TAKES
             .map(|of| Group::one(of.0, move |stage, report| paged::take(stage, report, of))),

@@ -1,12 +1,15 @@
 //! Paged caches: blocks backed and released where their memory is there, a step of decoding that
 //! enters new extents, and one cache's memory taken for another.
 
+use std::time::Instant;
+
 use anyhow::ensure;
 use cuvmm::driver::Call;
-use cuvmm::paged::LayerGroup;
+use cuvmm::paged::{LayerGroup, PagedKvBuilder};
 use cuvmm::{PagedKv, Scrub, Stream, Tenant};
 
 use super::commit::{A_PAGE, GIB, MIB, PAGE, pages};
+use super::mapper::Mapped;
 use super::pairs::alternate;
 use super::report::Report;
 use super::row::Row;
@@ -18,6 +21,7 @@ use cuvmm_command::watch::wall;
 pub(super) const BACK: &str = "paged_back_256";
 pub(super) const RELEASE: &str = "paged_release_256";
 pub(super) const STEP: &str = "paged_decode_step_256";
+pub(super) const STEP_AHEAD: &str = "paged_decode_step_256_ahead";
 
 /// Rows of taking memory: name, and bytes of an extent.
 pub(super) const TAKES: [(&str, u64); 2] = [
@@ -39,9 +43,20 @@ const MOVED: &str = "the same extents by hand: unmap, map each, one set_access";
 
 /// Builds a cache of a model like Llama 3 8B, whose block of 16 tokens has 2 MiB.
 fn cache(tenant: &Tenant, stream: &Stream, blocks: u32, extent: u64) -> anyhow::Result<PagedKv> {
+    Ok(builder(tenant, stream, blocks).extent(extent).build()?)
+}
+
+fn builder<'a>(tenant: &'a Tenant, stream: &'a Stream, blocks: u32) -> PagedKvBuilder<'a> {
     let group = LayerGroup::new(32, 16).keys_and_values(8, 128, 2);
-    let kv = PagedKv::builder(tenant, stream, blocks).group(group);
-    Ok(kv.extent(extent).build()?)
+    PagedKv::builder(tenant, stream, blocks).group(group)
+}
+
+/// The numbers of a step in a cache of 512 blocks: those of which every eighth is in use from the
+/// beginning, and a block for each of 256 sequences, of which the last `new` enter new extents.
+fn decoding(new: u32) -> (Vec<u32>, Vec<u32>) {
+    let (kept, there) = (0..512 - new).partition::<Vec<u32>, _>(|number| number % 8 == 0);
+    let there = there.into_iter().take(BATCH - new as usize);
+    (kept, there.chain(512 - new..512).collect())
 }
 
 /// Measures backing and releasing 256 blocks beside others that touch the same extents.
@@ -88,13 +103,9 @@ pub(super) fn step(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let tenant = pool.tenant("tenant").register()?;
     let stream = Stream::new(&stage.device)?;
     let kv = cache(&tenant, &stream, 512, EXTENT)?;
-    // The blocks before those of the new extents, of which every eighth is in use.
     let new = (ENTERED * EXTENT / kv.block_bytes()) as u32;
-    let kept: Vec<u32> = (0..512 - new).step_by(8).collect();
+    let (kept, numbers) = decoding(new);
     kv.back(&kept)?;
-    let there = (0..512 - new).filter(|number| number % 8 > 0);
-    let there = there.take(BATCH - new as usize);
-    let numbers: Vec<u32> = there.chain(512 - new..512).collect();
     let mut counted = [0; 4];
     let ours = || {
         let before = pool.calls();
@@ -132,6 +143,55 @@ pub(super) fn step(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
         .count("set_access", opened)
         .count("driver_calls", all);
     report.add(row.note(stage.watch.note()));
+    Ok(())
+}
+
+/// Measures the same step where the mapper has mapped the new extents ahead.
+///
+/// # Errors
+/// The step made a driver call.
+pub(super) fn step_ahead(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
+    stage.room(2 * GIB)?;
+    let mapped = Mapped::start(&stage.device, GIB)?;
+    let tenant = mapped.pool.tenant("tenant").register()?;
+    let stream = Stream::new(&stage.device)?;
+    let kv = builder(&tenant, &stream, 512).extent(EXTENT).precommit(512);
+    let kv = kv.build()?;
+    let new = (ENTERED * EXTENT / kv.block_bytes()) as u32;
+    let (kept, numbers) = decoding(new);
+    kv.back(&kept[1..])?;
+    let baselines = pages(stage)?;
+    let rounds = stage.times(100, 5);
+    let mut samples = Samples::with_room(rounds);
+    let mut calls = 0;
+    for _ in 0..rounds {
+        kv.purge()?;
+        mapped.pool.trim(0)?;
+        // This takes an extent, after which the mapper maps the others.
+        kv.back(&kept[..1])?;
+        let begun = Instant::now();
+        while kv.stats()?.precommitted < ENTERED * EXTENT {
+            ensure!(begun.elapsed().as_secs() < 10, "the mapper maps nothing");
+            std::thread::yield_now();
+        }
+        let before = mapped.calls_of_others();
+        let (took, ()) = wall(|| kv.back(&numbers))?;
+        calls += mapped.calls_of_others() - before;
+        samples.add(took);
+        kv.release(&numbers)?;
+        kv.release(&kept[..1])?;
+        stream.synchronize()?;
+    }
+    ensure!(
+        calls == 0,
+        "{calls} driver calls for extents that were mapped ahead"
+    );
+    drop((kv, tenant));
+    mapped.stop();
+    let row = Row::new(STEP_AHEAD, &samples, A_PAGE, &baselines)
+        .count("blocks", BATCH as f64)
+        .count("driver_calls", calls as f64);
+    report.add(row.note(stage.watch.note_on_baseline()));
     Ok(())
 }
 

@@ -59,7 +59,7 @@ impl Core {
 
     /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
     /// ends its wait.
-    pub(in crate::pool) fn wait_in_ledger(
+    pub(in crate::pool) fn show_in_ledger(
         &self,
         waiting: &mut Option<Waiting>,
         lacking: Option<Lacking>,

@@ -244,7 +244,7 @@ impl Locked<'_> {
     }
 
     fn take_excess(&mut self) -> Result<(), CallError> {
-        self.gather_idle();
+        self.collect_idle();
         for id in self.memory.terms.ids().collect::<Vec<_>>() {
             let excess = self.memory.budget.excess_of(id);
             if excess > 0 {

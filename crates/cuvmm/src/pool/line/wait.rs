@@ -249,7 +249,7 @@ impl Core {
             && again(&state, error)
         {
             let lacking = lacks(&mut state, error);
-            self.wait_in_ledger(&mut in_ledger, lacking);
+            self.show_in_ledger(&mut in_ledger, lacking);
             let Some(left) = deadline.checked_duration_since(Instant::now()) else {
                 break;
             };

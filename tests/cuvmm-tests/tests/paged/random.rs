@@ -1,16 +1,20 @@
-//! Random programs of a paged cache beside another tenant: bytes, counts and figures after each step,
-//! against a model that knows which blocks are in use.
+//! Random programs of a paged cache beside another tenant, which also sleeps and wakes: bytes, counts
+//! and figures after each step, against a model that knows which blocks are in use.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::common::books::books;
-use crate::common::{D0, G, Rig, cases, host, limited, model, nothing_left};
+use crate::common::books::{books, figures};
+use crate::common::{D0, G, Rig, cases, host, limited, model, only_counted_left};
 use crate::scene::{LAYOUTS, builder, extents_under, stamp, stamps};
-use cuvmm::driver::Driver;
+use crate::sleep::{is_asleep, is_busy, store};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::paged::{Layout, Step};
-use cuvmm::{Block, Mapper, PagedKv, Pool, Stream, Tenant};
+use cuvmm::driver::{CUresult, Driver};
+use cuvmm::error::SleepError;
+use cuvmm::paged::{Evictions, Layout, Step};
+use cuvmm::sleep::{PreparedSleep, PreparedWake};
+use cuvmm::{Block, Contents, HostStore, Mapper, PagedKv, Pool, Stream, Tenant};
 
 const BLOCKS: u32 = 24;
 const PINNED: u32 = 23;
@@ -39,11 +43,25 @@ impl Known {
     }
 }
 
+/// The sleep of the cache, or a move of it that is prepared.
+enum Rest {
+    Awake,
+    FallsAsleep(PreparedSleep),
+    Asleep,
+    Wakes(PreparedWake),
+}
+
 struct World<'a, B: Backing> {
     rig: &'a Rig<B>,
     kv: &'a PagedKv,
     home: &'a Stream,
     other: &'a Tenant,
+    store: &'a HostStore,
+    rest: Rest,
+    /// The contents of the last sleep were kept.
+    keeps: bool,
+    /// Work of the home stream may be held.
+    held: bool,
     blocks: Vec<Block>,
     steps: Vec<(u64, Step<'a>)>,
     begun: u64,
@@ -94,7 +112,8 @@ where
         }
     }
 
-    fn settle(&self) {
+    fn settle(&mut self) {
+        self.held = false;
         self.rig.machine.release_stream(D0, self.home.as_raw());
         self.home.synchronize().unwrap();
     }
@@ -168,7 +187,129 @@ where
         }
     }
 
+    /// Lets one driver call fail, if `fails`, while an operation on the cache runs. Returns its
+    /// outcome, and `true` if a call failed.
+    fn faulty<T>(
+        &self,
+        fails: Option<u64>,
+        operate: impl FnOnce() -> Result<T, SleepError>,
+    ) -> (Result<T, SleepError>, bool) {
+        let faults = &self.rig.faults;
+        faults.forget();
+        if let Some(nth) = fails {
+            faults.arm(Fault::nth(nth, CUresult::CUDA_ERROR_UNKNOWN));
+        }
+        let outcome = operate();
+        let failed = faults.injected() > 0;
+        faults.disarm();
+        (outcome, failed)
+    }
+
+    fn fall_asleep(&mut self) {
+        if self.random.u8(0..4) > 0 {
+            self.settle();
+        }
+        let (keeps, releases) = (self.random.bool(), self.random.bool());
+        let fails = self.random.bool().then(|| self.random.u64(1..40));
+        let contents = match keeps {
+            true => Contents::Keep(self.store),
+            false => Contents::Discard,
+        };
+        let alone = self.kv.alone().release(releases);
+        let (prepared, failed) = self.faulty(fails, || alone.prepare_sleep(contents));
+        match prepared {
+            Ok(prepared) => {
+                assert!(self.steps.is_empty(), "a step was being prepared");
+                self.keeps = keeps;
+                self.rest = Rest::FallsAsleep(prepared);
+                if self.random.bool() {
+                    self.end_move();
+                }
+            }
+            refused => {
+                let busy = is_busy(&refused) && (self.held || !self.steps.is_empty());
+                assert!(busy || failed, "{refused:?}");
+            }
+        }
+    }
+
+    fn begin_wake(&mut self) {
+        let fails = self.random.bool().then(|| self.random.u64(1..40));
+        let (prepared, failed) = self.faulty(fails, || self.kv.alone().prepare_wake());
+        match prepared {
+            Ok(prepared) => {
+                self.rest = Rest::Wakes(prepared);
+                if self.random.bool() {
+                    self.end_move();
+                }
+            }
+            Err(SleepError::Block { cause, .. }) if cause.is_shortage() => {}
+            Err(error) => assert!(failed, "{error}"),
+        }
+    }
+
+    /// Finishes a prepared move, or cancels it.
+    fn end_move(&mut self) {
+        let finishes = self.random.u8(0..3) > 0;
+        match std::mem::replace(&mut self.rest, Rest::Awake) {
+            Rest::FallsAsleep(prepared) if finishes => {
+                let slept = prepared.finish();
+                assert_eq!((slept.caches, slept.kept > 0), (1, self.keeps));
+                self.rest = Rest::Asleep;
+            }
+            Rest::FallsAsleep(prepared) => prepared.cancel().unwrap(),
+            Rest::Wakes(prepared) if finishes => {
+                assert_eq!(prepared.finish().caches, 1);
+                self.has_woken();
+            }
+            Rest::Wakes(prepared) => {
+                drop(prepared);
+                self.rest = Rest::Asleep;
+            }
+            rest => self.rest = rest,
+        }
+    }
+
+    fn has_woken(&mut self) {
+        self.rest = Rest::Awake;
+        assert_eq!(self.store.free(), self.store.capacity());
+        if !self.keeps {
+            self.known.used.values_mut().for_each(|byte| *byte = 0);
+        }
+    }
+
+    /// Checks that the cache refuses what needs its blocks.
+    fn refuses(&mut self) {
+        let numbers = self.numbers();
+        for error in [
+            self.kv.back(&numbers).unwrap_err(),
+            self.kv.release(&numbers).unwrap_err(),
+            self.kv.reserve(0).unwrap_err(),
+        ] {
+            assert!(is_asleep(&error), "{error}");
+        }
+        assert!(!self.kv.can_allocate(1).unwrap());
+        let chosen = self.kv.emptiest(4 * G, &numbers).unwrap();
+        assert_eq!(chosen, Evictions::default());
+    }
+
     fn step(&mut self) {
+        match (self.random.u8(0..24), &self.rest) {
+            (0..5, Rest::Awake) => self.awake_step(),
+            (0..5, Rest::Asleep) => self.begin_wake(),
+            (0..5, _) => self.end_move(),
+            (5, Rest::Awake) => self.fall_asleep(),
+            (_, Rest::Awake) => self.awake_step(),
+            (5..10, _) => self.press(),
+            (10..13, _) => self.begin_step(),
+            (13..17, _) => self.end_step(),
+            (17, _) => drop(self.kv.purge().unwrap()),
+            (18, _) => self.settle(),
+            _ => self.refuses(),
+        }
+    }
+
+    fn awake_step(&mut self) {
         match self.random.u8(0..24) {
             0..8 => self.back(),
             8..13 => self.release(),
@@ -198,7 +339,10 @@ where
                 }
             }
             _ => match self.random.bool() {
-                true => self.rig.machine.hold(D0, self.home.as_raw()),
+                true => {
+                    self.held = true;
+                    self.rig.machine.hold(D0, self.home.as_raw());
+                }
                 false => self.settle(),
             },
         }
@@ -216,23 +360,41 @@ where
             (self.known.used.len(), leaving, self.known.reserved)
         );
         let known = extents_under(self.kv, &self.known.backed());
+        let awake = matches!(self.rest, Rest::Awake);
+        assert_eq!(self.kv.is_asleep(), !awake);
+        let committed = match awake {
+            true => stats.committed,
+            false => stats.asleep,
+        };
+        assert_eq!(committed, stats.committed + stats.asleep);
         match self.known.reserved {
-            0 => assert_eq!(stats.committed, known),
-            _ => assert!(stats.committed >= known),
+            0 => assert_eq!(committed, known),
+            _ => assert!(committed >= known),
         }
         if self.mapped {
             assert!(stats.precommitted <= stats.withdrawn);
             return;
         }
-        let tenants = books(self.rig, pool).tenants;
-        assert_eq!(
-            (tenants[0].in_use, tenants[0].committed),
-            (stats.committed, stats.held)
-        );
+        // The memory of a cache that falls asleep is charged, and not mapped.
+        let tenants = match self.rest {
+            Rest::FallsAsleep(_) => figures(pool).tenants,
+            _ => books(self.rig, pool).tenants,
+        };
+        let (in_use, asleep) = match self.rest {
+            Rest::Awake | Rest::FallsAsleep(_) | Rest::Wakes(_) => (committed, 0),
+            Rest::Asleep => (0, committed),
+        };
+        assert_eq!((tenants[0].in_use, tenants[0].asleep), (in_use, asleep));
+        if awake {
+            assert_eq!(tenants[0].committed, stats.held);
+        }
     }
 
-    fn check_bytes(&self) {
+    fn check_bytes(&mut self) {
         self.settle();
+        if !matches!(self.rest, Rest::Awake) {
+            return;
+        }
         for (&number, &byte) in &self.known.used {
             let found = stamps(self.rig, self.kv, number);
             assert_eq!(found, [byte; 16], "block {number}");
@@ -252,6 +414,7 @@ where
     };
     let [a, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
     let home = Stream::new(&rig.device).unwrap();
+    let store = store(&rig.device, 24);
     let kv = builder(&a, &home, BLOCKS, layout)
         .pinned([PINNED])
         .precommit(if mapped { 8 } else { 0 })
@@ -262,6 +425,10 @@ where
         kv: &kv,
         home: &home,
         other: &other,
+        store: &store,
+        rest: Rest::Awake,
+        keeps: false,
+        held: false,
         blocks: Vec::new(),
         steps: Vec::new(),
         begun: 0,
@@ -291,7 +458,7 @@ fn programs_on_the_host_driver() {
         for layout in LAYOUTS {
             let rig = host();
             program(&rig, layout, seed, seed % 3 == 2);
-            nothing_left(rig);
+            only_counted_left(&rig);
         }
     }
 }
@@ -302,7 +469,7 @@ fn programs_on_the_model() {
         for layout in LAYOUTS {
             let rig = model();
             program(&rig, layout, seed, seed % 3 == 2);
-            nothing_left(rig);
+            only_counted_left(&rig);
         }
     }
 }

@@ -70,7 +70,7 @@ where
     }
 }
 
-fn is_asleep(error: &PagedKvError) -> bool {
+pub(crate) fn is_asleep(error: &PagedKvError) -> bool {
     let cause = match error {
         PagedKvError::Memory(cause) => cause,
         PagedKvError::Back {
@@ -82,7 +82,7 @@ fn is_asleep(error: &PagedKvError) -> bool {
     matches!(cause, MemoryError::CacheAsleep(_))
 }
 
-fn is_busy<T>(outcome: &Result<T, SleepError>) -> bool {
+pub(crate) fn is_busy<T>(outcome: &Result<T, SleepError>) -> bool {
     matches!(outcome, Err(SleepError::CacheBusy { .. }))
 }
 

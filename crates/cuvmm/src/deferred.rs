@@ -12,7 +12,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::PoisonError;
+use std::sync::{PoisonError, TryLockError};
 use std::task::Waker;
 
 use crate::sync::{Mutex, MutexGuard, thread_local};
@@ -136,22 +136,39 @@ pub(crate) struct Locked<'a, T: Checked> {
 impl<'a, T: Checked> Locked<'a, T> {
     #[inline]
     pub(crate) fn of(mutex: &'a Mutex<T>) -> Self {
-        Self::in_section(mutex, Section::enter(), None)
+        let section = Section::enter();
+        Self {
+            value: mutex.lock().unwrap_or_else(PoisonError::into_inner),
+            _unlocked: None,
+            _section: section,
+        }
     }
 
     /// Takes a lock under which driver calls are made, and locks of pools are taken.
     pub(crate) fn for_calls(mutex: &'a Mutex<T>) -> Self {
         let section = Section::enter();
         let unlocked = section.unlocked();
-        Self::in_section(mutex, section, Some(unlocked))
-    }
-
-    fn in_section(mutex: &'a Mutex<T>, section: Section, unlocked: Option<Unlocked>) -> Self {
         Self {
             value: mutex.lock().unwrap_or_else(PoisonError::into_inner),
-            _unlocked: unlocked,
+            _unlocked: Some(unlocked),
             _section: section,
         }
+    }
+
+    /// Takes a lock as [`for_calls`](Self::for_calls) does. Returns `None` if it is taken.
+    pub(crate) fn try_for_calls(mutex: &'a Mutex<T>) -> Option<Self> {
+        let section = Section::enter();
+        let unlocked = section.unlocked();
+        let value = match mutex.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Self {
+            value,
+            _unlocked: Some(unlocked),
+            _section: section,
+        })
     }
 }
 

@@ -39,9 +39,13 @@ impl Core {
 }
 
 impl WorksAhead for Core {
-    /// Lets other threads have the lock after each extent that blocks enter together.
+    /// Lets other threads have the lock after each extent that blocks enter together, and waits for
+    /// none: one may wait for work of the GPU meanwhile, and capture guards wait for the mapper.
     fn work_ahead(&self) -> bool {
-        while let Ok(mut state) = self.lock() {
+        while !self.tenant.device().is_forked() {
+            let Some(mut state) = Locked::try_for_calls(&self.state) else {
+                return true;
+            };
             if self.tenant.is_capturing() {
                 return true;
             }
@@ -74,6 +78,10 @@ impl Drop for Core {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
     use crate::extents::rig::{G, rig};
     use crate::paged::rest::Rest;
@@ -114,5 +122,28 @@ mod tests {
         kv.back(&[12, 13]).unwrap();
         assert!(!kv.core.work_ahead());
         assert_eq!(precommitted(), G);
+    }
+
+    #[test]
+    fn the_mapper_does_not_wait_for_a_cache_that_another_thread_has_locked() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 8).group(group);
+        let kv = kv.extent(G).precommit(2).build().unwrap();
+        let locked = kv.core.lock().unwrap();
+        let (send, sent) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| send.send(kv.core.work_ahead()).unwrap());
+            let again = sent.recv_timeout(Duration::from_secs(120));
+            drop(locked);
+            assert_eq!(again, Ok(true));
+        });
+        assert_eq!(kv.stats().unwrap().precommitted, 0);
+        assert!(!kv.core.work_ahead());
+        assert_eq!(kv.stats().unwrap().precommitted, 2 * G);
     }
 }

@@ -16,6 +16,7 @@ use cuvmm_driver::DeviceAddress;
 
 use super::core::Core;
 use super::rest::{Rest, Sleeping};
+use super::state::State;
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Span, Stream};
@@ -44,33 +45,41 @@ pub(super) fn begin(
     until: Option<Instant>,
     wanted: &dyn Fn() -> bool,
 ) -> Result<Option<CacheToSleep>, SleepError> {
-    let marked = core.tenant.mark(until, wanted, || core.mark())?;
-    Ok(marked.map(|(base, memory)| CacheToSleep {
-        moving: Some(MovingCache::new(core, base)),
-        memory,
-        saved: Vec::new(),
-    }))
+    core.tenant.mark(until, wanted, || mark(core))
 }
 
-impl Core {
-    fn mark(&self) -> Result<Marked<(DeviceAddress, MemoryInUse)>, SleepError> {
-        self.tenant.device().usable()?;
-        let _polling = self.tenant.polling().ok_or(MemoryError::Capturing)?;
-        let mut state = self.lock()?;
-        match state.rest {
+/// Makes one attempt. A capture guard waits for polls and not for the lock, which a thread may hold
+/// that waits for work: so the lock is taken first.
+fn mark(core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
+    core.tenant.device().usable()?;
+    let mut state = core.lock()?;
+    let polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
+    let marked = state.mark(core);
+    drop(state);
+    // The driver may panic in work of the pool that was put off. The cache then stays awake.
+    drop(polling);
+    marked
+}
+
+impl State {
+    fn mark(&mut self, core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
+        match self.rest {
             Rest::Asleep(_) => return Ok(Marked::Asleep),
-            Rest::Moving => return Err(state.busy()),
-            Rest::Awake => state.check_no_step()?,
+            Rest::Moving => return Err(self.busy()),
+            Rest::Awake => self.check_no_step()?,
         }
-        let mut work = state.region.work_after(&self.home);
+        let mut work = self.region.work_after(&core.home);
         match work.poll()? {
             Poll::Complete => {}
-            Poll::Pending => return Err(state.busy()),
-            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, state.busy())),
+            Poll::Pending => return Err(self.busy()),
+            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
         }
-        state.rest = Rest::Moving;
-        let region = &state.region;
-        Ok(Marked::Moving((region.address(), region.memory_in_use())))
+        self.rest = Rest::Moving;
+        Ok(Marked::Moving(CacheToSleep {
+            moving: Some(MovingCache::new(core, self.region.address())),
+            memory: self.region.memory_in_use(),
+            saved: Vec::new(),
+        }))
     }
 }
 
@@ -118,8 +127,8 @@ impl MovingCache {
 impl MovingHolder for MovingCache {
     fn withdraw(&self) -> Result<(), SleepError> {
         let core = &self.core;
-        let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
         let mut state = core.lock()?;
+        let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
         state.check_no_step()?;
         let mut work = state.region.work_after(&core.home);
         match work.poll()? {
@@ -182,6 +191,8 @@ impl CacheToSleep {
             return true;
         };
         let Err(error) = state.region.map_again(&memory) else {
+            // The pool releases no memory that has another holder: from here on it may take this.
+            drop(memory);
             state.region.note_queued(running);
             state.set_awake();
             return true;

@@ -189,10 +189,15 @@ impl HolderToWake for CacheToWake {
     }
 
     fn wake(mut self: Box<Self>) {
-        let Some(waking) = self.waking.take() else {
+        let Some(WakingCache {
+            moving, extents, ..
+        }) = self.waking.take()
+        else {
             return;
         };
-        if let Ok(mut state) = waking.moving.core.lock() {
+        // The pool releases no memory that has another holder: from here on it may take this.
+        drop(extents);
+        if let Ok(mut state) = moving.core.lock() {
             state.set_awake();
         }
     }

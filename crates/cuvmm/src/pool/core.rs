@@ -395,9 +395,34 @@ impl<'a> Locked<'a> {
     /// `self` is being dropped: the state is not used again.
     #[cold]
     unsafe fn end(&mut self) {
-        if self.state.has_deferred() && !std::thread::panicking() {
-            (self.core.finish)(self);
+        /// Releases the lock, also if the driver panics in work that was put off. The next operation
+        /// then does the rest of the work.
+        struct Ending<'b, 'a>(&'b mut Locked<'a>, bool);
+
+        impl Drop for Ending<'_, '_> {
+            fn drop(&mut self) {
+                let Self(ending, is_done) = self;
+                if !*is_done {
+                    (ending.memory.has_deferred, ending.blocks.has_deferred) = (true, true);
+                }
+                // SAFETY: the lock is being dropped, and is not used after this.
+                unsafe { ending.land_and_unlock() };
+            }
         }
+
+        let mut ending = Ending(self, true);
+        if ending.0.state.has_deferred() && !std::thread::panicking() {
+            ending.1 = false;
+            (ending.0.core.finish)(ending.0);
+            ending.1 = true;
+        }
+    }
+
+    /// Ends the flight, releases the lock and notifies waiting threads.
+    ///
+    /// # Safety
+    /// `self` is being dropped: the state is not used again.
+    unsafe fn land_and_unlock(&mut self) {
         self.land();
         // SAFETY: the guard is there, and by the caller's promise it is not used after this call.
         let mut state = unsafe { ManuallyDrop::take(&mut self.state) };

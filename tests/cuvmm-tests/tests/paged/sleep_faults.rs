@@ -4,8 +4,11 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
@@ -292,4 +295,94 @@ fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
             }
         }
     }
+}
+
+/// Acts in the first event.
+struct Acts(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Subscriber for Acts {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        let act = self.0.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// The event of a roll-back that is tried again is emitted as soon as the cache is awake.
+#[test]
+fn memory_of_a_cache_that_is_awake_again_has_no_other_holder() {
+    let rig = common::host();
+    let world = Arc::new(world(&rig, Layout::BlockMajor));
+    let prepared = world.kv.alone().prepare_sleep(Contents::Discard).unwrap();
+    let code = CUresult::CUDA_ERROR_UNKNOWN;
+    rig.faults.forget();
+    rig.faults.arm(Fault::nth(1, code).of(Call::MemMap));
+    let there = Arc::clone(&world);
+    let takes = move || {
+        there.kv.release(&[0, 1, 2]).unwrap();
+        let kept = there.kv.stats().unwrap().committed;
+        let all = there.b.allocate(32 * G - kept).unwrap();
+        assert_eq!(there.pool.stats().quarantined, 0);
+        drop(all);
+    };
+    let acts = Arc::new(Acts(Mutex::new(Some(Box::new(takes)))));
+    // With one dispatcher alone, `tracing` may not ask this thread.
+    let _second = tracing::Dispatch::from(Arc::clone(&acts) as Arc<dyn Subscriber + Send + Sync>);
+    let default = tracing::subscriber::set_default(Arc::clone(&acts));
+    prepared.cancel().unwrap();
+    drop(default);
+    rig.faults.disarm();
+    assert!(acts.0.lock().unwrap().is_none(), "no event");
+    assert_eq!(world.pool.stats().quarantined, 0);
+    drop(Arc::into_inner(world));
+    common::nothing_left(rig);
+}
+
+/// The driver panics in work of the pool that was put off, at the end of the poll that finds the
+/// cache unused.
+#[test]
+fn a_cache_that_does_not_fall_asleep_after_all_is_awake() {
+    let rig = common::host();
+    let world = world(&rig, Layout::BlockMajor);
+    let ending = builder(world.kv.tenant(), &world.home, 4, Layout::BlockMajor);
+    let ending = ending.build().unwrap();
+    ending.back(&[0]).unwrap();
+    let (ending, here) = (Mutex::new(Some(ending)), std::thread::current().id());
+    rig.faults.watch(Some(Arc::new(move |call| {
+        if std::thread::current().id() != here || std::thread::panicking() {
+            return;
+        }
+        // A thread that panics puts work of the pool off.
+        if let Some(ending) = ending.lock().unwrap().take() {
+            let panicking = std::thread::spawn(move || {
+                let _ending = ending;
+                panic!("a mistake elsewhere");
+            });
+            assert!(panicking.join().is_err());
+        } else {
+            assert_ne!(call, Call::MemUnmap, "a mistake in the driver");
+        }
+    })));
+    let sleep = || world.kv.alone().sleep(Contents::Discard);
+    let panicked = catch_unwind(AssertUnwindSafe(sleep)).is_err();
+    rig.faults.watch(None);
+    assert!(panicked && !world.kv.is_asleep());
+    world.kv.back(&[6]).unwrap();
+    world.shows(&rig, true);
+    assert_eq!(sleep().unwrap().caches, 1);
 }

@@ -16,6 +16,20 @@ use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::core::Locked;
 use crate::wanted::Purpose;
 
+/// A holder that the mapper tidies. The end of this value lets the holder go, also after a panic of
+/// the driver: the next operation then removes it if it has ended.
+struct Tidying<'b, 'a>(&'b mut Locked<'a>, HolderId);
+
+impl Drop for Tidying<'_, '_> {
+    fn drop(&mut self) {
+        let Self(state, id) = self;
+        if let Some(held) = state.memory.holders.get_mut(*id) {
+            held.tidied = false;
+        }
+        state.memory.has_deferred |= std::thread::panicking();
+    }
+}
+
 impl Locked<'_> {
     /// Takes at most about `wanted` bytes. Returns their number.
     pub(in crate::pool) fn take_from_holder(
@@ -132,16 +146,13 @@ impl Locked<'_> {
             };
             held.tidied = true;
             let holder = Arc::clone(&held.holder);
+            let tidying = Tidying(self, id);
             // Polls.
             holder.reclaimable(true);
-            let given = self.unlocked(move || holder.tidy());
-            self.receive(id, given);
-            let held = self.memory.holders.get_mut(id);
-            let again = held.is_some_and(|held| {
-                held.tidied = false;
-                held.is_untidy()
-            });
-            if again {
+            let given = tidying.0.unlocked(move || holder.tidy());
+            tidying.0.receive(id, given);
+            drop(tidying);
+            if self.memory.holders.get(id).is_some_and(Held::is_untidy) {
                 self.memory.holders.list(id);
             }
             self.forget_holder(id);
@@ -259,8 +270,9 @@ impl Locked<'_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    use std::sync::{Mutex, mpsc};
+    use std::sync::{Mutex, TryLockError, mpsc};
     use std::thread;
     use std::time::{Duration, Instant};
 
@@ -280,6 +292,8 @@ mod tests {
         space: Mutex<Option<Space>>,
         meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
         has_given: AtomicBool,
+        /// Set if the driver panics when the holder gives memory.
+        breaks: AtomicBool,
         /// Set if the holder asks to be tidied again.
         asks: AtomicBool,
         /// The bytes seen to be held: the first value once, the other from then on.
@@ -305,6 +319,7 @@ mod tests {
         }
 
         fn give(&self, _: u64) -> Given {
+            assert!(!self.breaks.load(Ordering::SeqCst), "on purpose");
             self.has_given.store(true, Ordering::SeqCst);
             Given::default()
         }
@@ -382,6 +397,49 @@ mod tests {
         assert!(state.memory.holders.get(id).is_none());
         drop(state);
         assert_eq!(pool.stats().quarantined, 0);
+    }
+
+    #[test]
+    fn a_holder_that_ends_while_the_driver_panics_is_removed_by_the_next_operation() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (tidied, id) = Tidied::of(&tenant);
+        let owner = tenant.clone();
+        let breaks = || {
+            tidied.tidy_and(&tenant, id, move || {
+                owner.detach(id);
+                panic!("on purpose");
+            });
+        };
+        assert!(catch_unwind(AssertUnwindSafe(breaks)).is_err());
+        drop(tenant.core().lock());
+        assert!(tenant.core().lock().memory.holders.get(id).is_none());
+        // Its mapping was not counted as unmapped.
+        assert_eq!(pool.stats().mappings, 1);
+    }
+
+    #[test]
+    fn a_pool_is_not_locked_after_a_panic_in_work_that_was_put_off_and_the_next_operation_does_it()
+    {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (holder, id) = Tidied::of(&tenant);
+        holder.breaks.store(true, Ordering::SeqCst);
+        let detach = || tenant.detach(id);
+        assert!(catch_unwind(AssertUnwindSafe(detach)).is_err());
+        let is_free = !matches!(
+            tenant.core().state.try_lock(),
+            Err(TryLockError::WouldBlock)
+        );
+        assert!(is_free);
+        holder.breaks.store(false, Ordering::SeqCst);
+        drop(tenant.core().lock());
+        assert!(tenant.core().lock().memory.holders.get(id).is_none());
+        assert!(holder.has_given.load(Ordering::SeqCst));
     }
 
     #[test]

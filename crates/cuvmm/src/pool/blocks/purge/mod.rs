@@ -63,6 +63,23 @@ impl Blocks {
     }
 }
 
+/// A slot of a queue that is being looked at. If it is not purged, also because the driver panics, it
+/// goes to the end of the queue, and holds up no other.
+struct LookedAt<'b, 'a> {
+    state: &'b mut Locked<'a>,
+    queue: PurgeQueue,
+    id: SlotId,
+    stays: bool,
+}
+
+impl Drop for LookedAt<'_, '_> {
+    fn drop(&mut self) {
+        if self.stays {
+            self.state.blocks.queues.of(self.queue).push_back(self.id);
+        }
+    }
+}
+
 impl Locked<'_> {
     /// Purges a few slots whose fences are complete. Returns their number. The mapper handles the
     /// rest.
@@ -121,17 +138,22 @@ impl Locked<'_> {
             let Some(id) = self.blocks.queues.of(queue).pop_front() else {
                 break;
             };
-            let outcome = self.purge_slot(id, &round);
-            if let Ok(true) = outcome {
-                done += 1;
-                continue;
-            }
-            // A slot that waits long goes to the end, and holds up no other.
-            self.blocks.queues.of(queue).push_back(id);
-            if let Err(error) = outcome {
-                // The memory stays charged to its tenant.
-                log!(warn, %error, "memory that was given up stays mapped for now");
-                break;
+            let mut looked_at = LookedAt {
+                state: self,
+                queue,
+                id,
+                stays: true,
+            };
+            let outcome = looked_at.state.purge_slot(id, &round);
+            looked_at.stays = !matches!(outcome, Ok(true));
+            drop(looked_at);
+            match outcome {
+                Ok(purged) => done += usize::from(purged),
+                Err(error) => {
+                    // The memory stays charged to its tenant.
+                    log!(warn, %error, "memory that was given up stays mapped for now");
+                    break;
+                }
             }
         }
         self.release_marked();

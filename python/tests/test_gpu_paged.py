@@ -141,6 +141,66 @@ class PagedTest(GpuTest):
                     del other
                 del graph
 
+    def test_a_cache_sleeps_with_its_pool_and_a_captured_graph_replays_after_waking(self):
+        import cuvmm
+        import cuvmm.torch
+
+        for layout in LAYOUTS:
+            with self.subTest(layout):
+                name = f"sleeps-{layout}"
+                kv = self.make(layout=layout, name=name, pinned=[4095])
+                self.addCleanup(lambda: cuvmm.asleep() and cuvmm.wake())
+                with cuvmm.torch.pool(name):
+                    weights = torch.randn(4 << 20, device="cuda")
+                saved = weights.cpu()
+                numbers = [0, 3, 4095, 900]
+                kv.back([0, 3, 900])
+                table = torch.tensor(numbers, device="cuda")
+                tensors = [kv.tensor(layer, part) for layer in range(LAYERS) for part in range(2)]
+                contents = [torch.randn(4, TOKENS, HEADS, SIZE, device="cuda") for _ in tensors]
+                for tensor, content in zip(tensors, contents, strict=True):
+                    tensor.index_copy_(0, table, content)
+                out = torch.empty(4, TOKENS, HEADS, SIZE, device="cuda")
+                torch.index_select(tensors[1], 0, table, out=out)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    torch.index_select(tensors[1], 0, table, out=out)
+                addresses, before = [it.data_ptr() for it in tensors], kv.stats()
+                for _ in range(2):
+                    # Work that is queued keeps the memory, on a stream that the cache does not know too.
+                    with torch.cuda.stream(torch.cuda.Stream()):
+                        torch.cuda._sleep(500_000_000)
+                        graph.replay()
+                    slept = cuvmm.sleep(name)
+                    self.assertGreaterEqual(slept.given[name], before.committed + 16 * MIB)
+                    self.assertEqual((kv.stats().committed, kv.stats().asleep), (0, before.committed))
+                    with self.assertRaisesRegex(cuvmm.Error, "call cuvmm.wake"):
+                        kv.back([7])
+                    # Other memory takes the physical memory meanwhile.
+                    other = cuvmm.empty(256 * MIB)
+                    del other
+                    out.fill_(-1.0)
+                    cuvmm.wake(name)
+                    self.assertEqual([it.data_ptr() for it in tensors], addresses)
+                    for tensor, content in zip(tensors, contents, strict=True):
+                        self.assertTrue(torch.equal(tensor.index_select(0, table), content))
+                    self.assertTrue(torch.equal(weights.cpu(), saved))
+                    graph.replay()
+                    self.assertTrue(torch.equal(out, contents[1]))
+                    contents[1] = contents[1] + 1.0
+                    tensors[1].index_copy_(0, table, contents[1])
+                    graph.replay()
+                    self.assertTrue(torch.equal(out, contents[1]))
+                torch.cuda.synchronize()
+                cuvmm.sleep(name, keep=False)
+                cuvmm.wake(name)
+                for tensor in tensors:
+                    self.assertEqual(tensor.index_select(0, table).abs().sum().item(), 0.0)
+                self.assertEqual(kv.stats().in_use, 3)
+                del graph, weights
+                kv.close()
+
     def test_operations_of_pytorch_work_on_the_tensors(self):
         kv = self.make(name="operations", layout="token-major", pinned=[4095])
         keys, values = kv.tensor(0, 0), kv.tensor(0, 1)

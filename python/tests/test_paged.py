@@ -131,16 +131,9 @@ class Paged(unittest.TestCase):
             cuvmm.empty_cache()
             assert cuvmm.stats().held == 8 * MIB
             ctypes.memmove(keys.data_ptr(), b"there", 5)
-            # The name is the cache's as long.
-            def in_pool():
-                with cuvmm.torch.pool("chat"):
-                    return torch.empty(1)
-            fails(torch.cuda.OutOfMemoryError, "", in_pool)
             del keys
             cuvmm.empty_cache()
             assert cuvmm.stats().held == 0
-            tensor = in_pool()
-            fails(cuvmm.Error, "chat", lambda: make(name="chat"))
             """
         )
 
@@ -299,6 +292,82 @@ class Paged(unittest.TestCase):
                 ended = subprocess.run([sys.executable, "-c", textwrap.dedent(other), folder])
                 assert ended.returncode == 0
                 assert 20 <= len(prefixes) <= 44, prefixes
+            """
+        )
+
+    def test_caches_sleep_with_the_pool_of_their_name(self):
+        case(
+            """
+            with cuvmm.torch.pool("chat"):
+                weights = torch.empty(3 * MIB, dtype=torch.uint8)
+            kv, other = make(name="chat", pinned=[63]), make(name="code")
+            kv.back([0, 1, 9])
+            other.back([0])
+            keys = kv.tensor(1)
+            at = keys.data_ptr() + 9 * MIB
+            pools = {it["name"]: (it["bytes"], it["paged"]) for it in cuvmm.stats().all["pools"]}
+            assert pools == {"chat": (10 * MIB, 6 * MIB), "code": (2 * MIB, 2 * MIB)}, pools
+            for keep in (True, False):
+                ctypes.memmove(at, b"there", 5)
+                cuvmm.prepare("chat")
+                slept = cuvmm.sleep("chat", keep=keep)
+                assert (slept.given, slept.held) == ({"chat": 10 * MIB}, {"code": 2 * MIB}), slept
+                assert cuvmm.asleep() == {"chat"}
+                stats, figures = cuvmm.stats(), kv.stats()
+                assert (stats.held, stats.sleeping) == (2 * MIB, 10 * MIB), stats
+                assert (figures.committed, figures.asleep, figures.in_use, figures.pinned) == (0, 6 * MIB, 3, 1)
+                assert {it["asleep"] for it in stats.all["paged"] if it["name"] == "chat"} == {6 * MIB}
+                for call in (lambda: kv.back([2]), lambda: kv.release([0]), lambda: kv.reserve(1)):
+                    fails(cuvmm.Error, "call cuvmm.wake(\\"chat\\") first", call)
+                fails(cuvmm.Error, "asleep", lambda: make(name="chat"))
+                fails(cuvmm.Error, "asleep", lambda: cuvmm.torch.pool("chat").__enter__())
+                assert not kv.can_allocate(1) and kv.purge() == 0 and kv.tensor(1).data_ptr() == keys.data_ptr()
+                cuvmm.wake("chat")
+                assert ctypes.string_at(at, 5) == (b"there" if keep else bytes(5))
+                assert cuvmm.release_host("chat") > 0
+            with kv.step():
+                kv.release([9])
+                fails(cuvmm.Error, "chat", lambda: cuvmm.sleep("chat", timeout=0))
+            kv.back([9])
+            # All at once, and the last cache ends asleep.
+            ctypes.memmove(at, b"again", 5)
+            cuvmm.sleep()
+            cuvmm.wake("code")
+            slept = cuvmm.exchange(sleep="code", wake="chat")
+            assert slept.given == {"code": 2 * MIB} and ctypes.string_at(at, 5) == b"again"
+            other.close()
+            cuvmm.wake()
+            assert cuvmm.stats().sleeping == 0
+            """
+        )
+
+    def test_a_pool_and_a_cache_of_one_name_share_it(self):
+        case(
+            """
+            cuvmm.configure(limit="16MiB")
+            asked = []
+            def evict(kv, missing):
+                asked.append(missing)
+                kv.release(kv.emptiest(missing, range(8)).numbers)
+            kv = make(name="chat")
+            with cuvmm.torch.pool("chat"):
+                first = torch.empty(3 * MIB, dtype=torch.uint8)
+            second = make(name="chat", on_pressure=evict)
+            second.back(range(8))
+            other = make(name="code")
+            other.back(range(6))
+            assert asked == [2 * MIB] and second.stats().in_use == 6, (asked, second.stats())
+            kv.close()
+            second.close()
+            fails(cuvmm.OutOfMemoryError, "", lambda: other.back(range(16)))
+            assert len(asked) == 1
+            with cuvmm.torch.pool("chat"):
+                torch.empty(1)
+            fails(cuvmm.Error, "heap", lambda: make(name="torch"))
+            with cuvmm.torch.pool("sent", shareable=True):
+                pass
+            fails(cuvmm.Error, "shareable", lambda: make(name="sent"))
+            fails(cuvmm.Error, "not shareable", lambda: cuvmm.torch.pool("code", shareable=True).__enter__())
             """
         )
 

@@ -394,8 +394,8 @@ pub unsafe extern "C" fn cuvmm_tag_free(
     });
 }
 
-/// Puts tags to sleep, given by a JSON list of names, or `null` for all awake tags: their memory
-/// goes back to the driver, and their addresses stay. Waits for all work of the device. Refused
+/// Puts tags to sleep, given by a JSON list of names, or `null` for all awake tags: their memory, also
+/// that of [paged caches](crate::cuvmm_paged_new), goes back to the driver, and their addresses stay. Waits for all work of the device. Refused
 /// while a graph is captured, also if the capture begins during the wait. With `keep` 0 the contents
 /// are lost. With 1 they are copied to host memory, which is kept for the next sleep; with 2 it goes
 /// back to the system after waking.

@@ -179,6 +179,14 @@ pub(crate) enum Error {
     Paged(#[from] PagedKvError),
     #[error("there is no paged cache with the number {0}: it was closed")]
     NoPaged(u64),
+    #[error("the paged cache sleeps with the pool {0:?}: call cuvmm.wake({0:?}) first")]
+    PagedAsleep(String),
+    #[error(
+        "the pool {0:?} is shareable, and a paged cache has memory that is not: use another name"
+    )]
+    PagedInShareable(String),
+    #[error("a paged cache cannot have the name {0:?}, which is the heap's: use another name")]
+    PagedInHeap(String),
     #[error("the paged cache has no part {part} of layer {layer} in group {group}")]
     NoPart { group: u32, layer: u32, part: u32 },
     #[error("a block has a number from 0 to 2147483646, not {0}")]

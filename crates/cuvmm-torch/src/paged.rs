@@ -1,7 +1,7 @@
 //! Paged caches of keys and values: see [`cuvmm::paged`].
 //!
-//! A cache is known to C by its number. It lives until [`cuvmm_paged_end`], and its memory is a tenant's
-//! of the pool that the device's heap is in.
+//! A cache is known to C by its number. It lives until [`cuvmm_paged_end`]. Its memory is in the tag of
+//! its name, and sleeps and wakes with that.
 //!
 //! Block numbers are passed as an array of signed integers of 4 or 8 bytes, not necessarily aligned.
 //!
@@ -9,6 +9,7 @@
 //! of C.
 #![allow(unsafe_code)]
 
+mod build;
 pub(crate) mod caches;
 mod numbers;
 mod pressure;
@@ -22,11 +23,12 @@ use self::pressure::OnPressure;
 use crate::collecting::{self, Collector};
 use crate::edge::{self, guard, status};
 use crate::error::Error;
+use crate::tags;
 
 /// Makes a paged cache, and writes its number.
 ///
-/// The keys of the JSON object: `device`; `stream`, the handle of the home stream; `name`, the name of
-/// the tenant, which caches of one device may share; `blocks`, the number of block numbers; `groups`, a
+/// The keys of the JSON object: `device`; `stream`, the handle of the home stream; `name`, the tag that
+/// the memory is in, which other caches and allocations may share; `blocks`, the number of block numbers; `groups`, a
 /// list of groups of layers, each with `layers`, `tokens` and `parts`, a list of
 /// `[heads, elements, bytes of an element]`; and, where they are not null, `layout` (`block-major`,
 /// `token-major` or `layer-major`), `extent` in bytes, `pinned`, a list of block numbers,
@@ -35,7 +37,8 @@ use crate::error::Error;
 ///
 /// Reserves addresses and backs the pinned blocks, as
 /// [`PagedKvBuilder::build`](cuvmm::paged::PagedKvBuilder::build) does. An error (a shape that cannot be,
-/// a name that a tag has, too little memory (-3)) makes nothing.
+/// a tag that sleeps or is shareable, the name of the heap's tenant, too little memory (-3)) makes no
+/// cache.
 ///
 /// # Safety
 /// `json` is null or ends with a zero byte, and `token` is null or valid for writing. The stream is one
@@ -47,7 +50,7 @@ pub unsafe extern "C" fn cuvmm_paged_new(json: *const c_char, token: *mut u64) -
         let json = unsafe { edge::read(json) }?.ok_or(Error::NotText)?;
         // SAFETY: the caller says so.
         let token = unsafe { token.as_mut() }.ok_or(Error::Null)?;
-        *token = edge::calling_back(|| caches::build(json))?;
+        *token = edge::calling_back(|| build::build(json))?;
         Ok(())
     })
 }
@@ -56,7 +59,11 @@ pub unsafe extern "C" fn cuvmm_paged_new(json: *const c_char, token: *mut u64) -
 /// nothing waits for. Does nothing for a cache that has ended, and in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_paged_end(token: u64) {
-    guard((), || caches::end(token));
+    guard((), || {
+        if let Some((of, tag)) = caches::end(token) {
+            tags::ended_cache(of, &tag);
+        }
+    });
 }
 
 /// Writes a cache's `block_bytes` and `extent` as JSON. On failure returns 0 and keeps the error.
@@ -183,7 +190,7 @@ pub unsafe extern "C" fn cuvmm_paged_release(
     status(|| {
         // SAFETY: the caller says so.
         let numbers = unsafe { numbers::read(numbers, count, width) }?;
-        Ok(find(token)?.kv().release(&numbers)?)
+        find(token)?.release(&numbers)
     })
 }
 
@@ -304,8 +311,5 @@ pub unsafe extern "C" fn cuvmm_paged_on_pressure(
     token: u64,
     function: Option<OnPressure>,
 ) -> c_int {
-    status(|| {
-        find(token)?.set_hook(function);
-        Ok(())
-    })
+    status(|| find(token)?.set_hook(function))
 }

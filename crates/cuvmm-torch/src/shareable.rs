@@ -28,3 +28,11 @@ pub(crate) fn refuse_graphs(name: &str) -> Result<(), Error> {
         false => Ok(()),
     }
 }
+
+/// Refuses a shareable tag for a paged cache, whose memory no other process gets.
+pub(crate) fn refuse_paged(name: &str) -> Result<(), Error> {
+    match has(name) {
+        true => Err(Error::PagedInShareable(name.to_owned())),
+        false => Ok(()),
+    }
+}

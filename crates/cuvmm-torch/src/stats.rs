@@ -29,7 +29,7 @@ struct All<'a> {
     failed: u64,
     /// The bytes of publications.
     published: u64,
-    /// The bytes that sleeping allocations have when awake.
+    /// The bytes that sleeping allocations and paged caches have when awake.
     sleeping: u64,
     /// The bytes of host memory kept for contents.
     host: u64,
@@ -114,7 +114,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
         limit: pool.limit,
         failed: known.failed.load(Ordering::Relaxed),
         published: known.published(),
-        sleeping: figures.sleeping,
+        sleeping: figures.sleeping + caches::asleep(known),
         host: pools.iter().map(TagFigures::host).sum(),
         kept: pools.iter().map(TagFigures::kept).sum(),
         quarantined: pool.quarantined,
@@ -312,11 +312,12 @@ pub(crate) fn table(device: i32) -> Option<String> {
         figures.ooms
     );
     let host: u64 = tags::figures(known).iter().map(TagFigures::host).sum();
-    if figures.sleeping > 0 || host > 0 {
+    let sleeping = figures.sleeping + caches::asleep(known);
+    if sleeping > 0 || host > 0 {
         let _ = writeln!(
             text,
             "asleep     {}, and {} of host memory kept for contents",
-            size(figures.sleeping),
+            size(sleeping),
             size(host)
         );
     }

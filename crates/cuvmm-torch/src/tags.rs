@@ -8,6 +8,8 @@
 pub(crate) mod exchange;
 pub(crate) mod host;
 pub(crate) mod kept;
+mod members;
+mod moving;
 pub(crate) mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,10 +24,13 @@ use crate::blocks::{Blocks, block_for};
 use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::figures::Figures;
-use crate::graphs::{PoolId, Tagged};
 use crate::heaps::{self, DeviceHeap};
 use crate::live::{self, Entry};
+use crate::paged::caches::{self, Cache};
 use crate::{fork, graphs, shareable};
+
+use self::members::{Members, bytes_of_heaps};
+use self::moving::Moving;
 
 /// The tag of allocations on threads without a tag.
 const NO_TAG: &str = "default";
@@ -216,6 +221,44 @@ fn tag(device: i32, name: &str) -> Result<(usize, Tenant, Arc<RwLock<()>>), Erro
     Ok((state.tags.len() - 1, tenant, still))
 }
 
+/// Returns the index and the tenant of a tag for a paged cache, made if needed.
+///
+/// # Errors
+/// The tag sleeps or is shareable, or the name is that of the heap's tenant.
+pub(crate) fn for_cache(of: &DeviceHeap, name: &str) -> Result<(usize, Tenant), Error> {
+    if of.tenant().name() == name {
+        return Err(Error::PagedInHeap(name.to_owned()));
+    }
+    shareable::refuse_paged(name)?;
+    let (index, tenant, _) = tag(of.device.ordinal().0, name)?;
+    Ok((index, tenant))
+}
+
+/// Adds a paged cache to a tag. Returns the cache's number.
+///
+/// # Errors
+/// The tag sleeps.
+pub(crate) fn admit(index: usize, cache: Arc<Cache>) -> Result<u64, Error> {
+    let state = lock();
+    let tag = &state.tags[index];
+    match tag.is_asleep {
+        true => Err(Error::Asleep(tag.name.clone())),
+        // Under the lock: a tag that falls asleep from here on has the cache.
+        false => Ok(caches::add(cache)),
+    }
+}
+
+/// Gives the host memory of a tag up after the end of a paged cache, if it has no memory left.
+pub(crate) fn ended_cache(of: &DeviceHeap, name: &str) {
+    let state = lock();
+    let is = |tag: &Tag| std::ptr::eq(tag.of, of) && tag.name == name;
+    let index = state.tags.iter().position(is);
+    drop(state);
+    if let Some(index) = index {
+        host::give_up(index);
+    }
+}
+
 pub(crate) fn free(address: usize) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
@@ -271,7 +314,10 @@ pub(crate) fn with_entries<T>(of: &DeviceHeap, look: impl FnOnce(Entries, &mut F
 #[derive(Debug, Serialize)]
 pub(crate) struct TagFigures {
     name: String,
+    /// All memory, with that of heaps of graphs and of paged caches.
     bytes: u64,
+    /// The part of `bytes` that paged caches have, or get when they wake.
+    paged: u64,
     asleep: bool,
     /// The bytes of host memory kept for its contents.
     host: u64,
@@ -292,15 +338,21 @@ impl TagFigures {
 /// Returns the figures of a device's tags, in the order of their first allocations.
 pub(crate) fn figures(of: &DeviceHeap) -> Vec<TagFigures> {
     note_tags_of_graphs();
+    // Without the lock, since a cache has its own while the driver is called.
+    let paged = caches::bytes(of);
     let state = lock();
     let tags = state.tags.iter().enumerate();
     let ours = tags.filter(|(_, tag)| std::ptr::eq(tag.of, of));
-    let figures = ours.map(|(index, tag)| TagFigures {
-        name: tag.name.clone(),
-        bytes: state.sizes(index).sum::<u64>() + bytes_of_heaps(of, &tag.name),
-        asleep: tag.is_asleep,
-        host: tag.store.as_ref().map_or(0, HostStore::capacity),
-        kept: state.marked(index).sum(),
+    let figures = ours.map(|(index, tag)| {
+        let paged = paged.get(&tag.name).copied().unwrap_or(0);
+        TagFigures {
+            name: tag.name.clone(),
+            bytes: state.sizes(index).sum::<u64>() + bytes_of_heaps(of, &tag.name) + paged,
+            paged,
+            asleep: tag.is_asleep,
+            host: tag.store.as_ref().map_or(0, HostStore::capacity),
+            kept: state.marked(index).sum(),
+        }
     });
     figures.collect()
 }
@@ -333,15 +385,6 @@ pub(crate) fn name_of(address: usize) -> Option<String> {
     let state = lock();
     let tag = state.blocks.as_ref()?.tag_of(address, 1)?;
     Some(state.tags[tag].name.clone())
-}
-
-/// Returns the bytes of memory that a tag's heaps have, or get when they wake.
-fn bytes_of_heaps(of: &DeviceHeap, name: &str) -> u64 {
-    let heaps = graphs::tagged(of, name).into_iter();
-    heaps
-        .map(|it| it.heap.stats())
-        .map(|stats| stats.held + stats.asleep)
-        .sum()
 }
 
 /// Makes the tags that only heaps of graphs have.
@@ -540,10 +583,8 @@ pub(crate) fn wake_if(
     let _rooms = shared::rooms(&chosen)?;
     let moving = Moving::begin(&chosen);
     let prepared = chosen.iter().map(|&index| {
-        let (tenant, heaps) = heaps_of(index);
-        let blocks = tenant.blocks().timeout(left(until));
-        let prepared = heaps.iter().fold(blocks, |all, it| all.heap(&it.heap));
-        let prepared = prepared.prepare_wake();
+        let members = Members::of(index);
+        let prepared = members.all().timeout(left(until)).prepare_wake();
         prepared.map_err(|cause| refused(index, cause))
     });
     // Memory that was prepared is taken away again after an error.
@@ -557,15 +598,6 @@ pub(crate) fn wake_if(
     Ok(())
 }
 
-/// Returns the tenant of a tag, and the heaps that sleep with it.
-fn heaps_of(index: usize) -> (Tenant, Vec<Tagged>) {
-    let state = lock();
-    let (tenant, of) = (state.tags[index].tenant.clone(), state.tags[index].of);
-    let name = state.tags[index].name.clone();
-    drop(state);
-    (tenant, graphs::tagged(of, &name))
-}
-
 /// Does every step of putting a tag to sleep that can fail: for the memory whose contents are kept,
 /// and for the rest, of which only what is marked is kept.
 fn prepare_sleep(
@@ -573,7 +605,7 @@ fn prepare_sleep(
     keep: Option<Host>,
     until: Option<Instant>,
 ) -> Result<Vec<PreparedSleep>, Error> {
-    let (tenant, heaps) = heaps_of(index);
+    let members = Members::of(index);
     let mut state = lock();
     if let Some(after) = keep {
         state.tags[index].host = after;
@@ -583,11 +615,12 @@ fn prepare_sleep(
     let marked = host::parts(state.marked(index));
     drop(state);
     let (kept, lost) = fates(has_graphs, keep.is_some());
+    // Contents of paged caches are kept or lost with those of blocks that are no memory of graphs.
     let selected = |fate: &[&str], keeps: bool| {
-        let blocks = selected((&tenant, &heaps), fate, keeps);
+        let blocks = members.selected(fate, keeps, keeps == keep.is_some());
         blocks.timeout(left(until))
     };
-    let keeps = keep.is_some() || has_graphs || heaps.iter().any(|it| it.keeps);
+    let keeps = keep.is_some() || has_graphs || members.heaps.iter().any(|it| it.keeps);
     let prepare = |store: Option<&HostStore>| {
         let mut prepared = Vec::new();
         if let Some(store) = store.filter(|_| keeps) {
@@ -631,18 +664,6 @@ const fn fates(
     }
 }
 
-/// Selects blocks with some tags, and the heaps whose contents are kept or not, to be put to sleep.
-fn selected<'a>(
-    (tenant, heaps): (&'a Tenant, &[Tagged]),
-    tags: &[&str],
-    keeps: bool,
-) -> cuvmm::sleep::Blocks<'a> {
-    let blocks = tenant.blocks().release(true);
-    let blocks = tags.iter().fold(blocks, |all, &tag| all.tag(tag));
-    let heaps = heaps.iter().filter(|it| it.keeps == keeps);
-    heaps.fold(blocks, |all, it| all.heap(&it.heap))
-}
-
 /// Ends what was prepared, with all as before.
 ///
 /// # Errors
@@ -683,63 +704,4 @@ fn refused(index: usize, cause: SleepError) -> Error {
         device: tag.device,
         cause,
     }
-}
-
-/// Tags on their way to sleep or awake. They count as asleep: no allocation under them begins, and
-/// earlier ones have ended.
-///
-/// An error or a panic drops the value. A tag is then asleep if it was before, or if the driver
-/// refused to restore some of its memory: waking the tag wakes only that.
-struct Moving<'a> {
-    chosen: &'a [usize],
-    /// Which of the tags slept before.
-    slept: Vec<bool>,
-}
-
-impl<'a> Moving<'a> {
-    /// Waits until allocations under the tags have ended.
-    fn begin(chosen: &'a [usize]) -> Self {
-        let mut state = lock();
-        let slept = chosen.iter().map(|&index| state.tags[index].is_asleep);
-        let slept = slept.collect();
-        let still = chosen.iter().map(|&index| {
-            state.set_asleep(index, true);
-            Arc::clone(&state.tags[index].still)
-        });
-        let still: Vec<_> = still.collect();
-        drop(state);
-        let moving = Self { chosen, slept };
-        // An allocation that begins from here on finds the tag asleep, so the lock is not kept.
-        for still in &still {
-            drop(still.write().unwrap_or_else(PoisonError::into_inner));
-        }
-        moving
-    }
-
-    /// Sets which tags are asleep, by their index in `chosen`.
-    fn end(mut self, is_asleep: impl Fn(usize) -> bool) {
-        for (at, &index) in std::mem::take(&mut self.chosen).iter().enumerate() {
-            settle(index, is_asleep(at));
-        }
-    }
-}
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        for (&index, &slept) in self.chosen.iter().zip(&self.slept) {
-            let (tenant, _) = heaps_of(index);
-            settle(index, slept || tenant.stats().asleep > 0);
-        }
-    }
-}
-
-/// Counts a tag as asleep or as awake.
-fn settle(index: usize, is_asleep: bool) {
-    let mut state = lock();
-    state.set_asleep(index, is_asleep);
-    let of = state.tags[index].of;
-    drop(state);
-    let (_, heaps) = heaps_of(index);
-    let heaps: Vec<PoolId> = heaps.into_iter().map(|it| it.id).collect();
-    live::set_asleep(of, &heaps, is_asleep);
 }

@@ -231,12 +231,7 @@ over_the_stand_in! {
             );
             assert!(paged.made(&json).is_err(), "{json}");
         }
-        // A tag and a cache share no tenant.
         let tags = Tags::load();
-        let address = tags.allocate("tag", 2);
-        refused(made("tag", 10, ""), "tag");
-        tags.free(address);
-
         refused(paged.back(cache, &[1, 10]), "there is no block 10");
         refused(paged.back(cache, &[1, -1]), "not -1");
         refused(paged.release(cache, &[1]), "block 1 is not in use");
@@ -277,7 +272,7 @@ over_the_stand_in! {
         }
         paged.end(cache);
         refused(paged.back(cache, &[1]), "it was closed");
-        // The name is free again, for a tag too.
+        // The name is free for a tag.
         let address = tags.allocate("chat", 2);
         assert_ne!(address, 0);
         tags.free(address);

@@ -144,8 +144,8 @@ def _held(figures: dict[int, dict[str, Any]]) -> dict[str, int]:
         graphs = found["graphs"]
         parts.append((found["tenant"], found["heap"]["held"] + graphs["held"] - graphs["tagged"]))
         if torch is not None:
-            # PyTorch's figures have the memory of pools too, awake or asleep.
-            own = torch.cuda.memory_reserved(device) - sum(it["bytes"] for it in pools)
+            # PyTorch's figures have the memory of pools too, awake or asleep, but not that of paged caches.
+            own = torch.cuda.memory_reserved(device) - sum(it["bytes"] - it["paged"] for it in pools)
             parts.append((_PYTORCH, own))
     return _sum(parts)
 
@@ -168,7 +168,9 @@ def sleep(
         the rest is discarded.
     timeout: the seconds to wait for work in all, from 0 to `math.inf`.
 
-    Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names.
+    Tensors of these pools must not be used until `wake`, and `cuvmm.torch.pool` refuses the names. Paged caches of
+    these names (`cuvmm.torch.paged_kv`) sleep with them: blocks in use are so when they wake, with their bytes or
+    zeros. A cache does not fall asleep inside of its `step`.
     Waits for the work that PyTorch has queued, and is refused while a graph is captured, also if the capture
     begins meanwhile.
 

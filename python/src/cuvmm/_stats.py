@@ -39,7 +39,7 @@ class Stats:
     failed: int = 0
     #: What `cuvmm.publish` has published, beside `held`.
     published: int = 0
-    #: Allocations of pools that sleep, which are in none of the figures above.
+    #: Allocations and paged caches of pools that sleep, which are in none of the figures above.
     sleeping: int = 0
     #: Host memory that is kept for the contents of pools.
     host: int = 0

@@ -1,56 +1,22 @@
-//! The caches, their tenants and their steps.
+//! The caches, their steps and their hooks. A cache has its memory in the tenant of a
+//! [tag](crate::tags), and sleeps with the tag.
 //!
 //! `unsafe` is used to keep a step beside the cache that it borrows.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use cuvmm::error::PagedKvError;
-use cuvmm::paged::{LayerGroup, Layout, PagedStats, Step};
-use cuvmm::{PagedKv, Stream, Tenant};
-use serde::{Deserialize, Serialize};
+use cuvmm::paged::{PagedStats, Step};
+use cuvmm::pool::Pressure;
+use cuvmm::{BlockError, MemoryError, PagedKv, Stream};
+use serde::Serialize;
 
 use super::pressure::{self, OnPressure};
 use crate::error::Error;
-use crate::heaps::{self, DeviceHeap};
-use crate::{edge, fork, live};
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Request {
-    device: i32,
-    stream: u64,
-    name: String,
-    blocks: u32,
-    groups: Vec<Group>,
-    layout: Option<Arrangement>,
-    extent: Option<u64>,
-    pinned: Option<Vec<u32>>,
-    precommit: Option<u32>,
-    /// In seconds.
-    timeout: Option<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Group {
-    layers: u32,
-    tokens: u32,
-    /// Heads, elements of a head, bytes of an element.
-    parts: Vec<[u32; 3]>,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-enum Arrangement {
-    #[serde(rename = "block-major")]
-    Block,
-    #[serde(rename = "token-major")]
-    Token,
-    #[serde(rename = "layer-major")]
-    Layer,
-}
+use crate::heaps::DeviceHeap;
+use crate::{fork, live};
 
 /// A cache with its steps.
 pub(crate) struct Cache {
@@ -61,7 +27,6 @@ pub(crate) struct Cache {
     /// `true` if requests wait for memory in use.
     waits: bool,
     hook: Mutex<Option<OnPressure>>,
-    member: Member,
 }
 
 #[derive(Default)]
@@ -70,154 +35,53 @@ struct Steps {
     begun: u64,
 }
 
-/// A tenant of caches, with the number of those that it has.
-struct Shared {
-    tenant: Tenant,
-    members: usize,
-}
-
-/// A cache's use of its tenant, which ends with the last cache.
-struct Member {
-    key: (i32, String),
-}
-
 struct State {
     caches: BTreeMap<u64, Arc<Cache>>,
     count: u64,
-    /// The tenants by device and name.
-    tenants: BTreeMap<(i32, String), Shared>,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
     caches: BTreeMap::new(),
     count: 0,
-    tenants: BTreeMap::new(),
 });
+
+/// Held while the hook of a tenant is set, so that the last setter has seen all caches.
+static HOOKING: Mutex<()> = Mutex::new(());
 
 fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a cache, as `cuvmm_paged_new` describes. Returns its number.
-pub(super) fn build(json: &str) -> Result<u64, Error> {
-    fork::check()?;
-    let request: Request = serde_json::from_str(json)?;
-    let wait = request.timeout.map(edge::timeout).transpose()?;
-    let of = heaps::of(request.device)?;
-    // Other processes give what they do not need only to a request that waits.
-    let wait = wait.or_else(|| of.ledger().map(|_| live::NEIGHBOURS));
-    let (member, tenant) = join(of, request.device, &request.name)?;
-    let kv = of.with_stream(request.stream, |home| {
-        let mut kv = None;
-        let build = || request.build(&tenant, home, wait).map(|it| kv = Some(it));
-        repeated(of, home, wait.is_some(), build)?;
-        kv.ok_or(Error::Null)
-    })?;
-    let cache = Arc::new(Cache {
-        steps: Mutex::default(),
-        kv,
-        of,
-        waits: wait.is_some(),
-        hook: Mutex::new(None),
-        member,
-    });
+/// Adds a cache. Returns its number.
+pub(crate) fn add(cache: Arc<Cache>) -> u64 {
     let mut state = lock();
     state.count += 1;
     let token = state.count;
     state.caches.insert(token, cache);
-    Ok(token)
+    token
 }
 
-impl Request {
-    fn build(
-        &self,
-        tenant: &Tenant,
-        home: &Stream,
-        wait: Option<Duration>,
-    ) -> Result<PagedKv, PagedKvError> {
-        let mut builder = PagedKv::builder(tenant, home, self.blocks);
-        for Group {
-            layers,
-            tokens,
-            parts,
-        } in &self.groups
-        {
-            let group = LayerGroup::new(*layers, *tokens);
-            let add = |group: LayerGroup, &[heads, elements, bytes]: &[u32; 3]| {
-                group.part(heads, elements, bytes)
-            };
-            builder = builder.group(parts.iter().fold(group, add));
-        }
-        if let Some(layout) = self.layout {
-            builder = builder.layout(match layout {
-                Arrangement::Block => Layout::BlockMajor,
-                Arrangement::Token => Layout::TokenMajor,
-                Arrangement::Layer => Layout::LayerMajor,
-            });
-        }
-        if let Some(bytes) = self.extent {
-            builder = builder.extent(bytes);
-        }
-        if let Some(wait) = wait {
-            builder = builder.timeout(wait);
-        }
-        builder
-            .precommit(self.precommit.unwrap_or(0))
-            .pinned(self.pinned.iter().flatten().copied())
-            .build()
-    }
+/// Sets the function that a pool calls for memory of a tag's tenant: one that asks the tag's caches,
+/// if one of them has a function of the program.
+fn hook_tenant(of: &'static DeviceHeap, cache: &Cache) -> Result<(), Error> {
+    let tenant = cache.kv.tenant();
+    let name = tenant.name().to_owned();
+    let _hooking = HOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let has_hook = of_tag(of, &name).iter().any(|it| it.hook().is_some());
+    let ask = move |pressure: &Pressure| ask(of, &name, pressure.bytes);
+    Ok(tenant.set_hook(has_hook.then(|| Arc::new(ask) as _))?)
 }
 
-/// Returns the tenant of a name for one more cache, registered if no cache has it.
-///
-/// # Errors
-/// A tag or the heap has the name, or it is empty.
-fn join(of: &DeviceHeap, device: i32, name: &str) -> Result<(Member, Tenant), Error> {
-    let key = (device, name.to_owned());
-    let mut state = lock();
-    if !state.tenants.contains_key(&key) {
-        let (own, others) = (key.clone(), key.clone());
-        // Registering calls no hook.
-        let tenant = of.pool.tenant(name);
-        let tenant = tenant.on_shortage(move |pressure| ask(&own, pressure.bytes));
-        let tenant = tenant.on_pressure(move |pressure| ask(&others, pressure.bytes));
-        let tenant = tenant.register()?;
-        let shared = Shared { tenant, members: 0 };
-        state.tenants.insert(key.clone(), shared);
-    }
-    let shared = state.tenants.get_mut(&key).ok_or(Error::Null)?;
-    shared.members += 1;
-    let tenant = shared.tenant.clone();
-    Ok((Member { key }, tenant))
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        if fork::is_child() {
-            return;
-        }
-        let mut state = lock();
-        let Some(shared) = state.tenants.get_mut(&self.key) else {
-            return;
-        };
-        shared.members -= 1;
-        if shared.members == 0 {
-            let ended = state.tenants.remove(&self.key);
-            // Without the lock, since the tenant takes its pool's.
-            drop(state);
-            drop(ended);
-        }
-    }
-}
-
-/// Calls the functions of the caches of a tenant.
-fn ask(key: &(i32, String), bytes: u64) {
+/// Calls the functions of the caches of a tag.
+fn ask(of: &DeviceHeap, name: &str, bytes: u64) {
     if !pressure::may_call() {
         return;
     }
     let state = lock();
-    let ours = state.caches.iter();
-    let ours = ours.filter(|(_, cache)| cache.member.key == *key);
+    let ours = state
+        .caches
+        .iter()
+        .filter(|(_, cache)| cache.is_of(of, name));
     let hooks = ours.filter_map(|(&token, cache)| Some((token, cache.hook()?)));
     let hooks: Vec<(u64, OnPressure)> = hooks.collect();
     drop(state);
@@ -232,12 +96,18 @@ pub(super) fn find(token: u64) -> Result<Arc<Cache>, Error> {
     cache.ok_or(Error::NoPaged(token))
 }
 
-/// Ends a cache, as `cuvmm_paged_end` describes, after the calls of other threads that use it.
-pub(super) fn end(token: u64) {
-    if !fork::is_child() {
-        let ended = lock().caches.remove(&token);
-        drop(ended);
+/// Ends a cache, as `cuvmm_paged_end` describes, after the calls of other threads that use it. Returns
+/// its device and its tag, if it had not ended.
+pub(super) fn end(token: u64) -> Option<(&'static DeviceHeap, String)> {
+    if fork::is_child() {
+        return None;
     }
+    let ended = lock().caches.remove(&token)?;
+    if ended.hook().is_some() {
+        // A tenant that has ended has no hook.
+        let _ = hook_tenant(ended.of, &ended);
+    }
+    Some((ended.of, ended.name().to_owned()))
 }
 
 pub(super) fn begin_step(token: u64) -> Result<u64, Error> {
@@ -260,8 +130,39 @@ pub(super) fn end_step(token: u64, step: u64) {
 }
 
 impl Cache {
-    pub(super) const fn kv(&self) -> &PagedKv {
+    pub(super) fn new(kv: PagedKv, of: &'static DeviceHeap, waits: bool) -> Self {
+        Self {
+            steps: Mutex::default(),
+            kv,
+            of,
+            waits,
+            hook: Mutex::new(None),
+        }
+    }
+
+    pub(crate) const fn kv(&self) -> &PagedKv {
         &self.kv
+    }
+
+    /// Returns the name of its tag.
+    fn name(&self) -> &str {
+        self.kv.tenant().name()
+    }
+
+    fn is_of(&self, of: &DeviceHeap, name: &str) -> bool {
+        std::ptr::eq(self.of, of) && self.name() == name
+    }
+
+    /// Returns the bytes that it holds, or gets when it wakes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.kv
+            .stats()
+            .map_or(0, |stats| stats.held.max(stats.asleep))
+    }
+
+    /// Returns the bytes of the extents whose contents a sleep keeps.
+    pub(crate) fn contents(&self) -> u64 {
+        self.kv.stats().map_or(0, |stats| stats.committed)
     }
 
     fn steps(&self) -> MutexGuard<'_, Steps> {
@@ -272,18 +173,40 @@ impl Cache {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set_hook(&self, function: Option<OnPressure>) {
+    pub(super) fn set_hook(&self, function: Option<OnPressure>) -> Result<(), Error> {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = function;
+        hook_tenant(self.of, self)
     }
 
     pub(super) fn back(&self, numbers: &[u32]) -> Result<(), Error> {
         let request = || self.kv.back(numbers);
-        repeated(self.of, self.kv.home_stream(), self.waits, request)
+        let backed = repeated(self.of, self.kv.home_stream(), self.waits, request);
+        backed.map_err(|error| self.explained(error))
     }
 
     pub(super) fn reserve(&self, count: u32) -> Result<(), Error> {
         let request = || self.kv.reserve(count);
-        repeated(self.of, self.kv.home_stream(), self.waits, request)
+        let reserved = repeated(self.of, self.kv.home_stream(), self.waits, request);
+        reserved.map_err(|error| self.explained(error))
+    }
+
+    pub(super) fn release(&self, numbers: &[u32]) -> Result<(), Error> {
+        let released = self.kv.release(numbers);
+        released.map_err(|error| self.explained(error.into()))
+    }
+
+    /// Names the tag in the error of a cache that sleeps.
+    fn explained(&self, error: Error) -> Error {
+        match error {
+            Error::Paged(
+                PagedKvError::Memory(MemoryError::CacheAsleep(_))
+                | PagedKvError::Back {
+                    cause: BlockError::Memory(MemoryError::CacheAsleep(_)),
+                    ..
+                },
+            ) => Error::PagedAsleep(self.name().to_owned()),
+            other => other,
+        }
     }
 
     pub(super) fn record(&self, stream: u64) -> Result<(), Error> {
@@ -293,7 +216,7 @@ impl Cache {
 }
 
 /// Makes a request. One that does not wait is repeated where memory was short, as allocations are.
-fn repeated(
+pub(super) fn repeated(
     of: &DeviceHeap,
     home: &Stream,
     waits: bool,
@@ -320,6 +243,47 @@ fn of_device(of: &DeviceHeap) -> Vec<Arc<Cache>> {
     ours.cloned().collect()
 }
 
+/// Returns the caches of a tag of a device.
+pub(crate) fn of_tag(of: &DeviceHeap, name: &str) -> Vec<Arc<Cache>> {
+    let state = lock();
+    let caches = state.caches.values();
+    caches
+        .filter(|cache| cache.is_of(of, name))
+        .cloned()
+        .collect()
+}
+
+/// Returns the bytes that the caches of a device hold, or get when they wake, by their tags.
+pub(crate) fn bytes(of: &DeviceHeap) -> BTreeMap<String, u64> {
+    let mut bytes = BTreeMap::new();
+    for cache in of_device(of) {
+        *bytes.entry(cache.name().to_owned()).or_default() += cache.bytes();
+    }
+    bytes
+}
+
+/// Returns the bytes that the sleeping caches of a device get when they wake.
+pub(crate) fn asleep(of: &DeviceHeap) -> u64 {
+    let caches = of_device(of).into_iter();
+    let stats = caches.filter_map(|cache| cache.kv.stats().ok());
+    stats.map(|stats| stats.asleep).sum()
+}
+
+/// Returns the tag of the sleeping cache that contains an address.
+pub(crate) fn asleep_at(address: u64) -> Option<String> {
+    let caches: Vec<Arc<Cache>> = lock().caches.values().cloned().collect();
+    let found = caches.iter().find(|cache| {
+        let first = cache.kv.view(0, 0, 0).map(|view| view.address().0);
+        let stats = cache.kv.stats().ok();
+        let inside = first.zip(stats).is_some_and(|(first, stats)| {
+            let offset = address.checked_sub(first);
+            offset.is_some_and(|offset| offset < stats.reserved_addresses)
+        });
+        inside && cache.kv.is_asleep()
+    });
+    found.map(|cache| cache.name().to_owned())
+}
+
 /// Returns the figures of a device's caches.
 pub(crate) fn figures(of: &DeviceHeap) -> Vec<Figures> {
     let caches = of_device(of).into_iter();
@@ -331,12 +295,14 @@ pub(crate) fn figures(of: &DeviceHeap) -> Vec<Figures> {
     figures.collect()
 }
 
-/// Returns the address and the bytes in use of a device's caches that have memory.
+/// Returns the address of each of a device's caches that has memory, or gets it when it wakes, and the
+/// bytes under its blocks in use.
 pub(crate) fn memory(of: &DeviceHeap) -> Vec<(u64, u64)> {
     let caches = of_device(of).into_iter();
     let memory = caches.filter_map(|cache| {
         let first = cache.kv.view(0, 0, 0)?.address().0;
-        Some((first, cache.kv.stats().ok()?.committed))
+        let stats = cache.kv.stats().ok()?;
+        Some((first, stats.committed + stats.asleep))
     });
     memory.filter(|&(_, bytes)| bytes > 0).collect()
 }

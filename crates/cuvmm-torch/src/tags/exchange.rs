@@ -2,15 +2,13 @@
 
 use std::sync::PoisonError;
 
-use cuvmm::{Contents, Exchange, HostStore, SleepError, Tenant};
+use cuvmm::{Contents, Exchange, HostStore, SleepError};
 
-use super::{
-    Host, LONGEST, MOVING, Moving, chosen, fates, give_up_cached, heaps_of, lock, names, refused,
-    selected,
-};
+use super::members::Members;
+use super::moving::Moving;
+use super::{Host, LONGEST, MOVING, chosen, fates, give_up_cached, lock, names, refused};
 use super::{host, shared};
 use crate::error::Error;
-use crate::graphs::Tagged;
 use crate::{fork, graphs};
 
 /// Puts tags to sleep and wakes others, as `cuvmm_exchange` describes.
@@ -62,22 +60,21 @@ fn exchange_chosen(sleep: &[usize], wake: &[usize], after: Host) -> Result<(), E
 /// Tags with memory of graphs go in turn, because some of it may be lost. What is marked is kept.
 fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), SleepError> {
     let [falling, waking] = [sleep, wake].map(|chosen| {
-        let each = chosen.iter().map(|&index| heaps_of(index));
-        each.collect::<Vec<(Tenant, Vec<Tagged>)>>()
+        let each = chosen.iter().map(|&index| Members::of(index));
+        each.collect::<Vec<Members>>()
     });
     let mut exchange = Exchange::new();
-    for ((&index, (tenant, heaps)), store) in sleep.iter().zip(&falling).zip(stores) {
+    for ((&index, members), store) in sleep.iter().zip(&falling).zip(stores) {
         let state = lock();
         let has_graphs = state.tags[index].has_graphs;
         let is_marked = state.marked(index).next().is_some();
         drop(state);
         let (kept, lost) = fates(has_graphs, true);
         let selected = |fate: &[&'static str], keeps: bool| {
-            let blocks = selected((tenant, heaps), fate, keeps);
-            blocks.timeout(LONGEST)
+            members.selected(fate, keeps, keeps).timeout(LONGEST)
         };
         exchange = exchange.sleep(selected(kept, true), Contents::Keep(store));
-        if has_graphs || heaps.iter().any(|it| !it.keeps) {
+        if has_graphs || members.heaps.iter().any(|it| !it.keeps) {
             let contents = match is_marked {
                 true => Contents::KeepMarked(store),
                 false => Contents::Discard,
@@ -85,9 +82,8 @@ fn run(sleep: &[usize], wake: &[usize], stores: &[HostStore]) -> Result<(), Slee
             exchange = exchange.sleep(selected(lost, false), contents);
         }
     }
-    for (tenant, heaps) in &waking {
-        let blocks = tenant.blocks().timeout(LONGEST);
-        exchange = exchange.wake(heaps.iter().fold(blocks, |all, it| all.heap(&it.heap)));
+    for members in &waking {
+        exchange = exchange.wake(members.all().timeout(LONGEST));
     }
     exchange.run().map(drop)
 }

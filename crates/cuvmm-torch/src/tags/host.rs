@@ -11,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use cuvmm::driver::Location;
 use cuvmm::{HostStore, MemoryError, SleepError};
 
+use super::members::Members;
 use super::{Host, MOVING, PART, chosen, lock, names};
 use crate::error::Error;
 use crate::{exit, fork, graphs};
@@ -53,11 +54,11 @@ pub(super) fn store(index: usize, needed: u64) -> Result<HostStore, Error> {
     Ok(store)
 }
 
-/// Gives up the store of a tag without blocks, unless memory of graphs may sleep in it.
+/// Gives up the store of a tag without blocks, unless memory of graphs or a paged cache may sleep in it.
 pub(super) fn give_up(index: usize) {
-    let (_, heaps) = super::heaps_of(index);
+    let members = Members::of(index);
     let mut state = lock();
-    let is_unused = heaps.is_empty() && state.sizes(index).next().is_none();
+    let is_unused = !members.has_holders() && state.sizes(index).next().is_none();
     let store = state.tags[index].store.take_if(|_| is_unused);
     drop(state);
     drop(store);
@@ -86,12 +87,10 @@ pub(super) fn parts(sizes: impl Iterator<Item = u64>) -> u64 {
 
 /// Returns the bytes that the contents of a tag take: of all memory, or of that which graphs keep.
 pub(super) fn needed(index: usize, all: bool) -> u64 {
-    let (_, heaps) = super::heaps_of(index);
-    let heaps = heaps.into_iter().filter(|it| it.keeps);
-    let heaps: u64 = heaps.map(|it| it.heap.stats().held).sum();
+    let holders = Members::of(index).contents(all);
     let state = lock();
     let sizes = state.sizes(index);
-    parts(sizes.filter(|_| all || state.tags[index].has_graphs)) + heaps
+    parts(sizes.filter(|_| all || state.tags[index].has_graphs)) + holders
 }
 
 /// Returns the most bytes that a tag's store may have. If they are fewer than `needed`, the stores of

@@ -7,6 +7,7 @@ use cuvmm::SleepError;
 use super::{Blocks, MOVING, lock};
 use crate::error::Error;
 use crate::fork;
+use crate::paged::caches;
 
 /// The most bytes that are copied while allocations under tags wait.
 const PIECE: usize = 16 << 20;
@@ -15,7 +16,8 @@ const PIECE: usize = 16 << 20;
 /// `false` if the memory is awake, or under no tag. Meanwhile no tag falls asleep or wakes.
 ///
 /// # Errors
-/// The contents were discarded, or the range exceeds the allocation.
+/// The contents were discarded, the range exceeds the allocation, or the memory is a sleeping paged
+/// cache's.
 pub(crate) fn read(address: usize, bytes: &mut [u8]) -> Result<bool, Error> {
     fork::check()?;
     let _moving = MOVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,6 +30,9 @@ pub(crate) fn read(address: usize, bytes: &mut [u8]) -> Result<bool, Error> {
     });
     if is_of_several {
         return Err(Error::NotInPool);
+    }
+    if let Some(name) = caches::asleep_at(address as u64) {
+        return Err(Error::PagedAsleep(name));
     }
     let mut at = address;
     for piece in bytes.chunks_mut(PIECE) {

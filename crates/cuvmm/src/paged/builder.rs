@@ -30,6 +30,7 @@ pub struct PagedKvBuilder<'a> {
     extent: Option<u64>,
     pinned: Vec<u32>,
     precommit: u32,
+    sleeps_after_all_work: bool,
     timeout: Option<Duration>,
 }
 
@@ -44,6 +45,7 @@ impl<'a> PagedKvBuilder<'a> {
             extent: None,
             pinned: Vec::new(),
             precommit: 0,
+            sleeps_after_all_work: false,
             timeout: None,
         }
     }
@@ -97,6 +99,19 @@ impl<'a> PagedKvBuilder<'a> {
         self
     }
 
+    /// Sets whether the cache falls [asleep](crate::sleep#paged-caches) only when all work of each device
+    /// with access is complete, and not only that of the home stream and of
+    /// [recorded](PagedKv::record_use) streams; `false` by default. It is for programs that launch
+    /// graphs which read blocks on streams that no call has named.
+    ///
+    /// Sleep then makes the calls of [`Device::synchronize`](crate::Device::synchronize) where the
+    /// driver has no event for all work (before CUDA 12.5).
+    #[doc(alias("graphs", "cuCtxSynchronize"))]
+    pub const fn sleep_after_all_work(mut self, yes: bool) -> Self {
+        self.sleeps_after_all_work = yes;
+        self
+    }
+
     /// Sets how long [`PagedKv::back`] and [`PagedKv::reserve`] may wait for memory in use. By default
     /// they do not wait, but call pressure hooks.
     #[doc(alias("deadline", "wait"))]
@@ -121,6 +136,7 @@ impl<'a> PagedKvBuilder<'a> {
             extent,
             pinned,
             precommit,
+            sleeps_after_all_work,
             timeout,
         } = self;
         check_blocks(blocks)?;
@@ -143,7 +159,7 @@ impl<'a> PagedKvBuilder<'a> {
         let base = region.address();
         let state = State::new(region, geometry.planes(extent), blocks, precommit);
         let kv = PagedKv {
-            core: Core::new(state, tenant, home),
+            core: Core::new(state, tenant, home, sleeps_after_all_work),
             base,
             geometry,
             extent,

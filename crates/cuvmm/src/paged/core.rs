@@ -15,10 +15,17 @@ pub(super) struct Core {
     state: Mutex<State>,
     pub(super) tenant: Tenant,
     pub(super) home: Stream,
+    /// `true` if sleep waits for all work of each device with access.
+    pub(super) sleeps_after_all_work: bool,
 }
 
 impl Core {
-    pub(super) fn new(state: State, tenant: &Tenant, home: &Stream) -> Arc<Self> {
+    pub(super) fn new(
+        state: State,
+        tenant: &Tenant,
+        home: &Stream,
+        sleeps_after_all_work: bool,
+    ) -> Arc<Self> {
         Arc::new_cyclic(|core: &Weak<Self>| {
             if state.precommits() {
                 state.region.set_worker(core.clone());
@@ -27,6 +34,7 @@ impl Core {
                 state: Mutex::new(state),
                 tenant: tenant.clone(),
                 home: home.clone(),
+                sleeps_after_all_work,
             }
         })
     }

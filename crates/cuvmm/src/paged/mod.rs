@@ -45,8 +45,13 @@
 //! Keeps I-100.
 //!
 //! # Not provided
-//! Kernels, a scheduler, block tables, and a table of prefixes. Reads of blocks that are not in use
-//! fault.
+//! Kernels, a scheduler, block tables, and a table of prefixes.
+//!
+//! Reads of blocks that are not in use fault. Zeros mapped there would not end that: the driver maps
+//! memory only where nothing is mapped. To give such a block memory, or to take it, would unmap its
+//! addresses for a moment, in which a kernel of the engine may read them. So each `back` of a new extent
+//! would wait for all queued kernels, and the pool could take no extent while kernels may be queued.
+//! Mask the entries of block tables, or [pin](PagedKvBuilder::pinned) a block for them.
 
 mod builder;
 mod copies;

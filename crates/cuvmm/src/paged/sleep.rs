@@ -6,7 +6,7 @@
 //!
 //! `unsafe` here: naming the memory of a moving cache as ranges to copy from and to.
 //!
-//! Keeps I-107.
+//! Keeps I-107 and I-111.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -48,6 +48,16 @@ pub(super) fn begin(
     core.tenant.mark(until, wanted, || mark(core))
 }
 
+impl Core {
+    /// Returns the work that must be complete before the cache sleeps.
+    fn work(&self, state: &State) -> Fence {
+        match self.sleeps_after_all_work {
+            true => state.region.all_work(),
+            false => state.region.work_after(&self.home),
+        }
+    }
+}
+
 /// Makes one attempt. A capture guard waits for polls and not for the lock, which a thread may hold
 /// that waits for work: so the lock is taken first.
 fn mark(core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
@@ -68,7 +78,7 @@ impl State {
             Rest::Moving => return Err(self.busy()),
             Rest::Awake => self.check_no_step()?,
         }
-        let mut work = self.region.work_after(&core.home);
+        let mut work = core.work(self);
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => return Err(self.busy()),
@@ -130,7 +140,7 @@ impl MovingHolder for MovingCache {
         let mut state = core.lock()?;
         let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
         state.check_no_step()?;
-        let mut work = state.region.work_after(&core.home);
+        let mut work = core.work(&state);
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => return Err(state.busy()),

@@ -311,6 +311,17 @@ impl Tenant {
         self.core().set_priority(self.id(), priority)
     }
 
+    /// Replaces the tenant's [`on_pressure`](TenantBuilder::on_pressure) and
+    /// [`on_shortage`](TenantBuilder::on_shortage) hooks by one function for both; `None` removes them.
+    /// A call of an old hook that has begun goes on. Makes no driver call.
+    ///
+    /// # Errors
+    /// [`PoolError`] when the tenant has been unregistered.
+    #[doc(alias = "evict")]
+    pub fn set_hook(&self, hook: Option<PressureHook>) -> Result<(), PoolError> {
+        self.core().set_hook(self.id(), hook)
+    }
+
     /// Compacts the tenant's blocks as [`Pool::compact`](crate::Pool::compact) does all blocks of a
     /// pool. The numbers of extents are the tenant's.
     ///

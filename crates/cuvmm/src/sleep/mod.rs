@@ -46,7 +46,8 @@
 //! ones are so when it wakes.
 //!
 //! - It does not fall asleep while a [`Step`](crate::paged::Step) lives, or before the work of its
-//!   home stream and of [recorded](PagedKv::record_use) streams is complete.
+//!   home stream and of [recorded](PagedKv::record_use) streams is complete, or
+//!   [all work](crate::paged::PagedKvBuilder::sleep_after_all_work).
 //! - Whole extents are copied: those that a block in use, pinned or reserved touches. Others are given
 //!   up. After [`Contents::Discard`] all blocks have zeros.
 //! - While it sleeps, blocks are not backed, released, reserved, read or written

@@ -93,6 +93,8 @@ class PagedStats:
     block_bytes: int
     #: Bytes of memory that these blocks touch, which nothing else gets.
     committed: int
+    #: Bytes that the cache gets when it wakes. It has no committed bytes while it sleeps.
+    asleep: int
     #: Bytes of memory held: committed, and withdrawn but not taken yet.
     held: int
     #: Bytes of withdrawn memory, which others get once the work on it is complete.
@@ -157,6 +159,13 @@ class PagedKv:
 
     A kernel that reaches a block that is not in use loses the context: mask the entries of block tables, or pin a
     block for them.
+
+    `cuvmm.sleep` of the cache's name gives its memory up, and `cuvmm.wake` brings it back at the same addresses, so
+    that tensors and captured graphs stay valid. Meanwhile blocks are not backed, released or reserved, and their
+    bytes are not read or written.
+
+    >>> cuvmm.sleep("chat")  # doctest: +SKIP
+    >>> cuvmm.wake("chat")  # doctest: +SKIP
     """
 
     def __init__(
@@ -174,7 +183,7 @@ class PagedKv:
         #: The number of block numbers.
         self.blocks: int = request["blocks"]
         self.layout: Layout = request["layout"]
-        #: The name of the tenant that the memory is charged to.
+        #: The name of the pool (its tag) that the memory is in.
         self.name: str = request["name"]
         self.device: int = request["device"]
         #: The numbers of the blocks that are always backed.
@@ -250,8 +259,8 @@ class PagedKv:
 
         >>> kv.back(free.popleft_n(4))  # doctest: +SKIP
 
-        Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if a block does not exist. No block
-        has changed then.
+        Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if a block does not exist or the cache
+        sleeps. No block has changed then.
         """
         library = _library.get()
         library.end_calls_at_exit()
@@ -263,7 +272,7 @@ class PagedKv:
 
         numbers: as for `back`. One that is named several times counts once.
 
-        Raises `cuvmm.Error` if a block is not in use or is pinned. No block has changed then.
+        Raises `cuvmm.Error` if a block is not in use or is pinned, or the cache sleeps. No block has changed then.
         """
         library = _library.get()
         library.check(library.paged_release(self._token(), *packed(numbers)))
@@ -288,15 +297,15 @@ class PagedKv:
 
         0 gives the reserve up. It is for engines that take the lowest number first, as `FreeNumbers` does.
 
-        Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if fewer blocks are unused. The
-        reserve is as before then.
+        Raises `cuvmm.OutOfMemoryError` if there is no memory, and `cuvmm.Error` if fewer blocks are unused or the
+        cache sleeps. The reserve is as before then.
         """
         library = _library.get()
         library.end_calls_at_exit()
         library.check(library.paged_reserve(self._token(), _count("count", count), _library.COLLECT))
 
     def can_allocate(self, count: int) -> bool:
-        """Returns True if `count` more blocks can have memory now. A hint: others may be faster."""
+        """Returns True if `count` more blocks can have memory now. A hint: others may be faster. False while asleep."""
         library = _library.get()
         found = library.paged_can_allocate(self._token(), _count("count", count))
         library.check(found)
@@ -410,8 +419,9 @@ def paged_kv(
         takes the tensors at any time: it refuses one whose first bytes have no memory.
     precommit: for how many of the lowest unused blocks a thread of the library maps memory ahead, after a `back` that
         took some, so that the next `back` makes no driver call. Nothing is reclaimed for it, and others get it first.
-    name: the name of the tenant that the memory is charged to, in the limit and the ledger that all of cuvmm's memory
-        on the device has. Caches of one name share it; no pool has the name.
+    name: the name of the pool (its tag) that the memory is in, under the limit and the ledger that all of cuvmm's
+        memory on the device has. Caches of one name share it, and so do tensors of `cuvmm.torch.pool(name)`: all of
+        them sleep and wake together.
     device: the device; the current one by default. Its current stream is the home stream.
     timeout: the seconds that `back` and `reserve` wait for memory in use. By default they do not wait; with a ledger,
         up to 2 s for other processes.
@@ -429,7 +439,7 @@ def paged_kv(
     >>> kv.tensor(layer=0)[numbers]  # doctest: +SKIP
 
     Raises `cuvmm.OutOfMemoryError` if there is no memory for pinned blocks, and `cuvmm.Error` for a shape that cannot
-    be, or a name that a pool has. Nothing is made then.
+    be, a pool that sleeps or is shareable, or the name of the heap's tenant. No cache is made then.
     """
     groups = (groups,) if isinstance(groups, LayerGroup) else tuple(groups)
     if on_pressure is not None and not callable(on_pressure):

@@ -13,4 +13,5 @@ mod random;
 mod refused;
 mod scene;
 mod sleep;
+mod sleep_all_work;
 mod sleep_faults;

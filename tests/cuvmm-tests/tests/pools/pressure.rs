@@ -9,7 +9,7 @@ use crate::common::{D0, G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::error::{BlockError, MemoryError, Shortage};
+use cuvmm::error::{BlockError, MemoryError, PoolError, Shortage};
 use cuvmm::pool::Pressure;
 use cuvmm::{Block, Contents, Limit, Pool, Stream, Tenant};
 
@@ -82,6 +82,34 @@ on_both! {
         assert_eq!((first.was_asked(), second.was_asked()), (vec![7], vec![2]));
         assert_eq!(pool.stats().in_use, 16 * G);
         drop(block);
+    }
+
+    fn a_hook_is_replaced_and_removed(rig) {
+        let pool = pool(rig, 8);
+        let giver = Giver::new(&pool, "giver", 0, 0);
+        let tenant = pool.tenant("a").register().unwrap();
+        giver.takes(8);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (hears, gives) = (Arc::clone(&calls), Arc::clone(&giver.blocks));
+        let hook = move |pressure: &Pressure| {
+            hears.lock().unwrap().push(pressure.wanted_by.clone());
+            drop(gives.lock().unwrap().pop());
+        };
+        giver.tenant.set_hook(Some(Arc::new(hook))).unwrap();
+        // It is called for other tenants, and for the tenant itself.
+        let one = tenant.allocate(G).unwrap();
+        let other = giver.tenant.allocate(G).unwrap();
+        assert_eq!(*calls.lock().unwrap(), ["a", "giver"]);
+        assert!(giver.was_asked().is_empty(), "the hook was replaced");
+        giver.tenant.set_hook(None).unwrap();
+        assert_eq!(Arc::strong_count(&calls), 1, "the old hook is dropped");
+        tenant.allocate(G).unwrap_err();
+        giver.tenant.allocate(G).unwrap_err();
+        assert_eq!(calls.lock().unwrap().len(), 2);
+        giver.tenant.clone().unregister();
+        let gone = giver.tenant.set_hook(None);
+        assert!(matches!(gone, Err(PoolError::Unregistered { .. })), "{gone:?}");
+        drop((one, other));
     }
 
     fn what_can_be_taken_back_is_not_asked_for(rig) {

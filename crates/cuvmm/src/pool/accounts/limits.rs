@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::driver::limit_name;
 use crate::error::{ArgumentError, CallError, PoolError};
 use crate::pool::core::{Core, Locked};
+use crate::pool::line::PressureHook;
 use crate::pool::memory::Memory;
 
 /// The names of a tenant's guarantee and limit in errors.
@@ -140,6 +141,20 @@ impl Core {
         if let Some(terms) = state.memory.terms.get_mut(id) {
             terms.set_priority(priority);
         }
+        Ok(())
+    }
+
+    pub(in crate::pool) fn set_hook(
+        &self,
+        id: TenantId,
+        hook: Option<PressureHook>,
+    ) -> Result<(), PoolError> {
+        let mut state = self.lock();
+        state.memory.check_registered(id)?;
+        let terms = state.memory.terms.get_mut(id);
+        let old = terms.map(|terms| terms.replace_hooks((hook.clone(), hook)));
+        drop(state);
+        drop(old);
         Ok(())
     }
 

@@ -86,6 +86,11 @@ impl Terms {
         self.registered && !self.beyond
     }
 
+    /// Replaces the hooks. Returns the old ones, which are user code to be dropped without the lock.
+    pub(super) const fn replace_hooks(&mut self, hooks: Hooks) -> Hooks {
+        std::mem::replace(&mut self.hooks, hooks)
+    }
+
     /// Returns the hook that requests of other tenants call.
     pub(crate) const fn hook(&self) -> Option<&PressureHook> {
         self.hooks.0.as_ref()

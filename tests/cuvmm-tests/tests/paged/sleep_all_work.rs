@@ -1,0 +1,61 @@
+//! Caches that fall asleep only when all work of the device is complete, on streams that no call has
+//! named too.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::common::world;
+use crate::common::{D0, G, pool};
+use crate::on_both;
+use crate::scene::{builder, stamp, stamps};
+use cuvmm::driver::Driver;
+use cuvmm::error::SleepError;
+use cuvmm::paged::Layout;
+use cuvmm::sleep::Progress;
+use cuvmm::{Contents, HostStore, Stream};
+
+on_both! {
+    // I-111
+    fn work_of_streams_that_no_call_has_named_keeps_the_memory(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").register().unwrap();
+        let [home, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+        let kv = kv.build().unwrap();
+        kv.back(&[0, 1]).unwrap();
+        rig.machine.hold(D0, foreign.as_raw());
+        stamp(rig, &foreign, &kv, 0, 9);
+        let before = (kv.stats().unwrap(), world::books(&pool));
+        let slept = kv.alone().sleep(Contents::Discard);
+        assert!(matches!(slept, Err(SleepError::CacheBusy { .. })), "{slept:?}");
+        assert_eq!((kv.stats().unwrap(), world::books(&pool)), before);
+        assert!(!kv.is_asleep());
+        rig.machine.release_stream(D0, foreign.as_raw());
+        foreign.synchronize().unwrap();
+        // Work of such a stream that is queued after the copy.
+        let store = HostStore::builder(&rig.device).pinned(16 * G).build().unwrap();
+        let launched = Mutex::new(false);
+        let launch = |_: &Progress| {
+            if !std::mem::replace(&mut *launched.lock().unwrap(), true) {
+                rig.machine.hold(D0, foreign.as_raw());
+                stamp(rig, &foreign, &kv, 0, 8);
+            }
+            true
+        };
+        let slept = kv.alone().on_progress(&launch).sleep(Contents::Keep(&store));
+        assert!(matches!(slept, Err(SleepError::CacheBusy { .. })), "{slept:?}");
+        assert!(!kv.is_asleep());
+        std::thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                let all = kv.alone().timeout(Duration::from_secs(600));
+                all.sleep(Contents::Keep(&store)).unwrap()
+            });
+            rig.machine.release_stream(D0, foreign.as_raw());
+            assert_eq!(sleeping.join().unwrap().caches, 1);
+        });
+        kv.alone().wake().unwrap();
+        let seen = stamps(rig, &kv, 0);
+        assert!(!rig.keeps_bytes() || seen == [8; 16], "{seen:?}");
+    }
+}

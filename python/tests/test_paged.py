@@ -299,7 +299,7 @@ class Paged(unittest.TestCase):
         case(
             """
             with cuvmm.torch.pool("chat"):
-                weights = torch.empty(3 * MIB, dtype=torch.uint8)
+                weights = torch.empty(4 * MIB)
             kv, other = make(name="chat", pinned=[63]), make(name="code")
             kv.back([0, 1, 9])
             other.back([0])
@@ -351,7 +351,7 @@ class Paged(unittest.TestCase):
                 kv.release(kv.emptiest(missing, range(8)).numbers)
             kv = make(name="chat")
             with cuvmm.torch.pool("chat"):
-                first = torch.empty(3 * MIB, dtype=torch.uint8)
+                first = torch.empty(3 * MIB)
             second = make(name="chat", on_pressure=evict)
             second.back(range(8))
             other = make(name="code")

@@ -72,19 +72,19 @@ fn hook_tenant(of: &'static DeviceHeap, cache: &Cache) -> Result<(), Error> {
     Ok(tenant.set_hook(has_hook.then(|| Arc::new(ask) as _))?)
 }
 
-/// Calls the functions of the caches of a tag.
+/// Calls the functions of the caches of a tag that are awake: the others have nothing to give up.
 fn ask(of: &DeviceHeap, name: &str, bytes: u64) {
     if !pressure::may_call() {
         return;
     }
-    let state = lock();
-    let ours = state
-        .caches
+    let caches = lock().caches.clone();
+    let awake = caches
         .iter()
-        .filter(|(_, cache)| cache.is_of(of, name));
-    let hooks = ours.filter_map(|(&token, cache)| Some((token, cache.hook()?)));
+        .filter(|(_, cache)| cache.is_of(of, name) && !cache.kv.is_asleep());
+    let hooks = awake.filter_map(|(&token, cache)| Some((token, cache.hook()?)));
     let hooks: Vec<(u64, OnPressure)> = hooks.collect();
-    drop(state);
+    // A cache that a function ends gives its memory up at once.
+    drop(caches);
     for (token, function) in hooks {
         pressure::call(function, token, bytes);
     }

@@ -9,7 +9,6 @@ use crate::common::world;
 use crate::common::{D0, G, pool};
 use crate::on_both;
 use crate::scene::{builder, stamp, stamps};
-use cuvmm::driver::Driver;
 use cuvmm::error::SleepError;
 use cuvmm::paged::Layout;
 use cuvmm::sleep::Progress;

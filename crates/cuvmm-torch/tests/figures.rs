@@ -111,7 +111,7 @@ over_the_stand_in! {
         assert_eq!(total("held"), allocated_and_reserved(&torch, "current").1);
         assert_eq!(stats["heap"]["live"], 4 << 20);
         let pools = serde_json::json!([{
-            "name": "a", "bytes": 6 << 20, "asleep": false, "host": 0, "kept": 0,
+            "name": "a", "bytes": 6 << 20, "paged": 0, "asleep": false, "host": 0, "kept": 0,
         }]);
         assert_eq!(stats["pools"], pools);
         assert_eq!((&stats["graphs"]["pools"], &stats["graphs"]["live"]), (&1.into(), &(8 << 20).into()));

@@ -341,6 +341,23 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_a_paused_tag_of_the_memory_saver_pauses_its_caches(self):
+        case(
+            """
+            from cuvmm.torch.memory_saver import torch_memory_saver
+            kv = make(name="cache+backup")
+            kv.back([0])
+            at = kv.tensor(0).data_ptr()
+            ctypes.memmove(at, b"there", 5)
+            with torch_memory_saver.region(tag="cache", enable_cpu_backup=True):
+                tensor = torch.empty(4 * MIB)
+            torch_memory_saver.pause("cache")
+            assert (kv.stats().asleep, kv.stats().committed, cuvmm.stats().sleeping) == (2 * MIB, 0, 6 * MIB)
+            torch_memory_saver.resume("cache")
+            assert ctypes.string_at(at, 5) == b"there"
+            """
+        )
+
     def test_a_pool_and_a_cache_of_one_name_share_it(self):
         case(
             """

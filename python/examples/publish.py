@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """A process publishes a model, and others serve from the same bytes and take up a newer version.
 
-    python3 publish.py [--gib 2] [--readers 2]
+    python3 publish.py [--gib 2] [--readers 2] [--in-place]
 
 The device has the weights once, however many processes read them: the figure that each prints is what
-became less free while it attached.
+became less free while it attached. With `--in-place` the publisher's own tensors are published, so that it
+has no copy of them either; it writes to them only when all readers have answered.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import time
 
 import torch
 
 import cuvmm
+import cuvmm.torch
 
 NAME = "publish-example"
 
@@ -70,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Publishes a model for several processes.")
     parser.add_argument("--gib", type=float, default=2, help="the size of the model")
     parser.add_argument("--readers", type=int, default=2, help="processes that attach it")
+    parser.add_argument("--in-place", action="store_true", help="publish without a copy")
     options = parser.parse_args()
     layers = max(2, int(options.gib * 32))
     processes = multiprocessing.get_context("spawn")
@@ -82,13 +86,16 @@ def main() -> None:
         reader.start()
 
     torch.manual_seed(1)
-    model = Model(layers).cuda()
+    # Memory that other processes may get is created so.
+    memory = cuvmm.torch.pool(NAME, shareable=True) if options.in_place else contextlib.nullcontext()
+    with memory:
+        model = Model(layers).cuda()
     for version in (1, 2):
         torch.cuda.synchronize()
-        begun = time.perf_counter()
-        published = cuvmm.publish(model.state_dict(), NAME)
-        took = time.perf_counter() - begun
-        print(f"{published}: {took * 1e3:.1f} ms", flush=True)
+        before, begun = free(), time.perf_counter()
+        published = cuvmm.publish(model.state_dict(), NAME, copy=not options.in_place)
+        took, taken = (time.perf_counter() - begun) * 1e3, before - free()
+        print(f"{published}: {took:.1f} ms, {taken / 2**20:.0f} MiB less free", flush=True)
         assert published.version == version
         expected = answer_of(model)
         for _ in readers:

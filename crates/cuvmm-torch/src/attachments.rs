@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cuvmm::Attachment;
-use cuvmm::driver::{Exported, Ordinal};
+use cuvmm::driver::Exported;
 use cuvmm::error::ShareError;
-use cuvmm::share::{AttachmentBuilder, Parcel, Publication, Subscriber, Users};
+use cuvmm::share::{AttachmentBuilder, Origin, Parcel, Publication, Subscriber, Users};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use serde::Deserialize;
 use serde_json::json;
@@ -132,7 +132,7 @@ pub(crate) fn attach(json: &str) -> Result<u64, Error> {
     graphs::collect();
     let mut subscriber = connect(&path, &users)?;
     let publication = match subscriber.attach(&name, &how(of)) {
-        Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(of, &name, uuid)),
+        Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(&name, uuid)),
         outcome => outcome.map_err(|error| Error::at(&path, error)),
     }?;
     let memory = Memory::Published {
@@ -197,23 +197,22 @@ pub(crate) fn receive(
 
 /// Maps a block on the device that it is on, which may have another number here.
 fn map(request: &GivenRequest, parcel: &Parcel) -> Result<(i32, Attachment), Error> {
-    let open = |of: &DeviceHeap| match request.read_only {
-        true => how(of).open(parcel),
-        false => how(of).read_write().open(parcel),
+    let mut extents = parcel.description().extents().iter();
+    let origin = extents.find_map(|extent| match extent.origin {
+        Origin::Device(uuid) => Some(uuid),
+        Origin::HostNuma(_) => None,
+    });
+    // The giver's number is that of another device where the processes see different devices.
+    let device = match origin {
+        Some(uuid) => heaps::number_of(uuid)?.ok_or(ShareError::NoSuchDevice(uuid))?,
+        None => request.device,
     };
-    // A process that sees fewer devices may have no device of the giver's number.
-    let (device, of) = match heaps::of(request.device) {
-        Ok(of) => (request.device, of),
-        Err(_) => (0, heaps::of(0)?),
+    let how = how(heaps::of(device)?);
+    let memory = match request.read_only {
+        true => how.open(parcel),
+        false => how.read_write().open(parcel),
     };
-    match open(of) {
-        Ok(memory) => Ok((device, memory)),
-        Err(ShareError::NoSuchDevice(uuid)) => {
-            let device = number_of(of, uuid).ok_or(ShareError::NoSuchDevice(uuid))?;
-            Ok((device, open(heaps::of(device)?)?))
-        }
-        Err(error) => Err(error.into()),
-    }
+    Ok((device, memory?))
 }
 
 /// Reads bytes from hexadecimal digits.
@@ -231,27 +230,27 @@ pub(crate) fn is_given(address: u64) -> bool {
     mapped.any(|it| it.addresses.contains(&address) && it.memory.strong_count() > 0)
 }
 
+/// Returns `true` if an address lies in memory of another process that is attached.
+pub(crate) fn has(address: u64) -> bool {
+    let contains = |(first, size, _): &(u64, u64, i32)| {
+        address.checked_sub(*first).is_some_and(|at| at < *size)
+    };
+    memory().iter().any(contains)
+}
+
 fn connect(path: &Path, users: &[u32]) -> Result<Subscriber, Error> {
     let admitted = users.iter().copied().fold(Users::own(), Users::and);
     Subscriber::connect_to(path, &admitted).map_err(|error| Error::at(path, error))
 }
 
-fn elsewhere(of: &DeviceHeap, name: &str, uuid: [u8; 16]) -> Error {
-    match number_of(of, uuid) {
+fn elsewhere(name: &str, uuid: [u8; 16]) -> Error {
+    match heaps::number_of(uuid).ok().flatten() {
         Some(device) => Error::OtherDevice {
             name: name.to_owned(),
             device,
         },
         None => ShareError::NoSuchDevice(uuid).into(),
     }
-}
-
-/// Returns the number of the device that has a UUID.
-fn number_of(of: &DeviceHeap, uuid: [u8; 16]) -> Option<i32> {
-    let driver = of.device.driver();
-    let mut devices = (0..driver.device_count().unwrap_or(0)).map(Ordinal);
-    let found = devices.find(|&device| driver.device_uuid(device) == Ok(uuid));
-    found.map(|Ordinal(device)| device)
 }
 
 fn attached(number: u64) -> Result<Arc<Attached>, Error> {

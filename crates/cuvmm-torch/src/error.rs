@@ -109,6 +109,12 @@ pub(crate) enum Error {
     )]
     NotShareable(String),
     #[error(
+        "the memory at {0:#x} is not shareable as it lies: allocate it in cuvmm.torch.pool(name, \
+         shareable=True) or under cuvmm.torch.install(shareable=True), outside of pools of graphs, or \
+         publish a copy (copy=True)"
+    )]
+    NotInPlace(u64),
+    #[error(
         "the pool {0:?} has memory that is not shareable: use another name for shareable memory"
     )]
     HasOther(String),
@@ -127,6 +133,11 @@ pub(crate) enum Error {
     FromElsewhere,
     #[error("{0} is no open descriptor")]
     NoDescriptor(i32),
+    #[error(
+        "this process may open no more files, and each storage and each piece of memory that another \
+         process gives is one: raise the limit (ulimit -n), or send one large tensor and its views"
+    )]
+    NoMoreDescriptors,
     #[error("nothing is offered under the number {0}")]
     NotOffered(u64),
     #[error(

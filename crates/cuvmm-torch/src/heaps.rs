@@ -47,6 +47,15 @@ struct Common {
     configuration: Option<Configuration>,
 }
 
+impl Common {
+    fn open(&mut self) -> Result<Arc<CudaDriver>, Error> {
+        Ok(match &self.driver {
+            Some(driver) => Arc::clone(driver),
+            None => Arc::clone(self.driver.insert(Arc::new(CudaDriver::open()?))),
+        })
+    }
+}
+
 /// The number of streams that have ended. Notes about a handle hold while this number stays.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
@@ -123,10 +132,7 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     }
     let configured = common.configuration.clone().unwrap_or_default();
     let settings = Settings::read(&configured)?;
-    let driver = match &common.driver {
-        Some(driver) => Arc::clone(driver),
-        None => Arc::clone(common.driver.insert(Arc::new(CudaDriver::open()?))),
-    };
+    let driver = common.open()?;
     let heap = DeviceHeap::new(driver, index, settings)?;
     guards::add(&heap.pool);
     Ok(place.get_or_init(|| heap))
@@ -154,6 +160,16 @@ pub(crate) fn configure(configuration: Configuration) -> Result<(), Error> {
 pub(crate) fn configured_ledger() -> Option<PathBuf> {
     let common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
     common.configuration.as_ref()?.ledger().cloned()
+}
+
+/// Returns the number of the device that has a UUID. Opens the driver if needed, and no heap.
+pub(crate) fn number_of(uuid: [u8; 16]) -> Result<Option<i32>, Error> {
+    let mut common = COMMON.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = common.open()?;
+    drop(common);
+    let mut devices = (0..driver.device_count().unwrap_or(0)).map(Ordinal);
+    let found = devices.find(|&device| driver.device_uuid(device) == Ok(uuid));
+    Ok(found.map(|Ordinal(device)| device))
 }
 
 /// Returns the driver, if a heap was made.
@@ -269,6 +285,9 @@ impl DeviceHeap {
         for peer in &peers {
             builder = builder.open_to(peer, Access::ReadWrite);
         }
+        if settings.shareable {
+            builder = builder.shareable(HandleTypes::POSIX_FD);
+        }
         let pool = builder.build()?;
         let tenant = pool.tenant(settings.tenant.as_str()).register()?;
         let heap = settings.apply(Heap::builder(&tenant)).build()?;
@@ -345,6 +364,11 @@ impl DeviceHeap {
         let tenant = pool.tenant(PUBLISHED).register()?;
         guards::add(&pool);
         Ok(self.published.get_or_init(|| (pool, tenant)))
+    }
+
+    /// Returns `true` if other processes may get the heap's memory.
+    pub(crate) const fn is_shareable(&self) -> bool {
+        self.settings.shareable
     }
 
     /// Returns the pool of shareable memory, if it was made.

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
@@ -30,7 +31,7 @@ static TABLE: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
 
 struct Live {
-    allocation: Allocation,
+    allocation: Held,
     heap: &'static DeviceHeap,
     home: u64,
     /// The number of ended streams at the allocation.
@@ -41,6 +42,24 @@ struct Live {
     is_asleep: bool,
     /// `true` if a use could not be recorded: the memory is never reused.
     is_kept: bool,
+}
+
+/// An allocation, which offers keep too once it was offered.
+enum Held {
+    Own(Allocation),
+    Shared(Arc<Allocation>),
+}
+
+impl Deref for Held {
+    type Target = Allocation;
+
+    #[inline]
+    fn deref(&self) -> &Allocation {
+        match self {
+            Self::Own(allocation) => allocation,
+            Self::Shared(allocation) => allocation,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -75,7 +94,7 @@ pub(crate) fn allocate(
     })?;
     let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
     let live = Live {
-        allocation,
+        allocation: Held::Own(allocation),
         heap,
         home,
         ended,
@@ -216,6 +235,31 @@ pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
         let mut all = shard.iter().map(|(&first, live)| (first, bytes(live)));
         all.find(|&(first, bytes)| address.checked_sub(first).is_some_and(|at| at < bytes))
     })
+}
+
+/// Returns the allocation that has some memory, for offers that keep it too, and its device. Returns
+/// `None` if the heap's memory is not shareable, a pool of graphs has it, or it is not all in one
+/// allocation.
+pub(crate) fn share(address: u64, size: u64) -> Option<(Arc<Allocation>, i32)> {
+    let address = usize::try_from(address).ok()?;
+    let (first, _) = containing(address)?;
+    let end = ((address - first) as u64).checked_add(size)?;
+    let mut shard = shard(first);
+    // Another allocation may have come there meanwhile.
+    let live = shard.get(&first)?;
+    let is_within = end <= live.allocation.size();
+    if !is_within || !live.heap.is_shareable() || live.pool.is_some() {
+        return None;
+    }
+    let device = live.heap.device.ordinal().0;
+    let mut live = shard.remove(&first)?;
+    let shared = match live.allocation {
+        Held::Own(allocation) => Arc::new(allocation),
+        Held::Shared(allocation) => allocation,
+    };
+    live.allocation = Held::Shared(Arc::clone(&shared));
+    shard.insert(first, live);
+    Some((shared, device))
 }
 
 /// Returns the allocations of a device's heaps that are awake, and those that sleep.

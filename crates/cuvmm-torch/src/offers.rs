@@ -1,31 +1,35 @@
-//! Blocks of shareable tags that are offered to other processes.
+//! Blocks of shareable tags, and allocations of shareable heaps, that are offered to other processes.
 //!
-//! An offer keeps its block's memory in place, also if the block is freed. All offers of a block
-//! meanwhile are one, so that a process that gets several maps it once, and a ledger counts it once.
+//! An offer keeps its memory in place, also if the block or the allocation is freed. All offers of a
+//! block meanwhile are one, so that a process that gets several maps it once, and a ledger counts it
+//! once.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuvmm::Offer;
 use cuvmm::driver::Exported;
+use cuvmm::share::Offered;
+use cuvmm::{Allocation, Offer};
 use serde_json::json;
 
 use crate::error::Error;
-use crate::tags::shared::with_block;
-use crate::{attachments, fork, graphs, heaps};
+use crate::tags::shared::{with_block, with_blocks};
+use crate::{attachments, fork, graphs, heaps, live};
 
-struct Offered {
+struct Begun {
     offer: Arc<Offer>,
     device: i32,
-    /// The block's address in this process.
+    /// The address of the block or the allocation.
+    key: u64,
+    /// The address of the offer's first byte in this process.
     address: u64,
     /// The number of times that it was begun and not ended.
     uses: usize,
 }
 
 struct State {
-    offers: BTreeMap<u64, Offered>,
+    offers: BTreeMap<u64, Begun>,
     /// The number of the last offer. None is used twice.
     last: u64,
 }
@@ -39,8 +43,9 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins an offer of the block that has some memory, for reading and writing. Returns its number,
-/// or `None` if the memory is no tag's. Waits for all work of the device first.
+/// Begins an offer of the block or the allocation that has some memory, for reading and writing.
+/// Returns its number, or `None` if the memory is no tag's and no shareable heap's. Waits for all work
+/// of the device first.
 ///
 /// # Errors
 /// A graph is captured, the memory came from another process, or its tag is not shareable or asleep.
@@ -49,37 +54,92 @@ pub(crate) fn begin(address: usize, size: u64) -> Result<Option<u64>, Error> {
     if attachments::is_given(address as u64) {
         return Err(Error::FromElsewhere);
     }
-    let Some(device) = with_block(address, size, |block| Ok(block.device().ordinal().0))? else {
+    let device = with_block(address, size, |block| Ok(block.device().ordinal().0))?;
+    let allocation = match device {
+        Some(_) => None,
+        None => live::share(address as u64, size),
+    };
+    let of_heap = allocation.as_ref().map(|&(_, device)| device);
+    let Some(device) = device.or(of_heap) else {
         return Ok(None);
     };
     let leave = graphs::waiting().ok_or(Error::Capturing)?;
     heaps::of(device)?.synchronize()?;
     drop(leave);
+    if let Some((allocation, _)) = allocation {
+        return lock().begin_heap(&allocation, device).map(Some);
+    }
     let mut state = lock();
     with_block(address, size, |block| {
         let address = block.address().0;
-        let known = state
-            .offers
-            .iter_mut()
-            .find(|(_, it)| it.address == address);
-        if let Some((&number, offered)) = known {
-            offered.uses += 1;
+        state.begin(device, address, || Ok((address, Offer::block(block)?)))
+    })
+}
+
+impl State {
+    fn begin_heap(&mut self, allocation: &Arc<Allocation>, device: i32) -> Result<u64, Error> {
+        let key = allocation.address();
+        self.begin(device, key.0, || {
+            let offer = Offer::several(&[Offered::Allocation(allocation)])?;
+            // The offer begins with the extent in which the allocation does.
+            let before = offer.offset_of(key, 1).unwrap_or_default();
+            Ok((key.0 - before, offer))
+        })
+    }
+
+    /// Counts an offer of the block or the allocation at an address once more. Makes it if there is
+    /// none, with the address of its first byte.
+    fn begin(
+        &mut self,
+        device: i32,
+        key: u64,
+        make: impl FnOnce() -> Result<(u64, Offer), Error>,
+    ) -> Result<u64, Error> {
+        let known = self.offers.iter_mut().find(|(_, it)| it.key == key);
+        if let Some((&number, begun)) = known {
+            begun.uses += 1;
             return Ok(number);
         }
-        let offer = Arc::new(Offer::block(block)?.read_write());
-        state.last += 1;
-        let number = state.last;
-        let uses = 1;
-        state.offers.insert(
-            number,
-            Offered {
-                offer,
-                device,
-                address,
-                uses,
-            },
-        );
-        Ok(number)
+        let (address, offer) = make()?;
+        self.last += 1;
+        let begun = Begun {
+            offer: Arc::new(offer.read_write()),
+            device,
+            key,
+            address,
+            uses: 1,
+        };
+        self.offers.insert(self.last, begun);
+        Ok(self.last)
+    }
+}
+
+/// Offers the blocks and the allocations that have some memory, for reading, each of them once.
+///
+/// # Errors
+/// Some of it came from another process, its tag is not shareable or asleep, or neither a shareable
+/// tag nor a shareable heap has it.
+pub(crate) fn several(memory: &[(u64, u64)]) -> Result<Offer, Error> {
+    let from_elsewhere = |&(address, _): &(u64, u64)| attachments::has(address);
+    if memory.iter().any(from_elsewhere) {
+        return Err(Error::FromElsewhere);
+    }
+    with_blocks(memory, |blocks| {
+        let mut chosen = BTreeMap::new();
+        let mut allocations = BTreeMap::new();
+        for (&(address, size), block) in memory.iter().zip(blocks) {
+            if let Some(block) = block {
+                chosen.insert(block.address(), *block);
+                continue;
+            }
+            let (allocation, _) = live::share(address, size).ok_or(Error::NotInPlace(address))?;
+            allocations.insert(allocation.address(), allocation);
+        }
+        let blocks = chosen.into_values().map(Offered::Block);
+        let all: Vec<Offered<'_>> = blocks
+            .chain(allocations.values().map(Offered::Allocation))
+            .collect();
+        Ok(Offer::several(&all)?)
     })
 }
 

@@ -1,12 +1,13 @@
-//! Publications: tensors copied into memory that other processes may attach, under a name.
+//! Publications: tensors that other processes may attach under a name, copied or in place.
 //!
-//! PyTorch's own memory cannot be shared, so publications have a pool beside the heap's, which
-//! leaves room for it under the device's limit.
+//! PyTorch's own memory cannot be shared, so copies have a pool beside the heap's, which leaves room
+//! for it under the device's limit. Memory of shareable tags and heaps can be published as it lies: it
+//! stays charged to its owner, and is kept in place while it is published.
 //!
 //! `unsafe` is used to copy from the addresses that C passes.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::edge::complain;
 use crate::error::Error;
 use crate::graphs::{self, Waiting};
 use crate::heaps::{self, DeviceHeap};
-use crate::{exit, folder, fork, limits};
+use crate::{exit, folder, fork, limits, offers};
 
 /// The timeout of a request to other processes of a ledger for memory.
 const NEIGHBOURS: Duration = Duration::from_secs(2);
@@ -43,6 +44,9 @@ pub(crate) struct Request {
     size: u64,
     manifest: Manifest,
     parts: Vec<Part>,
+    /// Set to publish the parts, one for each tensor, as they lie.
+    #[serde(default)]
+    in_place: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -57,6 +61,8 @@ struct Part {
 struct Open {
     publisher: Publisher,
     users: Vec<u32>,
+    /// The names that were published in place.
+    in_place: BTreeSet<String>,
 }
 
 /// The publishers of this process, by the path of the socket. A publisher outlives its names, so
@@ -86,7 +92,27 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
     let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
     let publishers = publishers.get_or_insert_default();
     listen(publishers, &path, &request.users)?;
-    let publisher = &publishers[&path].publisher;
+    let open = publishers.get_mut(&path).ok_or(Error::Null)?;
+    let (name, is_in_place) = (request.name.clone(), request.in_place);
+    let outcome = match is_in_place {
+        true => in_place(&open.publisher, of, request),
+        // SAFETY: the caller says so.
+        false => unsafe { copied(&open.publisher, of, request) },
+    };
+    match (&outcome, is_in_place) {
+        (Ok(_), true) => drop(open.in_place.insert(name)),
+        (Ok(_), false) => drop(open.in_place.remove(&name)),
+        (Err(_), _) => {}
+    }
+    end(publishers, &leave);
+    outcome
+}
+
+/// Publishes a copy of all parts.
+///
+/// # Safety
+/// The requirements of [`publish`].
+unsafe fn copied(publisher: &Publisher, of: &DeviceHeap, request: Request) -> Result<u64, Error> {
     // A publication of empty tensors has memory too: its manifest comes with a handle.
     let size = request.size.max(1);
     let promise = limits::make_room(of, size, true)?;
@@ -97,12 +123,37 @@ pub(crate) unsafe fn publish(json: &str) -> Result<u64, Error> {
         published.map_err(|refused| Error::Share(refused.reason))
     });
     drop(promise);
-    end(publishers, &leave);
     outcome
+}
+
+/// Publishes the parts as they lie. Waits for all work of the device first, which may write them.
+fn in_place(publisher: &Publisher, of: &DeviceHeap, request: Request) -> Result<u64, Error> {
+    let Request {
+        name,
+        mut manifest,
+        parts,
+        ..
+    } = request;
+    let used = parts.iter().filter(|part| part.size > 0);
+    let used: Vec<(u64, u64)> = used.map(|part| (part.address, part.size)).collect();
+    let offer = offers::several(&used)?;
+    for (tensor, part) in manifest.tensors.iter_mut().zip(&parts) {
+        let offset = || offer.offset_of(DeviceAddress(part.address), part.size);
+        tensor.offset = match part.size {
+            0 => 0,
+            _ => offset().ok_or(Error::NotInPlace(part.address))?,
+        };
+        tensor.size = part.size;
+    }
+    of.synchronize()?;
+    Ok(publisher.publish_in_place(&name, &manifest, offer)?)
 }
 
 impl Request {
     fn check(&self) -> Result<(), Error> {
+        if self.in_place {
+            return self.check_in_place();
+        }
         let problem = |part: &Part| match part.offset.checked_add(part.size) {
             Some(end) if end > self.size => Some("it ends after the publication"),
             None => Some("it ends after the publication"),
@@ -114,6 +165,20 @@ impl Request {
             Some((index, problem)) => Err(Error::Part { index, problem }),
             None => Ok(()),
         }
+    }
+}
+
+impl Request {
+    fn check_in_place(&self) -> Result<(), Error> {
+        let (parts, tensors) = (self.parts.len(), self.manifest.tensors.len());
+        let mut found = self.parts.iter().enumerate();
+        let host = found.find(|(_, part)| part.is_host);
+        let (index, problem) = match host {
+            Some((index, _)) => (index, "it is in host memory"),
+            None if parts != tensors => (parts.min(tensors), "there is one for each tensor"),
+            None => return Ok(()),
+        };
+        Err(Error::Part { index, problem })
     }
 }
 
@@ -139,7 +204,12 @@ fn listen(
         exit::at_end(close);
     }
     let users = users.to_vec();
-    publishers.insert(path.to_owned(), Open { publisher, users });
+    let open = Open {
+        publisher,
+        users,
+        in_place: BTreeSet::new(),
+    };
+    publishers.insert(path.to_owned(), open);
     Ok(())
 }
 
@@ -185,8 +255,8 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
     };
     let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
     let publishers = publishers.get_or_insert_default();
-    let open = publishers.get(&path);
-    if !open.is_some_and(|open| open.publisher.withdraw(name)) {
+    let open = publishers.get_mut(&path);
+    if !open.is_some_and(|open| open.withdraw(name)) {
         return Err(Error::NotPublished {
             name: name.to_owned(),
             instead: format!("this process has no such name at {}", path.display()),
@@ -211,8 +281,7 @@ fn end_later(leave: &Waiting) {
 /// Releases the memory of ended versions, and raises the limits of the heaps by as much. Waits for
 /// the devices, and for a moment for readers that were attaching such a version.
 fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
-    let listed = publishers.values().flat_map(|open| open.publisher.list());
-    let listed: u64 = listed.map(|one| one.held).sum();
+    let listed: u64 = publishers.values().map(Open::copied).sum();
     for (_, of) in heaps::all() {
         let _ = of.synchronize();
     }
@@ -229,6 +298,20 @@ fn end(publishers: &BTreeMap<PathBuf, Open>, _leave: &Waiting) {
             break;
         }
         thread::sleep(LOOK);
+    }
+}
+
+impl Open {
+    fn withdraw(&mut self, name: &str) -> bool {
+        self.in_place.remove(name);
+        self.publisher.withdraw(name)
+    }
+
+    /// Returns the bytes of all copies that are published.
+    fn copied(&self) -> u64 {
+        let listed = self.publisher.list().into_iter();
+        let copies = listed.filter(|one| !self.in_place.contains(&one.name));
+        copies.map(|one| one.held).sum()
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     /// The devices that have access to each other's memory.
     pub(crate) peers: Vec<u32>,
     pub(crate) rdma: Rdma,
+    /// `true` if other processes may get the heap's memory.
+    pub(crate) shareable: bool,
 }
 
 /// When memory is created so that RDMA devices reach it.
@@ -106,6 +108,7 @@ impl Settings {
             waits: all.stream_waits.unwrap_or(true),
             peers: all.peers.unwrap_or_default(),
             rdma: all.rdma.unwrap_or_default(),
+            shareable: all.shareable.unwrap_or(false),
         })
     }
 }
@@ -143,6 +146,7 @@ pub(crate) struct Configuration {
     aliases: Option<bool>,
     stream_waits: Option<bool>,
     rdma: Option<Rdma>,
+    shareable: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -172,6 +176,7 @@ impl Configuration {
             aliases: self.aliases.or(earlier.aliases),
             stream_waits: self.stream_waits.or(earlier.stream_waits),
             rdma: self.rdma.or(earlier.rdma),
+            shareable: self.shareable.or(earlier.shareable),
         };
         match (&merged.ledger, merged.ledger_limit) {
             (None, Some(limit)) => Err(Error::Configured {
@@ -262,6 +267,7 @@ mod tests {
             waits: true,
             peers: Vec::new(),
             rdma: Rdma::Auto,
+            shareable: false,
         };
         assert_eq!(settings, expected);
     }
@@ -297,7 +303,7 @@ mod tests {
         assert_eq!(unchanged.expect("a setting"), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
             "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false,
-            "rdma": "on"}"#;
+            "rdma": "on", "shareable": true}"#;
         let all = Configuration::parse(all).expect("settings");
         let expected = Settings {
             limit: Some(4096),
@@ -311,6 +317,7 @@ mod tests {
             waits: false,
             peers: vec![1, 0],
             rdma: Rdma::On,
+            shareable: true,
         };
         assert_eq!(configured_with(&all, RDMA, "off").expect("both"), expected);
         let overridden = configured_with(&all, ALIASES, "off");
@@ -322,12 +329,12 @@ mod tests {
         let parse = |json| Configuration::parse(json).expect("settings");
         let earlier = parse(
             r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b", "peers": [0, 1],
-                "aliases": false, "stream_waits": false, "rdma": "off"}"#,
+                "aliases": false, "stream_waits": false, "rdma": "off", "shareable": true}"#,
         );
         let nothing = parse("{}").over(earlier.clone());
         assert_eq!(nothing.expect("as before"), earlier);
         let later = r#"{"limit": 8192, "ledger_limit": 1024, "peers": [], "stream_waits": true,
-            "rdma": "auto"}"#;
+            "rdma": "auto", "shareable": false}"#;
         let merged = parse(later).over(earlier.clone()).expect("both");
         let expected = Configuration {
             limit: Some(8192),
@@ -335,6 +342,7 @@ mod tests {
             peers: Some(Vec::new()),
             stream_waits: Some(true),
             rdma: Some(Rdma::Auto),
+            shareable: Some(false),
             ..earlier
         };
         assert_eq!(merged, expected);

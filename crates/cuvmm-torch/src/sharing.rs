@@ -8,6 +8,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use cuvmm::driver::Exported;
+use rustix::io::Errno;
 
 use crate::edge::{self, guard, status};
 use crate::error::Error;
@@ -36,10 +37,15 @@ pub unsafe extern "C" fn cuvmm_socket(buffer: *mut c_char, length: usize) -> usi
 /// `manifest`, with `tensors` and `metadata` as in [`cuvmm::share::Manifest`]; and `parts`, the
 /// bytes to copy, a list of objects with `address`, `offset`, `size` and `is_host`.
 ///
+/// With `in_place`, nothing is copied and the memory is not made read-only. The parts are then the
+/// memory of the tensors, in their order, which shareable tags or a shareable heap have; `size` and
+/// all offsets are ignored. The memory of the tags' blocks and of the heap's allocations is kept until
+/// the name is withdrawn or published again.
+///
 /// # Safety
-/// `json` is null or ends with a zero byte, and `version` is null or valid for writing. The parts
-/// are readable, on the device or the host as they say, and nothing queued after this call writes
-/// them before it returns.
+/// `json` is null or ends with a zero byte, and `version` is null or valid for writing. Parts that are
+/// copied are readable, on the device or the host as they say, and nothing queued after this call
+/// writes them before it returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -> c_int {
     status(|| {
@@ -270,7 +276,12 @@ unsafe fn copy(descriptor: c_int) -> Result<OwnedFd, Error> {
     // SAFETY: it is open by the caller's promise, and only borrowed for this call.
     let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
     let copied = borrowed.try_clone_to_owned();
-    copied.map_err(|_| Error::NoDescriptor(descriptor))
+    copied.map_err(
+        |error| match error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
+            true => Error::NoMoreDescriptors,
+            false => Error::NoDescriptor(descriptor),
+        },
+    )
 }
 
 /// Runs the body of a C function that writes a number, or returns 1 if there is none.

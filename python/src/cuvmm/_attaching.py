@@ -15,7 +15,7 @@ from . import _dlpack, _library
 from ._arrays import DeviceArray, SharedMemory, device_of
 from ._dtypes import dtype_of, name_from_files, shape_from_files
 from ._errors import Error, NotPublishedError
-from ._publishing import STRIDES, absolute, checked, users_of
+from ._publishing import IN_PLACE, STRIDES, absolute, checked, users_of
 from ._sizes import text_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class Attached(Mapping[str, "torch.Tensor"]):
     They are PyTorch's tensors over the memory of the publication, made when they are asked for. A
     tensor keeps the memory, also when this object and the publisher are gone.
 
-    The memory is for reading: every process that has it attached sees the same bytes. An operation
+    The memory is for reading: every process that has it attached sees the same bytes. If it was published in place
+    (`in_place`), the publisher may write to it at any time, and a kernel that reads meanwhile gets some elements from
+    before and some from after; when the name is published again or withdrawn, its memory is used for other tensors. An operation
     that writes to such a tensor is an illegal memory access, after which the process cannot use the
     device any more. Copy what is to be changed (`tensor.clone()`).
 
@@ -90,6 +92,8 @@ class Attached(Mapping[str, "torch.Tensor"]):
         self._address: int = described["address"]
         self._tensors = {tensor["name"]: tensor for tensor in manifest["tensors"]}
         self._strides = _strides_in(self.metadata.pop(STRIDES, "{}"))
+        #: True if the publisher has published its tensors themselves (`copy=False`), to which it may write.
+        self.in_place: bool = self.metadata.pop(IN_PLACE, "") == "true"
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
@@ -159,7 +163,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
 
         timeout: the seconds to wait for one.
 
-        This version stays as it is, and both take memory on the device while tensors of both live. The
+        This version stays as it is, unless it is `in_place`, and both take memory on the device while tensors of both live. The
         new tensors have other addresses: graphs that were captured with the old ones must be captured
         again.
 

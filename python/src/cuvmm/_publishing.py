@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,22 @@ from ._sources import Source, device_of_all, lay_out, sources_of
 #: The key of the metadata that has the strides of tensors that are not dense, as JSON. They count elements of the
 #: tensor's type here, which for `F4` are bytes.
 STRIDES = "cuvmm.strides"
+#: The key of the metadata that says that the memory was published in place.
+IN_PLACE = "cuvmm.in_place"
+
+#: Held while names are published and withdrawn. The garbage collector may do so within.
+_lock = threading.RLock()
+#: What keeps the memory that is published in place, by path and name: a library that frees a tensor may use its
+#: bytes for another one.
+_kept: dict[tuple[str, str], list[Any]] = {}
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -47,7 +64,7 @@ class Publication:
         self.path = path
         #: The ordinal of the device that has the memory.
         self.device = device
-        #: The bytes of all tensors, with gaps for alignment.
+        #: The bytes of all tensors; of a copy with gaps for alignment.
         self.nbytes = nbytes
 
     def withdraw(self) -> None:
@@ -61,7 +78,11 @@ class Publication:
         Raises `cuvmm.NotPublishedError` if it is withdrawn already.
         """
         library = _library.get()
-        library.check(library.withdraw(self.name.encode(), os.fsencode(self.path)))
+        with _lock:
+            library.check(library.withdraw(self.name.encode(), os.fsencode(self.path)))
+            kept = _kept.pop((self.path, self.name), None)
+        # Tensors end without the lock.
+        del kept
 
     def __repr__(self) -> str:
         return (
@@ -97,6 +118,7 @@ def publish(
     device: Any = None,
     users: Iterable[int] = (),
     metadata: Mapping[str, str] | None = None,
+    copy: bool = True,
 ) -> Publication:
     """Publishes finished tensors, which other processes attach with `cuvmm.attach` without a copy.
 
@@ -109,12 +131,22 @@ def publish(
         theirs.
     users: the numbers of other users whose processes may attach it. They must name the path.
     metadata: texts by their names, which are attached too.
+    copy: False publishes the tensors as they lie, without a copy. Their memory is that of shareable pools
+        (`cuvmm.torch.pool(name, shareable=True)`) or of `cuvmm.torch.install(shareable=True)`.
 
     The tensors are copied, because memory that PyTorch allocated cannot be given to other processes.
     They are free to be changed or deleted afterwards; a process can attach its own publication. The
     copy counts against the limit of `cuvmm.configure`, and in its ledger. Of tensors whose bytes
     overlap, the bytes between their elements are copied too. A publication stays on the
     device for as long as it is published or a process has it attached.
+
+    With `copy=False` other processes read the tensors themselves, and nothing more is held. What this process
+    writes to them later is seen there, also by a kernel that is reading them, which then gets some elements from
+    before and some from after: agree on when to write, or publish new tensors and keep these until all have taken
+    up the newer version. The tensors may be deleted, and are kept while they are published; when the name is
+    published again or withdrawn, a process that still has this version attached reads what their memory is used
+    for next. Other tensors in the same pieces of memory (`cuvmm.extents`) can be read there too. Memory that was
+    published in place cannot sleep. Do not resize a tensor's storage meanwhile.
 
     Waits for all work of the device, and is refused while a graph is captured. Without
     `cuvmm.torch.install` captures are not known here: do not call it during one.
@@ -124,16 +156,21 @@ def publish(
     <cuvmm.Publication 'model' version 1, 15.01 GiB on device 0, at /run/user/1000/cuvmm/17644.sock>
 
     Raises TypeError or ValueError for what cannot be published, `cuvmm.OutOfMemoryError` if there is
-    too little memory, and `cuvmm.Error` if another process listens at the path. Nothing has changed
-    then.
+    too little memory, and `cuvmm.Error` if another process listens at the path, or memory is not shareable that
+    is to be published in place. Nothing has changed then.
     """
-    sources = sources_of(tensors)
+    sources = sources_of(tensors, in_place=not copy)
     ordinal = device_of_all(sources, None if device is None else device_of(device))
-    runs, nbytes = lay_out(sources)
+    if copy:
+        parts, nbytes = _copies_of(sources)
+    else:
+        parts, nbytes = _in_place(sources)
     texts = {str(key): str(value) for key, value in (metadata or {}).items()}
     strides = {source.name: source.strides for source in sources if not source.is_dense}
     if strides:
         texts[STRIDES] = json.dumps(strides)
+    if not copy:
+        texts[IN_PLACE] = "true"
     library = _library.get()
     others = users_of(users)
     if others and path is None:
@@ -151,6 +188,30 @@ def publish(
         }
         for source in sources
     ]
+    request = {
+        "name": checked(name),
+        "path": where,
+        "users": others,
+        "device": ordinal,
+        "size": nbytes,
+        "manifest": {"tensors": manifest, "metadata": texts},
+        "parts": parts,
+        "in_place": not copy,
+    }
+    text = json.dumps(request).encode()
+    with _lock:
+        version = library.number("publish", text)
+        before = _kept.pop((where, name), None)
+        if not copy:
+            _kept[where, name] = [source.keeps for source in sources]
+    # Tensors end without the lock.
+    del before
+    return Publication(name, version, where, ordinal, nbytes)
+
+
+def _copies_of(sources: list[Source]) -> tuple[list[dict[str, Any]], int]:
+    """Returns the bytes that are copied, and their sum with gaps for alignment."""
+    runs, nbytes = lay_out(sources)
     parts = [
         {
             "address": run.start,
@@ -160,14 +221,18 @@ def publish(
         }
         for run in runs
     ]
-    request = {
-        "name": checked(name),
-        "path": where,
-        "users": others,
-        "device": ordinal,
-        "size": nbytes,
-        "manifest": {"tensors": manifest, "metadata": texts},
-        "parts": parts,
-    }
-    version = library.number("publish", json.dumps(request).encode())
-    return Publication(name, version, where, ordinal, nbytes)
+    return parts, nbytes
+
+
+def _in_place(sources: list[Source]) -> tuple[list[dict[str, Any]], int]:
+    """Returns where each tensor lies, and the sum of their bytes."""
+    for source in sources:
+        if source.device is None:
+            raise ValueError(f"{source.name!r} is in host memory: publish a copy (copy=True)")
+    if not any(source.span for source in sources):
+        raise ValueError("no tensor has elements: publish a copy (copy=True)")
+    parts = [
+        {"address": source.address, "offset": 0, "size": source.span, "is_host": False}
+        for source in sources
+    ]
+    return parts, sum(source.span for source in sources)

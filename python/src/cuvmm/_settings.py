@@ -14,6 +14,8 @@ from ._sizes import bytes_of
 #: The names that the library has for the values of `rdma`.
 _RDMA: dict[bool | str, str] = {"auto": "auto", True: "on", False: "off"}
 
+_is_shareable = False
+
 
 def configure(
     limit: int | str | None = None,
@@ -25,6 +27,7 @@ def configure(
     aliases: bool | None = None,
     stream_waits: bool | None = None,
     rdma: bool | Literal["auto"] | None = None,
+    shareable: bool | None = None,
 ) -> None:
     """Sets up the library, before it allocates on any device.
 
@@ -48,6 +51,10 @@ def configure(
     rdma: "auto", the default, makes memory that network cards can read and write (GPUDirect RDMA) where the
         device has such memory: a granule is tried once for each device. True requires it, so that the first
         allocation on another device fails. False makes ordinary memory.
+    shareable: True makes the heap's memory shareable with other processes, as that of
+        `cuvmm.torch.pool(name, shareable=True)` is: tensors are sent and published in place. Memory of graphs is
+        not. A process that gets a tensor gets the whole pieces of memory that it lies in (`cuvmm.extents`), with what
+        else is there. The driver fixes this when it creates memory, which it may need longer for.
 
     >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
@@ -71,7 +78,8 @@ def configure(
         settings["ledger_limit"] = bytes_of(ledger_limit)
     if peers is not None:
         settings["peers"] = _ordinals_of(peers)
-    for name, value in (("aliases", aliases), ("stream_waits", stream_waits)):
+    switches = {"aliases": aliases, "stream_waits": stream_waits, "shareable": shareable}
+    for name, value in switches.items():
         if value is not None:
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is True or False, not {value!r}")
@@ -82,6 +90,14 @@ def configure(
         settings["rdma"] = _RDMA[rdma]
     library = _library.get()
     library.check(library.configure(json.dumps(settings).encode()))
+    global _is_shareable
+    if shareable is not None:
+        _is_shareable = shareable
+
+
+def is_shareable() -> bool:
+    """Returns True if the heap's memory is shareable with other processes."""
+    return _is_shareable
 
 
 def _ordinals_of(peers: object) -> list[int]:

@@ -74,8 +74,8 @@ class Run:
         return self.sources[0].device
 
 
-def sources_of(tensors: Mapping[str, Any]) -> list[Source]:
-    """Describes tensors by their names.
+def sources_of(tensors: Mapping[str, Any], in_place: bool = False) -> list[Source]:
+    """Describes tensors by their names. In place, no tensor is made of another one's values.
 
     Raises TypeError for what is no tensor, and ValueError for a tensor whose bytes say too little.
     """
@@ -88,6 +88,11 @@ def sources_of(tensors: Mapping[str, Any]) -> list[Source]:
             raise TypeError(f"the name of a tensor is text, not {name!r}")
         if torch is not None and isinstance(tensor, torch.Tensor):
             # Without lazy conjugation and negation the bytes are the values.
+            if in_place and (tensor.is_conj() or tensor.is_neg()):
+                raise ValueError(
+                    f"{name!r} is conjugated or negated when it is read, so that its bytes are no values:"
+                    " publish a copy (copy=True)"
+                )
             resolve = lambda it: it.detach().resolve_conj().resolve_neg()
             found.append(of_torch(torch, name, tensor, resolve))
         elif hasattr(tensor, "__dlpack__"):

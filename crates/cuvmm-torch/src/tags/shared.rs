@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cuvmm::Block;
 
-use super::{NO_TAG, Tag, lock, note_tags_of_graphs};
+use super::{NO_TAG, State, Tag, lock, note_tags_of_graphs};
 use crate::edge::complain;
 use crate::error::Error;
 use crate::heaps::DeviceHeap;
@@ -41,23 +41,45 @@ pub(crate) fn with_block<T>(
     act: impl FnOnce(&Block) -> Result<T, Error>,
 ) -> Result<Option<T>, Error> {
     let state = lock();
-    let Some(blocks) = &state.blocks else {
-        return Ok(None);
+    state.block_of(address, size)?.map(act).transpose()
+}
+
+/// Calls a function with the block of each of several pieces of memory, as [`with_block`] does, or
+/// `None` for memory that no tag has.
+pub(crate) fn with_blocks<T>(
+    memory: &[(u64, u64)],
+    act: impl FnOnce(&[Option<&Block>]) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let state = lock();
+    let block_of = |&(address, size)| {
+        let address = usize::try_from(address).unwrap_or(usize::MAX);
+        state.block_of(address, size)
     };
-    let Some((block, _, tag)) = blocks.holding(address) else {
-        return Ok(None);
-    };
-    let tag = &state.tags[tag];
-    if !tag.is_shareable {
-        return Err(Error::NotShareable(tag.name.clone()));
+    let blocks = memory.iter().map(block_of);
+    act(&blocks.collect::<Result<Vec<_>, _>>()?)
+}
+
+impl State {
+    /// Returns the block that has some memory, whose tag is shareable and awake.
+    fn block_of(&self, address: usize, size: u64) -> Result<Option<&Block>, Error> {
+        let Some(blocks) = &self.blocks else {
+            return Ok(None);
+        };
+        let Some((block, _, tag)) = blocks.holding(address) else {
+            return Ok(None);
+        };
+        let tag = &self.tags[tag];
+        if !tag.is_shareable {
+            return Err(Error::NotShareable(tag.name.clone()));
+        }
+        if tag.is_asleep {
+            return Err(Error::Asleep(tag.name.clone()));
+        }
+        match blocks.tag_of(address, size) {
+            Some(_) => Ok(Some(block)),
+            None => Err(Error::NotInPool),
+        }
     }
-    if tag.is_asleep {
-        return Err(Error::Asleep(tag.name.clone()));
-    }
-    if blocks.tag_of(address, size).is_none() {
-        return Err(Error::NotInPool);
-    }
-    act(block).map(Some)
 }
 
 /// Makes room for the memory of shareable tags that wake. Kept until the memory is charged.

@@ -116,7 +116,7 @@ impl Member {
         match *self {}
     }
 
-    pub(crate) const fn lend(&self, _: u64, _: u64) -> bool {
+    pub(crate) const fn lend(&self, _: &[u64], _: u64) -> bool {
         match *self {}
     }
 

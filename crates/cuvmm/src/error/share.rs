@@ -159,6 +159,9 @@ pub enum ShareError {
     /// Allocations of several memory pools were to be offered together.
     #[error("the allocations of an offer must be of one memory pool: make an offer for each pool")]
     SeveralPools,
+    /// Memory of pools in different ledgers was to be offered together.
+    #[error("the memory of an offer must be of pools of one ledger: make an offer for each ledger")]
+    SeveralLedgers,
     /// Memory at this location cannot be described to another process.
     #[error("memory at {0} cannot be described to another process")]
     Unnameable(Location),

@@ -106,6 +106,11 @@ impl Allocation {
         &self.lane.shared.core
     }
 
+    #[cfg(target_os = "linux")]
+    pub(super) fn heap(&self) -> &Shared {
+        &self.lane.shared
+    }
+
     /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> DeviceAddress {

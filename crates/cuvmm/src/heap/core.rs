@@ -107,6 +107,8 @@ pub(super) struct State {
     pub(super) retired: VecDeque<(ExtentId, u64)>,
     pub(super) counts: Counts,
     pub(super) rest: Rest,
+    /// `true` once memory was offered to other processes.
+    pub(super) is_offered: bool,
     #[cfg(debug_assertions)]
     sections: u64,
 }
@@ -153,6 +155,7 @@ impl State {
             retired: VecDeque::new(),
             counts: Counts::default(),
             rest: Rest::Awake,
+            is_offered: false,
             #[cfg(debug_assertions)]
             sections: 0,
         }
@@ -205,6 +208,16 @@ impl State {
     pub(super) fn add_space(&mut self, space: Space) {
         self.gaps.add_part(space.address().0, space.size());
         self.spaces.add(space);
+    }
+
+    /// Returns the number of exported extents, and their bytes.
+    pub(super) fn exported(&self) -> (u64, u64) {
+        if !self.is_offered {
+            return (0, 0);
+        }
+        let all = self.physicals.iter().flatten();
+        let exported = all.filter(|physical| physical.is_exported());
+        exported.fold((0, 0), |(count, bytes), it| (count + 1, bytes + it.size()))
     }
 
     /// Takes out the reservations in which nothing is mapped, nor about to be.

@@ -20,6 +20,7 @@ impl Holder for Core {
         let (large, small) = (&state.large, &state.small);
         let free = large.free() + small.free_bytes();
         let used = large.held() - free;
+        let (_, exported) = state.exported();
         if !state.rest.is_charged() {
             return HolderFigures {
                 asleep: large.held(),
@@ -31,6 +32,7 @@ impl Holder for Core {
                 held: large.held(),
                 in_use: large.held(),
                 kept: free,
+                exported,
                 ..HolderFigures::default()
             };
         }
@@ -42,6 +44,7 @@ impl Holder for Core {
             padding: used - in_use,
             pending_free: free - large.ready() - small.ready(),
             idle: large.idle(),
+            exported,
             ..HolderFigures::default()
         }
     }

@@ -105,6 +105,8 @@ mod extents;
 mod gaps;
 mod holder;
 mod lengths;
+#[cfg(target_os = "linux")]
+mod offered;
 mod ranges;
 mod request;
 mod rest;

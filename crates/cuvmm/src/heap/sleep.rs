@@ -98,6 +98,13 @@ impl Core {
             Rest::Moving { .. } => return Err(busy(state)),
             Rest::Awake => {}
         }
+        let (extents, bytes) = state.exported();
+        if extents > 0 {
+            return Err(SleepError::Exported {
+                blocks: extents,
+                bytes,
+            });
+        }
         let moves = |extent: &Extent| !extent.settled || extent.is_leaving();
         let any_moves = state.large.extents().any(|(_, extent)| moves(extent));
         if state.counts.making > 0 || any_moves {

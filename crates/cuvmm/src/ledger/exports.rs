@@ -149,6 +149,11 @@ pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<Expor
         })
 }
 
+/// Returns `true` if a name names an entry, open or closed.
+pub(super) fn is_there(layout: &Layout, id: ExportId) -> bool {
+    id.find(layout).is_some()
+}
+
 /// Adds granules to an entry of the caller; returns `false` if the entry is not open.
 pub(super) fn grow(layout: &Layout, id: ExportId, granules: u64) -> bool {
     match id.find(layout) {

@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::lending::NamedExport;
 use self::lending::{Lent, Named};
+pub(crate) use self::lending::{NamedExport, OpenOffer};
 use super::charge::{self, Attempt, Count};
 use super::clock;
 use super::control::Served;

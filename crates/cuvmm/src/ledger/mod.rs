@@ -180,7 +180,7 @@ use crate::modes;
 pub(crate) use control::Change;
 pub use control::{Control, GroupRequest, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
-pub(crate) use member::{InLine, Member, NamedExport};
+pub(crate) use member::{InLine, Member, NamedExport, OpenOffer};
 #[cfg(feature = "metrics")]
 pub use metrics::open_metrics;
 pub use stats::{

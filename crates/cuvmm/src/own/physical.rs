@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use cuvmm_driver::{
     Call, DeviceAddress, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
@@ -15,6 +15,7 @@ use super::{CloseError, CloseRefusal, Place};
 use crate::deferred::is_broken_off;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Physical memory on a device or a host NUMA node. New memory reads as zero.
 ///
@@ -46,6 +47,8 @@ struct Exporting {
     is_exported: AtomicBool,
     /// The physical's exported block in a ledger; 0 for none.
     counted_as: AtomicU64,
+    /// The ledger's names of offers of several blocks or allocations that the physical is part of.
+    offered_as: Mutex<Vec<u64>>,
 }
 
 impl ExportMark {
@@ -63,6 +66,31 @@ impl ExportMark {
 
     pub(crate) fn counted_as(&self) -> Option<u64> {
         Some(self.0.counted_as.load(Ordering::Acquire)).filter(|&block| block != 0)
+    }
+
+    /// Notes the ledger's name of an offer of several blocks or allocations. Forgets the names of
+    /// which `is_known` says that they have ended.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn offer_as(&self, offer: u64, is_known: impl Fn(u64) -> bool) {
+        let mut offers = self.offers();
+        offers.retain(|&known| is_known(known));
+        offers.push(offer);
+    }
+
+    /// Returns all names of the physical in a ledger.
+    pub(crate) fn names(&self) -> Vec<u64> {
+        let offers = self.offers();
+        self.counted_as()
+            .into_iter()
+            .chain(offers.iter().copied())
+            .collect()
+    }
+
+    fn offers(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.0
+            .offered_as
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

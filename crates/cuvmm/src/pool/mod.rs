@@ -114,8 +114,6 @@ use crate::own::{
 };
 
 pub use self::accounts::{Limit, LimitChange};
-#[cfg(target_os = "linux")]
-pub(crate) use self::blocks::Promised;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use self::blocks::Use;
 pub use self::blocks::compaction::Compaction;
@@ -125,6 +123,8 @@ pub(crate) use self::blocks::sleep::{
 };
 pub use self::blocks::slots::Hardened;
 pub use self::blocks::{Block, BlockBuilder, ExportedBlock, Headroom, Lease};
+#[cfg(target_os = "linux")]
+pub(crate) use self::blocks::{BlockParts, OfferingPool, Promised};
 pub use self::gate::CaptureGuard;
 pub(crate) use self::gate::Polling;
 pub(crate) use self::holders::{

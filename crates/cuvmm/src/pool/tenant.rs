@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use super::accounts::{LimitChange, TenantId, Terms};
+#[cfg(target_os = "linux")]
+use super::blocks::OfferingPool;
 use super::blocks::compaction::Compaction;
 use super::blocks::slots::{Tenancy, Unswept};
 use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
@@ -218,6 +220,11 @@ impl Tenant {
     /// time twice.
     pub(crate) fn number(&self) -> u64 {
         self.shared.owner.core.lock().blocks.tick()
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn offering_pool(&self) -> OfferingPool {
+        OfferingPool::new(self.core())
     }
 
     pub(crate) fn guests(&self) -> &[AccessGrant] {

@@ -5,15 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
 use cuvmm_driver::{Exported, HandleTypes, LocationKind};
 
 use super::parcel::Parcel;
+use super::places::Places;
 use super::wire::{Description, Elements, Origin, SharedExtent};
 use crate::error::{MemoryError, ShareError};
 use crate::extents::Extent;
+use crate::heap::Allocation;
+use crate::ledger::OpenOffer;
 use crate::own::{Access, Physical, Place};
 use crate::pool::{Block, Lease, Promised};
 use crate::region::Region;
@@ -24,8 +27,8 @@ use crate::vec::DeviceVec;
 /// would be too many to keep open.
 const MOST_KEPT: usize = 64;
 
-/// Memory to be given to other processes: a physical, a range of a region, a vector, or a block of
-/// a pool.
+/// Memory to be given to other processes: a physical, a range of a region, a vector, a block of a
+/// pool, or [several](Self::several) blocks and allocations of heaps.
 ///
 /// An offer grants read access unless [`read_write`](Self::read_write) is called. The driver does
 /// not enforce this: every process that holds a handle can write, so give memory only to processes
@@ -58,13 +61,25 @@ const MOST_KEPT: usize = 64;
 #[derive(Debug)]
 #[doc(alias = "IPC")]
 pub struct Offer {
-    description: Description,
+    pub(super) description: Description,
     /// The physical of each extent, in order.
     physicals: Vec<Physical>,
     /// The handles of all extents, if there are at most [`MOST_KEPT`].
     kept: OnceLock<Vec<Exported>>,
-    /// Keeps a block's memory mapped, and is dropped after the physicals.
-    _lease: Option<Lease>,
+    /// Where the memory of blocks and allocations is mapped in this process.
+    pub(super) places: Places,
+    /// Keeps the memory mapped, and is dropped after the physicals.
+    pub(super) keeps: Keeps,
+}
+
+/// Keeps the memory of an offer in place.
+#[derive(Debug, Default)]
+pub(super) struct Keeps {
+    /// Of blocks.
+    pub(super) leases: Vec<Lease>,
+    pub(super) allocations: Vec<Arc<Allocation>>,
+    /// The entry in a ledger.
+    pub(super) counted: Option<OpenOffer>,
 }
 
 impl Offer {
@@ -127,12 +142,12 @@ impl Offer {
         } = block.parts()?.promise()?;
         let size = end_of(&list);
         let mut offer = Self::of_parts(size, None, offsets(list))?;
-        offer._lease = Some(lease);
+        offer.keeps.leases.push(lease);
         offer.description.counted = counted;
         Ok(offer)
     }
 
-    fn of_parts(
+    pub(super) fn of_parts(
         size: u64,
         elements: Option<Elements>,
         parts: Vec<(u64, Physical)>,
@@ -167,7 +182,8 @@ impl Offer {
             description,
             physicals,
             kept: OnceLock::new(),
-            _lease: None,
+            places: Places::default(),
+            keeps: Keeps::default(),
         })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A version is published in one step when it is finished: a reader attaches the version before or
 //! this one, never a mixture. From then on this library does not write to it, and the owner's
-//! devices may only read it. It lives until the last process that holds it releases it.
+//! devices may only read it, unless it was published in place. It lives until the last process that
+//! holds it releases it.
 
 use std::fmt;
 use std::path::Path;
@@ -142,6 +143,35 @@ impl Publisher {
         Ok(())
     }
 
+    /// Publishes memory in place under a name and returns its version, which counts from 1 for each
+    /// name. Unlike [`publish`](Self::publish), neither waits for work nor makes the memory
+    /// read-only: the owner may go on writing, and a reader sees what is there when its kernel reads.
+    /// Wait for the work that writes the contents before, and agree with the readers on a time for
+    /// later writes.
+    ///
+    /// The publisher keeps the offer until the name is published again or withdrawn.
+    ///
+    /// # Errors
+    /// [`ShareError`] for a wrong name, a manifest that does not match the memory, or if the driver
+    /// makes no handle. Nothing is published then.
+    pub fn publish_in_place(
+        &self,
+        name: &str,
+        manifest: &Manifest,
+        offer: Offer,
+    ) -> Result<u64, ShareError> {
+        Self::check_name(name)?;
+        manifest.check_sizes()?;
+        let text = Self::described(manifest, &offer)?;
+        let published = New {
+            tensors: manifest.tensors.len() as u64,
+            manifest: text,
+            offer,
+            memory: Box::new(()),
+        };
+        Ok(self.shared.add(name, published))
+    }
+
     fn prepare<M: Publishable>(
         &self,
         name: &str,
@@ -153,6 +183,13 @@ impl Publisher {
         manifest.check_sizes()?;
         memory.may_be_sealed()?;
         let offer = memory.offer()?;
+        let text = Self::described(manifest, &offer)?;
+        memory.seal()?;
+        Ok((offer, text))
+    }
+
+    /// Serializes a manifest of offered memory, and checks that handles of the memory can be made.
+    fn described(manifest: &Manifest, offer: &Offer) -> Result<Vec<u8>, ShareError> {
         manifest.check(&offer.description().runs())?;
         // Serialized once for all readers, which would refuse a larger manifest.
         let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
@@ -164,8 +201,7 @@ impl Publisher {
         ArgumentError::at_most(what, text.len() as u64, most)?;
         // Makes a handle before any reader is promised one.
         drop(offer.batch(0..1)?);
-        memory.seal()?;
-        Ok((offer, text))
+        Ok(text)
     }
 
     /// Withdraws a name: no reader can attach it any more. Returns `true` if the name was

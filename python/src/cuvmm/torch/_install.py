@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 
-from .. import _library
+from .. import _library, _settings
 from .._settings import configure
-from . import _collecting, _figures, _refusals
+from . import _collecting, _figures, _refusals, _sharing
 
 # PyTorch's setters, and the functions that they get.
 _HOOKS = {
@@ -49,6 +49,7 @@ def install(
     aliases: bool | None = None,
     stream_waits: bool | None = None,
     rdma: bool | Literal["auto"] | None = None,
+    shareable: bool | None = None,
     *,
     collect: bool = False,
 ) -> None:
@@ -61,6 +62,9 @@ def install(
     argument`: `check_access` says why. It is left out by default because mapping memory takes many
     times as long with it; processes with one device each, as data-parallel training has, do not need
     it.
+
+    With `shareable=True` tensors can be sent to other processes in place (`torch.multiprocessing`), and published in
+    place (`cuvmm.publish(..., copy=False)`), outside of `cuvmm.torch.pool` too; pools are shareable as each says.
 
     With `collect=True` an allocation that finds no memory collects Python's garbage once and tries again, so that
     tensors in reference cycles are not what it lacks. PyTorch's own allocator does not. Memory of
@@ -83,7 +87,9 @@ def install(
     with _lock:
         _refuse_late()
         library = _library.get()
-        configure(limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits, rdma)
+        configure(
+            limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits, rdma, shareable
+        )
         allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
         for setter, function in _HOOKS.items():
             # A PyTorch that lacks a setter does not call such a function. Uses of memory by another
@@ -103,6 +109,8 @@ def install(
         _refusals.explain()
         if collect:
             _collecting.begin(library)
+        if _settings.is_shareable():
+            _sharing.reduce_in_place()
 
 
 def _refuse_late() -> None:

@@ -1,4 +1,4 @@
-"""Tensors of shareable pools, sent to other processes in place.
+"""Tensors of shareable memory, sent to other processes in place.
 
 What `torch.multiprocessing` pickles of such a tensor is a socket (`multiprocessing.reduction.DupFd`). Over
 it the process that unpickles the tensor asks for descriptors of the memory, and maps it at addresses of its
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import math
 import os
@@ -298,6 +299,11 @@ def make_shareable(name: str) -> None:
     """
     library = _library.get()
     library.check(library.tag_shareable(name.encode()))
+    reduce_in_place()
+
+
+def reduce_in_place() -> None:
+    """Has tensors of shareable memory sent in place."""
     with _lock:
         if _before:
             return
@@ -325,7 +331,7 @@ def _reduce_storage(storage: Any) -> Any:
 def _reduce_read_only(wrapped: ReadOnly) -> Any:
     reduced = _in_place(wrapped.tensor, True)
     if reduced is None:
-        raise Error("the tensor is not of a pool that is shareable: cuvmm.torch.pool(name, shareable=True)")
+        raise Error("the tensor's memory is not shareable: cuvmm.torch.pool(name, shareable=True)")
     return reduced
 
 
@@ -382,6 +388,7 @@ def _received(
     try:
         giver = socket.socket(fileno=handle.detach())
     except (OSError, EOFError) as error:
+        _refuse_full(error)
         raise Error(f"the process that sent a tensor has ended, or it was received before: {error}") from error
     with giver:
         giver.settimeout(_PATIENCE)
@@ -404,6 +411,15 @@ def _received(
     return DeviceArray(place, (nbytes,), dtype_of("uint8"))
 
 
+def _refuse_full(error: BaseException) -> None:
+    """Says so if a failure means that this process may open no more files."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        raise Error(
+            "this process may open no more files, and each storage that another process sends takes one: raise the"
+            " limit (ulimit -n), or send one large tensor and its views"
+        ) from error
+
+
 def _asked(request: dict[str, Any], giver: socket.socket) -> int:
     """Asks for descriptors, and attaches the memory."""
     handles: list[int] = []
@@ -417,9 +433,13 @@ def _asked(request: dict[str, Any], giver: socket.socket) -> int:
             word, some, *_ = socket.recv_fds(giver, 1, min(_MOST, count - len(handles)), flags)
             handles += some
             if not word or not some:
-                raise Error(f"of {count} descriptors of a tensor {len(handles)} came")
+                raise Error(
+                    f"of {count} descriptors of a tensor {len(handles)} came: the process that sent it has ended,"
+                    " or this one may open no more files (ulimit -n)"
+                )
         number = _attached(request, offered["description"], handles, giver)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_full(error)
         raise Error(f"the process that sent a tensor does not give its memory: {error!r}") from error
     finally:
         for handle in handles:

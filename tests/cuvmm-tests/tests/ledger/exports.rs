@@ -1,6 +1,8 @@
 //! Memory that a process of a ledger shares with others: charged once, until no process has it. The
 //! processes are members of one ledger in one process here, each with a slot of its own.
 //! `ledger_processes.rs` kills real ones.
+//!
+//! Tests I-113.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use crate::common::G;
 use cuvmm::driver::HandleTypes;
 use cuvmm::error::{BlockError, ShareError};
 use cuvmm::ledger::{ExportStats, ProcessState};
-use cuvmm::share::Parcel;
+use cuvmm::share::{Offered, Parcel};
 use cuvmm::{Attachment, Block, Device, Ledger, LedgerView, Limit, Offer, Pool, Stream, Tenant};
 
 /// Granules of the ledger.
@@ -235,6 +237,70 @@ fn a_block_that_grew_is_counted_whole() {
     assert!(user.block(LIMIT - 11).is_err());
     drop(attached);
     until("the memory is refunded", || exports(&view).is_empty());
+}
+
+#[test]
+fn offers_of_several_blocks_count_their_memory_until_no_process_has_it() {
+    let place = Place::new();
+    let (owner, user) = (place.join("owner"), place.join("user"));
+    let late = place.join("late");
+    let view = place.view(&owner);
+    let slot = owner.ledger.slot();
+    let [a, b, c] = [4, 8, 16].map(|granules| owner.block(granules).unwrap());
+    let first = Offer::several(&[Offered::Block(&a), Offered::Block(&b)]).unwrap();
+    assert_eq!(exports(&view), [(slot, 12, false, vec![])]);
+    let parcel = first.parcel().unwrap();
+    let reads = place.attach(&user, &parcel).unwrap();
+    let second = Offer::several(&[Offered::Block(&b), Offered::Block(&c)]).unwrap();
+    drop(first);
+    let refused = place.attach(&late, &parcel);
+    assert!(matches!(refused, Err(ShareError::GivenBack)), "{refused:?}");
+    drop(parcel);
+
+    // A block of the first offer is given back. The second offer has one of them too, and goes on.
+    drop(a);
+    owner.pool.trim(0).unwrap();
+    until("the block is given back", || {
+        owner.pool.stats().committed == 24 * G
+    });
+    let newer = place.attach(&late, &second.parcel().unwrap()).unwrap();
+    assert!(user.block(LIMIT - 27).is_err(), "the memory still exists");
+    until("the rest is free", || user.block(LIMIT - 28).is_ok());
+
+    // The newest offer has ended, and a reader of the first one still has its blocks.
+    drop((newer, second, b, c));
+    owner.pool.trim(0).unwrap();
+    until("what no process has is free", || {
+        user.block(LIMIT - 12).is_ok()
+    });
+    assert!(user.block(LIMIT - 11).is_err(), "the memory still exists");
+    drop(reads);
+    until("all entries are free", || exports(&view).is_empty());
+    until("all memory is free", || user.block(LIMIT).is_ok());
+}
+
+#[test]
+fn memory_that_is_offered_again_and_again_needs_one_entry_at_a_time() {
+    let place = Place::new();
+    let (owner, user) = (place.join("owner"), place.join("user"));
+    let view = place.view(&owner);
+    let block = owner.block(4).unwrap();
+    let mut offer = Offer::several(&[Offered::Block(&block)]).unwrap();
+    let reads = place.attach(&user, &offer.parcel().unwrap()).unwrap();
+    for _ in 0..300 {
+        offer = Offer::several(&[Offered::Block(&block)]).unwrap();
+    }
+    assert_eq!(
+        exports(&view).len(),
+        2,
+        "the one that is read, and the newest"
+    );
+    drop(reads);
+    until("the first entry is free", || exports(&view).len() == 1);
+    drop((offer, block));
+    owner.pool.trim(0).unwrap();
+    until("all entries are free", || exports(&view).is_empty());
+    until("all memory is free", || user.block(LIMIT).is_ok());
 }
 
 #[test]

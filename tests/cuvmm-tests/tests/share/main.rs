@@ -15,4 +15,5 @@ mod mem_pool_hostile;
 mod mem_pools;
 mod processes;
 mod publisher;
+mod several;
 mod system;

@@ -356,7 +356,7 @@ impl Extents {
 
     /// Returns the parts of extents that a mapped range of addresses shows, each with the address
     /// of its mapping, the last part first.
-    fn parts(&self, at: u64, size: u64) -> impl Iterator<Item = (Part, u64)> {
+    pub(super) fn parts(&self, at: u64, size: u64) -> impl Iterator<Item = (Part, u64)> {
         let end = at + size;
         let mappings = self.line.range(..end).rev();
         mappings.map_while(move |(&mapping, &id)| {

@@ -399,7 +399,7 @@ impl Actor {
             return;
         };
         self.change(id, |it| it.is_owned = false);
-        if !self.member().lend(id, granules * G) {
+        if !self.member().lend(&[id], granules * G) {
             self.change(id, |it| it.is_free = true);
             self.member().note_released(granules * G);
             self.member().give(granules * G);

@@ -1,23 +1,29 @@
 //! Exported blocks of the process, and imported blocks of other processes.
+//!
+//! An offer of several blocks or allocations has an entry of its own, so that its memory can be named
+//! until the offer ends, whatever other offers of the same memory do.
+//!
+//! Keeps I-113.
 
 use std::sync::Arc;
 
 use super::Member;
 use crate::ledger::exports::{self, ExportId};
 
-/// Exported blocks that the process has released and other processes still have.
+/// Exported memory that the process has released and other processes still have, and the entries in
+/// which they have it. Entries of ended offers whose memory is not released are here with 0 bytes.
 #[derive(Debug, Default)]
-pub(super) struct Lent(Vec<(ExportId, u64)>);
+pub(super) struct Lent(Vec<(Vec<ExportId>, u64)>);
 
 impl Lent {
     pub(super) fn bytes(&self) -> u64 {
         self.0.iter().map(|&(_, bytes)| bytes).sum()
     }
 
-    fn add(&mut self, id: ExportId, bytes: u64) {
-        match self.0.iter_mut().find(|(known, _)| *known == id) {
+    fn add(&mut self, ids: Vec<ExportId>, bytes: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == ids) {
             Some((_, lent)) => *lent = lent.saturating_add(bytes),
-            None => self.0.push((id, bytes)),
+            None => self.0.push((ids, bytes)),
         }
     }
 }
@@ -38,18 +44,34 @@ impl Member {
         }
     }
 
-    /// Counts released memory of an exported block. Returns `true` if other processes have the
-    /// memory: it is then no longer granted to the pool, and stays charged while they have it.
-    pub(crate) fn lend(&self, block: u64, bytes: u64) -> bool {
-        if self.own_process().is_err() {
+    /// Counts exported memory as an offer of several blocks or allocations. Returns `None` if the
+    /// ledger has no entry left.
+    pub(crate) fn open_offer(self: &Arc<Self>, bytes: u64) -> Option<OpenOffer> {
+        let id = exports::take(self.file.layout(), self.index, self.granules(bytes))?;
+        let member = Arc::clone(self);
+        Some(OpenOffer { member, id })
+    }
+
+    /// Returns `true` if a name names an entry.
+    pub(crate) fn has_entry(&self, name: u64) -> bool {
+        exports::is_there(self.file.layout(), ExportId::of(name))
+    }
+
+    /// Counts released memory that has these names in the ledger. Returns `true` if other processes
+    /// have the memory: it is then no longer granted to the pool, and stays charged while they have
+    /// it.
+    pub(crate) fn lend(&self, names: &[u64], bytes: u64) -> bool {
+        if names.is_empty() || self.own_process().is_err() {
             return false;
         }
         let mut account = self.account();
-        let id = ExportId::of(block);
-        let is_held = exports::close(self.file.layout(), id);
+        let layout = self.file.layout();
+        let ids = names.iter().map(|&name| ExportId::of(name));
+        let held: Vec<ExportId> = ids.filter(|&id| exports::close(layout, id)).collect();
+        let is_held = !held.is_empty();
         if is_held {
             account.used = account.used.saturating_sub(bytes);
-            account.lent.add(id, bytes);
+            account.lent.add(held, bytes);
         }
         is_held
     }
@@ -62,7 +84,8 @@ impl Member {
         }
         let before = account.lent.bytes();
         let layout = self.file.layout();
-        account.lent.0.retain(|&(id, _)| exports::close(layout, id));
+        let is_held = |ids: &[ExportId]| ids.iter().any(|&id| exports::close(layout, id));
+        account.lent.0.retain(|(ids, _)| is_held(ids));
         let returned = before - account.lent.bytes();
         account.obtained = account.obtained.saturating_sub(returned);
         self.slot().obtained.publish(account.obtained);
@@ -90,6 +113,35 @@ impl Member {
 
     pub(crate) fn ledger_number(&self) -> u64 {
         self.file.number()
+    }
+}
+
+/// The entry of an offer of several blocks or allocations. Other processes can name the memory until
+/// this value is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenOffer {
+    member: Arc<Member>,
+    id: ExportId,
+}
+
+impl OpenOffer {
+    /// Returns the number of the ledger, and the name in it.
+    pub(crate) fn name(&self) -> (u64, u64) {
+        (self.member.ledger_number(), self.id.word())
+    }
+}
+
+impl Drop for OpenOffer {
+    fn drop(&mut self) {
+        let member = &self.member;
+        if member.own_process().is_err() {
+            return;
+        }
+        let mut account = member.account();
+        if exports::close(member.file.layout(), self.id) {
+            // It is asked again until no process has the memory.
+            account.lent.add(vec![self.id], 0);
+        }
     }
 }
 

@@ -10,6 +10,8 @@
 use super::budget::TenantId;
 use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::extents::Extent;
+#[cfg(target_os = "linux")]
+use crate::ledger::OpenOffer;
 use crate::own::Physical;
 use crate::pool::core::{Core, Locked};
 use crate::wanted::{GRANT, Purpose};
@@ -45,6 +47,28 @@ impl Core {
         let block = block.ok_or(ShareError::TooManyExports)?;
         marks.for_each(|mark| mark.count_as(block));
         Ok(Some((joined.member.ledger_number(), block)))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Core {
+    /// Counts physicals as one offer in the ledger, if any.
+    pub(in crate::pool) fn count_offer<'a>(
+        &self,
+        physicals: impl Iterator<Item = &'a Physical> + Clone,
+    ) -> Result<Option<OpenOffer>, ShareError> {
+        let Some(joined) = self.ledger.get() else {
+            return Ok(None);
+        };
+        let bytes = physicals.clone().map(Physical::size).sum();
+        let offer = joined.member.open_offer(bytes);
+        let offer = offer.ok_or(ShareError::TooManyExports)?;
+        let (_, name) = offer.name();
+        for physical in physicals {
+            let mark = physical.export_mark();
+            mark.offer_as(name, |known| joined.member.has_entry(known));
+        }
+        Ok(Some(offer))
     }
 }
 
@@ -101,14 +125,14 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts released memory, and [returns a surplus](Self::return_surplus) of the grant. Memory
-    /// of an exported block that other processes have is no longer granted: the process stays
-    /// charged for it.
-    pub(in crate::pool) fn note_released(&mut self, size: u64, exported: Option<u64>) {
+    /// Counts released memory, and [returns a surplus](Self::return_surplus) of the grant. Exported
+    /// memory that other processes have by one of its `names` in the ledger is no longer granted: the
+    /// process stays charged for it.
+    pub(in crate::pool) fn note_released(&mut self, size: u64, names: &[u64]) {
         let Some(joined) = self.core().ledger.get() else {
             return;
         };
-        if exported.is_some_and(|block| joined.member.lend(block, size)) {
+        if joined.member.lend(names, size) {
             self.memory.budget.return_grant(size);
             return;
         }

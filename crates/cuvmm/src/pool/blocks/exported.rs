@@ -11,6 +11,11 @@
 //! without exports need not be searched.
 //! The pool does not know which process has imported memory, nor when it lets go of it.
 
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use cuvmm_driver::DeviceAddress;
 use cuvmm_driver::{Exported, HandleTypes};
 
 use super::Blocks;
@@ -21,7 +26,10 @@ use super::uses::Use;
 use crate::device::Device;
 use crate::error::{CallError, MemoryError, ShareError};
 use crate::extents::Extent;
+#[cfg(target_os = "linux")]
+use crate::ledger::OpenOffer;
 use crate::own::{Access, Physical, Stream, one_type};
+use crate::pool::core::Core;
 
 /// Handles of the memory under a block for other processes to import, and a [`Lease`] that keeps
 /// that memory under the block's addresses.
@@ -59,7 +67,7 @@ impl ExportedBlock {
 
 /// The memory under a block, and the lease that keeps it there. The physicals must be dropped
 /// before the lease: memory still held here when its block is gone cannot be given back.
-pub(crate) struct Parts {
+pub(crate) struct BlockParts {
     list: Vec<(Extent, Physical)>,
     lease: Lease,
 }
@@ -71,7 +79,7 @@ pub(crate) struct Promised {
     pub(crate) counted: Option<(u64, u64)>,
 }
 
-impl Parts {
+impl BlockParts {
     /// Makes a new handle for each extent: all of them or none.
     pub(crate) fn export(
         &self,
@@ -105,6 +113,72 @@ impl Parts {
     }
 }
 
+#[cfg(target_os = "linux")]
+impl BlockParts {
+    /// Returns each physical with its address.
+    pub(crate) fn physicals(&self) -> impl Iterator<Item = (DeviceAddress, &Physical)> {
+        let first = self.lease.address();
+        let at = move |offset| DeviceAddress(first.0 + offset);
+        let list = self.list.iter();
+        list.map(move |(extent, physical)| (at(extent.offset), physical))
+    }
+
+    /// Marks the memory as exported, which an offer counts. The list must be dropped before the lease.
+    pub(crate) fn offered(self) -> Lease {
+        let mut state = self.lease.core().lock_with(self.lease.place().slot);
+        for (_, physical) in &self.list {
+            physical.mark_exported();
+        }
+        state.blocks.note_export(self.lease.place());
+        drop(state);
+        self.lease
+    }
+}
+
+/// A pool whose memory is offered.
+#[cfg(target_os = "linux")]
+pub(crate) struct OfferingPool(Arc<Core>);
+
+#[cfg(target_os = "linux")]
+impl OfferingPool {
+    pub(in crate::pool) fn new(core: &Arc<Core>) -> Self {
+        Self(Arc::clone(core))
+    }
+
+    /// Returns the number of the pool's ledger, if any.
+    pub(crate) fn ledger(&self) -> Option<u64> {
+        let joined = self.0.ledger.get()?;
+        Some(joined.member.ledger_number())
+    }
+
+    /// Counts physicals of pools of this ledger as one offer, if there is a ledger.
+    pub(crate) fn count<'a>(
+        &self,
+        physicals: impl Iterator<Item = &'a Physical> + Clone,
+    ) -> Result<Option<OpenOffer>, ShareError> {
+        self.0.count_offer(physicals)
+    }
+
+    /// Refuses memory that was not created for export as this type.
+    pub(crate) fn check_shareable(&self, handle_type: HandleTypes) -> Result<(), MemoryError> {
+        self.0.check_shareable(handle_type)
+    }
+}
+
+impl Core {
+    fn check_shareable(&self, handle_type: HandleTypes) -> Result<(), MemoryError> {
+        let shareable = self.look(|state| state.memory.policy.props.handle_types);
+        match shareable.contains(handle_type) {
+            true => Ok(()),
+            false => Err(MemoryError::NotShareable {
+                what: "the memory",
+                handle_type,
+                shareable,
+            }),
+        }
+    }
+}
+
 impl Block {
     /// Exports the memory under the block: makes one handle for each extent
     /// (`cuMemExportToShareableHandle`) for another process to import with [`Physical::import`] and
@@ -132,28 +206,26 @@ impl Block {
         one_type(handle_type)?;
 
         self.device().own_process()?;
-        let shareable = self.core().lock().memory.policy.props.handle_types;
-        if !shareable.contains(handle_type) {
-            return Err(MemoryError::NotShareable {
-                what: "the memory",
-                handle_type,
-                shareable,
-            });
-        }
+        self.core().check_shareable(handle_type)?;
         let parts = self.parts()?;
         let handles = parts.export(handle_type)?;
         let lease = parts.lease;
         Ok(ExportedBlock { handles, lease })
     }
 
+    #[cfg(target_os = "linux")]
+    pub(crate) fn offering_pool(&self) -> OfferingPool {
+        OfferingPool::new(self.core())
+    }
+
     /// Returns the memory under the block, which counts as exported from here on. If nothing was
     /// exported when the last lease ends, the block is as before.
-    pub(crate) fn parts(&self) -> Result<Parts, MemoryError> {
+    pub(crate) fn parts(&self) -> Result<BlockParts, MemoryError> {
         let lease = self.admit(Use::Export, 0..self.size())?;
         let state = self.core().lock_with(self.place().slot);
         let list = state.blocks.parts(self.place());
         drop(state);
-        Ok(Parts { list, lease })
+        Ok(BlockParts { list, lease })
     }
 
     /// Checks that no lease allows writing to the block, and that waiting for its devices would

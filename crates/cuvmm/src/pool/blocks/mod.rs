@@ -41,7 +41,7 @@ pub(in crate::pool) use change::Change;
 use commit::{Fit, Gathered, PlacedMemory};
 pub use exported::ExportedBlock;
 #[cfg(target_os = "linux")]
-pub(crate) use exported::Promised;
+pub(crate) use exported::{BlockParts, OfferingPool, Promised};
 pub(in crate::pool) use figures::IdleFigures;
 pub(in crate::pool) use fills::Unfinished;
 pub use headroom::Headroom;

@@ -60,10 +60,10 @@ impl Locked<'_> {
     }
 
     fn close_physical(&mut self, physical: Physical) -> Result<(), CloseError<Physical>> {
-        let (size, block) = (physical.size(), physical.export_mark().counted_as());
+        let (size, names) = (physical.size(), physical.export_mark().names());
         self.unlocked(|| physical.close())?;
         self.memory.budget.released(size);
-        self.note_released(size, block);
+        self.note_released(size, &names);
         Ok(())
     }
 

@@ -648,6 +648,42 @@ class Hostile(unittest.TestCase):
             """
         )
 
+    def test_a_receiver_that_may_open_no_more_files_says_so(self):
+        case(
+            """
+            with cuvmm.torch.pool("w", shareable=True):
+                tensors = [made((2 * MIB,), first=number) for number in range(10)]
+            child = Child('''
+            import resource
+            first, hard = got(), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+            files = []
+            try:
+                while True:
+                    files.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                pass
+            refused = 0
+            for spare in range(8):
+                # One more file may be opened each time.
+                if spare:
+                    os.close(files.pop())
+                try:
+                    got()
+                except cuvmm.Error as error:
+                    assert "RLIMIT_NOFILE" in str(error), str(error)
+                    refused += 1
+            for file in files:
+                os.close(file)
+            say(refused > 2, first.bytes()[0], got().bytes()[0])
+            ''')
+            for tensor in tensors:
+                child.send(tensor)
+            assert child.heard() == "True 0 9"
+            assert child.end() == 0
+            """
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -135,7 +135,7 @@ pub(crate) enum Error {
     NoDescriptor(i32),
     #[error(
         "this process may open no more files, and each storage and each piece of memory that another \
-         process gives is one: raise the limit (ulimit -n), or send one large tensor and its views"
+         process gives is one: raise the limit (RLIMIT_NOFILE), or send one large tensor and its views"
     )]
     NoMoreDescriptors,
     #[error("nothing is offered under the number {0}")]

@@ -387,7 +387,8 @@ def _received(
     """Maps memory that another process gives, and returns its bytes."""
     try:
         giver = socket.socket(fileno=handle.detach())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, RuntimeError) as error:
+        # `multiprocessing` has a RuntimeError for a descriptor that the system did not pass on.
         _refuse_full(error)
         raise Error(f"the process that sent a tensor has ended, or it was received before: {error}") from error
     with giver:
@@ -413,10 +414,10 @@ def _received(
 
 def _refuse_full(error: BaseException) -> None:
     """Says so if a failure means that this process may open no more files."""
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno == errno.EMFILE):
         raise Error(
             "this process may open no more files, and each storage that another process sends takes one: raise the"
-            " limit (ulimit -n), or send one large tensor and its views"
+            " limit (RLIMIT_NOFILE), or send one large tensor and its views"
         ) from error
 
 
@@ -435,7 +436,7 @@ def _asked(request: dict[str, Any], giver: socket.socket) -> int:
             if not word or not some:
                 raise Error(
                     f"of {count} descriptors of a tensor {len(handles)} came: the process that sent it has ended,"
-                    " or this one may open no more files (ulimit -n)"
+                    " or this one may open no more files (RLIMIT_NOFILE)"
                 )
         number = _attached(request, offered["description"], handles, giver)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::common;
 use crate::common::{D0, G, Rig, nothing_left, pool, shareable};
 use crate::share_support::leaves_nothing_open;
-use cuvmm::driver::DeviceAddress;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
+use cuvmm::driver::{CUresult, Call, DeviceAddress};
 use cuvmm::error::{DescriptionError, MemoryError, ShareError, SleepError};
 use cuvmm::share::{Manifest, Offered, Publisher, Subscriber, Tensor};
 use cuvmm::{Access, Allocation, Attachment, Contents, Heap, Offer, Stream, Tenant};
@@ -99,6 +100,14 @@ fn blocks_are_published_in_place_and_kept_while_they_are() {
             )
         };
         assert!(wrong.is_err_and(|error| is_outside(&error)));
+        assert!(publisher.list().is_empty());
+        // The driver makes no handle.
+        let offer = Offer::several(&all).unwrap();
+        let fault = Fault::all(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        rig.faults.arm(fault.of(Call::MemExportToShareableHandle));
+        let refused = publisher.publish_in_place("model", &Manifest::default(), offer);
+        rig.faults.disarm();
+        assert!(refused.is_err_and(|error| error.is_out_of_memory()));
         assert!(publisher.list().is_empty());
         let offer = Offer::several(&all).unwrap();
         let manifest = tensor("second", offsets[1], G);

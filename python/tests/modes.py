@@ -4,6 +4,8 @@
     install   `cuvmm.torch.install`
     pool      `cuvmm.torch.pool` over PyTorch's own allocator
 
+With `CUVMM_SHAREABLE` the heap's memory is shareable.
+
 Each test file runs in a process of its own. Import this before the first use of CUDA.
 """
 
@@ -40,7 +42,11 @@ if MODE != "native":
     # Counting the devices does not start CUDA.
     COUNT = torch.cuda.device_count()
     set_up = cuvmm.torch.install if MODE == "install" else cuvmm.configure
-    set_up(limit=LIMIT, peers=range(COUNT) if COUNT > 1 else ())
+    set_up(
+        limit=LIMIT,
+        peers=range(COUNT) if COUNT > 1 else (),
+        shareable=bool(os.environ.get("CUVMM_SHAREABLE")),
+    )
 
 only_installed = unittest.skipUnless(MODE == "install", f"in mode {MODE}: needs install")
 only_cuvmm = unittest.skipIf(MODE == "native", "in mode native: needs cuvmm")

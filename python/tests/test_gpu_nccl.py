@@ -222,6 +222,10 @@ class AllReduce(GpuTest):
     def test_graphs_of_the_heaps_memory_that_nccl_registers(self):
         self.both(awake, False, NCCL_GRAPH_REGISTER="1")
 
+    @only_installed
+    def test_graphs_of_a_shareable_heap_that_nccl_registers(self):
+        self.both(awake, False, NCCL_GRAPH_REGISTER="1", CUVMM_SHAREABLE="1")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::share::{self, Subscriber, UserFolder};
+use cuvmm::share::{self, Keeping, Listing, Subscriber, UserFolder};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -34,16 +34,26 @@ pub(crate) fn own_socket() -> Result<PathBuf, Error> {
     Ok(UserFolder::create(path())?.own_socket())
 }
 
-/// Returns the socket of the publisher of a name. Removes the sockets of dead publishers.
+/// Returns the path of the socket of this user's keeper. Makes its folder if needed.
+///
+/// # Errors
+/// Those of [`own_socket`].
+pub(crate) fn keeper_socket() -> Result<PathBuf, Error> {
+    Ok(UserFolder::create(path())?.keeper_socket())
+}
+
+/// Returns the socket of the publisher of a name, or of the keeper if all publishers of the name have
+/// ended. Removes the sockets of dead publishers.
 ///
 /// # Errors
 /// No publisher (with the names that are published), or several.
 pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
     let (mut those, mut others) = (Vec::new(), BTreeSet::new());
     let mut silent = String::new();
+    let mut keepers = Vec::new();
     for socket in sockets()? {
-        let names = match published_at(&socket) {
-            Ok(names) => names,
+        let listed = match published_at(&socket) {
+            Ok(listed) => listed,
             Err(error) if lacks_descriptors(&error) => return Err(error),
             // A publisher that ends meanwhile publishes nothing.
             Err(error) if error.is_not_published() => continue,
@@ -52,10 +62,14 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
                 continue;
             }
         };
-        match names.iter().any(|one| one == name) {
-            true => those.push(socket),
-            false => others.extend(names),
+        match listed.iter().find(|one| one.name == name) {
+            Some(one) if one.keeping == Keeping::Kept => keepers.push(socket),
+            Some(_) => those.push(socket),
+            None => others.extend(listed.into_iter().map(|one| one.name)),
         }
+    }
+    if those.is_empty() {
+        those = keepers;
     }
     if let (Some(only), true) = (those.pop(), those.is_empty()) {
         return Ok(only);
@@ -78,7 +92,7 @@ pub(crate) fn publisher_of(name: &str) -> Result<PathBuf, Error> {
 
 fn ambiguous(name: &str) -> Error {
     let has = |socket: &PathBuf| {
-        published_at(socket).is_ok_and(|names| names.iter().any(|one| one == name))
+        published_at(socket).is_ok_and(|listed| listed.iter().any(|one| one.name == name))
     };
     let sockets = sockets().unwrap_or_default();
     let paths: Vec<_> = sockets
@@ -92,15 +106,14 @@ fn ambiguous(name: &str) -> Error {
     }
 }
 
-/// Returns the names published at a socket, or none if a dead publisher had left it.
-fn published_at(socket: &Path) -> Result<Vec<String>, Error> {
+/// Returns the publications at a socket, or none if a dead publisher had left it.
+fn published_at(socket: &Path) -> Result<Vec<Listing>, Error> {
     if share::sweep(socket)? {
         return Ok(Vec::new());
     }
     let mut subscriber = Subscriber::connect(socket)?;
     subscriber.channel().set_timeout(PATIENCE);
-    let listed = subscriber.list()?.publications;
-    Ok(listed.into_iter().map(|one| one.name).collect())
+    Ok(subscriber.list()?.publications)
 }
 
 /// Returns `true` if a publisher could not be asked for lack of descriptors in this process.

@@ -243,6 +243,37 @@ unsafe fn filled(of: &DeviceHeap, size: u64, request: &Request) -> Result<Block,
     Ok(block)
 }
 
+/// Gives the newest version of a name to the keeper at a socket, or to this user's. Returns the version.
+///
+/// # Errors
+/// This process does not publish the name at the path, or the keeper cannot keep it.
+pub(crate) fn keep(
+    name: &str,
+    path: Option<PathBuf>,
+    keeper: Option<PathBuf>,
+) -> Result<u64, Error> {
+    fork::check()?;
+    let path = path.map_or_else(folder::own_socket, Ok)?;
+    let keeper = keeper.map_or_else(folder::keeper_socket, Ok)?;
+    let mut publishers = PUBLISHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let open = publishers.get_or_insert_default().get(&path);
+    let listed = open.map(|open| (open, open.publisher.list()));
+    match listed {
+        Some((open, listed)) if listed.iter().any(|one| one.name == name) => {
+            let kept = open.publisher.keep(name, &keeper);
+            kept.map_err(|error| Error::at(&keeper, error))
+        }
+        _ => Err(not_published(name, &path)),
+    }
+}
+
+fn not_published(name: &str, path: &Path) -> Error {
+    Error::NotPublished {
+        name: name.to_owned(),
+        instead: format!("this process has no such name at {}", path.display()),
+    }
+}
+
 /// Withdraws a name. Processes that have attached it keep its memory.
 ///
 /// # Errors
@@ -257,10 +288,7 @@ pub(crate) fn withdraw(name: &str, path: Option<PathBuf>) -> Result<(), Error> {
     let publishers = publishers.get_or_insert_default();
     let open = publishers.get_mut(&path);
     if !open.is_some_and(|open| open.withdraw(name)) {
-        return Err(Error::NotPublished {
-            name: name.to_owned(),
-            instead: format!("this process has no such name at {}", path.display()),
-        });
+        return Err(not_published(name, &path));
     }
     match graphs::waiting() {
         Some(leave) => end(publishers, &leave),

@@ -59,6 +59,31 @@ pub unsafe extern "C" fn cuvmm_publish(json: *const c_char, version: *mut u64) -
     })
 }
 
+/// Gives the newest version of a name that this process publishes at a path, or at the default socket
+/// for null, to the keeper at another path, or to this user's keeper for null. Writes the version.
+/// Returns -4 if the name is not published there.
+///
+/// # Safety
+/// The texts are null or end with a zero byte, and `version` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_publication_keep(
+    name: *const c_char,
+    path: *const c_char,
+    keeper: *const c_char,
+    version: *mut u64,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let (name, path, keeper) =
+            unsafe { (edge::read(name)?, edge::read(path)?, edge::read(keeper)?) };
+        // SAFETY: the caller says so.
+        let version = unsafe { version.as_mut() }.ok_or(Error::Null)?;
+        let name = name.ok_or(Error::NotText)?;
+        *version = publications::keep(name, path.map(Into::into), keeper.map(Into::into))?;
+        Ok(())
+    })
+}
+
 /// Withdraws a name that this process publishes at a path, or at the default socket for null.
 /// Processes that have attached it keep its memory, which is otherwise released, after a capture if
 /// a graph is captured. Returns -4 if the name is not published there.

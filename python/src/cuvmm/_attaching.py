@@ -223,8 +223,8 @@ def attach(
 
     It attaches too what Rust programs (`cuvmm::Publisher`) and `cuvmm share publish` publish.
 
-    path: the publisher's socket. By default the one that publishes the name is looked for, among this
-        user's.
+    path: the publisher's or the keeper's socket. By default the one that publishes the name is looked for,
+        among this user's, and if none does, the keeper that has it (`Publication.keep`).
     device: the device that has the memory; by default PyTorch's current one, or 0.
     users: the numbers of other users that the publisher may be of. They must name the path.
     timeout: the seconds to wait for the name to be published.

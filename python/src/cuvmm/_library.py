@@ -90,6 +90,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_paged_on_pressure": (_int, [_number, _pointer]),
     "cuvmm_socket": (_size, [_text, _size]),
     "cuvmm_publish": (_int, [_text, _result]),
+    "cuvmm_publication_keep": (_int, [_text, _text, _text, _result]),
     "cuvmm_withdraw": (_int, [_text, _text]),
     "cuvmm_attach": (_int, [_text, _result]),
     "cuvmm_attached": (_size, [_number, _text, _size]),

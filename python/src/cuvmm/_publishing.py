@@ -52,7 +52,7 @@ class Publication:
     """A name that this process publishes, with the version that `publish` has made.
 
     It stays published, with this object and without it, until it is withdrawn, the name is published
-    again, or the process ends.
+    again, or the process ends. A keeper has it for longer: see `keep`.
     """
 
     def __init__(self, name: str, version: int, path: str, device: int, nbytes: int) -> None:
@@ -67,8 +67,32 @@ class Publication:
         #: The bytes of all tensors; of a copy with gaps for alignment.
         self.nbytes = nbytes
 
+    def keep(self, keeper: str | os.PathLike[str] | None = None) -> int:
+        """Gives the newest version of the name to a keeper, which has it after this process has ended,
+        however it ends. Returns the version.
+
+        keeper: the keeper's socket. By default that of this user's keeper, which the command
+            `cuvmm share keep` is.
+
+        `cuvmm.attach` finds it by its name as before. The keeper has it until a process gives the name
+        again, it is withdrawn, or `cuvmm share drop NAME`. A version that is published later is kept only
+        if it is given too.
+
+        >>> published = cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP
+        >>> published.keep()  # doctest: +SKIP
+        1
+
+        Raises `cuvmm.NotPublishedError` if it is withdrawn, and `cuvmm.Error` if no keeper listens or it
+        cannot keep it. It stays published then, and what was kept before is kept.
+        """
+        library = _library.get()
+        where = None if keeper is None else os.fsencode(absolute(keeper))
+        name, path = self.name.encode(), os.fsencode(self.path)
+        return library.number("publication_keep", name, path, where)
+
     def withdraw(self) -> None:
-        """Withdraws the name, with all its versions. Processes that have attached it keep it.
+        """Withdraws the name, with all its versions, also from the keeper that it was given to. Processes
+        that have attached it keep it.
 
         While a graph is captured the memory stays until a later call that may wait for the device.
 

@@ -182,6 +182,8 @@ export! {
     ) {
         let driver = driver()?;
         present(handle)?;
+        // Descriptor 0 is a null pointer too.
+        present(shareable)?;
         let kind = handle_types(handle_type);
         // SAFETY: with this type the caller passes a pointer to a fabric handle, or null.
         let source = unsafe { source(shareable, kind) }?;

@@ -7,6 +7,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use super::publishers::{Found, find};
+use cuvmm::share::Keeping;
 use cuvmm_command::page::{Page, Unit};
 use cuvmm_command::terminal::{json as as_json, print, safe, shown};
 
@@ -63,6 +64,7 @@ fn object(found: &Found) -> Value {
                 "bytes": one.held,
                 "extents": one.extents,
                 "tensors": one.tensors,
+                "keeping": one.keeping,
             })
         });
         json!({
@@ -99,7 +101,10 @@ fn text(found: &Found, page: Page) -> String {
                 safe(&one.name).into_owned(),
                 one.version.to_string(),
                 unit.figure(one.held as f64),
-                publisher.pid.to_string(),
+                match one.keeping {
+                    Keeping::Kept => format!("{} keeps it", publisher.pid),
+                    _ => publisher.pid.to_string(),
+                },
                 shown(&publisher.socket),
             ];
             if page.is_verbose() {

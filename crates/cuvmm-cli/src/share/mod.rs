@@ -1,12 +1,13 @@
 //! `cuvmm share`: device memory that one process publishes and other processes read.
 //!
 //! From the bottom up: `file` reads safetensors files, and `publishers` finds publishers and their
-//! publications. `publish`, `list` and `attach` are the commands; `elements` and `shown` format the
+//! publications. `publish`, `list`, `attach` and `keep` are the commands; `elements` and `shown` format the
 //! output of `attach`. The library passes the memory between processes.
 
 mod attach;
 mod elements;
 mod file;
+mod keep;
 mod list;
 mod publish;
 mod publishers;
@@ -41,6 +42,8 @@ enum Command {
     Publish(publish::Args),
     List(list::Args),
     Attach(attach::Args),
+    Keep(keep::KeepArgs),
+    Drop(keep::DropArgs),
 }
 
 impl Args {
@@ -51,6 +54,8 @@ impl Args {
             Command::Publish(args) => args.run(),
             Command::List(args) => args.run(),
             Command::Attach(args) => args.run(),
+            Command::Keep(args) => args.run(),
+            Command::Drop(args) => args.run(),
         }
     }
 }

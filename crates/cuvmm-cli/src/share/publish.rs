@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use cuvmm::driver::HandleTypes;
 use cuvmm::share::{Publisher, UserFolder};
-use cuvmm::{Device, Region, Stream};
+use cuvmm::{Channel, Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
 use super::{Where, publishers};
@@ -35,7 +35,8 @@ const LOOK: Duration = Duration::from_millis(250);
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm share publish gpt2.safetensors
-  cuvmm share publish --follow --name model weights.safetensors")]
+  cuvmm share publish --follow --name model weights.safetensors
+  cuvmm share publish --keep gpt2.safetensors")]
 pub(super) struct Args {
     /// The safetensors files
     #[arg(required = true, value_name = "FILE")]
@@ -57,6 +58,16 @@ pub(super) struct Args {
     #[arg(long)]
     follow: bool,
 
+    /// Give each version to this user's keeper, which has it after this command has ended
+    ///
+    /// `cuvmm share keep` is the keeper.
+    #[arg(long)]
+    keep: bool,
+
+    /// The socket of another keeper
+    #[arg(long, value_name = "PATH", conflicts_with = "keep")]
+    keeper: Option<PathBuf>,
+
     #[command(flatten)]
     at: Where,
 }
@@ -75,8 +86,17 @@ impl Args {
             Some(socket) => socket,
             None => UserFolder::create(super::folder())?.own_socket(),
         };
+        let keeper = match self.keep {
+            true => Some(UserFolder::create(super::folder())?.keeper_socket()),
+            false => self.keeper,
+        };
+        if let Some(keeper) = &keeper {
+            // Before anything is read.
+            publishers::naming(keeper, Channel::connect(keeper))?;
+        }
         let publisher = publishers::naming(&socket, Publisher::bind(&socket))?;
         let press = Press {
+            keeper,
             stream: Stream::new(&device)?,
             device,
             publisher,
@@ -164,6 +184,8 @@ struct Press {
     stream: Stream,
     device: Device,
     publisher: Publisher,
+    /// The keeper's socket.
+    keeper: Option<PathBuf>,
     stop: Stop,
 }
 
@@ -183,6 +205,11 @@ impl Press {
             .publisher
             .publish(&source.name, manifest, region)
             .map_err(|refused| anyhow!("{path}: {}", refused.reason))?;
+        if let Some(keeper) = &self.keeper {
+            let kept = self.publisher.keep(&source.name, keeper);
+            publishers::naming(keeper, kept)
+                .with_context(|| format!("{path}: published, and not kept"))?;
+        }
         let took = nanos(begun.elapsed());
         print(&format!(
             "published {:?} version {version}: {} of {} in {}, {}, {:.2} GB/s\n",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cuvmm::error::{ChannelError, ShareError};
-use cuvmm::share::{self, Listing, Subscriber, UserFolder};
+use cuvmm::share::{self, Keeping, Listing, Subscriber, UserFolder};
 
 use cuvmm_command::terminal::{chain, safe, shown};
 
@@ -23,6 +23,14 @@ pub(super) struct Publisher {
     pub(super) publications: Vec<Listing>,
     /// The number of further publications, which are not listed.
     pub(super) omitted: u64,
+}
+
+impl Publisher {
+    /// Returns `true` if this is a keeper, whose name's publisher may have ended.
+    fn keeps(&self, name: &str) -> bool {
+        let mut named = self.publications.iter().filter(|one| one.name == name);
+        named.any(|one| one.keeping == Keeping::Kept)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +97,8 @@ pub(super) fn find(socket: Option<&Path>) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Returns the publisher of a name, which must be the only one.
+/// Returns the publisher of a name, which must be the only one, or the keeper if all publishers of the
+/// name have ended.
 ///
 /// # Errors
 /// No publisher, with the published names; or several publishers, with all of them.
@@ -99,6 +108,9 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
         .publishers
         .into_iter()
         .partition(|publisher| publisher.publications.iter().any(|one| one.name == name));
+    if those.iter().any(|publisher| !publisher.keeps(name)) {
+        those.retain(|publisher| !publisher.keeps(name));
+    }
     match (those.pop(), those.is_empty()) {
         (Some(publisher), true) => Ok(publisher),
         (Some(last), false) => {

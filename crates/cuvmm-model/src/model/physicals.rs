@@ -311,6 +311,9 @@ impl<B: Backing> State<B> {
         require(source.handle_type() == handle_type, INVALID_VALUE)?;
         let key = match source {
             ImportSource::Fabric(name) => fabric_key(&name)?,
+            // The driver takes a descriptor as a pointer, and this one is null.
+            #[cfg(unix)]
+            ImportSource::Fd(0) => return Err(INVALID_VALUE),
             other => {
                 let handle = other.os_handle().ok_or(INVALID_VALUE)?;
                 let found = exports::examine(handle)?;

@@ -4,7 +4,7 @@ use cuvmm_driver::Location;
 
 #[cfg(target_os = "linux")]
 use super::ChannelError;
-use super::{ArgumentError, MemoryError};
+use super::{ArgumentError, LedgerError, MemoryError};
 use crate::display::Bytes;
 
 /// An error in a description of shared memory, or in its manifest.
@@ -153,6 +153,9 @@ pub enum ShareError {
     /// The ledger counts no more exported blocks.
     #[error("the ledger's 256 entries for exported blocks are in use")]
     TooManyExports,
+    /// The ledger that counts the memory cannot be joined.
+    #[error("the ledger of the memory cannot be joined: {0}")]
+    Ledger(Box<LedgerError>),
     /// The process that offered the memory has given it back. An offer that lives prevents that.
     #[error("the process that offered the memory has given it back: it has to be offered again")]
     GivenBack,

@@ -6,14 +6,22 @@
 //! when it has unmapped the memory.
 //!
 //! While the owner has the memory, the memory is part of the owner's charge, and the entry is
-//! *open*. The owner [closes](close) the entry before it releases the memory: no other process can
-//! name the entry from then on. If a process has named it, the owner stays charged until none does,
-//! and so does the slot of an owner that has ended. Importers are charged nothing, so the memory
-//! counts once.
+//! *open*. The owner [closes](close) the entry before it releases the memory. If no process has named
+//! the entry, it is free then. If one has, the owner stays charged until none does, and so does the
+//! slot of an owner that has ended: until then the entry is *closed*. Importers are charged nothing,
+//! so the memory counts once.
 //!
-//! An importer first sets its bit and then looks whether the entry is open. An owner first closes
-//! the entry and then looks at the bits. A sequentially consistent fence is between the two steps
-//! of each, so at least one of them sees the other.
+//! An importer first sets its bit and then looks at the entry's word. An owner first closes the entry
+//! and then looks at the bits. A sequentially consistent fence is between the two steps of each, so at
+//! least one of them sees the other.
+//!
+//! A closed entry can be named too: a process that has the memory may pass it on, as a
+//! [keeper](crate::share::Keeper) does. The word of a closed entry counts these names. An importer sets
+//! its bit and then adds to the count. A process that frees the entry reads the word, looks at the
+//! bits, and frees the entry only if the word is still the same: it sees either the bit or another
+//! word. An entry whose count is full can be named no more, so no word comes twice.
+//!
+//! Keeps I-117.
 //!
 //! Words change by compare-and-swap and have sequence numbers. So a process that was stopped in the
 //! middle of a change makes the change only if the word is still the same.
@@ -30,8 +38,11 @@ enum Kind {
     Closed,
 }
 
-/// The word of an entry: the kind in the low byte, the owner's slot in the next one, and above them
-/// how often the entry was taken.
+/// The most names that processes give to a closed entry.
+const MOST_NAMES: u64 = 0xffff;
+
+/// The word of an entry: the kind in the low byte, the owner's slot in the next one, how often the
+/// closed entry was named in the next two, and above them how often the entry was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found(u64);
 
@@ -42,7 +53,7 @@ impl Found {
             Kind::Open => 1,
             Kind::Closed => 2,
         };
-        Self((taken << 16) | ((owner as u64 & 0xff) << 8) | kind)
+        Self((taken << 32) | ((owner as u64 & 0xff) << 8) | kind)
     }
 
     const fn kind(self) -> Kind {
@@ -57,12 +68,21 @@ impl Found {
         (self.0 >> 8 & 0xff) as usize
     }
 
+    const fn names(self) -> u64 {
+        self.0 >> 16 & MOST_NAMES
+    }
+
     const fn taken(self) -> u64 {
-        self.0 >> 16
+        self.0 >> 32
     }
 
     const fn with(self, kind: Kind) -> Self {
-        Self::new(kind, self.owner(), self.taken())
+        Self(Self::new(kind, self.owner(), self.taken()).0 | self.names() << 16)
+    }
+
+    /// Returns the word of a closed entry with one name more, or `None` if the count is full.
+    fn with_name(self) -> Option<Self> {
+        (self.names() < MOST_NAMES).then_some(Self(self.0 + (1 << 16)))
     }
 }
 
@@ -138,7 +158,7 @@ pub(super) fn take(layout: &Layout, owner: usize, granules: u64) -> Option<Expor
             if found.kind() != Kind::Free {
                 return None;
             }
-            let taken = found.taken().wrapping_add(1) & (u64::MAX >> 16);
+            let taken = found.taken().wrapping_add(1) & (u64::MAX >> 32);
             let open = Found::new(Kind::Open, owner, taken);
             // No process can name the entry before this process passes its name on.
             let is_mine = export.state.replace(found.0, open.0);
@@ -188,20 +208,21 @@ fn end(export: &Export, found: Found, may: impl Fn() -> bool) -> bool {
     !(may() && export.state.replace(closed.0, closed.with(Kind::Free).0))
 }
 
-/// Names an entry for slot `me`, before that process imports the memory. Returns `false` if the
-/// memory was released.
+/// Names an entry for slot `me`, before that process imports the memory. Returns `false` if no process
+/// has the memory any more, or the closed entry was named too often.
 pub(super) fn name(layout: &Layout, id: ExportId, me: usize) -> bool {
-    let is_open = || {
-        id.find(layout)
-            .filter(|(_, found)| found.kind() == Kind::Open)
-    };
-    let Some((export, _)) = is_open() else {
+    let Some((export, _)) = id.find(layout) else {
         return false;
     };
     export.mark(me, true, || true);
     fence(Ordering::SeqCst);
-    if is_open().is_some() {
-        return true;
+    while let Some((_, found)) = id.find(layout) {
+        match (found.kind(), found.with_name()) {
+            (Kind::Open, _) => return true,
+            (_, Some(named)) if export.state.replace(found.0, named.0) => return true,
+            (_, Some(_)) => {}
+            (_, None) => break,
+        }
     }
     export.mark(me, false, || true);
     false

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::exports::{all, close, grow, lent, name, remove_name, remove_names, take};
+use super::exports::{all, close, grow, lent, name, named, remove_name, remove_names, take};
 use super::file::{LedgerFile, Terms};
 use super::layout::EXPORTS;
 
@@ -30,7 +30,6 @@ fn an_entry_is_freed_when_it_is_closed_and_nothing_names_it() {
     assert_eq!((shown.owner, shown.granules), (OWNER, 8));
     assert_eq!(shown.holders, [OWNER, USER]);
     assert!(close(layout, id), "two have it");
-    assert!(!name(layout, id, 3), "it is closed");
     assert!(!grow(layout, id, 1));
     remove_name(layout, id, OWNER);
     assert!(close(layout, id), "one has it");
@@ -39,6 +38,63 @@ fn an_entry_is_freed_when_it_is_closed_and_nothing_names_it() {
     assert!(!close(layout, id), "none has it");
     assert_eq!(all(layout).count(), 0);
     assert!(!close(layout, id), "again");
+    assert!(!name(layout, id, 3), "it is free");
+    assert_eq!(named(layout), 0);
+}
+
+#[test]
+fn a_process_that_has_the_memory_of_an_ended_owner_passes_it_on() {
+    let file = file();
+    let layout = file.layout();
+    let id = take(layout, OWNER, 5).unwrap();
+    assert!(name(layout, id, USER));
+    assert_eq!(lent(layout, OWNER, || true), 5);
+    assert!(name(layout, id, 3));
+    remove_name(layout, id, USER);
+    assert_eq!(lent(layout, OWNER, || true), 5, "slot 3 has it");
+    assert_eq!(all(layout).next().unwrap().holders, [3]);
+    remove_name(layout, id, 3);
+    assert_eq!(lent(layout, OWNER, || true), 0);
+    assert!(!name(layout, id, USER), "none has it");
+}
+
+#[test]
+fn a_name_that_comes_while_a_closed_entry_is_being_freed_keeps_it() {
+    let file = file();
+    let layout = file.layout();
+    let id = take(layout, OWNER, 5).unwrap();
+    assert!(name(layout, id, USER) && close(layout, id));
+    // The collector has looked at the bits when it asks, and found none.
+    remove_name(layout, id, USER);
+    let asked = Cell::new(false);
+    let before = lent(layout, OWNER, || {
+        if !asked.replace(true) {
+            assert!(name(layout, id, 3));
+        }
+        true
+    });
+    assert_eq!((before, asked.get()), (5, true));
+    assert_eq!(all(layout).next().unwrap().holders, [3]);
+    remove_name(layout, id, 3);
+    assert_eq!(lent(layout, OWNER, || true), 0);
+}
+
+#[test]
+fn a_closed_entry_is_named_a_bounded_number_of_times() {
+    let file = file();
+    let layout = file.layout();
+    let id = take(layout, OWNER, 5).unwrap();
+    assert!(name(layout, id, USER) && close(layout, id));
+    for _ in 0..0xffff {
+        assert!(name(layout, id, 3));
+        remove_name(layout, id, 3);
+    }
+    assert!(!name(layout, id, 3), "the count is full");
+    assert_eq!(all(layout).next().unwrap().holders, [USER]);
+    remove_name(layout, id, USER);
+    assert!(!close(layout, id));
+    let next = take(layout, OWNER, 5).unwrap();
+    assert!(name(layout, next, USER), "the next entry counts anew");
 }
 
 #[test]
@@ -78,7 +134,8 @@ fn an_owner_that_ends_lends_what_others_have() {
     assert!(grow(layout, one, 1));
     remove_names(layout, OWNER, || true);
     assert_eq!(lent(layout, OWNER, || true), 3);
-    assert!(!name(layout, one, 9) && !name(layout, two, 9));
+    assert!(!name(layout, two, 9) && name(layout, one, 9));
+    remove_name(layout, one, 9);
     assert!(name(layout, other, 9), "it is another owner's");
     remove_names(layout, USER, || true);
     assert_eq!(lent(layout, OWNER, || true), 0);

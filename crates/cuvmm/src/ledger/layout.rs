@@ -15,7 +15,7 @@ pub(super) const SLOTS: usize = 128;
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"cuvmmlgr");
 
 /// The version of the layout. A ledger of another version is refused.
-pub(super) const VERSION: u64 = 6;
+pub(super) const VERSION: u64 = 7;
 
 pub(super) const EXPORTS: usize = 256;
 
@@ -119,7 +119,8 @@ pub(super) struct Slot {
 /// See [`exports`](super::exports).
 #[repr(C)]
 pub(super) struct Export {
-    /// The kind of the entry, its owner's slot, and how often the entry was taken.
+    /// The kind of the entry, its owner's slot, how often the closed entry was named, and how often the
+    /// entry was taken.
     pub(super) state: Word,
     /// The granules of the block, written by its owner only.
     pub(super) granules: Word,
@@ -259,6 +260,14 @@ pub(super) fn first_bytes(granule: u64, device: [u8; 16]) -> [u8; 40] {
 pub(super) const fn uuid_words(uuid: [u8; 16]) -> [u64; 2] {
     let both = u128::from_be_bytes(uuid);
     [(both >> 64) as u64, both as u64]
+}
+
+impl Header {
+    /// Returns the UUID of the device.
+    pub(super) fn uuid(&self) -> [u8; 16] {
+        let [high, low] = [&self.device[0], &self.device[1]].map(|word| u128::from(word.load()));
+        (high << 64 | low).to_be_bytes()
+    }
 }
 
 #[cfg(test)]

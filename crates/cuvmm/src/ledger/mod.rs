@@ -97,7 +97,8 @@
 //! importer names the ledger before it imports:
 //! [`AttachmentBuilder::ledger`](crate::share::AttachmentBuilder::ledger). If the creator frees the
 //! memory, leaves or ends, the memory stays charged to the creator's slot until no process of the
-//! ledger has it attached ([`ProcessState::Lending`]). Memory whose importers name no ledger, and
+//! ledger has it attached ([`ProcessState::Lending`]). A process that has the memory can pass it on to
+//! others, which name it too: a [`Keeper`](crate::share::Keeper) does, which has no device of its own. Memory whose importers name no ledger, and
 //! memory whose handle the program passes on by itself
 //! ([`Block::export`](crate::pool::Block::export)), counts as foreign once the creator has freed
 //! it.
@@ -124,6 +125,7 @@ mod exports;
 mod file;
 mod foreign;
 mod givers;
+pub(crate) mod holding;
 mod joining;
 mod keeper;
 mod layout;

@@ -195,6 +195,12 @@ impl<T: Contents> SharedFile<T> {
         self.id.1
     }
 
+    /// Returns `true` if processes of the file's group may use it too.
+    pub(crate) fn is_of_group(&self) -> Result<bool, LedgerError> {
+        let found = fstat(&self.file).map_err(self.failed("fstat"))?;
+        Ok(found.st_mode & 0o060 != 0)
+    }
+
     pub(crate) const fn file(&self) -> &File {
         &self.file
     }

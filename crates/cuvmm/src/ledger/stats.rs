@@ -258,9 +258,8 @@ pub(super) fn stats(file: &LedgerFile, own: Option<usize>, seen: &mut Seen) -> L
     let foreign = running.iter().map(|it| it.foreign).max();
     let limit = header.limit().saturating_mul(granule);
     let averages = longest_averages(&running, layout);
-    let high = u128::from(header.device[0].load()) << 64;
     LedgerStats {
-        device: (high | u128::from(header.device[1].load())).to_be_bytes(),
+        device: header.uuid(),
         limit,
         foreign: foreign.unwrap_or(0),
         stalled: Duration::from_nanos(header.stalled.load()),

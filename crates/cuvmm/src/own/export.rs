@@ -8,6 +8,9 @@
 //! for the call.
 #![allow(unsafe_code)]
 
+#[cfg(unix)]
+use std::os::fd::AsRawFd as _;
+
 use cuvmm_driver::{
     Call, Exported, HandleTypes, Location, LocationKind, PhysicalHandle, PhysicalProps,
 };
@@ -15,6 +18,20 @@ use cuvmm_driver::{
 use super::physical::Physical;
 use crate::device::Device;
 use crate::error::{ArgumentError, CallError, MemoryError};
+
+/// Returns a copy of descriptor 0, which the driver refuses: it takes a descriptor as a pointer, and
+/// this one is null. A process that was started without a standard input may get it.
+fn instead_of_zero(handle: &Exported) -> Option<Exported> {
+    #[cfg(unix)]
+    if let Exported::Fd(descriptor) = handle
+        && descriptor.as_raw_fd() == 0
+    {
+        // A copy has a number above the standard streams. Without one the driver refuses.
+        return descriptor.try_clone().ok().map(Exported::Fd);
+    }
+    let _ = handle;
+    None
+}
 
 impl Physical {
     /// Exports a handle for another process (`cuMemExportToShareableHandle`): a descriptor, on Windows an
@@ -79,7 +96,8 @@ impl Physical {
     pub fn import(device: &Device, handle: &Exported, size: u64) -> Result<Self, MemoryError> {
         let granule = device.granule();
         ArgumentError::whole("bytes of an import", size, granule.bytes())?;
-        let source = handle.as_source();
+        let copy = instead_of_zero(handle);
+        let source = copy.as_ref().unwrap_or(handle).as_source();
         let imported = device
             // SAFETY: the handle is borrowed, so it is open for the call.
             .call(Call::MemImportFromShareableHandle, |driver, _| unsafe {

@@ -11,6 +11,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 use cuvmm_driver::{DeviceAddress, Exported, HandleTypes};
 
+use super::arriving::Arriving;
 use super::parcel::Parcel;
 use super::wire::{Description, Origin, SharedExtent, is_within};
 use crate::device::Device;
@@ -76,8 +77,8 @@ impl<'a> AttachmentBuilder<'a> {
     /// [`ShareError`]; nothing stays imported or mapped.
     pub fn open(&self, parcel: &Parcel) -> Result<Attachment, ShareError> {
         let mut arriving = self.agree(&parcel.description)?;
-        arriving.add(&parcel.handles)?;
-        arriving.map()
+        arriving.import_all(&parcel.handles)?;
+        arriving.finish()
     }
 
     pub(super) fn agree(&self, description: &Description) -> Result<PendingAttachment, ShareError> {
@@ -161,16 +162,12 @@ pub(super) struct PendingAttachment {
 }
 
 impl PendingAttachment {
-    pub(super) fn arrived(&self) -> usize {
+    fn arrived(&self) -> usize {
         self.physicals.len()
     }
 
-    pub(super) fn is_complete(&self) -> bool {
-        self.physicals.len() == self.places.len()
-    }
-
     /// Imports the next handles, which the caller may close afterwards.
-    pub(super) fn add(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
+    fn import_all(&mut self, handles: &[Exported]) -> Result<(), ShareError> {
         let all = self.arrived() + handles.len();
         ArgumentError::at_most(HANDLES, all as u64, self.places.len() as u64)?;
         let wanted = self.description.extents().iter().zip(&self.places);
@@ -222,9 +219,21 @@ impl PendingAttachment {
         }
         Ok(Unmapped::fresh(physical))
     }
+}
+
+impl Arriving for PendingAttachment {
+    type Whole = Attachment;
+
+    fn add(&mut self, handles: Vec<Exported>) -> Result<(), ShareError> {
+        self.import_all(&handles)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.physicals.len() == self.places.len()
+    }
 
     /// Maps all imported memory, or nothing.
-    pub(super) fn map(self) -> Result<Attachment, ShareError> {
+    fn finish(self) -> Result<Attachment, ShareError> {
         let (came, wanted) = (self.arrived() as u64, self.places.len() as u64);
         ArgumentError::at_least(HANDLES, came, wanted)?;
         let guests = self
@@ -250,6 +259,10 @@ impl PendingAttachment {
             description: self.description,
             named: self.named,
         })
+    }
+
+    fn discard(whole: Attachment) {
+        whole.discard();
     }
 }
 
@@ -460,7 +473,7 @@ impl Attachment {
 
     /// Unmaps everything at once. No work can use the memory, because the caller has passed its
     /// address on to nothing.
-    pub(super) fn discard(mut self) {
+    fn discard(mut self) {
         if let Err(error) = self.space.never_used(0).retry_all() {
             log!(error, %error, "memory that was refused stays mapped");
         }

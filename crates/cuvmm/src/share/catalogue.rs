@@ -1,14 +1,16 @@
 //! The publications of a publisher, shared with the threads of its readers.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
+use super::holdings::Holdings;
 use super::log_limit::LogLimit;
 use super::offer::Offer;
-use super::protocol::{Listing, Listings};
+use super::protocol::{Keeping, Listing, Listings, MOST_LISTED};
 use super::waker::Waker;
-use crate::error::ChannelError;
+use crate::error::{ArgumentError, ChannelError};
 use crate::sync::{Mutex, MutexGuard};
 
 pub(super) struct New {
@@ -22,6 +24,8 @@ pub(super) struct New {
 /// A finished version, which owns its memory. Everything sent to all readers is serialized once.
 pub(super) struct Published {
     listing: Listing,
+    /// The publisher that has published the version, which has ended if this is a keeper's.
+    pub(super) publisher: u64,
     /// Serialized.
     pub(super) manifest: Vec<u8>,
     /// The description of the offer, serialized.
@@ -32,6 +36,25 @@ pub(super) struct Published {
 }
 
 impl Published {
+    fn new(name: &str, (publisher, version): (u64, u64), keeping: Keeping, new: New) -> Self {
+        let described = new.offer.description();
+        Self {
+            listing: Listing {
+                name: name.to_owned(),
+                version,
+                held: described.held(),
+                extents: described.extents().len() as u64,
+                tensors: new.tensors,
+                keeping,
+            },
+            publisher,
+            manifest: new.manifest,
+            description: described.to_bytes(),
+            offer: new.offer,
+            _memory: new.memory,
+        }
+    }
+
     pub(super) const fn version(&self) -> u64 {
         self.listing.version
     }
@@ -42,6 +65,8 @@ struct Catalogue {
     newest: BTreeMap<String, Arc<Published>>,
     /// The last version of every name ever published.
     versions: BTreeMap<String, u64>,
+    /// The version of each name that a keeper has, and the keeper's socket.
+    kept: BTreeMap<String, (u64, PathBuf)>,
     /// The wakers of waiting readers, woken by each change of a publication.
     wakers: BTreeMap<u64, Arc<Waker>>,
     /// Counts registered wakers.
@@ -52,6 +77,8 @@ pub(super) struct Shared {
     /// Distinguishes this publisher from others, and from an earlier one at the same path.
     pub(super) id: u64,
     catalogue: Mutex<Catalogue>,
+    /// The memory of a keeper; `None` for a publisher.
+    pub(super) keeps: Option<Holdings>,
     /// Woken when the publisher is dropped.
     pub(super) stop: Arc<Waker>,
     /// Limits log lines about readers' errors, whose rate the readers determine.
@@ -66,7 +93,12 @@ impl Catalogue {
 
 impl Shared {
     pub(super) fn new() -> Result<Self, ChannelError> {
+        Self::with(None)
+    }
+
+    pub(super) fn with(keeps: Option<Holdings>) -> Result<Self, ChannelError> {
         Ok(Self {
+            keeps,
             id: new_id(),
             catalogue: Mutex::new(Catalogue::default()),
             stop: Arc::new(Waker::new()?),
@@ -82,27 +114,14 @@ impl Shared {
 
     /// Adds the newest version of a name, and returns its number.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
-        let described = new.offer.description();
-        let mut published = Published {
-            listing: Listing {
-                name: name.to_owned(),
-                version: 0,
-                held: described.held(),
-                extents: described.extents().len() as u64,
-                tensors: new.tensors,
-            },
-            manifest: new.manifest,
-            description: described.to_bytes(),
-            offer: new.offer,
-            _memory: new.memory,
-        };
         let mut catalogue = self.lock();
         let last = catalogue.versions.entry(name.to_owned()).or_default();
         *last += 1;
         let version = *last;
-        published.listing.version = version;
-        let published = Arc::new(published);
-        let before = catalogue.newest.insert(name.to_owned(), published);
+        let published = Published::new(name, (self.id, version), Keeping::No, new);
+        let before = catalogue
+            .newest
+            .insert(name.to_owned(), Arc::new(published));
         catalogue.wake();
         drop(catalogue);
         // This may drop the old version's memory, which waits for the device.
@@ -110,11 +129,70 @@ impl Shared {
         version
     }
 
-    pub(super) fn withdraw(&self, name: &str) -> bool {
-        let gone = {
+    /// Keeps a version of a publisher under a name, instead of what is kept under that name. An older
+    /// version of the same publisher changes nothing.
+    ///
+    /// # Errors
+    /// [`ArgumentError`] if the handles are more than `most` together, or the names too many.
+    pub(super) fn keep(
+        &self,
+        name: &str,
+        (publisher, version): (u64, u64),
+        new: New,
+        most: u64,
+    ) -> Result<(), ArgumentError> {
+        let published = Published::new(name, (publisher, version), Keeping::Kept, new);
+        let mut catalogue = self.lock();
+        let before = catalogue.newest.get(name);
+        if before.is_some_and(|it| it.publisher == publisher && it.version() >= version) {
+            return Ok(());
+        }
+        let others = catalogue.newest.iter().filter(|(known, _)| *known != name);
+        let extents = others.map(|(_, it)| it.listing.extents);
+        let (names, extents) = extents.fold((1, published.listing.extents), |sum, it| {
+            (sum.0 + 1, sum.1 + it)
+        });
+        ArgumentError::at_most("names that are kept", names, MOST_LISTED as u64)?;
+        ArgumentError::at_most("descriptors of kept publications", extents, most)?;
+        let before = catalogue
+            .newest
+            .insert(name.to_owned(), Arc::new(published));
+        catalogue.wake();
+        drop(catalogue);
+        drop(before);
+        Ok(())
+    }
+
+    /// Notes that a keeper has a version of this publisher.
+    pub(super) fn note_kept(&self, name: &str, version: u64, keeper: PathBuf) {
+        let mut catalogue = self.lock();
+        if catalogue.newest.contains_key(name) {
+            catalogue.kept.insert(name.to_owned(), (version, keeper));
+        }
+    }
+
+    /// Withdraws a name. Returns the socket of the keeper that has a version of it, or `None` if the
+    /// name was not published.
+    pub(super) fn withdraw(&self, name: &str) -> Option<Option<PathBuf>> {
+        let (gone, kept) = {
             let mut catalogue = self.lock();
             catalogue.wake();
-            catalogue.newest.remove(name)
+            (catalogue.newest.remove(name), catalogue.kept.remove(name))
+        };
+        gone.map(|_| kept.map(|(_, keeper)| keeper))
+    }
+
+    /// Drops what a keeper keeps under a name, of one publisher or of any. Returns `true` if it kept
+    /// such a version.
+    pub(super) fn release(&self, name: &str, publisher: Option<u64>) -> bool {
+        let gone = {
+            let mut catalogue = self.lock();
+            let is_meant = catalogue
+                .newest
+                .get(name)
+                .is_some_and(|kept| publisher.is_none_or(|publisher| publisher == kept.publisher));
+            catalogue.wake();
+            is_meant.then(|| catalogue.newest.remove(name))
         };
         gone.is_some()
     }
@@ -125,9 +203,17 @@ impl Shared {
 
     pub(super) fn list(&self, most: usize) -> Listings {
         let catalogue = self.lock();
-        let first = catalogue.newest.values().take(most);
+        let first = catalogue.newest.iter().take(most);
+        let listings = first.map(|(name, published)| {
+            let mut listing = published.listing.clone();
+            let kept = catalogue.kept.get(name);
+            if kept.is_some_and(|(version, _)| *version == listing.version) {
+                listing.keeping = Keeping::Wanted;
+            }
+            listing
+        });
         Listings {
-            publications: first.map(|published| published.listing.clone()).collect(),
+            publications: listings.collect(),
             all: catalogue.newest.len() as u64,
         }
     }
@@ -177,7 +263,7 @@ mod tests {
     use super::*;
     use crate::Device;
     use crate::own::Physical;
-    use crate::share::protocol::{MOST_LISTED, MOST_LISTING, MOST_NAME, Reply};
+    use crate::share::protocol::{MOST_LISTING, MOST_NAME, Reply};
 
     #[test]
     fn a_listing_is_cut_where_it_would_be_too_large_and_says_so() {
@@ -208,7 +294,7 @@ mod tests {
         assert!(bytes.len() <= MOST_LISTING, "{} bytes", bytes.len());
         let heard = serde_json::from_slice(&bytes).unwrap();
         assert!(matches!(heard, Reply::FirstPublications(all) if all == listed));
-        assert!(shared.withdraw(&listed.publications[0].name));
+        assert_eq!(shared.withdraw(&listed.publications[0].name), Some(None));
         let listed = shared.list(MOST_LISTED);
         assert_eq!(
             (listed.publications.len(), listed.omitted()),

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 
 use cuvmm_driver::Exported;
 
+use super::arriving::Arriving;
 use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::{Channel, Message};
 use super::frame::{Kind, MOST_HANDLES};
@@ -85,48 +86,49 @@ impl Channel {
     #[doc(alias = "take")]
     pub fn recv(&mut self, how: &AttachmentBuilder<'_>) -> Result<Attachment, ShareError> {
         let deadline = self.deadline();
-        self.receive_until(how, deadline)
+        self.receive_as(|description| how.agree(description), deadline)
     }
 
-    pub(super) fn receive_until(
+    /// Receives memory from [`send`](Self::send) of the peer. `agree` checks the description before a
+    /// handle is requested.
+    pub(super) fn receive_as<A: Arriving>(
         &mut self,
-        how: &AttachmentBuilder<'_>,
+        agree: impl FnOnce(&Description) -> Result<A, ShareError>,
         deadline: Deadline,
-    ) -> Result<Attachment, ShareError> {
-        self.exchange(|channel| channel.take_all(how, deadline))
+    ) -> Result<A::Whole, ShareError> {
+        self.exchange(|channel| channel.take_all(agree, deadline))
     }
 
-    fn take_all(
+    fn take_all<A: Arriving>(
         &mut self,
-        how: &AttachmentBuilder<'_>,
+        agree: impl FnOnce(&Description) -> Result<A, ShareError>,
         deadline: Deadline,
-    ) -> Result<Attachment, ShareError> {
+    ) -> Result<A::Whole, ShareError> {
         let kinds = [Kind::Description, Kind::Verdict];
         let message = self.receive(&kinds, MOST_DESCRIPTION, deadline)?;
         let message = given_up(message)?;
         let described = Description::from_bytes(&message.body).map_err(ShareError::from);
-        let agreed = described.and_then(|description| how.agree(&description));
+        let agreed = described.and_then(|description| agree(&description));
         let mut arriving = self.answer(agreed, deadline)?;
         loop {
             let kinds = [Kind::Handles, Kind::Verdict];
             let message = self.receive(&kinds, MOST_HANDLES * FABRIC, deadline)?;
-            let added = arriving.add(&handles_of(given_up(message)?)?);
+            let added = arriving.add(handles_of(given_up(message)?)?);
             if added.is_err() || arriving.is_complete() {
-                let attached = match added.and_then(|()| arriving.map()) {
-                    Ok(attached) => attached,
+                let whole = match added.and_then(|()| arriving.finish()) {
+                    Ok(whole) => whole,
                     Err(error) => return self.answer(Err(error), deadline),
                 };
                 if let Err(error) = self.send_verdict(None, deadline) {
-                    attached.discard();
+                    A::discard(whole);
                     return Err(error.into());
                 }
-                return Ok(attached);
+                return Ok(whole);
             }
             self.send_verdict(None, deadline)?;
         }
     }
 
-    /// Sends the outcome of a step to the peer, and returns it.
     /// Makes an exchange. An error of the channel in it leaves the channel in an unknown state.
     pub(super) fn exchange<T>(
         &mut self,
@@ -139,6 +141,7 @@ impl Channel {
         done
     }
 
+    /// Sends the outcome of a step to the peer, and returns it.
     pub(super) fn answer<T>(
         &mut self,
         outcome: Result<T, ShareError>,

@@ -75,6 +75,12 @@ impl UserFolder {
         self.0.join(format!("{}.{SOCKET}", std::process::id()))
     }
 
+    /// Returns the path for the socket of this user's keeper.
+    #[must_use]
+    pub fn keeper_socket(&self) -> PathBuf {
+        self.0.join(format!("keeper.{SOCKET}"))
+    }
+
     /// Returns the paths of all sockets in the folder, in the order of their names, including those
     /// with only the lock file left.
     ///

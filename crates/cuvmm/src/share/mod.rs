@@ -20,7 +20,8 @@
 //! a [`PoolImporter`] imports.
 //!
 //! A [`Publisher`] publishes finished memory under a name, and a [`Subscriber`] attaches it: for
-//! example, one process loads weights and many processes serve from them.
+//! example, one process loads weights and many processes serve from them. A [`Keeper`] has what is
+//! published after its publisher has ended.
 //!
 //! # Trust
 //! The driver does not restrict access to imported memory: every process that holds a handle can
@@ -34,6 +35,7 @@
 mod allocation_exchange;
 mod allocation_offer;
 mod allocation_wire;
+mod arriving;
 mod attachment;
 mod catalogue;
 mod channel;
@@ -42,7 +44,9 @@ mod exchange;
 mod folder;
 mod frame;
 mod grant;
+mod holdings;
 mod importer;
+mod keeper;
 mod listener;
 mod lock;
 mod log_limit;
@@ -55,8 +59,10 @@ mod protocol;
 mod publisher;
 mod readers;
 mod seal;
+mod service;
 mod subscriber;
 mod system;
+mod taking;
 mod wait;
 mod waker;
 mod wire;
@@ -69,13 +75,14 @@ pub use channel::{Channel, DEFAULT_TIMEOUT};
 pub use dead::sweep;
 pub use folder::UserFolder;
 pub use importer::PoolImporter;
+pub use keeper::Keeper;
 pub use listener::Listener;
 pub use lock::LOCK_ENDING;
 pub use manifest::{Manifest, ManifestBuilder, Tensor};
 pub use offer::Offer;
 pub use offered::Offered;
 pub use parcel::Parcel;
-pub use protocol::{Listing, Listings};
+pub use protocol::{Keeping, Listing, Listings};
 pub use publisher::Publisher;
 pub use seal::Publishable;
 pub use subscriber::{Publication, Subscriber};

@@ -62,10 +62,12 @@ const MOST_KEPT: usize = 64;
 #[doc(alias = "IPC")]
 pub struct Offer {
     pub(super) description: Description,
-    /// The physical of each extent, in order.
+    /// The physical of each extent, in order; none of memory that was received.
     physicals: Vec<Physical>,
     /// The handles of all extents, if there are at most [`MOST_KEPT`].
     kept: OnceLock<Vec<Exported>>,
+    /// The handles of all extents, if another process has given them.
+    received: Option<Vec<Exported>>,
     /// Where the memory of blocks and allocations is mapped in this process.
     pub(super) places: Places,
     /// Keeps the memory mapped, and is dropped after the physicals.
@@ -182,9 +184,23 @@ impl Offer {
             description,
             physicals,
             kept: OnceLock::new(),
+            received: None,
             places: Places::default(),
             keeps: Keeps::default(),
         })
+    }
+
+    /// Offers memory of another process, by the descriptors that came from there, one for each extent.
+    /// They alone keep the memory.
+    pub(super) fn received(description: Description, handles: Vec<Exported>) -> Self {
+        Self {
+            description,
+            physicals: Vec::new(),
+            kept: OnceLock::new(),
+            received: Some(handles),
+            places: Places::default(),
+            keeps: Keeps::default(),
+        }
     }
 
     /// Grants other processes write access as well.
@@ -226,6 +242,9 @@ impl Offer {
 
     /// Returns the handles of some extents, new or kept from an earlier call.
     pub(super) fn batch(&self, range: Range<usize>) -> Result<Batch<'_>, ShareError> {
+        if let Some(received) = &self.received {
+            return Ok(Batch::Kept(received.get(range).unwrap_or_default()));
+        }
         if self.physicals.len() > MOST_KEPT {
             return Ok(Batch::Made(self.handles(range)?));
         }

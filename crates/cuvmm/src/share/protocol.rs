@@ -1,5 +1,6 @@
 //! The messages between a publisher and its readers.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -9,7 +10,7 @@ use super::channel::Channel;
 use super::frame::Kind;
 use super::manifest::Manifest;
 use super::wait::Deadline;
-use crate::error::ChannelError;
+use crate::error::{ArgumentError, ChannelError};
 
 /// In bytes.
 pub(super) const MOST_REQUEST: usize = 4096;
@@ -21,10 +22,10 @@ pub(super) const MOST_REPLY: usize = 64 << 20;
 pub(super) const MOST_LISTED: usize = 4096;
 
 /// In bytes: names, each byte of which may be escaped, and figures.
-pub(super) const MOST_LISTING: usize = MOST_LISTED * (2 * MOST_NAME + 256);
+pub(super) const MOST_LISTING: usize = MOST_LISTED * (2 * MOST_NAME + 288);
 
 /// In bytes; leaves space for the rest of the reply.
-pub(super) const MOST_MANIFEST: usize = MOST_REPLY - 4096;
+const MOST_MANIFEST: usize = MOST_REPLY - 4096;
 
 /// In bytes.
 pub(super) const MOST_NAME: usize = 255;
@@ -46,6 +47,16 @@ pub(super) enum Request {
         version: u64,
         millis: u64,
     },
+    /// Asks a keeper to keep the newest version of a name, which the publisher at a socket has.
+    Keep {
+        name: String,
+        socket: PathBuf,
+    },
+    /// Asks a keeper to drop what it keeps under a name, of one publisher or of any.
+    Release {
+        name: String,
+        publisher: Option<u64>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +73,10 @@ pub(super) enum Reply {
     /// The newest version, if it differs from the reader's.
     Newest(Option<u64>),
     NotPublished,
+    /// The keeper has this version.
+    Kept(u64),
+    /// `true` if the keeper kept something under the name.
+    Released(bool),
     /// The publisher cannot answer, for this reason. May come before the request.
     Refused(String),
 }
@@ -80,6 +95,23 @@ pub struct Listing {
     pub extents: u64,
     /// The number of tensors.
     pub tensors: u64,
+    /// Who has the version, and for how long.
+    #[serde(default)]
+    pub keeping: Keeping,
+}
+
+/// Who has a published version, and for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Keeping {
+    /// A publisher, with which the publication ends.
+    #[default]
+    No,
+    /// A publisher, which has [given](super::Publisher::keep) the version to a keeper.
+    Wanted,
+    /// A keeper. Readers attach from the publisher while it runs, and from the keeper afterwards.
+    Kept,
 }
 
 /// The publications of a publisher, or the first of them.
@@ -107,6 +139,21 @@ impl From<Listings> for Reply {
             _ => Self::FirstPublications(listings),
         }
     }
+}
+
+/// Serializes a manifest, once for all readers, which would refuse a larger one.
+///
+/// # Errors
+/// [`ArgumentError`] with the most bytes.
+pub(super) fn text_of(manifest: &Manifest) -> Result<Vec<u8>, ArgumentError> {
+    let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
+    let text = serde_json::to_vec(manifest).map_err(|_| ArgumentError::TooLarge {
+        what,
+        value: u64::MAX,
+        most,
+    })?;
+    ArgumentError::at_most(what, text.len() as u64, most)?;
+    Ok(text)
 }
 
 impl Channel {

@@ -7,20 +7,21 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::time::Duration;
 
 use super::catalogue::{New, Shared};
-use super::listener::Listener;
 use super::manifest::Manifest;
 use super::offer::Offer;
-use super::protocol::{Listing, MOST_MANIFEST, MOST_NAME};
-use super::readers::{Bounds, accept_all};
+use super::protocol::{Listing, MOST_NAME, text_of};
 use super::seal::Publishable;
+use super::service::Service;
+use super::subscriber::Subscriber;
 use super::system::failed;
-use crate::descriptors::Spare;
-use crate::error::{ArgumentError, ChannelError, HandedBack, ShareError};
+use crate::error::{ChannelError, HandedBack, ShareError};
 use crate::peer::Users;
-use crate::sync::thread::{self, JoinHandle};
+
+/// How long the withdrawal of a name waits for the keeper that has it.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Publishes memory under names, for other processes on this machine to read with a
 /// [`Subscriber`](super::Subscriber).
@@ -31,7 +32,8 @@ use crate::sync::thread::{self, JoinHandle};
 /// are refused after a second. A reader that sends no request is disconnected after a time (see
 /// [`Subscriber`](super::Subscriber)).
 ///
-/// Dropping the publisher ends its service; readers that attached memory keep it.
+/// Dropping the publisher ends its service; readers that attached memory keep it, and a
+/// [`Keeper`](super::Keeper) serves further readers if the publication was [given](Self::keep) to it.
 ///
 /// # Examples
 /// ```
@@ -51,10 +53,7 @@ use crate::sync::thread::{self, JoinHandle};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Publisher {
-    shared: Arc<Shared>,
-    listener: Arc<Listener>,
-    thread: Option<JoinHandle<()>>,
-    made_by: u32,
+    service: Service,
 }
 
 impl Publisher {
@@ -71,25 +70,14 @@ impl Publisher {
     /// # Errors
     /// [`ChannelError`] if another process listens there, or the system refuses.
     pub fn bind_for(path: impl AsRef<Path>, users: Users) -> Result<Self, ChannelError> {
-        let listener = Arc::new(Listener::bind_for(path, users)?);
-        let shared = Arc::new(Shared::new()?);
-        let (readers, accepts, spare) = (Arc::clone(&shared), Arc::clone(&listener), Spare::new());
-        let thread = thread::Builder::new()
-            .name("cuvmm-publisher".to_owned())
-            .spawn(move || accept_all(&readers, (&accepts, spare), Bounds::USUAL))
-            .map_err(failed("starting a thread"))?;
-        Ok(Self {
-            shared,
-            listener,
-            thread: Some(thread),
-            made_by: std::process::id(),
-        })
+        let service = Service::start(path.as_ref(), users, Shared::new()?)?;
+        Ok(Self { service })
     }
 
     /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.listener.path()
+        self.service.path()
     }
 
     /// Publishes finished memory under a name and returns its version, which counts from 1 for each
@@ -122,7 +110,7 @@ impl Publisher {
                     offer,
                     memory: Box::new(memory),
                 };
-                Ok(self.shared.add(name, published))
+                Ok(self.service.shared.add(name, published))
             }
             Err(reason) => Err(HandedBack::new(memory, reason)),
         }
@@ -191,54 +179,71 @@ impl Publisher {
     /// Serializes a manifest of offered memory, and checks that handles of the memory can be made.
     fn described(manifest: &Manifest, offer: &Offer) -> Result<Vec<u8>, ShareError> {
         manifest.check(&offer.description().runs())?;
-        // Serialized once for all readers, which would refuse a larger manifest.
-        let (what, most) = ("bytes of a manifest", MOST_MANIFEST as u64);
-        let text = serde_json::to_vec(manifest).map_err(|_| ArgumentError::TooLarge {
-            what,
-            value: u64::MAX,
-            most,
-        })?;
-        ArgumentError::at_most(what, text.len() as u64, most)?;
+        let text = text_of(manifest)?;
         // Makes a handle before any reader is promised one.
         drop(offer.batch(0..1)?);
         Ok(text)
     }
 
-    /// Withdraws a name: no reader can attach it any more. Returns `true` if the name was
-    /// published.
+    /// Gives the newest version of a name to a [`Keeper`](super::Keeper), which serves it to readers after
+    /// this publisher has ended. Returns the version. It replaces what the keeper has kept under the
+    /// name. A version that is published later is kept only if this is called again; until then the
+    /// keeper has the earlier one.
+    ///
+    /// The keeper connects to this publisher's [path](Self::path) as a reader does, so this waits for
+    /// an exchange of at most 10 seconds. Calls `cuMemExportToShareableHandle` for each extent.
+    ///
+    /// # Errors
+    /// [`ShareError`] if the name is not published, no keeper of this user listens at the path, or the
+    /// keeper cannot keep the version. Nothing has changed then, except that the keeper may have the
+    /// version if its answer was lost.
+    pub fn keep(&self, name: &str, keeper: impl AsRef<Path>) -> Result<u64, ShareError> {
+        let not_found = || ShareError::NotFound(name.to_owned());
+        if self.service.is_forked() {
+            return Err(not_found());
+        }
+        let shared = &self.service.shared;
+        shared.newest(name).ok_or_else(not_found)?;
+        let absolute = |path: &Path| std::path::absolute(path).map_err(failed("getcwd"));
+        let (own, keeper) = (absolute(self.path())?, absolute(keeper.as_ref())?);
+        let version = Subscriber::connect(&keeper)?.keep(name, own)?;
+        shared.note_kept(name, version, keeper);
+        Ok(version)
+    }
+
+    /// Withdraws a name: no reader can attach it any more, from this publisher or from the keeper that
+    /// it was [given](Self::keep) to. Returns `true` if the name was published.
+    ///
+    /// Waits up to 2 seconds for a keeper. A keeper that does not answer keeps the version until it is
+    /// replaced or [dropped](super::Keeper::release).
     pub fn withdraw(&self, name: &str) -> bool {
-        !self.is_forked() && self.shared.withdraw(name)
+        if self.service.is_forked() {
+            return false;
+        }
+        let shared = &self.service.shared;
+        let Some(kept) = shared.withdraw(name) else {
+            return false;
+        };
+        if let Some(keeper) = kept
+            && let Err(error) = release(&keeper, name, shared.id)
+        {
+            log!(warn, %error, name = name.to_owned(), keeper = %keeper.display(), "a keeper may still keep a withdrawn publication");
+        }
+        true
     }
 
     /// Returns all publications in the order of their names, or none in a forked child.
     #[must_use]
     pub fn list(&self) -> Vec<Listing> {
-        match self.is_forked() {
-            false => self.shared.list(usize::MAX).publications,
-            true => Vec::new(),
-        }
-    }
-
-    /// Returns `true` in a forked child, where another thread of the parent may have held the lock
-    /// during the fork.
-    fn is_forked(&self) -> bool {
-        self.made_by != std::process::id()
+        self.service.list()
     }
 }
 
-impl Drop for Publisher {
-    fn drop(&mut self) {
-        // A forked child has none of the threads.
-        if self.is_forked() {
-            std::mem::forget(self.thread.take());
-            return;
-        }
-        self.shared.stop.wake();
-        let ended = self.thread.take().map(JoinHandle::join);
-        if let Some(Err(_)) = ended {
-            log!(error, "a publisher's thread ended by a panic");
-        }
-    }
+/// Asks a keeper to drop what it keeps under a name of a publisher.
+fn release(keeper: &Path, name: &str, publisher: u64) -> Result<bool, ShareError> {
+    let mut subscriber = Subscriber::connect(keeper)?;
+    subscriber.channel().set_timeout(PATIENCE);
+    subscriber.release_of(name, Some(publisher))
 }
 
 impl fmt::Debug for Publisher {

@@ -13,6 +13,7 @@ use super::channel::{Channel, Woken};
 use super::listener::{FRESH, Listener};
 use super::protocol::{MOST_LISTED, MOST_REQUEST, Reply, Request};
 use super::system::failed;
+use super::taking::take;
 use super::wait::{Deadline, pause, wait_for};
 use crate::descriptors::Spare;
 use crate::error::{ChannelError, ShareError};
@@ -215,7 +216,8 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
                 return channel.tell(&Reply::NotPublished, deadline);
             };
             let version = published.version();
-            channel.send_published(shared.id, version, &published.manifest, deadline)?;
+            let publisher = published.publisher;
+            channel.send_published(publisher, version, &published.manifest, deadline)?;
             match channel.send_until(&published.offer, &published.description, deadline) {
                 Ok(()) => Ok(()),
                 Err(ShareError::Channel(error)) => Err(error),
@@ -233,12 +235,35 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
             version,
             millis,
         } => {
-            let seen = (publisher == shared.id).then_some(version);
+            let seen = (publisher, version);
             let newest = watch(shared, channel, &name, seen, Duration::from_millis(millis))?;
             let deadline = channel.deadline();
             channel.tell(&newest, deadline)
         }
+        Request::Keep { name, socket } => {
+            let reply = match &shared.keeps {
+                None => Reply::Refused(keeps_nothing()),
+                Some(holdings) => match take(shared, holdings, &name, &socket) {
+                    Ok(version) => Reply::Kept(version),
+                    Err(error) => Reply::Refused(error.to_string()),
+                },
+            };
+            let deadline = channel.deadline();
+            channel.tell(&reply, deadline)
+        }
+        Request::Release { name, publisher } => {
+            let reply = match &shared.keeps {
+                None => Reply::Refused(keeps_nothing()),
+                Some(_) => Reply::Released(shared.release(&name, publisher)),
+            };
+            channel.tell(&reply, deadline)
+        }
     }
+}
+
+fn keeps_nothing() -> String {
+    let pid = std::process::id();
+    format!("process {pid} publishes and keeps nothing: a keeper listens at another socket")
 }
 
 /// Waits up to `time` until a name has another version than `seen`. Also returns when the reader
@@ -247,7 +272,7 @@ fn watch(
     shared: &Shared,
     channel: &Channel,
     name: &str,
-    seen: Option<u64>,
+    seen: (u64, u64),
     time: Duration,
 ) -> Result<Reply, ChannelError> {
     let deadline = Deadline::after(time);
@@ -259,11 +284,11 @@ fn watch(
     ];
     loop {
         let newest = match shared.newest(name) {
-            Some(published) => published.version(),
+            Some(published) => (published.publisher, published.version()),
             None => return Ok(Reply::NotPublished),
         };
-        if seen != Some(newest) {
-            return Ok(Reply::Newest(Some(newest)));
+        if seen != newest {
+            return Ok(Reply::Newest(Some(newest.1)));
         }
         match wait_for(&wanted, Some(deadline)) {
             Ok(ready) if ready == [0] => hung.waker.silence(),

@@ -1,22 +1,25 @@
 //! The reader's side of a publication.
 
 use std::any::type_name;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytemuck::Pod;
 
+use super::arriving::Arriving;
 use super::attachment::{Attachment, AttachmentBuilder};
 use super::channel::Channel;
 use super::manifest::Manifest;
 use super::protocol::{Listings, MOST_LISTING, MOST_NAME, MOST_REPLY, Reply, Request};
 use super::wait::Deadline;
+use super::wire::Description;
 use crate::error::{ChannelError, ShareError};
 use crate::own::CloseError;
 use crate::peer::Users;
 use crate::view::View;
 
-/// A connection to a [`Publisher`](super::Publisher).
+/// A connection to a [`Publisher`](super::Publisher) or a [`Keeper`](super::Keeper).
 ///
 /// The publisher closes a new connection that sends no request within 10 seconds, and any
 /// connection that sends none for 10 minutes. [Waiting](Self::wait_for_newer) is a request. A
@@ -48,6 +51,14 @@ use crate::view::View;
 #[derive(Debug)]
 pub struct Subscriber {
     channel: Channel,
+}
+
+/// A version that was received, with its publisher.
+pub(super) struct Fetched<T> {
+    pub(super) publisher: u64,
+    pub(super) version: u64,
+    pub(super) manifest: Manifest,
+    pub(super) memory: T,
 }
 
 /// One attached version of published memory. It does not change when a newer version is published
@@ -116,6 +127,25 @@ impl Subscriber {
         name: &str,
         how: &AttachmentBuilder<'_>,
     ) -> Result<Publication, ShareError> {
+        let agree = |description: &Description| how.agree(description);
+        let found = self.fetch(name, agree, Attachment::runs)?;
+        Ok(Publication {
+            name: name.to_owned(),
+            version: found.version,
+            publisher: found.publisher,
+            manifest: found.manifest,
+            memory: found.memory,
+        })
+    }
+
+    /// Receives the newest version of a name. `agree` checks the description before a handle is
+    /// requested, and `runs` returns the ranges that have memory, for the manifest to be checked.
+    pub(super) fn fetch<A: Arriving>(
+        &mut self,
+        name: &str,
+        agree: impl FnOnce(&Description) -> Result<A, ShareError>,
+        runs: impl FnOnce(&A::Whole) -> &[Range<u64>],
+    ) -> Result<Fetched<A::Whole>, ShareError> {
         let deadline = self.channel.deadline();
         let name = name.to_owned();
         // No publication has such a name, and a request may be too short to hold it.
@@ -133,18 +163,56 @@ impl Subscriber {
             Reply::NotPublished => return Err(ShareError::NotFound(name)),
             _ => return Err(self.unexpected()),
         };
-        let memory = self.channel.receive_until(how, deadline)?;
-        if let Err(error) = manifest.check(memory.runs()) {
-            memory.discard();
+        let memory = self.channel.receive_as(agree, deadline)?;
+        if let Err(error) = manifest.check(runs(&memory)) {
+            A::discard(memory);
             return Err(error.into());
         }
-        Ok(Publication {
-            name,
-            version,
+        Ok(Fetched {
             publisher,
+            version,
             manifest,
             memory,
         })
+    }
+
+    /// Asks a keeper to keep what the publisher at a socket has under a name. Returns the version.
+    pub(super) fn keep(&mut self, name: &str, socket: PathBuf) -> Result<u64, ShareError> {
+        let name = name.to_owned();
+        let deadline = self.channel.deadline();
+        let request = Request::Keep { name, socket };
+        match self.ask(&request, deadline, (MOST_REPLY, deadline))? {
+            Reply::Kept(version) => Ok(version),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Asks a [`Keeper`](super::Keeper) to drop what it keeps under a name. Returns `true` if it kept
+    /// such a publication. Processes that have attached it keep its memory.
+    ///
+    /// # Errors
+    /// [`ShareError::Refused`] if this is a connection to a publisher, and [`ShareError`] if the keeper
+    /// does not answer.
+    pub fn release(&mut self, name: &str) -> Result<bool, ShareError> {
+        self.release_of(name, None)
+    }
+
+    /// Asks a keeper to drop what it keeps under a name, of one publisher or of any.
+    pub(super) fn release_of(
+        &mut self,
+        name: &str,
+        publisher: Option<u64>,
+    ) -> Result<bool, ShareError> {
+        if name.len() > MOST_NAME {
+            return Ok(false);
+        }
+        let name = name.to_owned();
+        let deadline = self.channel.deadline();
+        let request = Request::Release { name, publisher };
+        match self.ask(&request, deadline, (MOST_REPLY, deadline))? {
+            Reply::Released(kept) => Ok(kept),
+            _ => Err(self.unexpected()),
+        }
     }
 
     /// Waits up to `timeout` for another version than `than`, and returns its number, or `None` if

@@ -9,6 +9,8 @@ mod share_support;
 
 mod faults;
 mod hostile;
+mod keeper;
+mod keeper_processes;
 mod left;
 mod mem_pool_faults;
 mod mem_pool_hostile;

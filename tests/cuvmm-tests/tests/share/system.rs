@@ -11,6 +11,7 @@
 )]
 
 use std::io::{Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +25,7 @@ use crate::share_support::{
     lock_of, open_files,
 };
 use cuvmm::error::{ChannelError, MemoryError, ShareError};
-use cuvmm::share::{Listener, Manifest, Publisher, Subscriber, Users, sweep};
+use cuvmm::share::{Listener, Manifest, Parcel, Publisher, Subscriber, Users, sweep};
 use cuvmm::{Attachment, Channel, Offer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -679,5 +680,27 @@ fn signals_end_no_wait() {
         drop((offer, region));
         common::nothing_left(giver);
         common::nothing_left(taker);
+    });
+}
+
+/// The driver takes a descriptor as a pointer, and refuses a null one.
+#[test]
+fn descriptor_0_is_imported() {
+    in_a_child(|| {
+        let rig = common::host();
+        let region = shareable_region(&rig, 1);
+        let offer = Offer::region(&region, 0..G).unwrap();
+        let (description, mut handles) = offer.parcel().unwrap().into_parts();
+        let cuvmm::driver::Exported::Fd(descriptor) = handles.remove(0) else {
+            panic!("a descriptor");
+        };
+        // SAFETY: the child uses its standard input for nothing else.
+        let zero = unsafe {
+            assert_eq!(libc::dup2(descriptor.as_raw_fd(), 0), 0);
+            OwnedFd::from_raw_fd(0)
+        };
+        let parcel = Parcel::new(description, vec![cuvmm::driver::Exported::Fd(zero)]);
+        let attached = Attachment::builder(&rig.device).open(&parcel).unwrap();
+        assert_eq!(attached.held(), G);
     });
 }

@@ -46,6 +46,15 @@ pub(in crate::ledger) struct Commands {
 }
 
 impl Commands {
+    /// Answers requests for figures only.
+    pub(in crate::ledger) fn figures(group: bool) -> Self {
+        Self {
+            remote: Remote::Figures,
+            group,
+            ..Self::default()
+        }
+    }
+
     pub(in crate::ledger) fn sleep(&self, tenant: Option<&str>) -> Result<(), String> {
         let hook = self.sleep.as_ref();
         self.call(hook, "puts it to sleep", |hook| hook(tenant))

@@ -407,6 +407,64 @@ class Attach(unittest.TestCase):
             """
         )
 
+    def test_no_keeper_listens(self):
+        case(
+            """
+            array = cuvmm.empty(3 << 20)
+            published = cuvmm.publish({"it": array}, "model")
+            folder = os.path.dirname(published.path)
+            try:
+                published.keep()
+            except cuvmm.NotPublishedError:
+                raise
+            except cuvmm.Error as error:
+                assert folder + "/keeper.sock" in str(error), error
+            else:
+                raise AssertionError("kept by nothing")
+            refused(cuvmm.Error, lambda: published.keep(folder + "/other"), folder + "/other")
+            # A publisher is no keeper.
+            refused(cuvmm.Error, lambda: published.keep(published.path), "keeps nothing")
+            assert cuvmm.attach("model").version == 1
+            published.withdraw()
+            refused(cuvmm.NotPublishedError, published.keep, "this process has no such name")
+            """
+        )
+
+    @unittest.skipUnless(os.environ.get("CUVMM_COMMAND"), "CUVMM_COMMAND names no command cuvmm")
+    def test_a_keeper_outlives_the_publisher(self):
+        case(
+            """
+            command = os.environ["CUVMM_COMMAND"]
+            keeper = subprocess.Popen([command, "share", "keep"], stdout=subprocess.PIPE)
+            assert b"until Ctrl-C" in keeper.stdout.readline()
+            import textwrap
+            code = '''
+            import ctypes, os
+            array = cuvmm.empty(3 << 20)
+            ctypes.memset(array.address, 9, 3 << 20)
+            published = cuvmm.publish({"it": array}, "model")
+            assert published.keep() == 1
+            assert cuvmm.attach("model").path == published.path
+            print("ready", flush=True)
+            os.kill(os.getpid(), 9)
+            '''
+            for turn in range(3):
+                giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
+                    + textwrap.dedent(code)], stdout=subprocess.PIPE)
+                assert giver.stdout.readline() == b"ready\\n"
+                giver.wait()
+                weights = cuvmm.attach("model")
+                assert weights.path.endswith("/keeper.sock"), weights
+                assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+            dropped = subprocess.run([command, "share", "drop", "model"], capture_output=True)
+            assert dropped.returncode == 0, dropped
+            refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "publishes anything")
+            assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+            keeper.terminate()
+            assert keeper.wait(30) == 0
+            """
+        )
+
     def test_garbage_collection_inside_of_a_capture_breaks_nothing(self):
         case(
             """

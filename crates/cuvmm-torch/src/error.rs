@@ -160,6 +160,8 @@ pub(crate) enum Error {
     Folder(#[from] FolderError),
     #[error("{}: {cause}", path.display())]
     Publisher { path: PathBuf, cause: ShareError },
+    #[error("{}: the keeper does not keep it: {cause}", path.display())]
+    Keeper { path: PathBuf, cause: ShareError },
     #[error("{name:?} is on device {device}: attach it there")]
     OtherDevice { name: String, device: i32 },
     #[error("nothing is attached under the number {0}")]

@@ -261,7 +261,10 @@ pub(crate) fn keep(
     match listed {
         Some((open, listed)) if listed.iter().any(|one| one.name == name) => {
             let kept = open.publisher.keep(name, &keeper);
-            kept.map_err(|error| Error::at(&keeper, error))
+            kept.map_err(|cause| Error::Keeper {
+                path: keeper,
+                cause,
+            })
         }
         _ => Err(not_published(name, &path)),
     }

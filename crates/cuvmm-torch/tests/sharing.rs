@@ -12,13 +12,14 @@
 
 mod common;
 
+use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 use common::sharing::Sharing;
 use common::{Cuda, MIB, over_a_driver_that_refuses, over_the_stand_in};
 use cuvmm::driver::cuda::CudaDriver;
-use cuvmm::share::{Manifest, Subscriber, Tensor};
+use cuvmm::share::{Keeper, Manifest, Subscriber, Tensor};
 use cuvmm::{Attachment, Device, Publisher, Region, Stream};
 use serde_json::{Value, json};
 
@@ -79,6 +80,40 @@ over_the_stand_in! {
         cuda.expect(address + 4096, 7, 1000);
         // SAFETY: nothing uses the memory.
         assert_eq!(unsafe { (sharing.detach)(number) }, 0);
+    }
+
+    a_publication_that_is_kept_is_attached_from_the_keeper_after_its_end [] says [] {
+        let (sharing, cuda) = (Sharing::load(), Cuda::load());
+        type Keep =
+            unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, *mut u64) -> c_int;
+        let keep: Keep = sharing.torch.function("cuvmm_publication_keep");
+        let at = sharing.folder.path().join("keeper").to_str().unwrap().to_owned();
+        let text = |text: &str| CString::new(text).unwrap();
+        let keep = |name: &str| {
+            let (name, path, at) = (text(name), text(&sharing.path()), text(&at));
+            let mut version = 0;
+            // SAFETY: the texts are terminated, and the result is written to a local.
+            let code = unsafe { keep(name.as_ptr(), path.as_ptr(), at.as_ptr(), &mut version) };
+            sharing.outcome(code, version)
+        };
+        let address = sharing.torch.malloc(4 << 20, null_mut());
+        cuda.fill(address, 7, 4096, null_mut());
+        let request = sharing.request("model", address, 4096);
+        refused(keep("model"), -4, "this process has no such name");
+        assert_eq!(sharing.publish(&request), Ok(1));
+        refused(keep("model"), -1, "the keeper does not keep it");
+        let keeper = Keeper::bind(&at, None).unwrap();
+        assert_eq!(keep("model"), Ok(1));
+        let number = sharing.attach("model", Some(&at)).unwrap();
+        let described = sharing.describe(number);
+        assert_eq!(described["version"], 1);
+        let address = usize::try_from(described["address"].as_u64().unwrap()).unwrap();
+        cuda.expect(address, 7, 4096);
+        assert_eq!(sharing.withdraw("model"), Ok(0));
+        assert!(keeper.list().is_empty());
+        refused(sharing.attach("model", Some(&at)), -4, "model");
+        cuda.expect(address, 7, 4096);
+        assert_eq!(sharing.detach(number), Ok(0));
     }
 
     wrong_requests_change_nothing [] says [] {

@@ -101,6 +101,24 @@ impl Home {
         Running { child, lines }
     }
 
+    /// Starts a keeper, and waits until it listens. Returns what it has printed before.
+    fn keeping(&self) -> (Running, Vec<String>) {
+        let mut child = Process::new(BIN)
+            .env("XDG_RUNTIME_DIR", self.runtime.path())
+            .args(["share", "keep"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut running = Running { child, lines };
+        let mut said = vec![running.line()];
+        while !said[said.len() - 1].contains("until Ctrl-C") {
+            said.push(running.line());
+        }
+        (running, said)
+    }
+
     fn publishing(&self, arguments: &[&str]) -> Running {
         let mut running = self.running("publish", arguments);
         running.line_with("until Ctrl-C");
@@ -585,4 +603,61 @@ fn a_second_signal_ends_a_publisher_that_is_stuck() {
         };
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
     }
+}
+
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn what_a_killed_publisher_had_given_to_a_keeper_is_found_by_its_name() {
+    let home = Home::new();
+    let file = home.weights("gpt2.safetensors", 1);
+    let early = home.complaint("publish", &["--keep", text(&file), "--driver", "host"], 1);
+    assert!(early.contains("keeper.sock"), "{early}");
+    assert_eq!(home.left(), 0);
+    let (keeper, _) = home.keeping();
+    let publisher = home.publishing(&["--keep", text(&file)]);
+    let attach = ["gpt2", "--driver", "host", "--verify", text(&file)];
+    let pid = |attached: &Value| attached["pid"].as_u64().unwrap();
+    // While it runs the publisher serves.
+    let attached = home.json("attach", &attach);
+    assert_eq!(pid(&attached), u64::from(publisher.child.id()));
+    let listed = home.json("list", &[]);
+    let keeping = |listed: &Value| -> Vec<String> {
+        let publishers = listed["publishers"].as_array().unwrap().iter();
+        let all = publishers.flat_map(|it| it["publications"].as_array().unwrap());
+        let mut all: Vec<_> = all.map(|it| it["keeping"].to_string()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(keeping(&listed), ["\"kept\"", "\"wanted\""]);
+    drop(keeper);
+    // A keeper that is started again takes it from the publisher.
+    let (keeper, said) = home.keeping();
+    assert!(said[0].contains("took \"gpt2\" version 1"), "{said:?}");
+    drop(publisher);
+    assert_eq!(
+        pid(&home.json("attach", &attach)),
+        u64::from(keeper.child.id())
+    );
+    assert_eq!(keeping(&home.json("list", &[])), ["\"kept\""]);
+    let shown = home.share("list", &[]).assert().success();
+    let shown = String::from_utf8(shown.get_output().stdout.clone()).unwrap();
+    assert!(
+        shown.contains(&format!("{} keeps it", keeper.child.id())),
+        "{shown}"
+    );
+    // The next publisher replaces it.
+    let next = home.weights("gpt2.safetensors", 2);
+    drop(home.publishing(&["--keep", text(&next)]));
+    assert_eq!(
+        pid(&home.json("attach", &attach)),
+        u64::from(keeper.child.id())
+    );
+    home.share("drop", &["gpt2"])
+        .assert()
+        .success()
+        .stdout("dropped \"gpt2\"\n");
+    let refused = home.complaint("drop", &["gpt2"], 1);
+    assert!(refused.contains("is not kept"), "{refused}");
+    let refused = home.complaint("attach", &["gpt2", "--driver", "host"], 1);
+    assert!(refused.contains("not published"), "{refused}");
 }

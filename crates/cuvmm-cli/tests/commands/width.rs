@@ -42,6 +42,8 @@ fn default_output_fits() {
         &["share", "--help"],
         &["share", "publish", "--help"],
         &["share", "attach", "--help"],
+        &["share", "keep", "--help"],
+        &["share", "drop", "--help"],
         &["fake", "--help"],
         &["top", "--help"],
         &["ctl", "--help"],

@@ -371,7 +371,12 @@ fn publishers_that_are_wrong_leave_nothing_with_a_keeper() {
             assert!(refused.is_err(), "{number}: {refused:?}");
             assert!(scene.has(1), "{number}");
         }
-        assert_eq!(open_files().len(), before);
+        // The keeper's threads close their connections a moment later.
+        let begun = std::time::Instant::now();
+        while open_files().len() > before {
+            assert!(begun.elapsed() < crate::share_support::PROMPT);
+            std::thread::yield_now();
+        }
         // The same words in the right order are taken.
         let taken = play(&scene, |peer| {
             assert!(peer.say(TEXT, published(empty).as_bytes(), &[]));

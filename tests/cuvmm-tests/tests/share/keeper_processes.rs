@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 use crate::common::{G, Rig};
-use crate::share_support::{PROMPT, alone, ended, fork, leaves_nothing_open};
+use crate::share_support::{PROMPT, alone, ended, fork, open_files};
 use cuvmm::driver::HandleTypes;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::error::{ChannelError, ShareError};
@@ -213,6 +213,24 @@ impl Scene {
         assert_eq!(ended(child, PROMPT), Some(-1), "a {role:?}");
     }
 
+    /// Kills the publisher and the readers, and checks that the keeper has no more descriptors than it
+    /// needs.
+    fn keeper_has_one_version(&mut self, inherited: usize) {
+        while let Some(&(_, role)) = self.living.iter().find(|(_, role)| *role != Role::Keeper) {
+            self.kill(role);
+        }
+        let (keeper, _) = self.living[0];
+        // The socket, its lock, the waker, the spare descriptor; a ledger's file, its lock and socket,
+        // and those of the processes that it knows; a version.
+        let most = inherited + GRANULES as usize + 24;
+        let open = || {
+            std::fs::read_dir(format!("/proc/{keeper}/fd"))
+                .unwrap()
+                .count()
+        };
+        until("the keeper closes what was replaced", || open() <= most);
+    }
+
     fn view(&self) -> LedgerView {
         let files = std::fs::read_dir(self.path("ledger")).unwrap().flatten();
         let mut files = files.map(|file| file.path());
@@ -330,35 +348,38 @@ fn a_dropped_publication_is_charged_no_more_and_the_keeper_leaves_the_ledger() {
 /// Kills processes of all roles in a random order. Each life does its part once, so that the number of
 /// kills says how often everything was at work.
 fn storm(kills: u64) {
-    leaves_nothing_open(|| {
-        let mut random = fastrand::Rng::with_seed(kills);
-        let mut scene = Scene::new();
-        for role in [Role::Keeper, Role::Publisher, Role::Reader, Role::Reader] {
-            let life = scene.begin(role);
-            scene.await_done(life);
-        }
-        let view = scene.view();
-        for _ in 0..kills {
-            let role = [Role::Keeper, Role::Publisher, Role::Reader][random.usize(..3)];
-            scene.kill(role);
-            let stats = view.stats();
-            assert!(stats.charged <= stats.limit, "{stats}");
-            let life = scene.begin(role);
-            scene.await_done(life);
-        }
-        while let Some(&(_, role)) = scene.living.first() {
-            scene.kill(role);
-        }
-        scene.nothing_charged();
-        for socket in ["publisher", "keeper"] {
-            sweep(scene.path(socket)).unwrap();
-        }
-        for entry in std::fs::read_dir(scene.folder.path()).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            // A killed process may have done its part again.
-            assert!(name == "ledger" || name.parse::<u64>().is_ok(), "{name}");
-        }
-    });
+    let _alone = alone();
+    let before = open_files().len();
+    let mut random = fastrand::Rng::with_seed(kills);
+    let mut scene = Scene::new();
+    for role in [Role::Keeper, Role::Publisher, Role::Reader, Role::Reader] {
+        let life = scene.begin(role);
+        scene.await_done(life);
+    }
+    let view = scene.view();
+    for _ in 0..kills {
+        let role = [Role::Keeper, Role::Publisher, Role::Reader][random.usize(..3)];
+        scene.kill(role);
+        let stats = view.stats();
+        assert!(stats.charged <= stats.limit, "{stats}");
+        let life = scene.begin(role);
+        scene.await_done(life);
+    }
+    scene.keeper_has_one_version(before);
+    while let Some(&(_, role)) = scene.living.first() {
+        scene.kill(role);
+    }
+    scene.nothing_charged();
+    for socket in ["publisher", "keeper"] {
+        sweep(scene.path(socket)).unwrap();
+    }
+    for entry in std::fs::read_dir(scene.folder.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        // A killed process may have done its part again.
+        assert!(name == "ledger" || name.parse::<u64>().is_ok(), "{name}");
+    }
+    drop((view, scene));
+    until("the ledger's threads end", || open_files().len() <= before);
 }
 
 #[test]

@@ -59,11 +59,6 @@ class Refusals(GpuTest):
             self.assertIn(function, rules)
 
     @only_installed
-    def test_memory_history(self):
-        with self.assertRaisesRegex(RuntimeError, "cuvmm"):
-            torch.cuda.memory._record_memory_history()
-
-    @only_installed
     def test_memory_pools(self):
         with self.assertRaisesRegex(RuntimeError, "cuvmm.torch.pool"):
             torch.cuda.MemPool()

@@ -224,8 +224,6 @@ class Install(unittest.TestCase):
                 (storage._share_cuda_, "other processes"),
                 (lambda: torch.UntypedStorage._new_shared_cuda(1), "other processes"),
                 (lambda: torch._C._cuda_getCheckpointState(0, (0, 1)), "reduce-overhead"),
-                (lambda: torch._C._cuda_record_memory_history("all"), "memory_snapshot"),
-                (lambda: torch._C._cuda_attach_out_of_memory_observer(print), "OutOfMemoryError"),
                 (lambda: torch.cuda.MemPool(), "cuvmm.torch.pool"),
             ]:
                 refused(RuntimeError, call, "cuvmm", text)

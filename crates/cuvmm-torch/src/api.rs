@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::graphs::{self, PoolId};
 use crate::settings::Configuration;
 use crate::tags::Host;
-use crate::{entered, fork, heaps, limits, live, stats, tags};
+use crate::{entered, fork, heaps, history, limits, live, stats, tags};
 
 /// The function that throws if the pool is open already.
 const BEGIN: &CStr = c"cuvmm_begin_allocate_to_pool";
@@ -351,7 +351,9 @@ pub extern "C" fn cuvmm_tag_malloc(
     _stream: *mut c_void,
 ) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        answered(size, device, tags::allocate(size, device))
+        // PyTorch may hold locks.
+        let seen = history::begin(false);
+        answered(size, device, tags::allocate(size, device, seen.as_ref()))
     })
 }
 
@@ -388,7 +390,9 @@ pub unsafe extern "C" fn cuvmm_tag_free(
     _stream: *mut c_void,
 ) {
     guard((), || {
-        if let Err(error) = tags::free(address.addr()) {
+        // PyTorch may hold locks.
+        let seen = history::begin_end(false);
+        if let Err(error) = tags::free(address.addr(), seen.as_ref()) {
             complain(&error, &format!("free of {:#x}: {error}", address.addr()));
         }
     });

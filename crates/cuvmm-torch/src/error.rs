@@ -65,6 +65,8 @@ pub(crate) enum Error {
     Asleep(String),
     #[error("keep is {0}: it must be 0, 1 or 2")]
     Keep(i32),
+    #[error("stacks is {0}: it must be 0, 1 or 2")]
+    Stacks(i32),
     #[error("a timeout of {0} s: it must not be negative")]
     Timeout(f64),
     #[error("no pool has the memory, or not all of it in one allocation")]

@@ -10,7 +10,7 @@ use crate::api::answered;
 use crate::edge::{self, guard, status};
 use crate::entered;
 use crate::error::Error;
-use crate::{shareable, tags};
+use crate::{history, shareable, tags};
 
 /// Enters a tag for graphs on the calling thread, until
 /// [`cuvmm_tag_end`](crate::cuvmm_tag_end) of the token that it writes. Pools that the thread opens
@@ -58,6 +58,9 @@ pub extern "C" fn cuvmm_graph_malloc(
     _stream: *mut c_void,
 ) -> *mut c_void {
     guard(std::ptr::null_mut(), || {
-        answered(size, device, tags::allocate_for_graphs(size, device))
+        // PyTorch may hold locks.
+        let seen = history::begin(false);
+        let outcome = tags::allocate_for_graphs(size, device, seen.as_ref());
+        answered(size, device, outcome)
     })
 }

@@ -34,14 +34,19 @@ mod graphs;
 mod groups;
 mod guards;
 mod heaps;
+mod history;
+mod interpreter;
 mod keeping;
 mod kept;
 mod lent;
 mod limits;
 mod live;
+mod observers;
 mod offers;
 mod paged;
+mod profiler;
 mod publications;
+mod recording;
 mod settings;
 mod shareable;
 mod sharing;
@@ -66,7 +71,9 @@ pub use self::groups::*;
 pub use self::keeping::*;
 pub use self::kept::*;
 pub use self::lent::*;
+pub use self::observers::cuvmm_set_observer;
 pub use self::paged::*;
+pub use self::recording::*;
 pub use self::sharing::*;
 pub use self::waits::*;
 
@@ -123,11 +130,14 @@ fn panicked() -> Outcome {
 
 fn allocated(size: isize, device: c_int, stream: *mut c_void, route: Option<Route>) -> Outcome {
     let pool = route.map(|route| route.pool(device));
+    // I-115: before any lock. Outside of pools PyTorch holds none.
+    let seen = history::begin(pool.is_none());
+    let seen = seen.as_ref();
+    let stream = handle(stream);
     let attempt = || match pool {
-        None if entered::is_entered() => tags::allocate(size, device),
-        // Outside of pools PyTorch holds no lock.
-        None => edge::calling_back(|| live::allocate(size, device, handle(stream), pool)),
-        Some(_) => live::allocate(size, device, handle(stream), pool),
+        None if entered::is_entered() => tags::allocate(size, device, seen),
+        None => edge::calling_back(|| live::allocate(size, device, stream, pool, seen)),
+        Some(_) => live::allocate(size, device, stream, pool, seen),
     };
     // No lock is held here: another thread may have to free memory before it lets the collector
     // run.
@@ -139,7 +149,12 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void, route: Option<Rout
     };
     match outcome {
         Ok(address) => Outcome::Address(ptr::with_exposed_provenance_mut(address)),
-        Err((error, advice)) => failed(size, device, &error, advice),
+        Err((error, advice)) => {
+            if let Some(seen) = seen.filter(|_| error.is_out_of_memory()) {
+                seen.failed(device, u64::try_from(size).unwrap_or_default(), stream);
+            }
+            failed(size, device, &error, advice)
+        }
     }
 }
 
@@ -184,8 +199,9 @@ fn tried(
     helps: impl FnOnce(&Error) -> bool,
 ) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        let stream = handle(stream);
-        let attempt = || edge::calling_back(|| live::allocate(size, device, stream, None));
+        let (stream, seen) = (handle(stream), history::begin(true));
+        let seen = seen.as_ref();
+        let attempt = || edge::calling_back(|| live::allocate(size, device, stream, None, seen));
         let outcome = attempt().or_else(|error| match helps(&error) {
             true => attempt(),
             false => Err(error),
@@ -194,6 +210,9 @@ fn tried(
             Ok(address) => ptr::with_exposed_provenance_mut(address),
             Err(error) => {
                 heaps::note_failure(device);
+                if let Some(seen) = seen.filter(|_| error.is_out_of_memory()) {
+                    seen.failed(device, u64::try_from(size).unwrap_or_default(), stream);
+                }
                 edge::keep(&error);
                 ptr::null_mut()
             }
@@ -207,6 +226,9 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
     heaps::note_failure(device);
     edge::keep(error);
     let bytes = u64::try_from(size);
+    if error.is_out_of_memory() {
+        observers::notify(device, bytes.unwrap_or_default());
+    }
     let advice = if error.is_out_of_memory() { advice } else { "" };
     let exception = if error.is_out_of_memory() {
         let begins = stats::out_of_memory(device, bytes.unwrap_or_default());
@@ -250,8 +272,10 @@ pub unsafe extern "C" fn cuvmm_free(
 ) {
     guard((), || {
         let address = address.addr();
-        let freed = live::free(address, handle(stream)).or_else(|error| match error {
-            Error::NotAllocated => tags::free(address),
+        let seen = history::begin_end(true);
+        let seen = seen.as_ref();
+        let freed = live::free(address, handle(stream), seen).or_else(|error| match error {
+            Error::NotAllocated => tags::free(address, seen),
             error => Err(error),
         });
         match freed {

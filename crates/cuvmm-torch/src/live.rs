@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::fork;
 use crate::graphs::{self, PoolId};
 use crate::heaps::{self, DeviceHeap};
+use crate::history::{self, Seen};
 use crate::limits;
 
 /// The number of locks over the table, so that threads seldom wait for each other.
@@ -77,6 +78,7 @@ pub(crate) fn allocate(
     device: i32,
     stream: u64,
     pool: Option<PoolId>,
+    seen: Option<&Seen>,
 ) -> Result<usize, Error> {
     fork::check()?;
     let size = match u64::try_from(size) {
@@ -104,7 +106,13 @@ pub(crate) fn allocate(
     };
     // First, so that what counts as asleep was counted.
     heap.figures().made(size);
+    if let Some(seen) = seen {
+        seen.made(heap, address, size, home);
+    }
     shard(address).insert(address, live);
+    if let Some(seen) = seen {
+        seen.report(heap, address, size);
+    }
     Ok(address)
 }
 
@@ -176,7 +184,7 @@ pub(crate) fn again<T>(
 /// # Errors
 /// The address is not allocated, or the use of a stream cannot be recorded: the memory is then
 /// never reused.
-pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
+pub(crate) fn free(address: usize, stream: u64, seen: Option<&Seen>) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
     }
@@ -191,6 +199,12 @@ pub(crate) fn free(address: usize, stream: u64) -> Result<(), Error> {
     match live.is_asleep {
         true => live.heap.figures().ended_asleep(size),
         false => live.heap.figures().ended(size),
+    }
+    if let Some(seen) = seen {
+        seen.ended(live.heap, (address, size), live.home, live.is_asleep);
+        let (of, size) = (live.heap, size);
+        drop(live);
+        seen.report_end(of, address, size);
     }
     recorded
 }
@@ -291,16 +305,17 @@ pub(crate) fn set_asleep(of: &DeviceHeap, pools: &[PoolId], is_asleep: bool) {
     for shard in &TABLE {
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         let all = shard
-            .values_mut()
-            .filter(|live| std::ptr::eq(live.heap, of));
-        let chosen = all.filter(|live| live.pool.is_some_and(|pool| pools.contains(&pool)));
-        for live in chosen.filter(|live| live.is_asleep != is_asleep) {
+            .iter_mut()
+            .filter(|(_, live)| std::ptr::eq(live.heap, of));
+        let chosen = all.filter(|(_, live)| live.pool.is_some_and(|pool| pools.contains(&pool)));
+        for (&address, live) in chosen.filter(|(_, live)| live.is_asleep != is_asleep) {
             live.is_asleep = is_asleep;
             let size = live.allocation.size();
             match is_asleep {
                 true => figures.slept(size),
                 false => figures.woke(size),
             }
+            history::moved(of, address, size, live.home, is_asleep);
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::figures::Figures;
 use crate::heaps::{self, DeviceHeap};
+use crate::history::{self, Seen};
 use crate::live::{self, Entry};
 use crate::paged::caches::{self, Cache};
 use crate::{fork, graphs, shareable};
@@ -110,7 +111,7 @@ fn lock() -> MutexGuard<'static, State> {
 }
 
 /// Allocates a block under this thread's tag. Returns its address, or 0 for a size of 0.
-pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
+pub(crate) fn allocate(size: isize, device: i32, seen: Option<&Seen>) -> Result<usize, Error> {
     fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
@@ -125,7 +126,11 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
         return Err(Error::Asleep(name));
     }
     if let Some(address) = state.blocks.get_or_insert_default().share(index, size) {
-        state.tags[index].count_made(size);
+        let of = state.tags[index].count_made(address, size, seen);
+        drop(state);
+        if let Some(seen) = seen {
+            seen.report(of, address, size);
+        }
         return Ok(address);
     }
     let is_shareable = state.tags[index].is_shareable;
@@ -146,12 +151,16 @@ pub(crate) fn allocate(size: isize, device: i32) -> Result<usize, Error> {
             }?)
         })?,
     };
-    Ok(add(index, size, block))
+    Ok(add(index, size, block, seen))
 }
 
 /// Allocates a block for graphs, under a tag for graphs. Returns its address, or 0 for a size of 0.
 /// Breaks no capture: waits for no memory, and asks for no work.
-pub(crate) fn allocate_for_graphs(size: isize, device: i32) -> Result<usize, Error> {
+pub(crate) fn allocate_for_graphs(
+    size: isize,
+    device: i32,
+    seen: Option<&Seen>,
+) -> Result<usize, Error> {
     fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
@@ -175,15 +184,19 @@ pub(crate) fn allocate_for_graphs(size: isize, device: i32) -> Result<usize, Err
     let block = tenant.block(bytes).tag(library_tag).allocate()?;
     drop(guard);
     lock().tags[index].has_graphs = true;
-    Ok(add(index, bytes, block))
+    Ok(add(index, bytes, block, seen))
 }
 
 /// Notes a block for an allocation. Returns the address.
-fn add(index: usize, size: u64, block: Block) -> usize {
+fn add(index: usize, size: u64, block: Block, seen: Option<&Seen>) -> usize {
     let mut state = lock();
     let blocks = state.blocks.get_or_insert_default();
     let address = blocks.add(index, size, block);
-    state.tags[index].count_made(size);
+    let of = state.tags[index].count_made(address, size, seen);
+    drop(state);
+    if let Some(seen) = seen {
+        seen.report(of, address, size);
+    }
     address
 }
 
@@ -259,7 +272,7 @@ pub(crate) fn ended_cache(of: &DeviceHeap, name: &str) {
     }
 }
 
-pub(crate) fn free(address: usize) -> Result<(), Error> {
+pub(crate) fn free(address: usize, seen: Option<&Seen>) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
     }
@@ -274,9 +287,16 @@ pub(crate) fn free(address: usize) -> Result<(), Error> {
         true => tag.of.figures().ended_asleep(removed.size),
         false => tag.of.figures().ended(removed.size),
     }
+    let (of, is_asleep) = (tag.of, tag.is_asleep);
     drop(state);
+    if let Some(seen) = seen {
+        seen.ended(of, (address, removed.size), 0, is_asleep);
+    }
     // The lock is released by now.
     drop(removed.block);
+    if let Some(seen) = seen {
+        seen.report_end(of, address, removed.size);
+    }
     if has_store {
         host::give_up(removed.tag);
     }
@@ -398,13 +418,19 @@ fn note_tags_of_graphs() {
 }
 
 impl Tag {
-    /// Counts an allocation, which may have begun before the tag fell asleep.
-    fn count_made(&self, size: u64) {
+    /// Counts and notes an allocation, which may have begun before the tag fell asleep. Returns the
+    /// device's heap.
+    fn count_made(&self, address: usize, size: u64, seen: Option<&Seen>) -> &'static DeviceHeap {
         let mut figures = self.of.figures();
         figures.made(size);
+        if let Some(seen) = seen {
+            seen.made(self.of, address, size, 0);
+        }
         if self.is_asleep {
             figures.slept(size);
+            history::moved(self.of, address, size, 0, true);
         }
+        self.of
     }
 }
 
@@ -425,11 +451,12 @@ impl State {
         tag.is_asleep = is_asleep;
         let mut figures = tag.of.figures();
         let all = self.blocks.iter().flat_map(Blocks::allocations);
-        for (_, size, _) in all.filter(|&(.., of)| of == index) {
+        for (address, size, _) in all.filter(|&(.., of)| of == index) {
             match is_asleep {
                 true => figures.slept(size),
                 false => figures.woke(size),
             }
+            history::moved(tag.of, address, size, 0, is_asleep);
         }
     }
 }

@@ -93,6 +93,44 @@ over_the_stand_in! {
         assert!(text.starts_with(begins), "{text}");
     }
 
+    allocations_are_reported_to_an_active_profiler [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let stream = cuda.stream();
+        let folder = tempfile::tempdir().unwrap();
+        let profile: unsafe extern "C" fn() -> c_int = torch.function("cuvmm_profile");
+        // SAFETY: it may be called at any time.
+        assert_eq!(unsafe { profile() }, 1, "PyTorch is not in the process");
+        let options = ["-Wl,-soname,libc10.so"];
+        let Some(path) = compiled(folder.path(), "c10.cpp", "libc10.so", &options) else {
+            return;
+        };
+        let library = loaded(path);
+        // SAFETY: the functions have these types.
+        let (on, reported) = unsafe {
+            let on = *library.get::<unsafe extern "C" fn(c_int)>("c10_profiles").unwrap();
+            let reported = library.get::<unsafe extern "C" fn() -> *const [i64; 6]>("c10_reported");
+            (on, *reported.unwrap())
+        };
+        // SAFETY: one thread uses the library.
+        let reported = || unsafe { *reported() };
+        let number = |value: usize| i64::try_from(value).unwrap();
+        // SAFETY: it may be called at any time.
+        assert_eq!(unsafe { profile() }, 0);
+        let early = torch.malloc(1000, stream);
+        assert_eq!(reported()[5], 0, "no profiler is active");
+        // SAFETY: it may be called at any time.
+        unsafe { on(1) };
+        let address = torch.malloc(3 << 20, stream);
+        let held = i64::try_from(torch.figure("held")).unwrap();
+        assert_eq!(reported(), [number(address), 3 << 20, 1024 + (3 << 20), held, 1000, 1]);
+        torch.free(early, stream);
+        assert_eq!(reported(), [number(early), -1024, 3 << 20, held, 1000, 2]);
+        // SAFETY: it may be called at any time.
+        unsafe { on(0) };
+        torch.free(address, stream);
+        assert_eq!(reported()[5], 2);
+    }
+
     without_the_class_another_is_thrown ["CUVMM_TORCH_LIMIT" = "100MiB"] says [] {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let stream = cuda.stream();

@@ -55,9 +55,40 @@ namespace detail {
 }
 
 }  // namespace detail
+
+// PyTorch's type for devices: two bytes, with a constructor, passed by value.
+enum class DeviceType : int8_t { CPU = 0, CUDA = 1 };
+
+struct Device final {
+    Device(DeviceType type, int8_t index) : type_(type), index_(index) {}
+    DeviceType type_;
+    int8_t index_;
+};
+
+// Whether a profiler is active on this thread, and what was reported to it.
+thread_local bool profiles = false;
+int64_t reported[6] = {0};
+
+bool memoryProfilingEnabled() { return profiles; }
+
+void reportMemoryUsageToProfiler(void *ptr, int64_t alloc_size, size_t total_allocated,
+                                 size_t total_reserved, Device device) {
+    int64_t report[] = {(int64_t)ptr,
+                        alloc_size,
+                        (int64_t)total_allocated,
+                        (int64_t)total_reserved,
+                        (int64_t)device.type_ * 1000 + device.index_,
+                        reported[5] + 1};
+    for (int at = 0; at < 6; at++) reported[at] = report[at];
+}
 }  // namespace c10
 
 extern "C" {
+void c10_profiles(int on) { c10::profiles = on != 0; }
+
+// The last report: address, bytes, allocated, reserved, device, and the number of reports.
+const int64_t *c10_reported() { return c10::reported; }
+
 
 typedef void *(*Malloc)(long, int, void *);
 

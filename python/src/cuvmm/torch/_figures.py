@@ -71,8 +71,15 @@ def report(library: Library) -> None:
     def memory_snapshot(pool: Any = None) -> dict[str, Any]:
         count = torch.cuda.device_count()
         figures = [library.figures("snapshot", device) for device in range(count)]
+        # Behind the snapshots: the history then has all that has changed since.
+        histories = [library.figures("history", device) for device in range(count)]
         wanted = tuple(pool[:2]) if pool is not None else (0, 0)
-        return _snapshot.make(figures, None if wanted == (0, 0) else wanted)
+        chosen = None if wanted == (0, 0) else wanted
+        found = _snapshot.make(figures, chosen, histories)
+        # Newer versions of PyTorch ask for a snapshot without traces too.
+        if pool is not None and len(pool) > 2 and not pool[2]:
+            found["device_traces"] = [[] for _ in figures]
+        return found
 
     def accelerator_is_ready() -> bool:
         return torch.cuda.is_initialized()

@@ -12,7 +12,7 @@ import torch
 
 from .. import _library, _settings
 from .._settings import configure
-from . import _collecting, _figures, _refusals, _sharing
+from . import _collecting, _figures, _history, _refusals, _sharing
 
 # PyTorch's setters, and the functions that they get.
 _HOOKS = {
@@ -71,7 +71,8 @@ def install(
     `cuvmm.torch.pool` and of graphs that are captured is left out, and call `gc.collect()` for it: README says why.
 
     An allocation that finds no memory raises `torch.cuda.OutOfMemoryError`, with a table of what is
-    held. `memory_stats`, `memory_summary`, `max_memory_allocated`, `memory_reserved` and snapshots
+    held. `torch.cuda.memory._record_memory_history` records allocations with their stacks, and
+    `torch.profiler` reports them. `memory_stats`, `memory_summary`, `max_memory_allocated`, `memory_reserved` and snapshots
     report the heap's figures, and `torch.cuda.mem_get_info` what this process could still
     allocate. README lists what does not work with any allocator but PyTorch's own.
 
@@ -107,6 +108,7 @@ def install(
         _installed = allocator
         _figures.report(library)
         _refusals.explain()
+        _history.replace_recorder(library)
         if collect:
             _collecting.begin(library)
         if _settings.is_shareable():

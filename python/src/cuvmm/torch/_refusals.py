@@ -24,14 +24,6 @@ _TREES = (
     " own allocator, and cuvmm is installed: compile with mode='default' or"
     " 'max-autotune-no-cudagraphs', or capture with torch.cuda.graph"
 )
-_HISTORY = (
-    "allocations are not recorded over time while cuvmm is PyTorch's allocator:"
-    " torch.cuda.memory_snapshot() shows what is live now"
-)
-_OBSERVER = (
-    "out-of-memory observers need PyTorch's own allocator, and cuvmm is installed: catch"
-    " torch.cuda.OutOfMemoryError, whose text has cuvmm's figures"
-)
 _MEM_POOL = (
     "torch.cuda.MemPool needs PyTorch's own allocator, and cuvmm is installed: use"
     " cuvmm.torch.pool(name), and torch.cuda.graph_pool_handle() for graphs"
@@ -46,9 +38,6 @@ _FUNCTIONS = {
     "_cuda_getCheckpointState": _TREES,
     "_cuda_setCheckpointPoolState": _TREES,
     "_cuda_checkPoolLiveAllocations": _TREES,
-    "_cuda_record_memory_history": _HISTORY,
-    "_cuda_record_memory_history_legacy": _HISTORY,
-    "_cuda_attach_out_of_memory_observer": _OBSERVER,
 }
 
 

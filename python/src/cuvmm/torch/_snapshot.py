@@ -9,29 +9,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._traces import Trace
+
 #: The small pool of PyTorch's own allocator has allocations up to this.
 SMALL = 1 << 20
 
 Figures = dict[str, Any]
 
 
-def make(devices: list[Figures], pool: tuple[int, int] | None = None) -> dict[str, Any]:
+def make(
+    devices: list[Figures],
+    pool: tuple[int, int] | None = None,
+    histories: list[Figures] | None = None,
+) -> dict[str, Any]:
     """Returns a snapshot of all devices, of whose figures the place is the ordinal.
 
-    pool: the id of the pool to show, or None for all memory.
+    pool: the id of the pool to show, without traces, or None for all memory. histories: what was
+    recorded of each device, if anything, at a moment behind the figures.
     """
     segments: list[dict[str, Any]] = []
+    traces: list[list[dict[str, Any]]] = []
     for device, figures in enumerate(devices):
-        live = [_block(it) for it in figures.get("allocations", ())]
+        trace = Trace(histories[device] if histories else {})
+        live = trace.settle([_block(it) for it in figures.get("allocations", ())])
         shown = [it for it in live if pool is None or it["pool"] == pool]
-        segments += _segments(device, shown)
-        free = int(figures.get("held", 0)) - sum(it["size"] for it in live)
-        if pool is None and free > 0:
-            segments.append(_segment(device, _beyond(live), [_free(free)], 0, (0, 0)))
+        segments += _segments(device, shown, trace)
+        size = sum(it["size"] for it in live)
+        free = max(int(figures.get("held", 0)) - size, 0) if pool is None else 0
+        beyond = _beyond(live, trace)
+        if free > 0:
+            segments.append(_segment(device, beyond, [_free(free)], 0, (0, 0)))
+        traces.append(trace.entries(size, free, beyond) if pool is None else [])
     return {
         "segments": segments,
-        # The viewer wants a list for each device. Allocations are not recorded over time.
-        "device_traces": [[] for _ in devices],
+        # The viewer wants a list for each device, also where nothing was recorded.
+        "device_traces": traces,
         "external_annotations": [],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": "",
@@ -59,17 +71,17 @@ def _pool_of(found: Any) -> tuple[int, int]:
     return (0, 0)
 
 
-def _segments(device: int, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _segments(device: int, blocks: list[dict[str, Any]], trace: Trace) -> list[dict[str, Any]]:
     """Joins blocks that lie side by side and have the same stream, pool and kind of size."""
     segments: list[dict[str, Any]] = []
     run: list[dict[str, Any]] = []
     for block in sorted(blocks, key=lambda block: block["address"]):
         if run and not _joins(run[-1], block):
-            segments.append(_closed(device, run))
+            segments.append(_closed(device, run, trace))
             run = []
         run.append(block)
     if run:
-        segments.append(_closed(device, run))
+        segments.append(_closed(device, run, trace))
     return segments
 
 
@@ -79,14 +91,14 @@ def _joins(last: dict[str, Any], block: dict[str, Any]) -> bool:
     return alike and sizes and last["address"] + last["size"] == block["address"]
 
 
-def _closed(device: int, run: list[dict[str, Any]]) -> dict[str, Any]:
+def _closed(device: int, run: list[dict[str, Any]], trace: Trace) -> dict[str, Any]:
     blocks = [
         {
             "address": block["address"],
             "size": block["size"],
             "requested_size": block["requested_size"],
             "state": "active_allocated",
-            "frames": [],
+            "frames": trace.frames(block["address"]),
         }
         for block in run
     ]
@@ -97,9 +109,10 @@ def _free(size: int) -> dict[str, Any]:
     return {"address": 0, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
 
 
-def _beyond(live: list[dict[str, Any]]) -> int:
-    """Returns an address behind all live allocations, so that no two segments overlap."""
+def _beyond(live: list[dict[str, Any]], trace: Trace) -> int:
+    """Returns an address behind all allocations, so that no two segments overlap."""
     end = max((block["address"] + block["size"] for block in live), default=0)
+    end = max(end, trace.addresses())
     return (end >> 40 << 40) + (1 << 40)
 
 

@@ -202,10 +202,6 @@ fn options_that_do_not_go_together_are_refused_by_name() {
             &["--layout=paged", "--kv-bytes-per-token=100"],
             "--kv-bytes-per-token: 100",
         ),
-        (
-            &["--layout=paged", "--processes"],
-            "--processes: only with --layout contiguous",
-        ),
         (&["--layout=pages"], "--layout"),
         (&["--load=0"], "--load"),
     ] {

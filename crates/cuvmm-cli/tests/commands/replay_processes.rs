@@ -225,6 +225,49 @@ fn one_process_and_two_are_in_one_report() {
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
+fn paged_caches_of_two_processes_are_in_one_report() {
+    let runtime = TempDir::new().unwrap();
+    for options in [
+        &["--memory=128MiB", "--layout=paged"][..],
+        &["--memory=512MiB", "--layout=paged-layer-major"],
+        &["--memory=128MiB", "--layout=paged", "--keep-prefixes"],
+    ] {
+        let keeps = options.contains(&"--keep-prefixes");
+        let mut command = replay(runtime.path(), [60, 20]);
+        let command = command.args(["--processes", "--speed=5", "--json"]);
+        let output = command.args(options).output().unwrap();
+        assert!(output.status.success(), "{options:?}: {}", said(&output));
+        let report = serde_json::from_slice::<Value>(&output.stdout).unwrap();
+        let all = &report["policies"]["ledger"];
+        let each = [
+            (all, 80),
+            (&all["models"]["conv"], 60),
+            (&all["models"]["code"], 20),
+        ];
+        for (figures, requests) in each {
+            assert_eq!(figures["completed"], requests, "{options:?}");
+            assert_eq!(figures["wrong_stamps"], 0, "{options:?}");
+            assert!(figures["verified_stamps"].as_u64() > Some(2 * requests));
+            // What is held is noted after an event, and blocks in use within it.
+            assert!(figures["held_by_live"].as_f64() > Some(0.9), "{figures}");
+            assert_eq!(figures["kept_mean_bytes"].as_f64() > Some(0.0), keeps);
+        }
+        let sum = |key: &str| {
+            let models = ["conv", "code"].map(|model| all["models"][model][key].as_u64());
+            models.into_iter().flatten().sum::<u64>()
+        };
+        assert_eq!(all["evicted_blocks"], sum("evicted_blocks"));
+        let processes = all["processes"].as_array().unwrap();
+        assert_ne!(processes[0]["pid"], processes[1]["pid"]);
+        for process in processes {
+            assert!(process["calls"]["cuMemCreate"]["count"].as_u64() > Some(0));
+        }
+    }
+    assert_eq!(private(runtime.path()), [] as [PathBuf; 0]);
+}
+
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
 fn tables_and_the_chart_have_both_processes() {
     let runtime = TempDir::new().unwrap();
     let chart = runtime.path().join("chart.svg");

@@ -2,10 +2,10 @@
 //!
 //! Time is virtual and comes from the trace; the memory operations are real, on any driver. From
 //! the bottom up: `trace` and `workload` have the requests, `settings` their costs, `memory` the
-//! simulator's interface to a memory, `simulate` plays the requests, `tenants` has the pools,
-//! `pooled` serves the requests with blocks of these and `paged` with paged caches, `stamps` checks
-//! them, `timeline` and `figures` sum up, `report` and `chart`
-//! show the result. `processes` plays in real time, in one process or several.
+//! simulator's interface to a memory and `shared` what processes of a ledger need beside it,
+//! `simulate` plays the requests, `tenants` has the pools, `pooled` serves the requests with blocks
+//! of these and `paged` with paged caches, `stamps` checks them, `timeline` and `figures` sum up,
+//! `report` and `chart` show the result. `processes` plays in real time, in one process or several.
 
 mod chart;
 mod demand;
@@ -25,6 +25,7 @@ mod processes;
 mod progress;
 mod report;
 mod settings;
+mod shared;
 mod simulate;
 mod stamps;
 mod tenants;
@@ -42,12 +43,12 @@ use cuvmm::driver::model::ModelDriver;
 use indicatif::ProgressBar;
 
 use self::chart::{Panel, Scale};
-use self::figures::{Cost, Expected, PolicyFigures, Run};
-use self::memory::Memory;
+use self::figures::{Expected, PolicyFigures, Run};
 use self::paged::Paged;
 use self::policy::Policy;
 use self::pooled::Pooled;
 use self::report::Setup;
+use self::shared::Shared;
 use self::workload::Workload;
 use cuvmm_command::costs;
 use cuvmm_command::drivers::StandIn;
@@ -197,18 +198,17 @@ fn play(
     match &setup.paged {
         None => {
             let memory = Pooled::new(device, models, &division, stamps, clock, None)?;
-            play_in(memory, Pooled::finish, workload, setup, bar)
+            play_in(memory, workload, setup, bar)
         }
         Some(terms) => {
-            let memory = Paged::new(device, models, &division, terms, stamps, clock)?;
-            play_in(memory, Paged::finish, workload, setup, bar)
+            let memory = Paged::new(device, models, &division, terms, stamps, clock, None)?;
+            play_in(memory, workload, setup, bar)
         }
     }
 }
 
-fn play_in<M: Memory>(
+fn play_in<M: Shared>(
     mut memory: M,
-    finish: impl FnOnce(M) -> anyhow::Result<(Vec<Cost>, Cost)>,
     workload: &Workload,
     setup: &Setup,
     bar: &ProgressBar,
@@ -220,7 +220,7 @@ fn play_in<M: Memory>(
         &mut memory,
         &mut || bar.inc(1),
     )?;
-    let (costs, all) = finish(memory)?;
+    let (costs, all) = memory.finish()?;
     Ok(Run {
         played,
         costs,

@@ -2,23 +2,18 @@
 //! stamped.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use cuvmm::driver::model::ModelDriver;
 use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::pool::BlockBuilder;
-use cuvmm::pool::futures::AllocateFuture;
 use cuvmm::{Block, Device, Stream, Tenant};
 
 use super::figures::Cost;
 use super::memory::Memory;
+use super::shared::{GROWTH_WAITS, Shared, Wish};
 use super::stamps::{self, Bytes};
 use super::tenants::{Division, Ledger, Tenants};
-
-/// The timeout of a block's growth for idle memory of other processes. Preempting a request costs
-/// far more.
-const GROWTH_WAITS: Duration = Duration::from_millis(5);
 
 /// The memory of some models on one device.
 pub(crate) struct Pooled {
@@ -64,50 +59,6 @@ impl Pooled {
             stamped,
             tenants,
         })
-    }
-
-    /// Ends the run: returns the cost of each model, and of all with the opening and closing of the
-    /// pools.
-    ///
-    /// # Errors
-    /// Memory is still in use, a pool exceeded its limit, or memory cannot be released.
-    pub(crate) fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
-        self.tenants.finish()
-    }
-
-    /// Requests a block that may wait for memory.
-    pub(crate) fn ask(&self, model: usize, granules: u64, capacity: u64) -> AllocateFuture {
-        let sizes = (granules * self.granule(), capacity * self.granule());
-        let (tenant, stream) = self.tenants.of(model);
-        wish(tenant, stream, sizes).allocate_async()
-    }
-
-    /// Assigns a block to a request, and stamps it.
-    pub(crate) fn hold(
-        &mut self,
-        block: Block,
-        model: usize,
-        request: u64,
-        granules: u64,
-    ) -> anyhow::Result<Held> {
-        let mut held = Held {
-            block,
-            model,
-            request,
-            granules,
-        };
-        self.stamp(&mut held, 0)?;
-        Ok(held)
-    }
-
-    pub(crate) fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
-        let refusal = self.tenants.last_refusal().and_then(BlockError::shortage);
-        Some(refusal?.ledger?.reason)
-    }
-
-    /// Grows a block like [`grow`](Memory::grow), and waits a moment for memory of other processes.
-    pub(crate) fn grow_waiting(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
-        self.grow_by(held, granules, Block::grow_to)
     }
 
     fn grow_by(
@@ -201,6 +152,43 @@ impl Memory for Pooled {
 
     fn last_refusal(&self) -> Option<String> {
         self.tenants.last_refusal().map(ToString::to_string)
+    }
+}
+
+impl Shared for Pooled {
+    fn ask(&self, model: usize, granules: u64, capacity: u64) -> Wish {
+        let sizes = (granules * self.granule(), capacity * self.granule());
+        let (tenant, stream) = self.tenants.of(model);
+        Wish::Block(wish(tenant, stream, sizes).allocate_async())
+    }
+
+    fn hold(
+        &mut self,
+        block: Block,
+        model: usize,
+        request: u64,
+        granules: u64,
+    ) -> anyhow::Result<Held> {
+        let mut held = Held {
+            block,
+            model,
+            request,
+            granules,
+        };
+        self.stamp(&mut held, 0)?;
+        Ok(held)
+    }
+
+    fn grow_waiting(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
+        self.grow_by(held, granules, Block::grow_to)
+    }
+
+    fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
+        self.tenants.refusal_of_ledger()
+    }
+
+    fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
+        self.tenants.finish()
     }
 }
 

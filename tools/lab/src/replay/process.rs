@@ -1,7 +1,7 @@
 //! Figures of a replay in real time only.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,15 @@ pub(crate) struct Process {
     pub(crate) ledger_stalled_ms: Option<f64>,
     /// The greatest lateness of an event in real time: a busy machine does not keep the pace.
     pub(crate) late_max_ms: f64,
+}
+
+impl Process {
+    /// Counts the wait of a request that has its memory now.
+    pub(crate) fn waited(&mut self, since: Instant) {
+        let waited = ms(since.elapsed());
+        self.waited_ms += waited;
+        self.waited_max_ms = self.waited_max_ms.max(waited);
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

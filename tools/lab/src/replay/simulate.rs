@@ -228,14 +228,24 @@ impl<M: Memory> State<'_, M> {
         let Some(usage) = usage.collect::<anyhow::Result<Option<Vec<Usage>>>>()? else {
             return Ok(());
         };
+        let keeps = self.memory.keeps_course();
+        let timeline = || {
+            let mut timeline = Timeline::new(models);
+            if keeps {
+                timeline.keep_course();
+            }
+            timeline
+        };
         let held = self.held.get_or_insert_with(|| Held {
-            memory: Timeline::new(models),
-            kept: Timeline::new(models),
+            memory: timeline(),
+            kept: timeline(),
             evicted: Vec::new(),
         });
         let each = |of: fn(&Usage) -> u64| usage.iter().map(of).collect::<Vec<u64>>();
-        held.memory.set(self.now, &each(|usage| usage.held));
-        held.kept.set(self.now, &each(|usage| usage.kept));
+        // Memory from another process was free before it was taken.
+        let (now, taken) = (self.now, self.memory.now(self.now));
+        held.memory.set(now, taken, &each(|usage| usage.held));
+        held.kept.set(now, taken, &each(|usage| usage.kept));
         held.evicted = each(|usage| usage.evicted);
         Ok(())
     }
@@ -447,7 +457,9 @@ impl<M: Memory> State<'_, M> {
         self.models[model].running.remove(&at);
         self.timeline
             .change(now, model, -running.granules.cast_signed());
-        self.memory.free(running.block)
+        self.memory.free(running.block)?;
+        // Another process may have this memory before the event ends.
+        self.account()
     }
 
     /// Unblocks a request that waits although nothing runs and nothing arrives: only memory whose

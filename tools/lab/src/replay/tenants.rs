@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use cuvmm::driver::model::ModelDriver;
-use cuvmm::error::BlockError;
+use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::pool::{PoolBuilder, TenantBuilder};
 use cuvmm::{Device, Limit, Mapper, Pool, Stream, Tenant};
 use serde::{Deserialize, Serialize};
@@ -232,6 +232,11 @@ impl Tenants {
     #[cfg(test)]
     pub(crate) fn calls(&self) -> u64 {
         self.meter.total().calls
+    }
+
+    /// Returns the ledger's reason for the last refusal.
+    pub(crate) fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
+        Some(self.last_refusal()?.shortage()?.ledger?.reason)
     }
 
     pub(crate) const fn last_refusal(&self) -> Option<&BlockError> {

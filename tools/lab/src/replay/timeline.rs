@@ -63,7 +63,7 @@ impl Timeline {
     /// Changes the memory of a model by `by` granules, from `now` on.
     pub(crate) fn change(&mut self, now: Nanos, model: usize, by: i64) {
         self.advance(now);
-        if let Some(course) = &mut self.course {
+        if let Some(course) = self.course.as_mut().filter(|_| by != 0) {
             course.push((self.now, model, by));
         }
         for level in [&mut self.models[model], &mut self.total] {
@@ -72,15 +72,15 @@ impl Timeline {
         }
     }
 
-    /// Sets the memory of all models, from `now` on.
-    pub(crate) fn set(&mut self, now: Nanos, to: &[u64]) {
+    /// Sets the memory of all models: what is less from `now` on, and what is more from `taken` on.
+    pub(crate) fn set(&mut self, now: Nanos, taken: Nanos, to: &[u64]) {
         let levels = self.models.iter().zip(to);
         let changes = levels.map(|(level, to)| to.wrapping_sub(level.now).cast_signed());
         let mut changes: Vec<(i64, usize)> = changes.zip(0..).collect();
         // What one model takes from another is never with both.
         changes.sort_unstable();
         for (by, model) in changes {
-            self.change(now, model, by);
+            self.change(if by > 0 { taken } else { now }, model, by);
         }
     }
 
@@ -186,9 +186,9 @@ mod tests {
     #[test]
     fn memory_that_passes_from_one_model_to_the_other_counts_once() {
         let mut timeline = Timeline::new(2);
-        timeline.set(0, &[0, 8]);
-        timeline.set(10, &[8, 0]);
-        timeline.set(20, &[3, 5]);
+        timeline.set(0, 0, &[0, 8]);
+        timeline.set(10, 10, &[8, 0]);
+        timeline.set(20, 20, &[3, 5]);
         timeline.advance(40);
         assert_eq!(
             [Some(0), Some(1), None].map(|model| timeline.peak(model)),

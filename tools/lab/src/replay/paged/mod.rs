@@ -11,22 +11,30 @@ mod options;
 mod service;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cuvmm::driver::model::ModelDriver;
-use cuvmm::error::{BlockError, PagedKvError};
+use cuvmm::error::{BlockError, LedgerRefusal, PagedKvError};
 use cuvmm::pool::{Pressure, TenantBuilder};
-use cuvmm::{Device, PagedKv};
+use cuvmm::{Block, Device, PagedKv};
 
 use self::options::{ENDS, TENSORS};
 use self::service::Service;
 use super::figures::Cost;
 use super::memory::{Memory, Usage};
 use super::policy::Policy;
+use super::shared::{GROWTH_WAITS, Shared, Wish};
 use super::stamps::{self, Verified};
-use super::tenants::{Division, Tenants};
+use super::tenants::{Division, Ledger, Tenants};
 
 pub(crate) use options::{Options, Terms};
+
+/// The time after which a request is tried again that waits for memory of other processes.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Backs blocks, with or without waiting.
+type Back = fn(&PagedKv, &[u32]) -> Result<(), PagedKvError>;
 
 /// The memory of some models on one device.
 pub(crate) struct Paged {
@@ -38,6 +46,8 @@ pub(crate) struct Paged {
     ceiling: u64,
     /// Blocks that each cache reserves.
     reserve: u32,
+    /// How a request that is admitted gets its blocks: in a ledger it waits a moment.
+    admits: Back,
     /// Bytes of a layer's part of a block, if the first and the last part are stamped.
     stamped: Option<usize>,
 }
@@ -60,6 +70,7 @@ impl Paged {
         terms: &Terms,
         stamped: bool,
         clock: Option<Arc<ModelDriver>>,
+        ledger: Option<&Ledger>,
     ) -> anyhow::Result<Self> {
         let granule = device.granularity();
         let fixed = division.policy == Policy::Static;
@@ -71,7 +82,7 @@ impl Paged {
         let services = services.map(|made| made.map(Arc::new));
         let services: Vec<Arc<Service>> = services.collect::<Result<_, _>>()?;
         let evicts = terms.keeps && !fixed;
-        let tenants = Tenants::new(device, models, division, clock, None, |model, tenant| {
+        let tenants = Tenants::new(device, models, division, clock, ledger, |model, tenant| {
             if evicts {
                 hooked(tenant, &services[model])
             } else {
@@ -86,6 +97,10 @@ impl Paged {
                 false => u32::try_from(terms.reserve.div_ceil(terms.block))?,
             },
             stamped: stamped.then_some(part),
+            admits: match ledger {
+                Some(_) => PagedKv::back,
+                None => PagedKv::try_back,
+            },
             services,
             tenants,
             terms: terms.clone(),
@@ -94,24 +109,16 @@ impl Paged {
             let pinned = if fixed { 0..blocks } else { 0..0 };
             let kv = made.tenants.charged(model, |tenant, stream| {
                 let kv = PagedKv::builder(tenant, stream, blocks).group(terms.group());
-                let kv = kv.layout(terms.layout).extent(terms.extent);
-                kv.pinned(pinned).build()
+                let kv = kv.layout(terms.layout).extent(terms.extent).pinned(pinned);
+                match ledger {
+                    Some(_) => kv.timeout(GROWTH_WAITS).build(),
+                    None => kv.build(),
+                }
             })?;
             made.services[model].set(kv);
             made.reserve(model)?;
         }
         Ok(made)
-    }
-
-    /// Ends the run: returns the cost of each model, and of all with the opening and closing of the
-    /// pools.
-    ///
-    /// # Errors
-    /// Memory is still in use, a pool exceeded its limit, or memory cannot be released.
-    pub(crate) fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
-        drop(self.services);
-        self.tenants.settle()?;
-        self.tenants.finish()
     }
 
     /// Returns a model's service, which a borrow of the caches does not keep.
@@ -134,7 +141,7 @@ impl Paged {
     ///
     /// A request takes kept blocks of its model over where numbers or memory are short: those have
     /// their memory. Only for more than these are other models asked to evict.
-    fn extend(&mut self, held: &mut Held, blocks: u64) -> anyhow::Result<bool> {
+    fn extend(&mut self, held: &mut Held, blocks: u64, back: Back) -> anyhow::Result<bool> {
         let more = blocks.saturating_sub(held.numbers.len() as u64);
         let more = u32::try_from(more).context("a request has too many blocks")?;
         let service = self.service(held.model);
@@ -143,7 +150,7 @@ impl Paged {
         if lacking > kept {
             return Ok(false);
         }
-        let mut numbers = self.back(held.model, more, lacking, PagedKv::try_back)?;
+        let mut numbers = self.back(held.model, more, lacking, back)?;
         if numbers.is_none() && self.terms.keeps {
             numbers = self.back(held.model, more, kept.min(more), PagedKv::back)?;
         }
@@ -163,7 +170,7 @@ impl Paged {
         model: usize,
         blocks: u32,
         kept: u32,
-        back: fn(&PagedKv, &[u32]) -> Result<(), PagedKvError>,
+        back: Back,
     ) -> anyhow::Result<Option<Vec<u32>>> {
         let service = self.service(model);
         let mut numbers = service.take(blocks - kept)?;
@@ -258,11 +265,11 @@ impl Memory for Paged {
             request,
             numbers: Vec::new(),
         };
-        Ok(self.extend(&mut held, blocks)?.then_some(held))
+        Ok(self.extend(&mut held, blocks, self.admits)?.then_some(held))
     }
 
     fn grow(&mut self, held: &mut Held, blocks: u64) -> anyhow::Result<bool> {
-        self.extend(held, blocks)
+        self.extend(held, blocks, PagedKv::try_back)
     }
 
     fn free(&mut self, held: Held) -> anyhow::Result<()> {
@@ -293,6 +300,31 @@ impl Memory for Paged {
             kept: u64::from(kept) * self.terms.block,
             evicted: service.evicted(),
         }))
+    }
+}
+
+impl Shared for Paged {
+    /// Returns a wish to be tried again: engines do so before each step.
+    fn ask(&self, _model: usize, _blocks: u64, _capacity: u64) -> Wish {
+        Wish::Again(Instant::now() + AGAIN)
+    }
+
+    fn hold(&mut self, _: Block, _: usize, _: u64, _: u64) -> anyhow::Result<Held> {
+        bail!("a paged cache waits for no block")
+    }
+
+    fn grow_waiting(&mut self, held: &mut Held, blocks: u64) -> anyhow::Result<bool> {
+        self.extend(held, blocks, PagedKv::back)
+    }
+
+    fn refusal_of_ledger(&self) -> Option<LedgerRefusal> {
+        self.tenants.refusal_of_ledger()
+    }
+
+    fn finish(self) -> anyhow::Result<(Vec<Cost>, Cost)> {
+        drop(self.services);
+        self.tenants.settle()?;
+        self.tenants.finish()
     }
 }
 

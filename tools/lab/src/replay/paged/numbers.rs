@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use cuvmm::paged::FreeNumbers;
+use serde::{Deserialize, Serialize};
 
 /// The order in which free block numbers are given out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// The lowest number first
     #[default]

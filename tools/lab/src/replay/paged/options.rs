@@ -5,7 +5,7 @@ use std::fmt;
 use clap::ValueEnum;
 use cuvmm::paged::{DEFAULT_EXTENT, LayerGroup, Layout};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::json;
 
 use super::numbers::Order;
@@ -25,7 +25,7 @@ pub(super) const TENSORS: u64 = 2 * LAYERS as u64;
 pub(super) const ENDS: [(usize, u32, usize); 2] = [(0, 0, 0), (0, LAYERS - 1, 1)];
 
 /// How the keys and values of a request lie in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Caches {
     /// One block of memory for each request, which grows in place
     #[default]
@@ -37,7 +37,7 @@ pub(crate) enum Caches {
 }
 
 /// Options of paged caches.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 pub(crate) struct Options {
     /// How the keys and values of requests lie in memory
     #[arg(long, value_enum, default_value_t)]
@@ -154,10 +154,6 @@ impl Options {
             ))),
             None => Ok(None),
         }
-    }
-
-    pub(crate) fn is_paged(&self) -> bool {
-        self.layout != Caches::Contiguous
     }
 }
 

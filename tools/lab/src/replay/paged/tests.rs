@@ -29,7 +29,7 @@ fn memory_on(device: &Device, policy: Policy, terms: &Terms) -> Paged {
         guarantee: LIMIT / 4,
     };
     let models = ["a".to_owned(), "b".to_owned()];
-    Paged::new(device, &models, &division, terms, true, None).unwrap()
+    Paged::new(device, &models, &division, terms, true, None, None).unwrap()
 }
 
 fn memory(policy: Policy, terms: &Terms) -> Paged {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::replay::figures::Cost;
+use crate::replay::paged;
 use crate::replay::process::Process;
 use crate::replay::settings::Settings;
 use crate::replay::simulate::{Outcome, Request};
@@ -28,6 +29,7 @@ pub(super) struct Order {
     pub(super) costs: String,
     pub(super) device: u32,
     pub(super) settings: Settings,
+    pub(super) caches: paged::Options,
     /// Seconds of the trace in one second.
     pub(super) speed: f64,
     pub(super) stamps: bool,
@@ -55,6 +57,9 @@ pub(super) struct Played {
     pub(super) outcomes: Vec<Outcome>,
     pub(super) memory: Course,
     pub(super) waiting: Course,
+    /// The courses of memory held and of kept blocks, and the blocks evicted by model, if the memory
+    /// keeps account of them.
+    pub(super) held: Option<(Course, Course, Vec<u64>)>,
     /// Costs of each model, and of all with the opening and closing of the pools.
     pub(super) costs: Vec<Cost>,
     pub(super) all: Cost,

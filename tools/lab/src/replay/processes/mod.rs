@@ -22,6 +22,7 @@ use self::children::Children;
 use self::message::{Order, Played, Said, StartAt};
 use super::figures::{Cost, Run};
 use super::options::{Args, Policies};
+use super::paged;
 use super::policy::Policy;
 use super::report::Setup;
 use super::simulate::{self, Request};
@@ -47,6 +48,7 @@ pub(crate) struct Terms {
     /// The cost of calls on the model, as in a file.
     pub(crate) costs: String,
     pub(crate) device: u32,
+    pub(crate) caches: paged::Options,
     /// The directory of the ledger, by default a private one.
     pub(crate) ledger: Option<PathBuf>,
     /// Seconds of the trace in one second.
@@ -65,11 +67,6 @@ impl Args {
         if !self.processes {
             return Ok(None);
         }
-        if self.caches.is_paged() {
-            return Err(usage(
-                "--processes: only with --layout contiguous; paged caches are played in virtual time",
-            ));
-        }
         if self.policy == Policies::Static {
             return Err(usage(
                 "--processes: under --policy static processes share no memory",
@@ -80,6 +77,7 @@ impl Args {
             capacity: self.capacity(),
             costs,
             device: self.device,
+            caches: self.caches.clone(),
             ledger: self.ledger.clone(),
             speed: self.speed.unwrap_or(20.0),
             patience: self.patience,
@@ -127,6 +125,7 @@ pub(crate) fn play(
             costs: terms.costs.clone(),
             device: terms.device,
             settings: setup.settings,
+            caches: terms.caches.clone(),
             speed: terms.speed,
             stamps: setup.stamps,
             requests: requests(workload, part),
@@ -185,6 +184,7 @@ fn hear_all(
 /// Merges the processes' results into one run of all models.
 fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> anyhow::Result<Run> {
     let (mut outcomes, mut memory, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    let mut held: Option<(Course, Course, Vec<u64>)> = None;
     let (mut costs, mut all, mut processes) = (Vec::new(), Cost::default(), Vec::new());
     for (one, part) in played.into_iter().zip(parts) {
         let changes = |course: Course| {
@@ -193,6 +193,12 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
         };
         memory.extend(changes(one.memory));
         waiting.extend(changes(one.waiting));
+        if let Some((bytes, kept, evicted)) = one.held {
+            let all = held.get_or_insert_default();
+            all.0.extend(changes(bytes));
+            all.1.extend(changes(kept));
+            all.2.extend(evicted);
+        }
         outcomes.push(one.outcomes.into_iter());
         // Everything that a process with one model does is for this model.
         costs.extend(match part.len() {
@@ -210,15 +216,27 @@ fn merge(workload: &Workload, parts: &[Range<usize>], played: Vec<Played>) -> an
         outcome.with_context(|| format!("{}: requests were lost", workload.models[request.model]))
     };
     let count = workload.models.len();
+    let memory = Timeline::of(count, memory);
+    // Means are over the same time.
+    let over = |course| {
+        let mut timeline = Timeline::of(count, course);
+        timeline.advance(memory.end());
+        timeline
+    };
+    let held = held.map(|(bytes, kept, evicted)| simulate::Held {
+        memory: over(bytes),
+        kept: over(kept),
+        evicted,
+    });
     let played = simulate::Played {
         outcomes: workload
             .requests
             .iter()
             .map(next)
             .collect::<Result<_, _>>()?,
-        timeline: Timeline::of(count, memory),
+        timeline: memory,
         waiting: Timeline::of(count, waiting),
-        held: None,
+        held,
     };
     Ok(Run {
         played,

@@ -13,9 +13,11 @@ use serde::de::DeserializeOwned;
 
 use super::message::{Order, Played, Said, StartAt};
 use super::paced::{Clock, Paced};
+use crate::replay::paged::{self, Paged};
 use crate::replay::pooled::Pooled;
 use crate::replay::process::{Made, Process, ms};
-use crate::replay::simulate;
+use crate::replay::shared::Shared;
+use crate::replay::{simulate, tenants};
 use cuvmm_command::drivers::{Choice, StandIn};
 use cuvmm_command::stop::Stop;
 use cuvmm_command::subprocess::remove_left;
@@ -71,7 +73,30 @@ fn join(order: &Order) -> anyhow::Result<()> {
     };
     let ledger = order.ledger.as_ref().map(join).transpose()?;
     let (stamped, ledger) = (order.stamps, ledger.as_ref());
-    let memory = Pooled::new(&device, models, division, stamped, clock, ledger)?;
+    match paged(order, &device)? {
+        None => {
+            let memory = Pooled::new(&device, models, division, stamped, clock, ledger)?;
+            start(order, memory, ledger)
+        }
+        Some(terms) => {
+            let memory = Paged::new(&device, models, division, &terms, stamped, clock, ledger)?;
+            start(order, memory, ledger)
+        }
+    }
+}
+
+/// Returns the terms of the paged caches, if the order has such.
+fn paged(order: &Order, device: &Device) -> anyhow::Result<Option<paged::Terms>> {
+    let (granule, division) = (device.granularity(), &order.division);
+    let share = tenants::share(division.limit, division.models, granule);
+    let bytes = order.settings.kv_bytes_per_token;
+    order
+        .caches
+        .terms(bytes, granule, (share, division.guarantee))
+}
+
+/// Waits for the start, plays, and reports.
+fn start<M: Shared>(order: &Order, memory: M, ledger: Option<&Ledger>) -> anyhow::Result<()> {
     say(&Said::Ready)?;
     let StartAt(start) = line()?;
     let unwanted = Stop::on_input_end()?;
@@ -89,9 +114,9 @@ fn join(order: &Order) -> anyhow::Result<()> {
 }
 
 /// Plays the requests against the memory, and gives the memory back.
-fn run(
+fn run<M: Shared>(
     order: &Order,
-    memory: Pooled,
+    memory: M,
     ledger: Option<&Ledger>,
     clock: Clock,
     unwanted: &Stop,
@@ -138,6 +163,14 @@ fn run(
     let calls = calls.collect();
     Ok(Played {
         outcomes: played.outcomes,
+        held: played.held.map(|mut held| {
+            // The memory was given back by now, what was kept too.
+            let (end, none) = (played.timeline.end(), vec![0; order.models.len()]);
+            held.memory.set(end, end, &none);
+            held.kept.set(end, end, &none);
+            let courses = (held.memory.into_course(), held.kept.into_course());
+            (courses.0, courses.1, held.evicted)
+        }),
         memory: played.timeline.into_course(),
         waiting: played.waiting.into_course(),
         costs,

@@ -13,12 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use cuvmm::Block;
 use cuvmm::error::LedgerRefusal;
-use cuvmm::pool::futures::AllocateFuture;
 
-use crate::replay::memory::Memory;
-use crate::replay::pooled::{Held, Pooled};
+use crate::replay::memory::{Memory, Usage};
 use crate::replay::process::{Process, ms};
 use crate::replay::settings::Nanos;
+use crate::replay::shared::{Shared, Wish};
 use cuvmm_command::stop::Stop;
 
 /// The interval at which a waiting process checks that it is still wanted, and sends a sign of
@@ -45,8 +44,8 @@ impl Clock {
     }
 }
 
-pub(super) struct Paced<'a> {
-    pub(super) memory: Pooled,
+pub(super) struct Paced<'a, M> {
+    pub(super) memory: M,
     pub(super) clock: Clock,
     /// `true` if a refused request waits for memory of other processes.
     pub(super) asks: bool,
@@ -69,29 +68,44 @@ pub(super) struct Asked {
     state: Waiting,
 }
 
+impl Asked {
+    /// Returns the time until this process should look after the request.
+    fn again(&self) -> Duration {
+        match self.state {
+            Waiting::Pending(Wish::Again(at)) => at.saturating_duration_since(Instant::now()),
+            _ => LOOK,
+        }
+    }
+}
+
 enum Waiting {
-    Pending(AllocateFuture),
+    Pending(Wish),
     Granted(Block),
+    /// The request should be tried again, and has waited since it was refused first.
+    Due,
     /// The request gave way, and should be tried again.
     GaveWay,
 }
 
-impl Paced<'_> {
+impl<M> Paced<'_, M> {
     /// Returns `true` if a waiting request may be tried again.
     fn may_fit(&mut self) -> anyhow::Result<bool> {
         let mut any = false;
         for asked in self.asked.iter_mut().flatten() {
-            if let Waiting::Pending(future) = &mut asked.state {
-                let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-                match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
-                    Poll::Pending => continue,
-                    Poll::Ready(block) => {
-                        let waited = ms(asked.since.elapsed());
-                        self.counts.waited_ms += waited;
-                        self.counts.waited_max_ms = self.counts.waited_max_ms.max(waited);
-                        asked.state = Waiting::Granted(block?);
+            match &mut asked.state {
+                Waiting::Pending(Wish::Block(future)) => {
+                    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+                    match Pin::new(future).poll(&mut Context::from_waker(&waker)) {
+                        Poll::Pending => continue,
+                        Poll::Ready(block) => {
+                            self.counts.waited(asked.since);
+                            asked.state = Waiting::Granted(block?);
+                        }
                     }
                 }
+                Waiting::Pending(Wish::Again(at)) if *at > Instant::now() => continue,
+                Waiting::Pending(Wish::Again(_)) => asked.state = Waiting::Due,
+                Waiting::Granted(_) | Waiting::Due | Waiting::GaveWay => {}
             }
             any = true;
         }
@@ -99,8 +113,8 @@ impl Paced<'_> {
     }
 }
 
-impl Memory for Paced<'_> {
-    type Block = Held;
+impl<M: Shared> Memory for Paced<'_, M> {
+    type Block = M::Block;
 
     fn granule(&self) -> u64 {
         self.memory.granule()
@@ -116,38 +130,47 @@ impl Memory for Paced<'_> {
         request: u64,
         granules: u64,
         capacity: u64,
-    ) -> anyhow::Result<Option<Held>> {
+    ) -> anyhow::Result<Option<M::Block>> {
         let stamp = self.first + request;
         // Dropped if it belongs to a request that gave way to an older one.
         let asked = self.asked[model].take();
+        let mut refused = None;
         match asked.filter(|asked| asked.request == request && asked.granules == granules) {
             Some(Asked {
                 state: Waiting::Granted(block),
                 ..
             }) => return self.memory.hold(block, model, stamp, granules).map(Some),
-            Some(asked) if matches!(asked.state, Waiting::Pending(_)) => {
+            Some(asked) if matches!(asked.state, Waiting::Pending(Wish::Block(_))) => {
                 self.asked[model] = Some(asked);
                 return Ok(None);
             }
+            Some(Asked {
+                state: Waiting::Pending(Wish::Again(_)) | Waiting::Due,
+                since,
+                ..
+            }) => refused = Some(since),
             _ => {}
         }
         if let Some(held) = self.memory.allocate(model, stamp, granules, capacity)? {
+            if let Some(since) = refused {
+                self.counts.waited(since);
+            }
             return Ok(Some(held));
         }
         if !self.asks {
             return Ok(None);
         }
-        self.counts.waits += 1;
+        self.counts.waits += u64::from(refused.is_none());
         self.asked[model] = Some(Asked {
             request,
             granules,
-            since: Instant::now(),
+            since: refused.unwrap_or_else(Instant::now),
             state: Waiting::Pending(self.memory.ask(model, granules, capacity)),
         });
         Ok(None)
     }
 
-    fn grow(&mut self, held: &mut Held, granules: u64) -> anyhow::Result<bool> {
+    fn grow(&mut self, held: &mut M::Block, granules: u64) -> anyhow::Result<bool> {
         if self.memory.grow(held, granules)? {
             return Ok(true);
         }
@@ -176,7 +199,7 @@ impl Memory for Paced<'_> {
         Ok(false)
     }
 
-    fn free(&mut self, held: Held) -> anyhow::Result<()> {
+    fn free(&mut self, held: M::Block) -> anyhow::Result<()> {
         self.memory.free(held)
     }
 
@@ -186,6 +209,10 @@ impl Memory for Paced<'_> {
 
     fn last_refusal(&self) -> Option<String> {
         self.memory.last_refusal()
+    }
+
+    fn usage(&self, model: usize) -> anyhow::Result<Option<Usage>> {
+        self.memory.usage(model)
     }
 
     fn now(&self, due: Nanos) -> Nanos {
@@ -213,7 +240,8 @@ impl Memory for Paced<'_> {
             if left.is_zero() {
                 return Ok(None);
             }
-            std::thread::park_timeout(left.min(LOOK));
+            let again = self.asked.iter().flatten().map(Asked::again).min();
+            std::thread::park_timeout(left.min(again.unwrap_or(LOOK)));
         }
     }
 

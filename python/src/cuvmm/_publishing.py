@@ -82,8 +82,8 @@ class Publication:
         >>> published.keep()  # doctest: +SKIP
         1
 
-        Raises `cuvmm.NotPublishedError` if it is withdrawn, and `cuvmm.Error` if no keeper listens or it
-        cannot keep it. It stays published then, and what was kept before is kept.
+        Raises `cuvmm.NotPublishedError` if it is withdrawn, and `cuvmm.Error` if it was published with
+        `copy=False`, no keeper listens, or it cannot keep it. It stays published then, and what was kept before is kept.
         """
         library = _library.get()
         where = None if keeper is None else os.fsencode(absolute(keeper))

@@ -165,6 +165,10 @@ pub enum ShareError {
     /// Memory of pools in different ledgers was to be offered together.
     #[error("the memory of an offer must be of pools of one ledger: make an offer for each ledger")]
     SeveralLedgers,
+    /// A keeper was to have memory of this name that is published in place: its owner uses it further
+    /// when it is withdrawn.
+    #[error("{0:?} is published in place, and a keeper has finished memory only: publish a copy")]
+    InPlace(String),
     /// Memory at this location cannot be described to another process.
     #[error("memory at {0} cannot be described to another process")]
     Unnameable(Location),

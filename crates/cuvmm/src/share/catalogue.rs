@@ -19,6 +19,8 @@ pub(super) struct New {
     pub(super) manifest: Vec<u8>,
     pub(super) offer: Offer,
     pub(super) memory: Box<dyn Send + Sync>,
+    /// Whether its owner may write to it.
+    pub(super) is_in_place: bool,
 }
 
 /// A finished version, which owns its memory. Everything sent to all readers is serialized once.
@@ -31,6 +33,7 @@ pub(super) struct Published {
     /// The description of the offer, serialized.
     pub(super) description: Vec<u8>,
     pub(super) offer: Offer,
+    pub(super) is_in_place: bool,
     /// Dropped after the offer.
     _memory: Box<dyn Send + Sync>,
 }
@@ -51,6 +54,7 @@ impl Published {
             manifest: new.manifest,
             description: described.to_bytes(),
             offer: new.offer,
+            is_in_place: new.is_in_place,
             _memory: new.memory,
         }
     }
@@ -278,6 +282,7 @@ mod tests {
                 manifest: vec![],
                 offer: Offer::physical(&physical).unwrap(),
                 memory: Box::new(()),
+                is_in_place: false,
             };
             // Each byte of the name is escaped.
             let number = format!("{number:05}");

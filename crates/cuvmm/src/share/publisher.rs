@@ -109,6 +109,7 @@ impl Publisher {
                     manifest: text,
                     offer,
                     memory: Box::new(memory),
+                    is_in_place: false,
                 };
                 Ok(self.service.shared.add(name, published))
             }
@@ -156,8 +157,9 @@ impl Publisher {
             manifest: text,
             offer,
             memory: Box::new(()),
+            is_in_place: true,
         };
-        Ok(self.shared.add(name, published))
+        Ok(self.service.shared.add(name, published))
     }
 
     fn prepare<M: Publishable>(
@@ -194,8 +196,9 @@ impl Publisher {
     /// an exchange of at most 10 seconds. Calls `cuMemExportToShareableHandle` for each extent.
     ///
     /// # Errors
-    /// [`ShareError`] if the name is not published, no keeper of this user listens at the path, or the
-    /// keeper cannot keep the version. Nothing has changed then, except that the keeper may have the
+    /// [`ShareError`] if the name is not published or is published [in
+    /// place](Self::publish_in_place), no keeper of this user listens at the path, or the keeper cannot
+    /// keep the version. Nothing has changed then, except that the keeper may have the
     /// version if its answer was lost.
     pub fn keep(&self, name: &str, keeper: impl AsRef<Path>) -> Result<u64, ShareError> {
         let not_found = || ShareError::NotFound(name.to_owned());
@@ -203,7 +206,10 @@ impl Publisher {
             return Err(not_found());
         }
         let shared = &self.service.shared;
-        shared.newest(name).ok_or_else(not_found)?;
+        let newest = shared.newest(name).ok_or_else(not_found)?;
+        if newest.is_in_place {
+            return Err(ShareError::InPlace(name.to_owned()));
+        }
         let absolute = |path: &Path| std::path::absolute(path).map_err(failed("getcwd"));
         let (own, keeper) = (absolute(self.path())?, absolute(keeper.as_ref())?);
         let version = Subscriber::connect(&keeper)?.keep(name, own)?;

@@ -35,6 +35,7 @@ pub(super) fn take(
         manifest: text_of(&found.manifest)?,
         offer: Offer::received(found.memory.description, found.memory.handles),
         memory: Box::new(found.memory.counted),
+        is_in_place: false,
     };
     let edition = (found.publisher, found.version);
     shared.keep(name, edition, new, Holdings::most())?;

@@ -10,7 +10,7 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::{CUresult, Call, DeviceAddress};
 use cuvmm::error::{DescriptionError, MemoryError, ShareError, SleepError};
-use cuvmm::share::{Manifest, Offered, Publisher, Subscriber, Tensor};
+use cuvmm::share::{Keeper, Manifest, Offered, Publisher, Subscriber, Tensor};
 use cuvmm::{Access, Allocation, Attachment, Contents, Heap, Offer, Stream, Tenant};
 
 type Host = Rig<HostMemory>;
@@ -117,6 +117,12 @@ fn blocks_are_published_in_place_and_kept_while_they_are() {
                 .unwrap(),
             1
         );
+        // No keeper would know when the memory is used further.
+        let keeper = Keeper::bind(folder.path().join("keeper"), None).unwrap();
+        let refused = publisher.keep("model", keeper.path());
+        assert!(matches!(refused, Err(ShareError::InPlace(name)) if name == "model"));
+        assert!(keeper.list().is_empty());
+        drop(keeper);
         // The owner may go on writing, and its readers see that.
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let how = Attachment::builder(&reader.device);

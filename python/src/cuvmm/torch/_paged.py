@@ -399,7 +399,7 @@ def paged_kv(
     *,
     layout: Layout = "block-major",
     extent: int | str | None = None,
-    pinned: Iterable[int] = (),
+    pinned: Iterable[int] = (0,),
     precommit: int = 0,
     name: str = "paged",
     device: Any = None,
@@ -415,8 +415,9 @@ def paged_kv(
         blocks; "layer-major" has contiguous tensors, whose memory comes and goes by an extent for each.
     extent: the bytes by which memory comes and goes: a power of two in whole granules of the device, up to "32MiB".
         By default 16 MiB, and a granule in layer-major layout.
-    pinned: numbers that are always backed, such as a null block, or blocks for padding. With number 0 among them, Triton
-        takes the tensors at any time: it refuses one whose first bytes have no memory.
+    pinned: numbers that are always backed, such as a null block, or blocks for padding. By default number 0, which
+        engines do not give to requests. Without it Triton refuses the tensors while no block of the first extent is in
+        use, because their first bytes have no memory then.
     precommit: for how many of the lowest unused blocks a thread of the library maps memory ahead, after a `back` that
         took some, so that the next `back` makes no driver call. Nothing is reclaimed for it, and others get it first.
     name: the name of the pool (its tag) that the memory is in, under the limit and the ledger that all of cuvmm's

@@ -35,8 +35,6 @@ class History(GpuTest):
         self.assertEqual(names[:2], ["layer", "test_a_dump_opens_in_the_viewer"])
         from torch.cuda import _memory_viz
 
-        self.assertIn("alloc", _memory_viz.trace(snapshot))
-        self.assertIn("cuvmm", pickle.dumps(snapshot).decode("latin-1"))
         self.assertTrue(_memory_viz.trace_plot(snapshot))
         del kept
 

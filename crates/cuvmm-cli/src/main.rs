@@ -1,4 +1,4 @@
-//! The command `cuvmm`. Each command is a module. `replay` and `heap` are the crate `cuvmm-lab`;
+//! The command `cuvmm`. Each command is a module. `replay`, `heap` and `picture` are the crate `cuvmm-lab`;
 //! the crate `cuvmm-command` is shared with `cuvmm-bench`. Commands for several processes are for Linux.
 
 #[cfg(target_os = "linux")]
@@ -61,6 +61,13 @@ enum Command {
     Ctl(ledger::ctl::Args),
     #[cfg(target_os = "linux")]
     Metrics(ledger::metrics::Args),
+    #[cfg(target_os = "linux")]
+    Record(ledger::record::Args),
+    #[cfg(feature = "lab")]
+    Picture(cuvmm_lab::picture::Args),
+    #[cfg(not(feature = "lab"))]
+    #[command(hide = true)]
+    Picture(without_lab::Args),
     Completions(generated::Completions),
     #[command(hide = true)]
     Man(generated::Man),
@@ -88,6 +95,9 @@ fn main() -> ExitCode {
         Command::Ctl(args) => args.run(),
         #[cfg(target_os = "linux")]
         Command::Metrics(args) => args.run(),
+        #[cfg(target_os = "linux")]
+        Command::Record(args) => args.run(),
+        Command::Picture(args) => args.run(),
         Command::Completions(args) => args.run(),
         Command::Man(args) => args.run(),
     })

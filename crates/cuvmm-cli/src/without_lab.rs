@@ -17,8 +17,7 @@ impl Args {
     /// # Errors
     /// Always.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let text =
-            "replay and heap are not in this program: build it with its default feature `lab`";
+        let text = "replay, heap and picture are not in this program: build it with its default feature `lab`";
         Err(usage(text))
     }
 }

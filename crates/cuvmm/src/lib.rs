@@ -240,6 +240,7 @@ pub mod paged;
 #[cfg(target_os = "linux")]
 mod peer;
 pub mod pool;
+pub mod recording;
 pub mod region;
 pub mod ring;
 #[cfg(target_os = "linux")]

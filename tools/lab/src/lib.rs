@@ -1,6 +1,6 @@
 //! The laboratory of the command `cuvmm`: `cuvmm replay` replays request traces against an elastic
-//! pool and a static split, and `cuvmm heap` runs traces of allocations on a heap and on models of
-//! PyTorch's allocators.
+//! pool and a static split, `cuvmm heap` runs traces of allocations on a heap and on models of
+//! PyTorch's allocators, and `cuvmm picture` draws recordings of memory over time.
 //!
 //! This is not an interface for other programs: it is the feature `lab` of the command, which an
 //! operator can leave out.
@@ -10,4 +10,5 @@
 
 mod chart;
 pub mod heap;
+pub mod picture;
 pub mod replay;

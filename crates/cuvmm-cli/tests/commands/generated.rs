@@ -24,6 +24,8 @@ fn every_command_has_examples() {
         &["top"],
         &["ctl"],
         &["metrics"],
+        &["record"],
+        &["picture"],
         &["completions"],
     ] {
         let help = output(&[command, &["--help"]].concat());

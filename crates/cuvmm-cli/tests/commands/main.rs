@@ -23,6 +23,7 @@ mod ledger;
 mod metrics;
 mod numbers;
 mod plan;
+mod record;
 mod replay;
 mod replay_paged;
 mod replay_processes;

@@ -48,6 +48,8 @@ fn default_output_fits() {
         &["top", "--help"],
         &["ctl", "--help"],
         &["metrics", "--help"],
+        &["record", "--help"],
+        &["picture", "--help"],
     ] {
         let text = text(arguments);
         assert!(

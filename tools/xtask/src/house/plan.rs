@@ -104,6 +104,7 @@ const LIBRARY: &[Layer] = &[
     room(&["group"]),
     room(&["share"]),
     room(&["dlpack", "cudarc"]),
+    room(&["recording"]),
 ];
 
 const CANDLE: &[Layer] = &[

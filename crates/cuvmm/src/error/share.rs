@@ -2,9 +2,9 @@
 
 use cuvmm_driver::Location;
 
+use super::{ArgumentError, MemoryError};
 #[cfg(target_os = "linux")]
-use super::ChannelError;
-use super::{ArgumentError, LedgerError, MemoryError};
+use super::{ChannelError, LedgerError};
 use crate::display::Bytes;
 
 /// An error in a description of shared memory, or in its manifest.
@@ -154,6 +154,7 @@ pub enum ShareError {
     #[error("the ledger's 256 entries for exported blocks are in use")]
     TooManyExports,
     /// The ledger that counts the memory cannot be joined.
+    #[cfg(target_os = "linux")]
     #[error("the ledger of the memory cannot be joined: {0}")]
     Ledger(Box<LedgerError>),
     /// The process that offered the memory has given it back. An offer that lives prevents that.

@@ -98,8 +98,8 @@
 //! [`AttachmentBuilder::ledger`](crate::share::AttachmentBuilder::ledger). If the creator frees the
 //! memory, leaves or ends, the memory stays charged to the creator's slot until no process of the
 //! ledger has it attached ([`ProcessState::Lending`]). A process that has the memory can pass it on to
-//! others, which name it too: a [`Keeper`](crate::share::Keeper) does, which has no device of its own. Memory whose importers name no ledger, and
-//! memory whose handle the program passes on by itself
+//! others, which name it too: a [`Keeper`](crate::share::Keeper) does, which has no device of its own.
+//! Memory whose importers name no ledger, and memory whose handle the program passes on by itself
 //! ([`Block::export`](crate::pool::Block::export)), counts as foreign once the creator has freed
 //! it.
 //!

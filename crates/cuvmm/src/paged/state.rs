@@ -245,50 +245,62 @@ impl State {
     /// end of the step that is being prepared.
     pub(super) fn release(&mut self, numbers: &[u32], home: &Stream) -> Result<(), PagedKvError> {
         self.check_awake()?;
-        let mut released = Vec::with_capacity(numbers.len());
-        for &number in numbers {
-            let refused = match self.uses.get_mut(number as usize) {
-                Some(one @ Use::Backed) => {
-                    *one = Use::Leaving;
-                    released.push(number);
-                    continue;
+        if let Err(refused) = numbers.iter().try_for_each(|&it| self.begin_leaving(it)) {
+            for &number in numbers {
+                if self.use_of(number) == Ok(Use::Leaving) {
+                    self.set(number, Use::Backed);
                 }
-                Some(Use::Leaving) => continue,
-                Some(Use::Pinned) => PagedKvError::Pinned(number),
-                Some(_) => PagedKvError::NotInUse(number),
-                None => no_such("block", number).into(),
-            };
-            for number in released {
-                self.set(number, Use::Backed);
             }
             return Err(refused);
         }
-        for &number in &released {
+        let mut emptied = Vec::new();
+        for &number in numbers {
+            if self.use_of(number) != Ok(Use::Leaving) {
+                continue;
+            }
             self.set(number, Use::Free);
+            self.backed -= 1;
+            match self.steps.last_entry() {
+                Some(mut step) => step.get_mut().push(number),
+                None => self.leave_one(number, &mut emptied),
+            }
         }
-        self.backed -= released.len() as u32;
-        match self.steps.last_entry() {
-            Some(mut step) => step.get_mut().extend(released),
-            None => self.leave(&released, home),
+        self.withdraw(emptied, home);
+        Ok(())
+    }
+
+    fn begin_leaving(&mut self, number: u32) -> Result<(), PagedKvError> {
+        match self.uses.get_mut(number as usize) {
+            Some(one @ (Use::Backed | Use::Leaving)) => *one = Use::Leaving,
+            Some(Use::Pinned) => return Err(PagedKvError::Pinned(number)),
+            Some(_) => return Err(PagedKvError::NotInUse(number)),
+            None => return Err(no_such("block", number).into()),
         }
         Ok(())
     }
 
-    /// Ends a use of blocks in their extents. Extents without a use are withdrawn behind the work of
-    /// the home stream and of the recorded streams, which is queued by now.
+    /// Ends a use of blocks in their extents.
     fn leave(&mut self, numbers: &[u32], home: &Stream) {
         let mut emptied = Vec::new();
         for &number in numbers {
-            let leaves = self.exchange_reserved(number);
-            self.planes.leave(leaves, &mut emptied);
+            self.leave_one(number, &mut emptied);
         }
-        if !emptied.is_empty() {
-            let fence = Fence::stream(home.clone());
-            self.withdraw(emptied, &fence);
-        }
+        self.withdraw(emptied, home);
     }
 
-    fn withdraw(&mut self, emptied: Vec<Range<u64>>, fence: &Fence) {
+    /// Ends a use of a block. Adds the ranges of extents that have none any more.
+    fn leave_one(&mut self, number: u32, emptied: &mut Vec<Range<u64>>) {
+        let leaves = self.exchange_reserved(number);
+        self.planes.leave(leaves, emptied);
+    }
+
+    /// Withdraws extents without a use behind the work of the home stream and of the recorded
+    /// streams, which is queued by now.
+    fn withdraw(&mut self, emptied: Vec<Range<u64>>, home: &Stream) {
+        if emptied.is_empty() {
+            return;
+        }
+        let fence = Fence::stream(home.clone());
         for range in emptied {
             if let Err(error) = self.region.decommit_behind(range, fence.clone()) {
                 log!(error, %error, "an extent without a block in use stays in its cache");

@@ -45,6 +45,7 @@ impl PagedKv {
         let state = self.lock()?;
         let [in_use, reserved, pinned, leaving] = state.counts();
         let region = &state.region;
+        let figures = region.lent_figures();
         let committed = match state.rest.is_awake() {
             true => region.committed(),
             false => 0,
@@ -58,10 +59,10 @@ impl PagedKv {
             block_bytes: self.geometry.block_bytes,
             committed,
             asleep: region.committed() - committed,
-            held: region.held(),
-            withdrawn: region.pending_free(),
-            precommitted: region.ahead(),
-            mappings: region.mappings(),
+            held: figures.held,
+            withdrawn: figures.withdrawn,
+            precommitted: figures.ahead,
+            mappings: figures.mappings,
             reserved_addresses: region.size(),
         })
     }

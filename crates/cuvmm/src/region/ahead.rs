@@ -55,9 +55,26 @@ impl Region {
         }
     }
 
-    /// Returns the bytes that are mapped ahead and not committed yet.
-    pub(crate) fn ahead(&self) -> u64 {
+    /// Returns figures of a region in a tenant that has neither forks nor aliases. Looks at no extent.
+    pub(crate) fn lent_figures(&self) -> LentFigures {
         let family = self.supply.family();
-        family.map_or(0, |family| family.shared.ahead())
+        let (sums, count) = family.map_or_else(Default::default, |it| it.shared.sums());
+        LentFigures {
+            held: self.space.bytes() + self.space.stuck_bytes() + sums.bytes,
+            withdrawn: sums.bytes,
+            ahead: sums.ahead,
+            mappings: self.space.count() + self.space.stuck_count() + count,
+        }
     }
+}
+
+/// Figures of a region that is alone in its holder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LentFigures {
+    /// Bytes of memory, committed or withdrawn.
+    pub(crate) held: u64,
+    pub(crate) withdrawn: u64,
+    /// Bytes that are mapped ahead and not committed yet, a part of those withdrawn.
+    pub(crate) ahead: u64,
+    pub(crate) mappings: u64,
 }

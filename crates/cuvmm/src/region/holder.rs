@@ -81,12 +81,31 @@ struct Withdrawn {
     known: Use,
 }
 
+impl Withdrawn {
+    /// Returns the bytes that were mapped ahead of use.
+    fn ahead(&self) -> u64 {
+        match self.known {
+            Use::Ahead => self.size,
+            Use::Used | Use::Unclean => 0,
+        }
+    }
+}
+
+/// Figures of all withdrawn extents, those that are leaving included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub(super) bytes: u64,
+    /// Bytes of extents that were mapped ahead of use.
+    pub(super) ahead: u64,
+}
+
 #[derive(Default)]
 struct State {
     /// The bytes of all physicals, committed or withdrawn, each counted once.
     held: u64,
     /// By address.
     withdrawn: BTreeMap<u64, Withdrawn>,
+    sums: Sums,
     /// The physicals that aliases or forks map several times, each with its number of mappings
     /// beside one.
     further: BTreeMap<PhysicalHandle, u64>,
@@ -159,6 +178,19 @@ impl Free {
 }
 
 impl State {
+    fn insert(&mut self, at: u64, one: Withdrawn) {
+        self.sums.bytes += one.size;
+        self.sums.ahead += one.ahead();
+        self.withdrawn.insert(at, one);
+    }
+
+    fn remove(&mut self, at: u64) -> Option<Withdrawn> {
+        let one = self.withdrawn.remove(&at)?;
+        self.sums.bytes -= one.size;
+        self.sums.ahead -= one.ahead();
+        Some(one)
+    }
+
     fn meeting(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &Withdrawn)> {
         let start = range.start;
         let before = self.withdrawn.range(..start).next_back();
@@ -313,18 +345,14 @@ impl Shared {
                     placed: Some(placed),
                 };
                 let at = one.placed.as_ref().map_or(0, |placed| placed.address().0);
-                state.withdrawn.insert(at, one);
+                state.insert(at, one);
             }
         });
     }
 
-    /// Returns the bytes of extents that were mapped ahead of use.
-    pub(super) fn ahead(&self) -> u64 {
-        let is_ahead = |one: &&Withdrawn| one.known == Use::Ahead;
-        self.with(|state| {
-            let ahead = state.withdrawn.values().filter(is_ahead);
-            ahead.map(|one| one.size).sum()
-        })
+    /// Returns figures of all withdrawn extents, and their number.
+    pub(super) fn sums(&self) -> (Sums, u64) {
+        self.with(|state| (state.sums, state.withdrawn.len() as u64))
     }
 
     /// Takes the withdrawn extents that overlap a range back from the pool. Waits for the end of a
@@ -335,7 +363,7 @@ impl Shared {
                 .meeting(range)
                 .filter(|(_, one)| one.known != Use::Unclean && !one.lost);
             let here: Vec<u64> = here.map(|(at, _)| at).collect();
-            let taken = here.iter().filter_map(|at| state.withdrawn.remove(at));
+            let taken = here.into_iter().filter_map(|at| state.remove(at));
             taken
                 .filter_map(|one| Some((one.placed?, one.fence)))
                 .collect()
@@ -387,7 +415,7 @@ impl Shared {
             std::mem::forget(leaving);
             self.with(|state| match unmapped {
                 Ok(unmapped) => {
-                    state.withdrawn.remove(&at);
+                    state.remove(at);
                     given.mappings += 1;
                     let physical = state.end(unmapped);
                     bytes += physical.as_ref().map_or(0, Unmapped::size);
@@ -521,6 +549,14 @@ mod tests {
 
     /// The bytes held, in use, pending free and idle, in granules.
     fn figures(shared: &Shared) -> [u64; 4] {
+        shared.with(|state| {
+            let walked = state.withdrawn.values();
+            let walked = walked.fold(Sums::default(), |sums, one| Sums {
+                bytes: sums.bytes + one.size,
+                ahead: sums.ahead + one.ahead(),
+            });
+            assert_eq!(state.sums, walked);
+        });
         let all = shared.figures();
         [all.held, all.in_use, all.pending_free, all.idle].map(|bytes| bytes / G)
     }
@@ -563,7 +599,10 @@ mod tests {
             let ahead = shared.take_back(&(at..at + G));
             shared.withdraw(ahead.into_iter(), Use::Ahead);
         }
-        assert_eq!((shared.ahead(), figures(&shared)), (2 * G, [4, 0, 0, 4]));
+        assert_eq!(
+            (shared.sums().0.ahead, figures(&shared)),
+            (2 * G, [4, 0, 0, 4])
+        );
         let mut order = Vec::new();
         for _ in at {
             shared.give(G);
@@ -574,7 +613,7 @@ mod tests {
                     .collect::<Vec<_>>(),
             );
         }
-        assert_eq!((order, shared.ahead()), (vec![2, 1, 0, 3], 0));
+        assert_eq!((order, shared.sums().0.ahead), (vec![2, 1, 0, 3], 0));
     }
 
     #[test]

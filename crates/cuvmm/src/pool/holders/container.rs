@@ -91,11 +91,14 @@ mod tests {
         a.set_limit(u64::MAX).unwrap();
         assert!(ahead(10 * G));
         assert!(!ahead(12 * G), "no more without the other's");
-        assert_eq!((region.committed(), region.ahead()), (0, 6 * G));
+        assert_eq!(
+            (region.committed(), region.lent_figures().ahead),
+            (0, 6 * G)
+        );
         let committed = [&a, &b].map(|it| it.stats().committed);
         assert_eq!(committed, [6 * G, 2 * G]);
         region.commit(6 * G..8 * G).unwrap();
-        assert_eq!(region.ahead(), 4 * G);
+        assert_eq!(region.lent_figures().ahead, 4 * G);
         assert!(!region.is_bare(&(6 * G..7 * G)) && region.is_bare(&(2 * G..6 * G)));
     }
 }

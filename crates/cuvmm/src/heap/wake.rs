@@ -172,7 +172,7 @@ impl WakingHolder for WakingHeap {
                 last_writer: lent.last_writer,
                 fresh: false,
             };
-            let placed = part.place(at, unmapped);
+            let placed = lent.physical.with_copy(|| part.place(at, unmapped));
             let mut state = core.lock();
             match placed {
                 Ok(placed) => state.spaces.adopt(placed),

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -258,6 +259,15 @@ impl Physical {
         }
     }
 
+    /// Makes driver calls for the physical, which may be mapped by them. If the driver panics, a clone
+    /// is left behind, so that the memory is not taken for unmapped.
+    pub(crate) fn with_copy<T>(&self, calls: impl FnOnce() -> T) -> T {
+        let copy = ManuallyDrop::new(self.clone());
+        let outcome = calls();
+        drop(ManuallyDrop::into_inner(copy));
+        outcome
+    }
+
     /// Returns `true` if there is another clone or mapping.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.shared) > 1
@@ -338,18 +348,20 @@ pub(crate) fn creatable_as(types: HandleTypes) -> Result<(), ArgumentError> {
 
 impl Shared {
     fn release(&mut self) -> Result<(), CallError> {
-        if self.released {
+        // A call in which the driver panics may have released it, and is not made again.
+        if std::mem::replace(&mut self.released, true) {
             return Ok(());
         }
         let handle = self.handle;
-        self.device
-            // SAFETY: the handle is owned here and released once: `released` is set below, and a
-            // refused release has changed nothing. Mapped memory lives on until it is unmapped.
+        let outcome = self
+            .device
+            // SAFETY: the handle is owned here and released once: `released` is set, and unset after
+            // a refusal, which has changed nothing. Mapped memory lives on until it is unmapped.
             .give_back(Call::MemRelease, |driver, _| unsafe {
                 driver.release(handle)
-            })?;
-        self.released = true;
-        Ok(())
+            });
+        self.released = outcome.is_ok();
+        outcome
     }
 }
 

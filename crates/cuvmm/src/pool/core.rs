@@ -13,7 +13,7 @@
 //! have changed. Methods of [`State`] and of its halves never release the lock;
 //! methods of `Locked` may.
 //!
-//! Keeps I-41 and I-44.
+//! Keeps I-41, I-44 and I-109.
 //!
 //! `unsafe` here: releasing a lock whose guard is a field, and locking it again.
 #![allow(unsafe_code)]

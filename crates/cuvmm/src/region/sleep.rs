@@ -9,7 +9,6 @@
 //!
 //! Keeps I-108.
 
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 use super::Region;
@@ -21,14 +20,6 @@ use crate::pool::{Given, GivenUp, HolderId};
 
 /// Physicals, each with the offset at which it is mapped, or was.
 pub(crate) type MemoryInUse = Vec<(u64, Physical)>;
-
-/// Makes driver calls for a physical. If the driver panics, a copy of it is left behind.
-fn with_copy<T>(physical: &Physical, calls: impl FnOnce() -> T) -> T {
-    let copy = ManuallyDrop::new(physical.clone());
-    let outcome = calls();
-    drop(ManuallyDrop::into_inner(copy));
-    outcome
-}
 
 impl Region {
     /// Returns a fence over the work of a stream and that which the region has noted.
@@ -64,7 +55,7 @@ impl Region {
         let memory = self.memory_in_use();
         let mut completed = work.completed(&mut self.space).ok_or(CallError::InUse)?;
         for (offset, physical) in memory {
-            with_copy(&physical, || completed.withdraw(offset))?;
+            physical.with_copy(|| completed.withdraw(offset))?;
         }
         Ok(())
     }
@@ -77,9 +68,8 @@ impl Region {
             }
             let used = self.used(physical.clone());
             let space = &mut self.space;
-            let placed = with_copy(physical, || {
-                space.place_back(*offset, vec![used], Access::ReadWrite)
-            });
+            let placed =
+                physical.with_copy(|| space.place_back(*offset, vec![used], Access::ReadWrite));
             placed.map_err(|failed| failed.error)?;
         }
         Ok(())
@@ -165,7 +155,7 @@ impl Region {
             fresh: false,
         };
         let space = &mut self.space;
-        let placed = with_copy(&lent.physical, || space.place(offset, vec![copy]));
+        let placed = lent.physical.with_copy(|| space.place(offset, vec![copy]));
         match (placed, self.supply.family()) {
             (Ok(()), _) => Ok(lent.last_writer.is_some()),
             (Err(failed), Some(family)) => Err(family.tenant.not_placed(failed.error)),

@@ -2,6 +2,9 @@
 //! operation then succeeds. Also tests heaps that stay asleep because the roll-back fails twice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
 use crate::common;
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
@@ -257,5 +260,28 @@ fn what_a_copy_may_still_be_using_is_not_given_on() {
         world.stream.synchronize().unwrap();
         drop(world);
         common::only_counted_left(&rig);
+    }
+}
+
+/// The driver panics inside of the call, and may have mapped the memory.
+#[test]
+fn memory_whose_mapping_panicked_in_a_wake_is_lent_to_no_other_tenant() {
+    for keeps in [false, true] {
+        let rig = common::model();
+        let world = world(&rig);
+        world.heap.alone().sleep(world.contents(keeps)).unwrap();
+        let here = std::thread::current().id();
+        rig.faults.watch(Some(Arc::new(move |call| {
+            let counts = std::thread::current().id() == here && !std::thread::panicking();
+            assert!(!counts || call != Call::MemMap, "on purpose");
+        })));
+        let wake = || world.heap.alone().wake();
+        assert!(catch_unwind(AssertUnwindSafe(wake)).is_err());
+        rig.faults.watch(None);
+        assert!(world.heap.is_asleep());
+        assert!(world.pool.stats().quarantined > 0);
+        books(&world.pool);
+        let hazards = rig.machine.take_hazards();
+        assert!(hazards.is_empty(), "{}", hazards[0]);
     }
 }

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common;
-use crate::common::G;
+use crate::common::{D0, G, Rig};
 use cuvmm::driver::Call;
-use cuvmm::{Block, Tenant};
+use cuvmm::driver::host::HostMemory;
+use cuvmm::pool::Hardened;
+use cuvmm::{Block, Limit, Pool, Stream, Tenant};
 
 type Made = Vec<Block>;
 
@@ -27,10 +29,9 @@ fn each_call(prepare: impl Fn(&Tenant) -> Made, run: impl Fn(&Tenant, &mut Made)
         let mut blocks = prepare(&tenant);
         let (left, here) = (Arc::new(AtomicU64::new(nth)), std::thread::current().id());
         let calls = Arc::clone(&left);
-        rig.faults.watch(Some(Arc::new(move |call| {
-            // A panic in a release loses the memory.
+        rig.faults.watch(Some(Arc::new(move |_| {
             let elsewhere = std::thread::current().id() != here;
-            if elsewhere || std::thread::panicking() || call == Call::MemRelease {
+            if elsewhere || std::thread::panicking() {
                 return;
             }
             match calls.load(Ordering::SeqCst) {
@@ -84,4 +85,64 @@ fn a_panic_in_a_fork_makes_no_call_under_the_lock() {
         let fork = made[0].try_fork(4 * G + 7, 6 * G).unwrap();
         made.push(fork);
     });
+}
+
+/// Lets the driver panic in the calls of some kinds that this thread makes in `run`.
+fn panics_in(rig: &Rig<HostMemory>, kinds: &'static [Call], run: impl FnOnce()) {
+    let here = std::thread::current().id();
+    rig.faults.watch(Some(Arc::new(move |call| {
+        let counts = std::thread::current().id() == here && !std::thread::panicking();
+        assert!(!(counts && kinds.contains(&call)), "on purpose");
+    })));
+    assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    rig.faults.watch(None);
+}
+
+// I-110
+#[test]
+fn memory_whose_release_panicked_is_quarantined_and_the_rest_released() {
+    let rig = common::host();
+    let pool = common::pool(&rig, 16);
+    let tenant = pool.tenant("a").register().unwrap();
+    let blocks = [1, 2, 4].map(|granules| block(&tenant, granules));
+    drop(blocks);
+    panics_in(&rig, &[Call::MemRelease], || assert!(pool.trim(0).is_ok()));
+    let stats = pool.stats();
+    let left = stats.quarantined;
+    assert!(
+        left > 0 && stats.committed + stats.free + left == 7 * G,
+        "{stats:?}"
+    );
+    pool.trim(0).unwrap();
+    let stats = pool.stats();
+    assert_eq!(
+        (stats.committed, stats.free, stats.quarantined),
+        (0, 0, left)
+    );
+    let rest = 16 * G - left;
+    assert_eq!(tenant.try_allocate(rest).unwrap().size(), rest);
+}
+
+#[test]
+fn a_slot_whose_poll_panicked_is_purged_later() {
+    let rig = common::host();
+    let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G));
+    let pool = pool.hardened(Hardened::new()).build().unwrap();
+    let tenant = pool.tenant("a").register().unwrap();
+    let home = Stream::new(&rig.device).unwrap();
+    let freed = tenant.allocate_on(&home, 2 * G).unwrap();
+    rig.machine.hold(D0, home.as_raw());
+    let writes = vec![(freed.address(), G, 1)];
+    let queued = rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes);
+    queued.unwrap();
+    drop(freed);
+    rig.machine.release_stream(D0, home.as_raw());
+    let other = Stream::new(&rig.device).unwrap();
+    let allocate = || tenant.allocate_on(&other, G).unwrap();
+    let polls = &[Call::EventQuery, Call::StreamQuery];
+    panics_in(&rig, polls, || drop(allocate()));
+    drop(allocate());
+    other.synchronize().unwrap();
+    pool.trim(0).unwrap();
+    assert_eq!(pool.stats().committed, 0);
 }

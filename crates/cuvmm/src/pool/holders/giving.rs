@@ -420,6 +420,7 @@ mod tests {
         assert_eq!(pool.stats().mappings, 1);
     }
 
+    // I-109
     #[test]
     fn a_pool_is_not_locked_after_a_panic_in_work_that_was_put_off_and_the_next_operation_does_it()
     {

@@ -1,12 +1,35 @@
 //! Memory that no slot uses any more: it goes to the free list or is released.
 //!
-//! Keeps I-32, I-33, I-37 and I-60.
+//! Keeps I-32, I-33, I-37, I-60 and I-110.
+
+use std::vec;
 
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
 use crate::pool::core::Locked;
 use crate::pool::memory::Memory;
+
+/// Physicals to be given up. Those that are left after a panic of the driver are released later.
+struct Left<'b, 'a>(&'b mut Locked<'a>, vec::IntoIter<Unmapped>);
+
+impl Drop for Left<'_, '_> {
+    fn drop(&mut self) {
+        let Self(state, left) = self;
+        state.memory.has_deferred |= !left.as_slice().is_empty();
+        state.memory.supply.marked.extend(left);
+    }
+}
+
+/// Bytes of a physical that is being released. After a panic of the driver, which may have it still,
+/// they count as quarantined for good.
+struct Releasing<'b, 'a>(&'b mut Locked<'a>, u64);
+
+impl Drop for Releasing<'_, '_> {
+    fn drop(&mut self) {
+        self.0.memory.budget.quarantine(self.1, 0);
+    }
+}
 
 impl Locked<'_> {
     /// Frees the addresses of a space that its tenant has disowned. A space with stuck mappings is
@@ -23,11 +46,12 @@ impl Locked<'_> {
     /// Gives up memory that an operation does not need after all: memory that it created goes to
     /// the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
-        for unmapped in physicals {
+        let mut left = Left(self, physicals.into_iter());
+        while let Some(unmapped) = left.1.next() {
             if unmapped.fresh {
-                self.release(unmapped);
+                left.0.release(unmapped);
             } else {
-                self.memory.keep(unmapped);
+                left.0.memory.keep(unmapped);
             }
         }
     }
@@ -43,7 +67,11 @@ impl Locked<'_> {
     /// Returns the bytes released.
     pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
-        match self.close_physical(unmapped.physical) {
+        let mut releasing = Releasing(self, size);
+        let closed = releasing.0.close_physical(unmapped.physical);
+        releasing.1 = 0;
+        drop(releasing);
+        match closed {
             Ok(()) => size,
             Err(failed) => {
                 let reason = match failed.reason {

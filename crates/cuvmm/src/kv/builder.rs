@@ -9,6 +9,7 @@ use super::shape::{Geometry, Layout, Shape};
 use crate::error::KvCacheError;
 use crate::own::Stream;
 use crate::pool::{Growth, Tenant};
+use crate::size::Granularity;
 
 /// Precommitted memory is a sixty-fourth of a sequence: it serves only its own sequence, and there
 /// are many.
@@ -19,15 +20,33 @@ const PART: u64 = 64;
 /// prefix cannot be shared.
 const LARGEST_EXTENT: u64 = 8 << 20;
 
+/// The part of a new sequence that an extent has at most if sequences may be forked, where that is
+/// more than [`LARGEST_EXTENT`]. A fork copies less than an extent of what it shares, and each
+/// extent costs it a mapping.
+const FORKED_PART: u64 = 16;
+
 /// The properties of a cache's blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Options {
     pub(super) growth: Growth,
-    pub(super) largest_extent: u64,
+    /// `None` for the default.
+    pub(super) largest_extent: Option<u64>,
     pub(super) tag: Option<Arc<str>>,
     pub(super) zeroed: bool,
     pub(super) may_fork: bool,
     pub(super) wait: Option<Duration>,
+}
+
+impl Options {
+    /// Returns the largest extent of a new sequence, of which each range has `size` bytes.
+    pub(super) fn extents_of(&self, size: u64, granule: Granularity) -> u64 {
+        if !self.may_fork {
+            return self.largest_extent.unwrap_or(LARGEST_EXTENT);
+        }
+        let part = LARGEST_EXTENT.max(size / FORKED_PART);
+        let most = granule.extent_within(part, u64::MAX);
+        self.largest_extent.map_or(most, |bytes| bytes.min(most))
+    }
 }
 
 /// A builder for a [`KvCache`].
@@ -50,7 +69,7 @@ impl<'a> KvCacheBuilder<'a> {
             layout: Layout::TokenMajor,
             options: Options {
                 growth: Growth::Part(PART),
-                largest_extent: LARGEST_EXTENT,
+                largest_extent: None,
                 tag: None,
                 zeroed: false,
                 may_fork: false,
@@ -79,7 +98,7 @@ impl<'a> KvCacheBuilder<'a> {
     /// Small extents let a sequence reuse the memory of any other, but cost more driver calls where
     /// memory is not cached, about 50 us each.
     pub const fn largest_extent(mut self, bytes: u64) -> Self {
-        self.options.largest_extent = bytes;
+        self.options.largest_extent = Some(bytes);
         self
     }
 
@@ -102,7 +121,8 @@ impl<'a> KvCacheBuilder<'a> {
     }
 
     /// Sets whether sequences may be [forked](KvCache::fork). Off by default. Extents are then at
-    /// most 8 MiB, whatever [`largest_extent`](Self::largest_extent) says: only whole extents can
+    /// most 8 MiB, or a sixteenth of the range of a sequence when it is created, if that is more.
+    /// [`largest_extent`](Self::largest_extent) can make them smaller only: only whole extents can
     /// be shared.
     pub const fn may_fork(mut self, yes: bool) -> Self {
         self.options.may_fork = yes;
@@ -127,13 +147,10 @@ impl<'a> KvCacheBuilder<'a> {
             home,
             shape,
             layout,
-            mut options,
+            options,
         } = self;
         home.check_on(tenant.device())?;
         let granule = tenant.device().granule();
-        if options.may_fork {
-            options.largest_extent = options.largest_extent.min(LARGEST_EXTENT);
-        }
         let geometry = Geometry::new(shape, layout, granule, options.zeroed)?;
         Ok(KvCache {
             tenant: tenant.clone(),

@@ -18,9 +18,10 @@ impl KvCache {
     /// [`may_fork`](super::KvCacheBuilder::may_fork). Calls pressure hooks, and waits for memory up
     /// to the builder's [timeout](super::KvCacheBuilder::timeout), but not for work on the GPU.
     ///
-    /// Whole extents of the prefix, of at most 8 MiB each, are mapped a second time as read-only:
-    /// `cuMemMap` and `cuMemSetAccess` for each, about 25 us, and no memory. The rest of the prefix
-    /// is copied behind the home stream's work (`cuMemcpyDtoDAsync`). Both sequences can grow, be
+    /// Whole extents of the prefix, of at most 8 MiB or a sixteenth of the sequence when it was
+    /// created, are mapped a second time as read-only: `cuMemMap` and `cuMemSetAccess` for each,
+    /// about 25 us, and no memory. The rest of the prefix, less than an extent, is copied behind the
+    /// home stream's work (`cuMemcpyDtoDAsync`). Both sequences can grow, be
     /// truncated, forked again and freed in any order; an extent's memory is released with the last
     /// sequence that shares it. A sequence that shares memory is not cached when it is freed or
     /// truncated within the shared part, but unmapped once its work is complete, by that call, by
@@ -49,9 +50,8 @@ impl KvCache {
     }
 
     /// Rebuilds the first tokens of a sequence from few large extents, before many sequences
-    /// [fork](Self::fork) it: each fork then maps those, not one for each 8 MiB. Returns the bytes
-    /// copied. Call it once, before the first fork, when the rows of these tokens have been
-    /// written.
+    /// [fork](Self::fork) it: each fork then maps those. Returns the bytes copied.
+    /// Call it once, before the first fork, when the rows of these tokens have been written.
     ///
     /// Waits up to the builder's [timeout](super::KvCacheBuilder::timeout) for the work queued on
     /// the sequence; launch no work that uses it meanwhile. Needs free memory for a copy of the

@@ -187,14 +187,14 @@ impl KvCache {
     fn block(&self, size: u64, capacity: u64) -> BlockBuilder<'_> {
         let Options {
             growth,
-            largest_extent,
             ref tag,
             zeroed,
             wait,
             ..
         } = self.options;
         let block = self.tenant.block(size).capacity(capacity);
-        let block = block.largest_extent(largest_extent);
+        let granule = self.tenant.device().granule();
+        let block = block.largest_extent(self.options.extents_of(size, granule));
         let mut block = block.home_stream(&self.home).growth(growth).zeroed(zeroed);
         if let Some(tag) = tag {
             block = block.tag(tag.clone());

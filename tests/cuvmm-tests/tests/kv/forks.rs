@@ -696,11 +696,11 @@ fn eight_answers_to_a_prompt() {
     // Extents are small enough to be shared, whatever size was requested.
     let mut cache = builder.largest_extent(1 << 30).build().unwrap();
     let prompt = cache.create(4100).unwrap();
-    assert_eq!(pool.stats().mappings, 65);
+    assert_eq!(pool.stats().mappings, 17);
     let before = pool.calls();
     let answers: Vec<_> = (0..8).map(|_| cache.fork(prompt, 4100).unwrap()).collect();
     let calls = pool.calls().since(&before);
-    assert_eq!(calls.count(Call::MemMap), 8 * 65);
+    assert_eq!(calls.count(Call::MemMap), 8 * 17);
     assert_eq!(calls.count(Call::MemcpyDtoDAsync), 8);
     let stats = cache.stats();
     assert_eq!(stats.held, (512 << 20) + 9 * G);
@@ -716,4 +716,44 @@ fn eight_answers_to_a_prompt() {
         stats.held - stats.precommitted <= (512 << 20) + 8 * 8 * G,
         "{stats:?}"
     );
+}
+
+#[test]
+fn a_fork_copies_less_than_a_sixteenth_of_a_long_prompt() {
+    let rig = common::model();
+    let pool = pool(&rig, 1024);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let build = |largest: Option<u64>| {
+        let builder = KvCache::builder(&tenant, &stream, LLAMA).may_fork(true);
+        let builder = largest.map_or(builder.clone(), |bytes| builder.largest_extent(bytes));
+        builder.build().unwrap()
+    };
+    // Tokens of a prompt, the largest extent that was requested, and extents in granules.
+    let cases = [
+        (1_024, None, 16, 4),
+        (2_032, None, 33, 4),
+        (2_048, None, 16, 8),
+        (4_096, None, 16, 16),
+        (6_144, None, 24, 16),
+        (4_096, Some(4 * G), 64, 4),
+    ];
+    for (tokens, largest, mappings, each) in cases {
+        let mut cache = build(largest);
+        let prompt = cache.create(tokens).unwrap();
+        assert_eq!(pool.stats().mappings, mappings, "{tokens}");
+        // One granule of 16 tokens is missing at the end of the second extent.
+        let fork = cache.fork(prompt, 2 * each * 16 - 16).unwrap();
+        let stats = cache.stats();
+        assert_eq!(stats.shared, each * G, "{tokens}");
+        assert_eq!(stats.held, tokens / 16 * G + (each - 1) * G, "{tokens}");
+        assert!(each * 16 <= (tokens / 16).max(64), "{tokens}");
+        // A fork grows in steps of its own length, not in the prompt's extents.
+        cache.append(&[(fork, 17)]).unwrap();
+        let held = cache.stats().held;
+        assert!(held <= tokens / 16 * G + (each + 1) * G, "{tokens}: {held}");
+        drop(cache);
+        pool.trim(0).unwrap();
+        assert_eq!(pool.stats().mappings, 0);
+    }
 }

@@ -3,8 +3,6 @@
 //!
 //! Keeps I-83.
 
-use std::sync::atomic::Ordering;
-
 use super::Blocks;
 use super::ahead::Pace;
 use super::change::Change;
@@ -210,7 +208,7 @@ impl Locked<'_> {
         let reserved = self
             .make_address_room(addresses)
             .and_then(|()| self.reserve_for(id, class.size, guard, count as u64));
-        let now = self.blocks.clock.load(Ordering::Relaxed);
+        let now = self.blocks.clock.now();
         let single = self.blocks.are_hardened();
         match reserved {
             Ok(spaces) => {

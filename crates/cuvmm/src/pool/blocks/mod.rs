@@ -10,6 +10,7 @@ mod beside;
 mod block;
 mod builder;
 mod change;
+mod clock;
 mod commit;
 pub(in crate::pool) mod compaction;
 mod exported;
@@ -27,9 +28,9 @@ mod stream_cache;
 mod uses;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use self::ahead::Precommit;
+use self::clock::Clock;
 use self::slots::{FreedBlock, Hardened, Hardening, PurgeQueues, Slots};
 use crate::own::Stream;
 use crate::size::Granularity;
@@ -56,8 +57,8 @@ pub(in crate::pool) struct Blocks {
     pub(in crate::pool) granule: Granularity,
     /// Slots with memory to be unmapped.
     queues: PurgeQueues,
-    /// Counts uses, to order memory by its last use. Stream caches advance it too.
-    clock: Arc<AtomicU64>,
+    /// Stream caches advance it too.
+    clock: Arc<Clock>,
     /// `true` if memory of slots is to be purged or reclaimed before an operation ends, this one or
     /// another.
     pub(in crate::pool) has_deferred: bool,

@@ -1,9 +1,9 @@
 //! Slots in their places: taken for work, put back, and listed for the memory that they can give.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Blocks;
+use super::clock::Clock;
 use super::slots::{Slot, SlotId};
 use crate::pool::accounts::TenantId;
 
@@ -14,12 +14,12 @@ impl Blocks {
     }
 
     /// Returns the clock of uses, for a tenant's stream caches.
-    pub(in crate::pool) fn clock(&self) -> Arc<AtomicU64> {
+    pub(in crate::pool) fn clock(&self) -> Arc<Clock> {
         Arc::clone(&self.clock)
     }
 
     pub(in crate::pool) fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::Relaxed) + 1
+        self.clock.tick()
     }
 
     /// Takes a slot, works on it, and puts it back: no work done for the slot can take memory from

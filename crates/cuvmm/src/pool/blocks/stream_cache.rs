@@ -10,9 +10,9 @@
 //! Keeps I-49 and I-80.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use super::clock::Clock;
 use super::slots::{BlockPlace, FreedBlock, Unswept};
 use crate::own::{Stream, StreamKeys};
 use crate::pool::accounts::TenantId;
@@ -24,8 +24,9 @@ use crate::sync::{Mutex, MutexGuard};
 /// The most blocks in a stream cache. Further blocks are freed to the pool.
 const ROOM: usize = 128;
 
-/// The pool's clock, which all threads share, advances once in this number of frees here.
-const FREES_A_TICK: u32 = 16;
+/// The pool's clock advances once in this number of frees here. All threads read it with each free,
+/// and each advance costs each of them a miss of its cache line.
+const FREES_A_TICK: u32 = 256;
 
 pub(in crate::pool) struct Owner {
     pub(crate) core: Arc<Core>,
@@ -72,7 +73,7 @@ pub(crate) struct StreamCaches {
     stream_caches: [OnceLock<Arc<StreamCache>>; StreamKeys::PLACES],
     /// `true` while no block is put in these caches.
     bypassed: AtomicBool,
-    clock: Arc<AtomicU64>,
+    clock: Arc<Clock>,
 }
 
 /// One stream cache, on cache lines of its own.
@@ -81,7 +82,7 @@ pub(crate) struct StreamCache {
     contents: Mutex<Contents>,
     /// `true` if the cache has blocks: sweeps need not lock empty caches.
     has_blocks: AtomicBool,
-    clock: Arc<AtomicU64>,
+    clock: Arc<Clock>,
 }
 
 #[derive(Default)]
@@ -92,7 +93,7 @@ struct Contents {
 }
 
 impl StreamCache {
-    fn new(clock: Arc<AtomicU64>) -> Self {
+    fn new(clock: Arc<Clock>) -> Self {
         Self {
             contents: Mutex::default(),
             has_blocks: AtomicBool::new(false),
@@ -133,9 +134,9 @@ impl StreamCache {
         }
         contents.frees = contents.frees.wrapping_add(1);
         let freed = if contents.frees.is_multiple_of(FREES_A_TICK) {
-            self.clock.fetch_add(1, Ordering::Relaxed)
+            self.clock.tick()
         } else {
-            self.clock.load(Ordering::Relaxed)
+            self.clock.now()
         };
         contents.blocks.push(CachedBlock { held, freed });
         self.has_blocks.store(true, Ordering::Release);
@@ -168,7 +169,7 @@ impl fmt::Debug for StreamCache {
 }
 
 impl StreamCaches {
-    pub(crate) fn new(clock: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(clock: Arc<Clock>) -> Self {
         Self {
             keys: StreamKeys::new(),
             stream_caches: std::array::from_fn(|_| OnceLock::new()),

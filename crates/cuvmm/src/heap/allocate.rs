@@ -15,9 +15,6 @@ use crate::deferred;
 use crate::error::{BlockError, CallError};
 use crate::pool::{HolderId, Tenant, Wait};
 
-/// The most unsearched mappings that an allocation unmaps.
-const TIDIED: usize = 16;
-
 /// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number
 /// of addresses for each byte.
 const KEPT_ADDRESSES: u64 = 16;
@@ -27,6 +24,8 @@ struct Growth {
     limit: u64,
     /// The bytes of new memory that the pool has refused for the request, if any.
     refused: Option<u64>,
+    /// The bytes that the tenant could get, where extents may be merged and that matters.
+    room: Option<u64>,
 }
 
 pub(super) type Owner<'a> = (&'a Tenant, HolderId);
@@ -37,6 +36,8 @@ enum Step {
     Build(Build),
     /// This number of adjacent bytes of addresses is needed.
     Addresses(u64),
+    /// Extents may be merged if the tenant could get more memory.
+    Room,
     Refused,
 }
 
@@ -105,6 +106,7 @@ impl Core {
         let may = Growth {
             limit: tenant.most(),
             refused: None,
+            room: None,
         };
         let mut state = self.lock();
         if let Some(at) = state.fit_in_chunk(request) {
@@ -182,12 +184,17 @@ impl Core {
         let (mut refusal, mut refused) = (None, None);
         let mut short = None;
         let mut tidied = false;
+        let mut room = None;
         loop {
             let seen = self.reservations.load(Ordering::Acquire);
-            let step = self.step(owner.0, request, refused, short.is_none())?;
+            let step = self.step(owner.0, request, (refused, room), short.is_none())?;
             let build = match step {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
+                Step::Room => {
+                    room = Some(owner.0.available());
+                    continue;
+                }
                 Step::Addresses(bytes) => {
                     short = self.reserve(owner, bytes, seen).err();
                     *reserved |= short.is_none();
@@ -207,7 +214,9 @@ impl Core {
                     return Err(refusal.or(short).unwrap_or_else(other));
                 }
             };
+            // A request merges extents once.
             let grown = build.grown();
+            room = room.map(|_| 0);
             match self.build(owner, build, request) {
                 Ok(built) => {
                     self.tidy_some(owner);
@@ -240,7 +249,7 @@ impl Core {
         &self,
         tenant: &Tenant,
         request: Request<'_>,
-        refused: Option<u64>,
+        (refused, room): (Option<u64>, Option<u64>),
         reserves: bool,
     ) -> Result<Step, BlockError> {
         // As in `serve_small`.
@@ -248,6 +257,7 @@ impl Core {
         let may = Growth {
             limit: tenant.most(),
             refused,
+            room,
         };
         let mut state = self.lock();
         let several = polling.is_some() && state.streams.are_several();
@@ -268,6 +278,12 @@ impl Core {
             Err(bytes) => reserves.then_some(Step::Addresses(bytes)),
         };
         let plan = self.planner(&mut state, request, may, true).cheap();
+        if polling.is_some()
+            && let Some(plan) = &plan
+            && let Some(step) = self.merge(&mut state, plan, request, may)
+        {
+            return Ok(step);
+        }
         if let Some(step) = begin(&mut state, plan) {
             return Ok(step);
         }
@@ -292,6 +308,26 @@ impl Core {
         }
         let plan = self.planner(&mut state, request, may, true).dear();
         Ok(begin(&mut state, plan).unwrap_or(Step::Refused))
+    }
+
+    /// Begins a plan with large extents in place of its small ones, if that gains. Polls the streams.
+    fn merge(
+        &self,
+        state: &mut State,
+        plan: &Plan,
+        request: Request<'_>,
+        may: Growth,
+    ) -> Option<Step> {
+        if !self.policy.merges || self.has(PINNED) || !plan.may_merge() {
+            return None;
+        }
+        let Some(room) = may.room else {
+            return Some(Step::Room);
+        };
+        state.refresh(true);
+        let merged = self.planner(state, request, may, true).merged(plan, room)?;
+        let build = state.begin_merged(merged, self.device.granule().bytes())?;
+        Some(Step::Build(build))
     }
 
     /// Reserves addresses with at least `least` adjacent bytes, unless another thread has reserved
@@ -366,37 +402,6 @@ impl Core {
             levels,
             wanted,
         }
-    }
-
-    pub(super) fn release_mappings(&self, (tenant, holder): Owner<'_>, most: usize) {
-        let given = crate::pool::Given {
-            mappings: self.unmap_retired(most),
-            ..Default::default()
-        };
-        tenant.give_up(holder, given);
-    }
-
-    /// Has a few mappings unmapped if very many are retired: by the mapper, or here if there is no
-    /// mapper or it is far behind.
-    fn tidy_some(&self, owner: Owner<'_>) {
-        if self.has(PINNED) {
-            return;
-        }
-        let (retired, most) = {
-            let state = self.lock();
-            (state.retired.len(), state.most_retired(self.addresses))
-        };
-        if retired <= most || (retired <= 2 * most && owner.0.tidy_later(owner.1)) {
-            return;
-        }
-        self.tidy_now(owner, TIDIED);
-    }
-
-    fn tidy_now(&self, owner: Owner<'_>, most: usize) {
-        let polling = owner.0.polling();
-        self.lock().refresh(polling.is_some());
-        drop(polling);
-        self.release_mappings(owner, most);
     }
 }
 

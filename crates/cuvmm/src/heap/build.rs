@@ -39,6 +39,8 @@ pub(super) struct Build {
     taken: Vec<Taken>,
     new: Vec<u64>,
     new_used: u64,
+    /// Extents, not settled, that go to the driver before the new ones are made.
+    pub(super) merged: Vec<ExtentId>,
     /// The streams that the taken bytes name. Each counts as in use, so that it keeps its number.
     named: Vec<StreamId>,
 }
@@ -136,6 +138,7 @@ impl State {
             after,
             new,
             new_used,
+            merged: Vec::new(),
         };
         build.named = build.work().points().iter().map(|it| it.stream).collect();
         self.keep_streams(&build.named, true);
@@ -149,6 +152,9 @@ impl State {
     /// Gives back the bytes of a build, and its addresses except for stuck ranges.
     pub(super) fn abandon(&mut self, build: Build, stuck: &[Range<u64>]) {
         self.keep_streams(&build.named, false);
+        for id in build.merged {
+            self.large.settle(id, true);
+        }
         self.large.give_back(build.taken);
         if let Some((at, size, taken)) = build.run {
             self.large.give_run_back(at, size, taken);
@@ -237,7 +243,11 @@ impl Core {
             claims: true,
             place: request.place,
         };
-        let begun = Begun { core: self, build };
+        let mut begun = Begun { core: self, build };
+        let merged = std::mem::take(&mut begun.build.merged);
+        if !merged.is_empty() {
+            self.release_extents((tenant, holder), merged);
+        }
         let lent = tenant.lend(lending)?;
         let build = begun.into_build();
         let pieces = self.pieces(&build, lent);

@@ -12,7 +12,7 @@ use super::extents::ExtentId;
 use super::tag::{Tag, Tagged};
 use crate::error::CallError;
 use crate::extents::{LastWriter, Space, Unmapped};
-use crate::pool::{Given, Holder, HolderFigures};
+use crate::pool::{Given, Holder, HolderFigures, HolderId, Tenant};
 
 impl Holder for Core {
     fn figures(&self) -> HolderFigures {
@@ -77,20 +77,7 @@ impl Holder for Core {
             }
             chosen
         };
-        let mut given = Given::default();
-        for id in chosen {
-            if given.error.is_some() {
-                self.lock().large.settle(id, true);
-                continue;
-            }
-            let (mappings, taken) = self.take_extent(id);
-            given.mappings += mappings;
-            match taken {
-                Ok(extent) => given.extents.extend(extent),
-                Err(error) => given.error = Some(error),
-            }
-        }
-        given
+        self.take_extents(chosen)
     }
 
     fn tidy(&self) -> Given {
@@ -139,6 +126,37 @@ impl Holder for Core {
 }
 
 impl Core {
+    /// Unmaps extents that are not settled, until the driver refuses. The others stay, settled.
+    pub(super) fn take_extents(&self, extents: Vec<ExtentId>) -> Given {
+        let mut given = Given::default();
+        for id in extents {
+            if given.error.is_some() {
+                self.lock().large.settle(id, true);
+                continue;
+            }
+            let (mappings, taken) = self.take_extent(id);
+            given.mappings += mappings;
+            match taken {
+                Ok(extent) => given.extents.extend(extent),
+                Err(error) => given.error = Some(error),
+            }
+        }
+        given
+    }
+
+    /// Gives extents that are not settled to the driver (`cuMemUnmap`, `cuMemRelease`). What the
+    /// driver refuses to unmap stays free in the heap.
+    pub(super) fn release_extents(
+        &self,
+        (tenant, holder): (&Tenant, HolderId),
+        extents: Vec<ExtentId>,
+    ) {
+        let given = self.take_extents(extents);
+        if let Some(error) = &given.error {
+            log!(warn, %error, "free memory of a heap could not be unmapped");
+        }
+        tenant.give_up_to(holder, given, true);
+    }
     /// Unmaps an extent that is not settled. On failure its other mappings stay.
     fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
         let mappings: Vec<u64> = {

@@ -105,6 +105,7 @@ mod extents;
 mod gaps;
 mod holder;
 mod lengths;
+mod merge;
 #[cfg(target_os = "linux")]
 mod offered;
 mod ranges;
@@ -117,6 +118,7 @@ mod stats;
 mod stitch;
 mod streams;
 mod tag;
+mod tidy;
 mod wake;
 
 use std::fmt;
@@ -149,10 +151,13 @@ const ADDRESSES: u64 = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Holds little more than the live bytes: extents of at most 128 MiB, as large as most
-    /// allocations (8 to 16 MiB in most cases once the heap holds 7/16 of the bytes that the tenant
-    /// may hold), and memory is stitched as soon as the heap holds 1 % more than the peak of live
-    /// bytes. The default.
+    /// Holds little more than the live bytes: extents of at most 256 MiB (128 MiB if the tenant may
+    /// hold less than 64 GiB), as large as most allocations (8 to 16 MiB in most cases once the heap
+    /// holds 7/16 of the bytes that the tenant may hold), and memory is stitched as soon as the heap
+    /// holds 1 % more than the peak of live bytes. If a request would be stitched from many much
+    /// smaller extents whose work is complete, these are released and fewer are created
+    /// (`cuMemUnmap`, `cuMemRelease`, `cuMemCreate`), where the tenant could get that memory anyway.
+    /// The default.
     #[default]
     Tight,
     /// Maps seldom, and takes little of the processor's time: extents of up to 1 GiB, 15 % more
@@ -165,23 +170,25 @@ impl Preset {
         const MIB: u64 = 1 << 20;
         match self {
             Self::Tight => Policy {
-                largest: 128 * MIB,
+                largest: (128 * MIB, 256 * MIB),
                 slack: 10,
                 parts: 4,
                 least: (8 * MIB, 32 * MIB),
                 near: 8 * MIB,
                 extra: 0,
                 aliases: true,
+                merges: true,
                 drains: true,
             },
             Self::Fast => Policy {
-                largest: 1024 * MIB,
+                largest: (1024 * MIB, 1024 * MIB),
                 slack: 154,
                 parts: 1,
                 least: (1024 * MIB, 1024 * MIB),
                 near: 1024 * MIB,
                 extra: u64::MAX,
                 aliases: true,
+                merges: false,
                 drains: false,
             },
         }
@@ -290,9 +297,8 @@ impl HeapBuilder<'_> {
             aliases,
             ..preset.policy()
         };
-        policy.largest = policy.largest.max(granule.bytes());
-        let (low, high) = policy.least;
-        policy.least = (low.max(granule.bytes()), high.max(granule.bytes()));
+        let whole = |(low, high): (u64, u64)| (low.max(granule.bytes()), high.max(granule.bytes()));
+        (policy.largest, policy.least) = (whole(policy.largest), whole(policy.least));
         let options = Options {
             policy,
             waits,

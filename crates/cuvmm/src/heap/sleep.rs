@@ -318,7 +318,7 @@ impl MovingHeap {
         drop(state);
         let lost: Contents = lost;
         drop(lost);
-        let given = tenant.give_up_asleep(*holder, given, release);
+        let given = tenant.give_up_to(*holder, given, release);
         tenant.return_addresses(*holder);
         given
     }

@@ -6,6 +6,8 @@
 //! free start of an extent, or new memory. Together they have exactly the requested bytes, except
 //! that the last new extent may be larger. Old windows stay, so nothing is unmapped on the way.
 //!
+//! A plan of many small extents may get larger ones ([merge](super::merge)).
+//!
 //! As long as the heap holds little more than the peak of its live bytes, it takes new memory,
 //! which costs no more mappings than stitching, and cuts no run. Otherwise candidates are scored by
 //! the time of their mappings and by their damage: free bytes that are left between used bytes are
@@ -40,6 +42,10 @@ const MANY: u64 = 16;
 /// part of the heap, however large it is.
 const PEAK_PARTS: u64 = 512;
 
+/// The least number of the largest extents within the limit: the larger extents are, the more
+/// memory is missing in their parts when it is short.
+const LIMIT_PARTS: u64 = 256;
+
 /// The part of the limit, in 1/16, from which extents are small.
 const NEAR: u64 = 7;
 
@@ -48,8 +54,9 @@ const NEAR_PARTS: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// In bytes, in whole granules.
-    pub(super) largest: u64,
+    /// An extent has at most a [`LIMIT_PARTS`]th of the limit, but may have the first size here, and
+    /// never has more than the second, in whole granules.
+    pub(super) largest: (u64, u64),
     /// The bytes that are held beyond the peak of live bytes before memory is stitched, in 1/1024.
     pub(super) slack: u64,
     /// The least number of extents of a request that is much larger than others, as far as `least`
@@ -65,6 +72,8 @@ pub(super) struct Policy {
     pub(super) extra: u64,
     /// `false` if memory is never shown in two windows.
     pub(super) aliases: bool,
+    /// `true` if small extents are [merged](super::merge).
+    pub(super) merges: bool,
     /// `true` if each request that its stream's cache cannot serve empties the cache first, so that
     /// all free memory decides where the request lies.
     pub(super) drains: bool,
@@ -133,11 +142,19 @@ impl Plan {
         }
     }
 
+    /// Sets the new extents to the fewest of up to `largest` bytes that have `whole` bytes, of which
+    /// the last, if it is smaller than the others, has up to `spare` bytes more.
+    pub(super) fn set_new(&mut self, whole: u64, largest: u64, spare: u64) {
+        let left = |from: u64| (from < whole).then(|| largest.min(whole - from + spare));
+        let starts = (0..).map(|number: u64| number.saturating_mul(largest));
+        self.new = starts.map_while(left).collect();
+    }
+
     pub(super) fn grown(&self) -> u64 {
         self.new.iter().sum()
     }
 
-    fn mappings(&self) -> u64 {
+    pub(super) fn mappings(&self) -> u64 {
         let parts = self.whole.len() + self.new.len() + usize::from(self.tail.is_some());
         self.head.mappings() + parts as u64
     }
@@ -241,43 +258,41 @@ impl Planner<'_> {
     fn add_extents(&self, plan: &mut Plan, bytes: u64, extra: u64) -> Option<()> {
         let whole = self.granule.round_up(bytes)?;
         let largest = self.extent_size();
-        let (count, rest) = (whole / largest, whole % largest);
-        plan.new = vec![largest; usize::try_from(count).ok()?];
+        let most = self.bound().min(self.levels.limit);
+        let spare = most.saturating_sub(self.levels.held + whole);
+        let spare = self.granule.round_down(spare.min(extra));
+        plan.set_new(whole, largest, spare);
         plan.new_used = bytes;
-        if rest > 0 {
-            let most = self.bound().min(self.levels.limit);
-            let spare = most.saturating_sub(self.levels.held + whole);
-            let spare = self.granule.round_down(spare.min(extra));
-            plan.new.push(largest.min(rest + spare));
-        }
         Some(())
+    }
+
+    /// Returns the largest size of an extent, in bytes.
+    pub(super) fn largest(&self) -> u64 {
+        let (low, high) = self.policy.largest;
+        (self.levels.limit / LIMIT_PARTS).clamp(low, high)
     }
 
     /// Returns the size of new extents. Extents are smaller if little more may be held, because
     /// unused bytes in extents would be missing then.
-    fn extent_size(&self) -> u64 {
+    pub(super) fn extent_size(&self) -> u64 {
         let Policy {
-            largest,
-            parts,
-            least,
-            near,
-            ..
+            parts, least, near, ..
         } = *self.policy;
-        let Levels {
-            held,
-            mean,
-            limit,
-            peak,
-            ..
-        } = self.levels;
+        let largest = self.largest();
+        let Levels { mean, peak, .. } = self.levels;
         let within = |bytes| self.granule.extent_within(bytes, largest);
-        if held.saturating_add(self.wanted.size) > limit / 16 * NEAR {
+        if self.is_near_limit() {
             return within(near.max(mean / NEAR_PARTS));
         }
         let most = mean.saturating_mul(MEANS).max(self.wanted.size / MANY);
         let part = (self.wanted.size / parts).min(most);
         let least = within(peak / PEAK_PARTS).clamp(least.0, least.1);
         within(part.max(mean)).max(least.min(largest))
+    }
+
+    /// Returns `true` if so much may be held soon that new extents are small.
+    pub(super) const fn is_near_limit(&self) -> bool {
+        self.levels.held.saturating_add(self.wanted.size) > self.levels.limit / 16 * NEAR
     }
 
     /// Returns `true` if the addresses behind the head suffice for a plan.
@@ -300,7 +315,7 @@ impl Planner<'_> {
         self.gaps.has(at + size, bytes)
     }
 
-    fn size(&self, id: ExtentId) -> u64 {
+    pub(super) fn size(&self, id: ExtentId) -> u64 {
         self.extents.extent(id).map_or(0, |extent| extent.size)
     }
 

@@ -218,7 +218,7 @@ impl Family {
 
     /// Gives up the memory of an owner that falls asleep.
     pub(super) fn give_up_asleep(&self, given: Given, release: bool) -> GivenUp {
-        self.tenant.give_up_asleep(self.holder, given, release)
+        self.tenant.give_up_to(self.holder, given, release)
     }
 
     /// Takes over extents without a committed byte, each with the fence of its work.

@@ -9,6 +9,7 @@ mod basics;
 mod faults;
 mod hazards;
 mod mapper;
+mod merge;
 mod peers;
 mod policy;
 mod refused;

@@ -12,7 +12,7 @@ use crate::error::{BlockError, CallError, MemoryError, SleepError};
 use crate::extents::{Space, Unmapped};
 use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::accounts::Amount;
+use crate::pool::accounts::{Amount, Budget};
 use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
@@ -161,9 +161,8 @@ impl Tenant {
         }
     }
 
-    /// [Gives up](Self::give_up) the memory of a holder that falls asleep; with `release`, releases
-    /// it to the driver.
-    pub(crate) fn give_up_asleep(&self, holder: HolderId, given: Given, release: bool) -> GivenUp {
+    /// [Gives up](Self::give_up) memory of a holder; with `release`, releases it to the driver.
+    pub(crate) fn give_up_to(&self, holder: HolderId, given: Given, release: bool) -> GivenUp {
         let core = self.core();
         let mut state = core.lock();
         let (free_list, bytes) = (state.memory.supply.free(), given.bytes());
@@ -240,6 +239,15 @@ impl Tenant {
     /// capture guard lives. It must not be dropped under a holder's lock.
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
         self.core().polling()
+    }
+
+    /// Returns the bytes that the tenant can be charged now without a reclaim, with what a ledger has
+    /// left.
+    pub(crate) fn available(&self) -> u64 {
+        let (mut state, id) = (self.core().lock(), self.id());
+        let left = state.left_in_ledger();
+        let available = |budget: &Budget| budget.available_to(id);
+        state.memory.budget.if_granted(left, available)
     }
 
     pub(crate) fn is_capturing(&self) -> bool {

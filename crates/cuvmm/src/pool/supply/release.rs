@@ -47,7 +47,7 @@ impl Locked<'_> {
     /// the driver, other memory to the free list.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
         let mut left = Left(self, physicals.into_iter());
-        while let Some(unmapped) = left.1.next() {
+        for unmapped in left.1.by_ref() {
             if unmapped.fresh {
                 left.0.release(unmapped);
             } else {

@@ -19,7 +19,7 @@ pub(super) struct New {
     pub(super) manifest: Vec<u8>,
     pub(super) offer: Offer,
     pub(super) memory: Box<dyn Send + Sync>,
-    /// Whether its owner may write to it.
+    /// True if its owner may write to it.
     pub(super) is_in_place: bool,
 }
 

@@ -4,6 +4,9 @@ import ctypes
 import os
 import unittest
 
+# Before `modes` makes the heap.
+os.environ["CUVMM_TORCH_RDMA"] = "auto"
+
 from modes import MIB, MODE, GpuTest, memory, only_cuvmm, torch
 
 if MODE != "native":

@@ -42,11 +42,13 @@ class Rdma(unittest.TestCase):
     def test_it_is_so_where_a_device_has_it(self):
         self.check(
             """
+            cuvmm.configure(rdma="auto")
             assert everywhere() == (1, 1)
             """
         )
 
     def test_it_is_left_out(self):
+        self.check("assert everywhere() == (0, 0)")
         self.check(
             """
             cuvmm.configure(rdma=True)
@@ -61,6 +63,7 @@ class Rdma(unittest.TestCase):
         for call in ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"):
             self.check(
                 f"""
+                cuvmm.configure(rdma="auto")
                 fail("{call}:1:UNKNOWN")
                 assert everywhere() == (0, 0)
                 # The other device is tried for itself.
@@ -87,6 +90,7 @@ class Rdma(unittest.TestCase):
     def test_too_little_memory_to_try_it(self):
         self.check(
             """
+            cuvmm.configure(rdma="auto")
             fail("cuMemCreate:1:OUT_OF_MEMORY")
             assert everywhere() == (0, 0)
             cuvmm.empty(1, device=1)

@@ -50,10 +50,10 @@ pub(crate) struct Settings {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Rdma {
     /// Where the device has such memory.
-    #[default]
     Auto,
     /// Always. A device without such memory has no heap.
     On,
+    #[default]
     Off,
 }
 
@@ -266,7 +266,7 @@ mod tests {
             aliases: true,
             waits: true,
             peers: Vec::new(),
-            rdma: Rdma::Auto,
+            rdma: Rdma::Off,
             shareable: false,
         };
         assert_eq!(settings, expected);

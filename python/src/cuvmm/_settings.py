@@ -48,9 +48,9 @@ def configure(
         too, for copies between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.
     stream_waits: False if a stream must never wait for another's work to use its memory.
-    rdma: "auto", the default, makes memory that network cards can read and write (GPUDirect RDMA) where the
-        device has such memory: a granule is tried once for each device. True requires it, so that the first
-        allocation on another device fails. False makes ordinary memory.
+    rdma: False, the default, makes ordinary memory. "auto" makes memory that network cards can read and write
+        (GPUDirect RDMA) where the device has such memory: a granule is tried once for each device. True requires
+        it, so that the first allocation on another device fails.
     shareable: True makes the heap's memory shareable with other processes, as that of
         `cuvmm.torch.pool(name, shareable=True)` is: tensors are sent and published in place. Memory of graphs is
         not. A process that gets a tensor gets the whole pieces of memory that it lies in (`cuvmm.extents`), with what

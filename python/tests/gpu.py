@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ ALONE = (
     "test_gpu_sleep",
 )
 MARK = "RESULTS "
+PR_SET_PDEATHSIG = 1
 
 
 class _Recorder(unittest.TextTestResult):
@@ -69,7 +72,8 @@ class _Recorder(unittest.TextTestResult):
 
 
 def run_file(name: str) -> None:
-    """Runs one file in this process, and prints the outcomes."""
+    """Runs one file in this process, and prints the outcomes. It ends with its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.insert(0, HERE)
     try:
         suite = unittest.defaultTestLoader.loadTestsFromName(name)
@@ -105,7 +109,10 @@ def start(name: str, mode: str, limit: float, log: str) -> tuple[str, str, dict,
     if code != 0 or not outcomes:
         # It ended before it reported: its last lines tell how far it got.
         outcomes[f"{name} (the process)"] = ["FAILED", f"exit {code}\n{complained[-3000:]}"]
-    return name, mode, outcomes, time.monotonic() - begun
+    spent = time.monotonic() - begun
+    failed = sum(outcome[0] == "FAILED" for outcome in outcomes.values())
+    print(f"{name} {mode}: {len(outcomes)} tests in {spent:.0f} s, {failed} failed", flush=True)
+    return name, mode, outcomes, spent
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::deferred;
 use crate::error::{BlockError, CallError};
+use crate::own::Physical;
 use crate::pool::{HolderId, Tenant, Wait};
 
 /// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number
@@ -192,7 +193,9 @@ impl Core {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
                 Step::Room => {
-                    room = Some(owner.0.available());
+                    // What was released for others that wait would not come back.
+                    let is_awaited = owner.0.is_awaited();
+                    room = Some(if is_awaited { 0 } else { owner.0.available() });
                     continue;
                 }
                 Step::Addresses(bytes) => {
@@ -326,6 +329,14 @@ impl Core {
         };
         state.refresh(true);
         let merged = self.planner(state, request, may, true).merged(plan, room)?;
+        let is_exported = |&id| {
+            let physical = state.physicals.get(id).and_then(Option::as_ref);
+            physical.is_some_and(Physical::is_exported)
+        };
+        // Another process may have them, so that their release frees nothing.
+        if merged.1.iter().any(is_exported) {
+            return None;
+        }
         let build = state.begin_merged(merged, self.device.granule().bytes())?;
         Some(Step::Build(build))
     }

@@ -27,21 +27,29 @@ impl Allocation {
     pub(crate) fn physicals(
         self: &Arc<Self>,
     ) -> Result<Vec<(DeviceAddress, Physical)>, MemoryError> {
-        self.with_physicals(|_| {})
+        self.with_physicals(|found| Some(found.to_vec()))
     }
 
-    /// Marks the physicals under the allocation as exported.
+    /// Marks the physicals under the allocation as exported, which are those that it had before.
     ///
     /// # Errors
-    /// As [`physicals`](Self::physicals).
-    pub(crate) fn mark_exported(self: &Arc<Self>) -> Result<(), MemoryError> {
-        self.with_physicals(Physical::mark_exported).map(drop)
+    /// As [`physicals`](Self::physicals), and if the heap has slept since: nothing is marked then.
+    pub(crate) fn mark_exported(
+        self: &Arc<Self>,
+        before: &[(DeviceAddress, Physical)],
+    ) -> Result<(), MemoryError> {
+        self.with_physicals(|found| {
+            let raw = |list: &[(DeviceAddress, Physical)]| -> Vec<_> {
+                list.iter().map(|(at, it)| (at.0, it.as_raw())).collect()
+            };
+            (raw(found) == raw(before)).then(|| found.iter().for_each(|(_, it)| it.mark_exported()))
+        })
     }
 
-    fn with_physicals(
+    fn with_physicals<T>(
         &self,
-        each: impl Fn(&Physical),
-    ) -> Result<Vec<(DeviceAddress, Physical)>, MemoryError> {
+        used: impl FnOnce(&[(DeviceAddress, Physical)]) -> Option<T>,
+    ) -> Result<T, MemoryError> {
         let core = &self.heap().core;
         core.device.own_process()?;
         let mut state = core.lock();
@@ -52,11 +60,10 @@ impl Allocation {
         let parts = state.large.parts(self.address().0, self.size().max(1));
         let found = parts.filter_map(|((id, _), at)| {
             let physical = state.physicals.get(id)?.as_ref()?;
-            each(physical);
             Some((DeviceAddress(at), physical.clone()))
         });
         let mut found: Vec<_> = found.collect();
         found.reverse();
-        Ok(found)
+        used(&found).ok_or_else(|| MemoryError::HeapAsleep(state.large.held()))
     }
 }

@@ -1,7 +1,7 @@
 //! The publications of a publisher, shared with the threads of its readers.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
@@ -167,12 +167,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Notes that a keeper has a version of this publisher.
-    pub(super) fn note_kept(&self, name: &str, version: u64, keeper: PathBuf) {
+    /// Notes that a keeper has a version of this publisher. Returns `false` if the name was withdrawn
+    /// meanwhile.
+    pub(super) fn note_kept(&self, name: &str, version: u64, keeper: &Path) -> bool {
         let mut catalogue = self.lock();
-        if catalogue.newest.contains_key(name) {
-            catalogue.kept.insert(name.to_owned(), (version, keeper));
+        let is_there = catalogue.newest.contains_key(name);
+        let is_newer = |before: &(u64, PathBuf)| before.0 <= version;
+        if is_there && catalogue.kept.get(name).is_none_or(is_newer) {
+            let kept = (version, keeper.to_owned());
+            catalogue.kept.insert(name.to_owned(), kept);
         }
+        is_there
     }
 
     /// Withdraws a name. Returns the socket of the keeper that has a version of it, or `None` if the

@@ -53,7 +53,7 @@ impl Found {
         match self {
             Self::Block(parts) => keeps.leases.push(parts.offered()),
             Self::Allocation(allocation, list) => {
-                allocation.mark_exported()?;
+                allocation.mark_exported(&list)?;
                 drop(list);
                 keeps.allocations.push(allocation);
             }

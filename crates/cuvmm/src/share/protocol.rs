@@ -68,6 +68,9 @@ pub(super) enum Reply {
     Published {
         publisher: u64,
         version: u64,
+        /// True if the owner may write to the memory, and uses it further when it is withdrawn.
+        #[serde(default)]
+        in_place: bool,
         manifest: Manifest,
     },
     /// The newest version, if it differs from the reader's.
@@ -161,14 +164,16 @@ impl Channel {
     /// it.
     pub(super) fn send_published(
         &mut self,
-        publisher: u64,
-        version: u64,
+        (publisher, version): (u64, u64),
+        in_place: bool,
         manifest: &[u8],
         deadline: Deadline,
     ) -> Result<(), ChannelError> {
-        let head =
-            format!(r#"{{"Published":{{"publisher":{publisher},"version":{version},"manifest":"#);
-        self.send_message(Kind::Text, &[head.as_bytes(), manifest, b"}}"], deadline)
+        let head = format!(
+            r#"{{"Published":{{"publisher":{publisher},"version":{version},"in_place":{in_place},"manifest":"#
+        );
+        let parts = [head.as_bytes(), manifest, b"}}"];
+        self.send_message(Kind::Text, &parts, deadline)
     }
 
     pub(super) fn tell<T: Serialize>(

@@ -213,7 +213,10 @@ impl Publisher {
         let absolute = |path: &Path| std::path::absolute(path).map_err(failed("getcwd"));
         let (own, keeper) = (absolute(self.path())?, absolute(keeper.as_ref())?);
         let version = Subscriber::connect(&keeper)?.keep(name, own)?;
-        shared.note_kept(name, version, keeper);
+        if !shared.note_kept(name, version, &keeper) {
+            release(&keeper, name, shared.id)?;
+            return Err(not_found());
+        }
         Ok(version)
     }
 

@@ -215,9 +215,9 @@ fn answer(shared: &Shared, channel: &mut Channel) -> Result<(), ChannelError> {
             let Some(published) = shared.newest(&name) else {
                 return channel.tell(&Reply::NotPublished, deadline);
             };
-            let version = published.version();
-            let publisher = published.publisher;
-            channel.send_published(publisher, version, &published.manifest, deadline)?;
+            let edition = (published.publisher, published.version());
+            let is_in_place = published.is_in_place;
+            channel.send_published(edition, is_in_place, &published.manifest, deadline)?;
             match channel.send_until(&published.offer, &published.description, deadline) {
                 Ok(()) => Ok(()),
                 Err(ShareError::Channel(error)) => Err(error),

@@ -57,6 +57,7 @@ pub struct Subscriber {
 pub(super) struct Fetched<T> {
     pub(super) publisher: u64,
     pub(super) version: u64,
+    pub(super) is_in_place: bool,
     pub(super) manifest: Manifest,
     pub(super) memory: T,
 }
@@ -154,12 +155,13 @@ impl Subscriber {
         }
         let request = Request::Attach { name: name.clone() };
         let reply = self.ask(&request, deadline, (MOST_REPLY, deadline))?;
-        let (publisher, version, manifest) = match reply {
+        let (publisher, version, is_in_place, manifest) = match reply {
             Reply::Published {
                 publisher,
                 version,
+                in_place,
                 manifest,
-            } => (publisher, version, manifest),
+            } => (publisher, version, in_place, manifest),
             Reply::NotPublished => return Err(ShareError::NotFound(name)),
             _ => return Err(self.unexpected()),
         };
@@ -171,6 +173,7 @@ impl Subscriber {
         Ok(Fetched {
             publisher,
             version,
+            is_in_place,
             manifest,
             memory,
         })

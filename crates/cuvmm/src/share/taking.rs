@@ -15,7 +15,7 @@ use crate::error::ShareError;
 /// version.
 ///
 /// # Errors
-/// The publisher does not have the name, or does not give it in time, or there is no room. What was kept
+/// The publisher has the name in place or does not have it, or does not give it in time, or there is no room. What was kept
 /// is kept.
 pub(super) fn take(
     shared: &Shared,
@@ -30,6 +30,9 @@ pub(super) fn take(
         |description| holdings.agree(description),
         |received| &received.runs,
     )?;
+    if found.is_in_place {
+        return Err(ShareError::InPlace(name.to_owned()));
+    }
     let new = New {
         tensors: found.manifest.tensors.len() as u64,
         manifest: text_of(&found.manifest)?,

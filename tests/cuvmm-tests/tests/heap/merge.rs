@@ -1,11 +1,14 @@
 //! Many small extents of which a heap makes few large ones.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use crate::common::sweep::{sweep, text};
 use crate::common::{D0, MIB, Rig, model};
-use cuvmm::driver::Call;
 use cuvmm::driver::model::Nothing;
-use cuvmm::{Allocation, Block, Heap, Limit, Pool, Stream};
+use cuvmm::driver::{Call, HandleTypes};
+use cuvmm::share::Offered;
+use cuvmm::{Allocation, Block, Heap, Limit, Offer, Pool, Stream};
 
 /// Small allocations, and the request that they could serve together.
 const SMALL: u64 = 8 * MIB;
@@ -28,7 +31,7 @@ fn world(rig: &Rig<Nothing>, held: bool) -> World {
 /// of [`SMALL`] bytes each. If it is `held`, work that uses these is not complete.
 fn world_with(rig: &Rig<Nothing>, large: usize, held: bool) -> World {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(4096 * MIB));
-    let pool = pool.build().unwrap();
+    let pool = pool.shareable(HandleTypes::POSIX_FD).build().unwrap();
     let tenant = pool.tenant("a").register().unwrap();
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -100,6 +103,20 @@ fn extents_that_work_may_still_use_are_not_merged() {
         "it is stitched behind the work"
     );
     rig.machine.release_all_streams(D0);
+}
+
+/// Another process may have what was offered, so that a release would give nothing back.
+#[cfg(target_os = "linux")]
+#[test]
+fn extents_that_were_exported_are_not_merged() {
+    let rig = model();
+    let mut world = world(&rig, false);
+    let small = world.heap.allocate(SMALL, 1, &world.stream).unwrap();
+    let small = Arc::new(small);
+    drop(Offer::several(&[Offered::Allocation(&small)]).unwrap());
+    drop(small);
+    let (before, after, released) = world.counted();
+    assert_eq!((released, after), (0, before));
 }
 
 // I-118

@@ -262,124 +262,133 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Runs a test alone, with the number of descriptors that are open, and waits until there are no more
+/// again: a ledger's threads end some time after it.
+fn leaves_nothing(test: impl FnOnce(usize)) {
+    let _alone = alone();
+    let before = open_files().len();
+    test(before);
+    until("the ledger's threads end", || open_files().len() <= before);
+}
+
 /// The server is killed, and started again: it attaches what it had published.
 #[test]
 fn a_killed_publisher_s_memory_stays_charged_once_and_readable_until_it_is_dropped() {
-    let _alone = alone();
-    let mut scene = Scene::new();
-    let keeper = scene.begin(Role::Keeper);
-    scene.await_done(keeper);
-    let reader = Member::join(scene.folder.path(), "restarted");
-    let view = scene.view();
-    let publisher = scene.begin(Role::Publisher);
-    scene.await_done(publisher);
-    scene.kill(Role::Publisher);
-    let charge = |state| {
-        let stats = view.stats();
-        let mut of = stats.processes.iter().filter(|it| it.state == state);
-        (
-            of.clone().map(|it| it.charged / G).sum::<u64>(),
-            of.all(|it| it.name == "publisher"),
-        )
-    };
-    until("the killed publisher lends what is kept", || {
-        charge(ProcessState::Lending) == (GRANULES, true)
-    });
-    let holders = |view: &LedgerView| -> Vec<Vec<String>> {
-        let stats = view.stats();
-        let name = |slot: &usize| {
-            let mut found = stats.processes.iter().filter(|it| it.slot == *slot);
-            found.next().map_or_else(String::new, |it| it.name.clone())
+    leaves_nothing(|_| {
+        let mut scene = Scene::new();
+        let keeper = scene.begin(Role::Keeper);
+        scene.await_done(keeper);
+        let reader = Member::join(scene.folder.path(), "restarted");
+        let view = scene.view();
+        let publisher = scene.begin(Role::Publisher);
+        scene.await_done(publisher);
+        scene.kill(Role::Publisher);
+        let charge = |state| {
+            let stats = view.stats();
+            let mut of = stats.processes.iter().filter(|it| it.state == state);
+            (
+                of.clone().map(|it| it.charged / G).sum::<u64>(),
+                of.all(|it| it.name == "publisher"),
+            )
         };
-        let exports = stats.exports.iter();
-        exports
-            .map(|it| it.holders.iter().map(name).collect())
-            .collect()
-    };
-    assert_eq!(holders(&view), [["keeper"]]);
-    assert_eq!(view.stats().charged / G, GRANULES);
-    let attached = reader.attach(&scene.path("keeper")).unwrap();
-    assert_eq!(reader.check(&attached) >> 32, publisher);
-    assert_eq!(holders(&view)[0].len(), 2);
-    assert_eq!(view.stats().charged / G, GRANULES, "charged once");
-    // The keeper is killed: the restarted server has the memory.
-    scene.kill(Role::Keeper);
-    until("the keeper's names are removed", || {
-        holders(&view) == [["restarted"]]
+        until("the killed publisher lends what is kept", || {
+            charge(ProcessState::Lending) == (GRANULES, true)
+        });
+        let holders = |view: &LedgerView| -> Vec<Vec<String>> {
+            let stats = view.stats();
+            let name = |slot: &usize| {
+                let mut found = stats.processes.iter().filter(|it| it.slot == *slot);
+                found.next().map_or_else(String::new, |it| it.name.clone())
+            };
+            let exports = stats.exports.iter();
+            exports
+                .map(|it| it.holders.iter().map(name).collect())
+                .collect()
+        };
+        assert_eq!(holders(&view), [["keeper"]]);
+        assert_eq!(view.stats().charged / G, GRANULES);
+        let attached = reader.attach(&scene.path("keeper")).unwrap();
+        assert_eq!(reader.check(&attached) >> 32, publisher);
+        assert_eq!(holders(&view)[0].len(), 2);
+        assert_eq!(view.stats().charged / G, GRANULES, "charged once");
+        // The keeper is killed: the restarted server has the memory.
+        scene.kill(Role::Keeper);
+        until("the keeper's names are removed", || {
+            holders(&view) == [["restarted"]]
+        });
+        assert_eq!(view.stats().charged / G, GRANULES);
+        reader.check(&attached);
+        drop(attached);
+        until("nothing is charged", || view.stats().charged == 0);
+        let Member { pool, ledger, .. } = reader;
+        pool.close().unwrap();
+        drop(ledger);
+        scene.nothing_charged();
     });
-    assert_eq!(view.stats().charged / G, GRANULES);
-    reader.check(&attached);
-    drop(attached);
-    until("nothing is charged", || view.stats().charged == 0);
-    let Member { pool, ledger, .. } = reader;
-    pool.close().unwrap();
-    drop(ledger);
-    scene.nothing_charged();
 }
 
 #[test]
 fn a_dropped_publication_is_charged_no_more_and_the_keeper_leaves_the_ledger() {
-    let _alone = alone();
-    let mut scene = Scene::new();
-    let keeper = scene.begin(Role::Keeper);
-    scene.await_done(keeper);
-    let publisher = scene.begin(Role::Publisher);
-    scene.await_done(publisher);
-    scene.kill(Role::Publisher);
-    let view = scene.view();
-    until("the killed publisher lends what is kept", || {
-        let stats = view.stats();
-        let mut of = stats.processes.iter();
-        of.any(|it| it.state == ProcessState::Lending && it.charged == GRANULES * G)
+    leaves_nothing(|_| {
+        let mut scene = Scene::new();
+        let keeper = scene.begin(Role::Keeper);
+        scene.await_done(keeper);
+        let publisher = scene.begin(Role::Publisher);
+        scene.await_done(publisher);
+        scene.kill(Role::Publisher);
+        let view = scene.view();
+        until("the killed publisher lends what is kept", || {
+            let stats = view.stats();
+            let mut of = stats.processes.iter();
+            of.any(|it| it.state == ProcessState::Lending && it.charged == GRANULES * G)
+        });
+        let mut subscriber = Subscriber::connect(scene.path("keeper")).unwrap();
+        assert!(subscriber.release("model").unwrap());
+        let member = Member::join(scene.folder.path(), "other");
+        until("the keeper has left the ledger", || {
+            view.stats().processes.len() == 1
+        });
+        assert!(view.stats().exports.is_empty());
+        drop(member.block(LIMIT));
+        drop((member, subscriber));
+        scene.kill(Role::Keeper);
+        scene.nothing_charged();
     });
-    let mut subscriber = Subscriber::connect(scene.path("keeper")).unwrap();
-    assert!(subscriber.release("model").unwrap());
-    let member = Member::join(scene.folder.path(), "other");
-    until("the keeper has left the ledger", || {
-        view.stats().processes.len() == 1
-    });
-    assert!(view.stats().exports.is_empty());
-    drop(member.block(LIMIT));
-    drop((member, subscriber));
-    scene.kill(Role::Keeper);
-    scene.nothing_charged();
 }
 
 /// Kills processes of all roles in a random order. Each life does its part once, so that the number of
 /// kills says how often everything was at work.
 fn storm(kills: u64) {
-    let _alone = alone();
-    let before = open_files().len();
-    let mut random = fastrand::Rng::with_seed(kills);
-    let mut scene = Scene::new();
-    for role in [Role::Keeper, Role::Publisher, Role::Reader, Role::Reader] {
-        let life = scene.begin(role);
-        scene.await_done(life);
-    }
-    let view = scene.view();
-    for _ in 0..kills {
-        let role = [Role::Keeper, Role::Publisher, Role::Reader][random.usize(..3)];
-        scene.kill(role);
-        let stats = view.stats();
-        assert!(stats.charged <= stats.limit, "{stats}");
-        let life = scene.begin(role);
-        scene.await_done(life);
-    }
-    scene.keeper_has_one_version(before);
-    while let Some(&(_, role)) = scene.living.first() {
-        scene.kill(role);
-    }
-    scene.nothing_charged();
-    for socket in ["publisher", "keeper"] {
-        sweep(scene.path(socket)).unwrap();
-    }
-    for entry in std::fs::read_dir(scene.folder.path()).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        // A killed process may have done its part again.
-        assert!(name == "ledger" || name.parse::<u64>().is_ok(), "{name}");
-    }
-    drop((view, scene));
-    until("the ledger's threads end", || open_files().len() <= before);
+    leaves_nothing(|before| {
+        let mut random = fastrand::Rng::with_seed(kills);
+        let mut scene = Scene::new();
+        for role in [Role::Keeper, Role::Publisher, Role::Reader, Role::Reader] {
+            let life = scene.begin(role);
+            scene.await_done(life);
+        }
+        let view = scene.view();
+        for _ in 0..kills {
+            let role = [Role::Keeper, Role::Publisher, Role::Reader][random.usize(..3)];
+            scene.kill(role);
+            let stats = view.stats();
+            assert!(stats.charged <= stats.limit, "{stats}");
+            let life = scene.begin(role);
+            scene.await_done(life);
+        }
+        scene.keeper_has_one_version(before);
+        while let Some(&(_, role)) = scene.living.first() {
+            scene.kill(role);
+        }
+        scene.nothing_charged();
+        for socket in ["publisher", "keeper"] {
+            sweep(scene.path(socket)).unwrap();
+        }
+        for entry in std::fs::read_dir(scene.folder.path()).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            // A killed process may have done its part again.
+            assert!(name == "ledger" || name.parse::<u64>().is_ok(), "{name}");
+        }
+    });
 }
 
 #[test]

@@ -121,6 +121,8 @@ fn blocks_are_published_in_place_and_kept_while_they_are() {
         let keeper = Keeper::bind(folder.path().join("keeper"), None).unwrap();
         let refused = publisher.keep("model", keeper.path());
         assert!(matches!(refused, Err(ShareError::InPlace(name)) if name == "model"));
+        let taken = keeper.take("model", publisher.path());
+        assert!(matches!(taken, Err(ShareError::InPlace(name)) if name == "model"));
         assert!(keeper.list().is_empty());
         drop(keeper);
         // The owner may go on writing, and its readers see that.

@@ -64,7 +64,8 @@ class PagedTest(GpuTest):
         import cuvmm.torch
 
         group = cuvmm.torch.LayerGroup.keys_and_values(LAYERS, TOKENS, HEADS, SIZE, torch.float32)
-        kv = cuvmm.torch.paged_kv(blocks, group, layout=layout, extent=2 * MIB, **options)
+        options = {"extent": 2 * MIB, "pinned": (), **options}
+        kv = cuvmm.torch.paged_kv(blocks, group, layout=layout, **options)
         self.addCleanup(kv.close)
         return kv
 
@@ -282,7 +283,7 @@ class PagedTest(GpuTest):
 
         # 1 MiB a block.
         group = cuvmm.torch.LayerGroup(64, TOKENS, [cuvmm.torch.Part(HEADS, 256, torch.float16)])
-        kv = cuvmm.torch.paged_kv(len(prefixes), group, name="hook", extent="16MiB", on_pressure=evict)
+        kv = cuvmm.torch.paged_kv(len(prefixes), group, name="hook", extent="16MiB", pinned=(), on_pressure=evict)
         self.addCleanup(kv.close)
         self.assertEqual(kv.block_bytes, MIB)
         kv.back(range(free))

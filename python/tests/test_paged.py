@@ -14,7 +14,7 @@ MIB = 1 << 20
 GROUP = LayerGroup.keys_and_values(2, 16, 8, 1024, torch.float16)
 
 def make(blocks=64, groups=GROUP, **options):
-    return cuvmm.torch.paged_kv(blocks, groups, **{"extent": "2MiB", **options})
+    return cuvmm.torch.paged_kv(blocks, groups, **{"extent": "2MiB", "pinned": (), **options})
 
 def fails(kind, text, call):
     try:
@@ -284,7 +284,7 @@ class Paged(unittest.TestCase):
             import sys, cuvmm, torch, cuvmm.torch
             cuvmm.configure(ledger=sys.argv[1], tenant="second")
             group = cuvmm.torch.LayerGroup.keys_and_values(2, 16, 8, 1024, "float16")
-            kv = cuvmm.torch.paged_kv(64, group, extent="2MiB", name="code", timeout=100.0)
+            kv = cuvmm.torch.paged_kv(64, group, extent="2MiB", pinned=(), name="code", timeout=100.0)
             kv.back(range(20))
             assert kv.stats().in_use == 20
             '''
@@ -450,6 +450,7 @@ class Paged(unittest.TestCase):
                 fails(ValueError, "blocks", lambda: FreeNumbers(blocks))
             fails(ValueError, "not free", lambda: FreeNumbers(3, without=[1, 1]))
             assert make(8, pinned=[0, 7]).free_numbers().popleft_n(6) == [1, 2, 3, 4, 5, 6]
+            assert cuvmm.torch.paged_kv(8, GROUP, name="plain").pinned == (0,)
             """
         )
 

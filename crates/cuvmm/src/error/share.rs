@@ -163,7 +163,7 @@ pub enum ShareError {
     /// Allocations of several memory pools were to be offered together.
     #[error("the allocations of an offer must be of one memory pool: make an offer for each pool")]
     SeveralPools,
-    /// Memory of pools in different ledgers was to be offered together.
+    /// Memory of pools in different ledgers, or that have opened one twice, was to be offered together.
     #[error("the memory of an offer must be of pools of one ledger: make an offer for each ledger")]
     SeveralLedgers,
     /// A keeper was to have memory of this name that is published in place: its owner uses it further

@@ -125,15 +125,26 @@ impl Holder for Core {
     }
 }
 
+/// Extents that are not settled, and are when this is dropped, also because the driver panics.
+struct Unsettled<'a>(&'a Core, std::vec::IntoIter<ExtentId>);
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        for id in self.1.by_ref() {
+            self.0.lock().large.settle(id, true);
+        }
+    }
+}
+
 impl Core {
     /// Unmaps extents that are not settled, until the driver refuses. The others stay, settled.
     pub(super) fn take_extents(&self, extents: Vec<ExtentId>) -> Given {
         let mut given = Given::default();
-        for id in extents {
-            if given.error.is_some() {
-                self.lock().large.settle(id, true);
-                continue;
-            }
+        let extents = extents.into_iter();
+        let mut left = Unsettled(self, extents);
+        while given.error.is_none()
+            && let Some(id) = left.1.next()
+        {
             let (mappings, taken) = self.take_extent(id);
             given.mappings += mappings;
             match taken {

@@ -96,7 +96,7 @@ impl Offer {
         for one in all {
             let pool = one.pool();
             pool.check_shareable(HandleTypes::POSIX_FD)?;
-            if pool.ledger() != first.ledger() {
+            if !pool.has_account_of(&first) {
                 return Err(ShareError::SeveralLedgers);
             }
         }

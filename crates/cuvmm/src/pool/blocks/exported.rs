@@ -145,10 +145,10 @@ impl OfferingPool {
         Self(Arc::clone(core))
     }
 
-    /// Returns the number of the pool's ledger, if any.
-    pub(crate) fn ledger(&self) -> Option<u64> {
-        let joined = self.0.ledger.get()?;
-        Some(joined.member.ledger_number())
+    /// Returns `true` if both pools are charged to one account in a ledger, or both in none.
+    pub(crate) fn has_account_of(&self, other: &Self) -> bool {
+        let account = |it: &Self| it.0.ledger.get().map(|it| Arc::as_ptr(&it.member));
+        account(self) == account(other)
     }
 
     /// Counts physicals of pools of this ledger as one offer, if there is a ledger.

@@ -245,38 +245,58 @@ impl State {
     /// end of the step that is being prepared.
     pub(super) fn release(&mut self, numbers: &[u32], home: &Stream) -> Result<(), PagedKvError> {
         self.check_awake()?;
-        if let Err(refused) = numbers.iter().try_for_each(|&it| self.begin_leaving(it)) {
-            for &number in numbers {
-                if self.use_of(number) == Ok(Use::Leaving) {
-                    self.set(number, Use::Backed);
-                }
+        for &number in numbers {
+            match self.uses.get_mut(number as usize) {
+                Some(one @ (Use::Backed | Use::Leaving)) => *one = Use::Leaving,
+                _ => return Err(self.stay(numbers, number)),
             }
-            return Err(refused);
         }
         let mut emptied = Vec::new();
-        for &number in numbers {
-            if self.use_of(number) != Ok(Use::Leaving) {
-                continue;
+        let mut released = 0;
+        if self.steps.is_empty() {
+            for &number in numbers {
+                if self.end_leaving(number) {
+                    released += 1;
+                    self.leave_one(number, &mut emptied);
+                }
             }
-            self.set(number, Use::Free);
-            self.backed -= 1;
-            match self.steps.last_entry() {
-                Some(mut step) => step.get_mut().push(number),
-                None => self.leave_one(number, &mut emptied),
+        } else {
+            let ended = numbers.iter().filter(|&&it| self.end_leaving(it));
+            let ended: Vec<u32> = ended.copied().collect();
+            released = ended.len() as u32;
+            if let Some(mut step) = self.steps.last_entry() {
+                step.get_mut().extend(ended);
             }
         }
+        self.backed -= released;
         self.withdraw(emptied, home);
         Ok(())
     }
 
-    fn begin_leaving(&mut self, number: u32) -> Result<(), PagedKvError> {
-        match self.uses.get_mut(number as usize) {
-            Some(one @ (Use::Backed | Use::Leaving)) => *one = Use::Leaving,
-            Some(Use::Pinned) => return Err(PagedKvError::Pinned(number)),
-            Some(_) => return Err(PagedKvError::NotInUse(number)),
-            None => return Err(no_such("block", number).into()),
+    /// Undoes the begin of a release. Returns why `refused` cannot be released.
+    #[cold]
+    fn stay(&mut self, numbers: &[u32], refused: u32) -> PagedKvError {
+        for &number in numbers {
+            if self.use_of(number) == Ok(Use::Leaving) {
+                self.set(number, Use::Backed);
+            }
         }
-        Ok(())
+        match self.use_of(refused) {
+            Ok(Use::Pinned) => PagedKvError::Pinned(refused),
+            Ok(_) => PagedKvError::NotInUse(refused),
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Returns `true` if a block was leaving, and not for a number that a call names again.
+    #[inline]
+    fn end_leaving(&mut self, number: u32) -> bool {
+        let Some(one @ Use::Leaving) = self.uses.get_mut(number as usize) else {
+            return false;
+        };
+        *one = Use::Free;
+        self.floor = self.floor.min(number);
+        true
     }
 
     /// Ends a use of blocks in their extents.
@@ -289,6 +309,7 @@ impl State {
     }
 
     /// Ends a use of a block. Adds the ranges of extents that have none any more.
+    #[inline]
     fn leave_one(&mut self, number: u32, emptied: &mut Vec<Range<u64>>) {
         let leaves = self.exchange_reserved(number);
         self.planes.leave(leaves, emptied);

@@ -53,8 +53,8 @@ pub(crate) const PATHS: &[Path] = &[
     Path { name: "kv-stats",        case: "kv-stats",        batch: 1024, rounds: 1, measured: 176, bound: 200, crowded: true, in_ledger: false },
     // A block of a paged cache backed and released, of 256 and alone, where its extent is there; and
     // only backed.
-    Path { name: "paged-back",      case: "paged-back",      batch: 256, rounds: 2, measured: 199, bound: 228, crowded: true, in_ledger: false },
-    Path { name: "paged-back-one",  case: "paged-back",      batch: 1,  rounds: 16, measured: 852, bound: 980, crowded: false, in_ledger: false },
+    Path { name: "paged-back",      case: "paged-back",      batch: 256, rounds: 2, measured: 230, bound: 250, crowded: true, in_ledger: false },
+    Path { name: "paged-back-one",  case: "paged-back",      batch: 1,  rounds: 16, measured: 702, bound: 800, crowded: false, in_ledger: false },
     Path { name: "paged-backed",    case: "paged-backed",    batch: 256, rounds: 2, measured: 90, bound: 103, crowded: true, in_ledger: false },
     Path { name: "paged-backed-one", case: "paged-backed",   batch: 1,  rounds: 16, measured: 361, bound: 415, crowded: false, in_ledger: false },
     // The longest sections under a pool's lock, per slot, with 400 slots of 100 tenants, half of

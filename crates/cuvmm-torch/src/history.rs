@@ -1,8 +1,8 @@
 //! The history of allocations, as PyTorch's recorder has it: the last events, and the stacks of what
 //! is live.
 //!
-//! While nothing is recorded, an operation reads one flag. Else it takes its thread's stack before any
-//! lock (I-115), and notes its event under the lock of the history alone: an allocation before its
+//! While nothing is recorded, an operation reads one flag, and asks PyTorch's profiler whether it is
+//! active if there is one. Else it takes its thread's stack before any lock (I-115), and notes its event under the lock of the history alone: an allocation before its
 //! address is known to other threads, and an end before the memory can be used again. So events
 //! at one address have the order of its uses.
 

@@ -168,6 +168,7 @@ impl Core {
         }
         tenant.give_up_to(holder, given, true);
     }
+
     /// Unmaps an extent that is not settled. On failure its other mappings stay.
     fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
         let mappings: Vec<u64> = {

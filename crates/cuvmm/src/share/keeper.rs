@@ -85,8 +85,9 @@ impl Keeper {
     /// Waits up to 10 seconds for the publisher.
     ///
     /// # Errors
-    /// [`ShareError`] if the name is not published there, the publisher does not answer, its memory is
-    /// given by fabric handles, its ledger cannot be joined, or there are too many names or
+    /// [`ShareError`] if the name is not published there or is published [in
+    /// place](super::Publisher::publish_in_place), the publisher does not answer, its memory is given by
+    /// fabric handles, its ledger cannot be joined, or there are too many names or
     /// descriptors. What was kept before is kept.
     pub fn take(&self, name: &str, socket: impl AsRef<Path>) -> Result<u64, ShareError> {
         let shared = &self.service.shared;

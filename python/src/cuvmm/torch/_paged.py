@@ -433,7 +433,7 @@ def paged_kv(
         `cuvmm.torch.pool`, for `cuvmm.wake`, nor while a graph may be captured.
 
     >>> group = cuvmm.torch.LayerGroup.keys_and_values(32, 16, 8, 128, "bfloat16")  # doctest: +SKIP
-    >>> kv = cuvmm.torch.paged_kv(8192, group, pinned=[0], name="chat")  # doctest: +SKIP
+    >>> kv = cuvmm.torch.paged_kv(8192, group, name="chat")  # doctest: +SKIP
     >>> free = kv.free_numbers()  # doctest: +SKIP
     >>> numbers = free.popleft_n(4)  # doctest: +SKIP
     >>> kv.back(numbers)  # doctest: +SKIP

@@ -275,6 +275,30 @@ mod tests {
     use crate::share::protocol::{MOST_LISTING, MOST_NAME, Reply};
 
     #[test]
+    fn a_keeper_that_has_a_withdrawn_name_is_known_and_an_older_note_replaces_no_newer_one() {
+        let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
+        let device = Device::open(driver, 0).unwrap();
+        let physical = Physical::builder(&device, device.granularity());
+        let physical = physical.shareable(HandleTypes::POSIX_FD).create().unwrap();
+        let shared = Shared::new().unwrap();
+        let [old, new] = ["old", "new"].map(Path::new);
+        assert!(!shared.note_kept("model", 1, old), "there is no such name");
+        let published = New {
+            tensors: 0,
+            manifest: vec![],
+            offer: Offer::physical(&physical).unwrap(),
+            memory: Box::new(()),
+            is_in_place: false,
+        };
+        shared.add("model", published);
+        assert!(shared.note_kept("model", 2, new));
+        assert!(shared.note_kept("model", 1, old));
+        assert_eq!(shared.withdraw("model"), Some(Some(new.to_owned())));
+        assert!(!shared.note_kept("model", 2, new));
+        assert_eq!(shared.withdraw("model"), None);
+    }
+
+    #[test]
     fn a_listing_is_cut_where_it_would_be_too_large_and_says_so() {
         let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
         let device = Device::open(driver, 0).unwrap();

@@ -11,7 +11,8 @@ if MODE != "native":
     import cuvmm
     import cuvmm.torch
 
-NAME = "tests published in place"
+#: Both modes may run at a time.
+NAME = f"tests published in place, {MODE}"
 
 
 def tensors_of(scale):
@@ -31,13 +32,17 @@ def seen(tensors):
 
 
 def read(asked, answers):
-    """Attaches, and says what it sees each time that it is asked; takes up the newer version if told to."""
-    weights = cuvmm.attach(NAME, timeout=120)
-    while (word := asked.get()) is not None:
-        if word == "newer":
-            weights = weights.newer(timeout=60)
-        answers.put((weights.version, weights.in_place, seen(weights)))
-    del weights
+    """Attaches, and says what it sees each time that it is asked, or an error; takes up the newer version if told to."""
+    try:
+        weights = cuvmm.attach(NAME, timeout=120)
+        while (word := asked.get()) is not None:
+            if word == "newer":
+                weights = weights.newer(timeout=60)
+            answers.put((weights.version, weights.in_place, seen(weights)))
+        del weights
+    except Exception as error:
+        answers.put(repr(error))
+        raise
 
 
 def free():

@@ -104,6 +104,10 @@ impl<'a> PagedKvBuilder<'a> {
     /// [recorded](PagedKv::record_use) streams; `false` by default. It is for programs that launch
     /// graphs which read blocks on streams that no call has named.
     ///
+    /// Sleep waits, within its [timeout](crate::sleep::Blocks::timeout), for the work that was queued when
+    /// it began, and once its copies are done for what was queued meanwhile. Work that is queued later
+    /// does not delay it, so it also ends on a device that always works.
+    ///
     /// Sleep then makes the calls of [`Device::synchronize`](crate::Device::synchronize) where the
     /// driver has no event for all work (before CUDA 12.5).
     #[doc(alias("graphs", "cuCtxSynchronize"))]

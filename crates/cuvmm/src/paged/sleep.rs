@@ -9,6 +9,7 @@
 //! Keeps I-107 and I-111.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,6 +39,30 @@ pub(super) struct CacheToSleep {
 pub(super) struct MovingCache {
     pub(super) core: Arc<Core>,
     base: DeviceAddress,
+    /// How long to wait for work that was queued since the cache was marked.
+    until: Option<Instant>,
+}
+
+/// All work of the device that was queued before an attempt that found it incomplete. A later attempt
+/// asks about this work, unless steps were prepared since: on a device that always works, work that is
+/// queued later is never complete.
+#[derive(Default)]
+struct Awaited(RefCell<Option<(u64, Fence)>>);
+
+impl Awaited {
+    /// Returns the work, or the cache's work by now.
+    fn work(&self, core: &Core, state: &State) -> Fence {
+        match self.0.take() {
+            Some((steps, work)) if steps == state.begun() => work,
+            _ => core.work(state),
+        }
+    }
+
+    fn keep(&self, core: &Core, state: &State, work: Fence) {
+        if core.sleeps_after_all_work {
+            *self.0.borrow_mut() = Some((state.begun(), work));
+        }
+    }
 }
 
 pub(super) fn begin(
@@ -45,7 +70,9 @@ pub(super) fn begin(
     until: Option<Instant>,
     wanted: &dyn Fn() -> bool,
 ) -> Result<Option<CacheToSleep>, SleepError> {
-    core.tenant.mark(until, wanted, || mark(core))
+    let awaited = Awaited::default();
+    core.tenant
+        .mark(until, wanted, || mark(core, until, &awaited))
 }
 
 impl Core {
@@ -60,11 +87,15 @@ impl Core {
 
 /// Makes one attempt. A capture guard waits for polls and not for the lock, which a thread may hold
 /// that waits for work: so the lock is taken first.
-fn mark(core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
+fn mark(
+    core: &Arc<Core>,
+    until: Option<Instant>,
+    awaited: &Awaited,
+) -> Result<Marked<CacheToSleep>, SleepError> {
     core.tenant.device().usable()?;
     let mut state = core.lock()?;
     let polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
-    let marked = state.mark(core);
+    let marked = state.mark(core, until, awaited);
     drop(state);
     // The driver may panic in work of the pool that was put off. The cache then stays awake.
     drop(polling);
@@ -72,21 +103,30 @@ fn mark(core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
 }
 
 impl State {
-    fn mark(&mut self, core: &Arc<Core>) -> Result<Marked<CacheToSleep>, SleepError> {
+    fn mark(
+        &mut self,
+        core: &Arc<Core>,
+        until: Option<Instant>,
+        awaited: &Awaited,
+    ) -> Result<Marked<CacheToSleep>, SleepError> {
         match self.rest {
             Rest::Asleep(_) => return Ok(Marked::Asleep),
             Rest::Moving => return Err(self.busy()),
             Rest::Awake => self.check_no_step()?,
         }
-        let mut work = core.work(self);
+        let mut work = awaited.work(core, self);
         match work.poll()? {
             Poll::Complete => {}
-            Poll::Pending => return Err(self.busy()),
+            Poll::Pending => {
+                awaited.keep(core, self, work);
+                return Err(self.busy());
+            }
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
         }
         self.rest = Rest::Moving;
+        let moving = MovingCache::new(core, self.region.address());
         Ok(Marked::Moving(CacheToSleep {
-            moving: Some(MovingCache::new(core, self.region.address())),
+            moving: Some(MovingCache { until, ..moving }),
             memory: self.region.memory_in_use(),
             saved: Vec::new(),
         }))
@@ -98,6 +138,7 @@ impl MovingCache {
         Self {
             core: Arc::clone(core),
             base,
+            until: None,
         }
     }
 
@@ -134,19 +175,37 @@ impl MovingCache {
     }
 }
 
-impl MovingHolder for MovingCache {
-    fn withdraw(&self) -> Result<(), SleepError> {
+impl MovingCache {
+    fn try_withdraw(&self, awaited: &Awaited) -> Result<(), SleepError> {
         let core = &self.core;
         let mut state = core.lock()?;
         let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
         state.check_no_step()?;
-        let mut work = core.work(&state);
+        let mut work = awaited.work(core, &state);
         match work.poll()? {
             Poll::Complete => {}
-            Poll::Pending => return Err(state.busy()),
+            Poll::Pending => {
+                awaited.keep(core, &state, work);
+                return Err(state.busy());
+            }
             Poll::NeedsSynchronise => drop(work.wait()?),
         }
         Ok(state.region.unmap_in_use(&work)?)
+    }
+}
+
+impl MovingHolder for MovingCache {
+    fn withdraws_last(&self) -> bool {
+        self.core.sleeps_after_all_work
+    }
+
+    /// Work of other users of the device is waited for as long as when the cache was marked.
+    fn withdraw(&self) -> Result<(), SleepError> {
+        let awaited = Awaited::default();
+        let until = self.until.filter(|_| self.withdraws_last());
+        let again = |error: &SleepError| matches!(error, SleepError::CacheBusy { .. });
+        let tenant = &self.core.tenant;
+        tenant.repeat(until, || self.try_withdraw(&awaited), again)
     }
 }
 

@@ -159,6 +159,11 @@ impl State {
         }
     }
 
+    /// The number of steps that were prepared so far, or are being prepared.
+    pub(super) const fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// Ends a move of a cache that has its memory.
     pub(super) fn set_awake(&mut self) {
         self.rest = Rest::Awake;

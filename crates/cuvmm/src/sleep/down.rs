@@ -116,12 +116,15 @@ fn copy_out(
         })?;
         // No refusal of host memory finds a block emptied: from here on none is taken. Blocks of
         // which no byte is kept count as copied. They may have memory.
-        copied.withdraw()?;
+        copied.withdraw(false)?;
         while let Some(done) = copies.next_done() {
-            if let Some(block) = copied.count(copies, done)? {
-                block.withdraw_copied()?;
+            if let Some(unit) = copied.count(copies, done)?
+                && !unit.withdraws_last()
+            {
+                unit.withdraw_copied()?;
             }
         }
+        copied.withdraw(true)?;
         grown.keep();
         Ok(())
     })
@@ -155,11 +158,12 @@ impl<'a> Copied<'a> {
         Ok((*left == 0).then_some(*block))
     }
 
-    /// Takes out the memory of all blocks that have been copied.
-    fn withdraw(&self) -> Result<(), SleepError> {
-        let blocks = self.moving.iter().zip(&self.left);
-        let mut copied = blocks.filter(|&(_, &left)| left == 0);
-        copied.try_for_each(|(block, _)| block.withdraw_copied())
+    /// Takes out the memory of all units that have been copied: of those that may go while others are
+    /// being copied, or of the `last` ones.
+    fn withdraw(&self, last: bool) -> Result<(), SleepError> {
+        let units = self.moving.iter().zip(&self.left);
+        let mut copied = units.filter(|&(unit, &left)| left == 0 && unit.withdraws_last() == last);
+        copied.try_for_each(|(unit, _)| unit.withdraw_copied())
     }
 }
 

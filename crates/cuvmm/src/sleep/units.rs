@@ -46,6 +46,14 @@ pub(super) enum Moving<'a> {
 }
 
 impl Moving<'_> {
+    /// Returns `true` if the memory can be taken out only when nothing is copied any more.
+    pub(super) fn withdraws_last(self) -> bool {
+        match self {
+            Self::Block(_) => false,
+            Self::Holder(holder) => holder.withdraws_last(),
+        }
+    }
+
     /// Takes the memory out, of which a copy was made.
     pub(super) fn withdraw_copied(self) -> Result<(), SleepError> {
         match self {

@@ -57,4 +57,68 @@ on_both! {
         let seen = stamps(rig, &kv, 0);
         assert!(!rig.keeps_bytes() || seen == [8; 16], "{seen:?}");
     }
+
+    // I-111
+    fn copies_of_other_memory_are_complete_before_the_memory_goes(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let make = || {
+            let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+            let kv = kv.build().unwrap();
+            kv.back(&[0, 5, 10]).unwrap();
+            kv
+        };
+        let [first, second] = [(); 2].map(|()| make());
+        let store = HostStore::builder(&rig.device).pinned(32 * G).build().unwrap();
+        let mapped = || rig.machine.live().mappings;
+        let (before, seen) = (mapped(), Mutex::new(Vec::new()));
+        let watch = |progress: &Progress| {
+            seen.lock().unwrap().push((progress.done, mapped()));
+            true
+        };
+        let both = a.blocks().paged(&first).paged(&second).on_progress(&watch);
+        assert_eq!(both.sleep(Contents::Keep(&store)).unwrap().caches, 2);
+        let seen = seen.into_inner().unwrap();
+        assert!(seen.len() > 2, "{seen:?}");
+        assert!(seen.iter().all(|&(_, mappings)| mappings == before), "{seen:?}");
+        assert!(mapped() < before);
+        a.blocks().paged(&first).paged(&second).wake().unwrap();
+        assert_eq!(mapped(), before);
+    }
+
+    // I-111
+    fn a_device_that_always_works_does_not_keep_a_cache_awake(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").register().unwrap();
+        let [home, one, other] = [(); 3].map(|()| Stream::new(&rig.device).unwrap());
+        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+        let kv = kv.build().unwrap();
+        kv.back(&[0]).unwrap();
+        let begin = |stream: &Stream| {
+            rig.machine.hold(D0, stream.as_raw());
+            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+        };
+        begin(&one);
+        std::thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                let alone = kv.alone().timeout(Duration::from_secs(600));
+                alone.sleep(Contents::Discard).unwrap()
+            });
+            let mut streams = [&one, &other].into_iter().cycle();
+            // The next work begins before the last one ends.
+            while !sleeping.is_finished() {
+                let (busy, calls) = (streams.next().unwrap(), rig.device.calls().total());
+                begin(streams.clone().next().unwrap());
+                rig.machine.release_stream(D0, busy.as_raw());
+                while rig.device.calls().total() < calls + 8 && !sleeping.is_finished() {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(sleeping.join().unwrap().caches, 1);
+        });
+        assert!(kv.is_asleep());
+        rig.machine.release_all_streams(D0);
+        kv.alone().wake().unwrap();
+    }
 }

@@ -85,6 +85,11 @@ impl Tenant {
 pub(crate) trait MovingHolder: Sync {
     /// Unmaps all memory, unless work was queued since the holder was marked that is not complete.
     fn withdraw(&self) -> Result<(), SleepError>;
+
+    /// Returns `true` if copies of other memory are work that `withdraw` waits for.
+    fn withdraws_last(&self) -> bool {
+        false
+    }
 }
 
 /// The ranges of a holder with contents, each with the memory that they are saved in.

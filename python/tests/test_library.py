@@ -109,6 +109,38 @@ class Interface(unittest.TestCase):
             """
         )
 
+    def test_a_guarantee_keeps_memory_from_other_processes(self):
+        run(
+            """
+            import subprocess
+            import sys
+            import tempfile
+            import cuvmm
+            other = '''
+            import sys
+            import cuvmm
+            cuvmm.configure(ledger=sys.argv[1], tenant="other", guarantee=sys.argv[2])
+            try:
+                print(cuvmm.empty(int(sys.argv[3])).nbytes)
+            except cuvmm.Error as error:
+                print(error)
+            '''
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(
+                    ledger=folder, ledger_limit="64MiB", tenant="first", guarantee="24MiB", priority=1)
+                small = cuvmm.empty(2 << 20)
+                def ask(guarantee, size):
+                    command = [sys.executable, "-c", other, folder, guarantee, str(size)]
+                    ended = subprocess.run(command, capture_output=True, text=True)
+                    assert ended.returncode == 0, ended.stderr
+                    return ended.stdout
+                assert "cannot allocate 42.00 MiB" in ask("0MiB", 42 << 20)
+                assert ask("0MiB", 40 << 20) == f"{40 << 20}\\n"
+                assert "guarantee" in ask("42MiB", 2 << 20)
+                whole = cuvmm.empty(22 << 20)
+            """
+        )
+
     def test_sizes_and_devices_that_cannot_be(self):
         run(
             """

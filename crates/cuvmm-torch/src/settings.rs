@@ -33,6 +33,10 @@ pub(crate) struct Settings {
     /// The most bytes of all processes of the ledger together. `None` for the ledger's own limit,
     /// or for a new ledger the device's memory.
     pub(crate) ledger_limit: Option<u64>,
+    /// The bytes that this process can always have of the ledger.
+    pub(crate) guarantee: u64,
+    /// Memory is reclaimed from processes of lower priorities first.
+    pub(crate) priority: i32,
     /// `true` if a mapper thread for each device unmaps memory.
     pub(crate) mapper: bool,
     pub(crate) preset: Preset,
@@ -99,6 +103,8 @@ impl Settings {
             tenant: all.tenant.unwrap_or_else(|| TENANT.to_owned()),
             ledger: all.ledger,
             ledger_limit: all.ledger_limit,
+            guarantee: all.guarantee.unwrap_or(0),
+            priority: all.priority.unwrap_or(0),
             mapper: on_off(MAPPER)?.unwrap_or(true),
             preset: match all.preset {
                 Some(Choice::Fast) => Preset::Fast,
@@ -142,6 +148,8 @@ pub(crate) struct Configuration {
     tenant: Option<String>,
     ledger: Option<PathBuf>,
     ledger_limit: Option<u64>,
+    guarantee: Option<u64>,
+    priority: Option<i32>,
     peers: Option<Vec<u32>>,
     aliases: Option<bool>,
     stream_waits: Option<bool>,
@@ -164,7 +172,7 @@ impl Configuration {
     /// Merges these settings over earlier ones.
     ///
     /// # Errors
-    /// A ledger's limit is given without the ledger's directory.
+    /// What a ledger keeps is given without the ledger's directory.
     pub(crate) fn over(self, earlier: Self) -> Result<Self, Error> {
         let merged = Self {
             limit: self.limit.or(earlier.limit),
@@ -172,19 +180,30 @@ impl Configuration {
             tenant: self.tenant.or(earlier.tenant),
             ledger: self.ledger.or(earlier.ledger),
             ledger_limit: self.ledger_limit.or(earlier.ledger_limit),
+            guarantee: self.guarantee.or(earlier.guarantee),
+            priority: self.priority.or(earlier.priority),
             peers: self.peers.or(earlier.peers),
             aliases: self.aliases.or(earlier.aliases),
             stream_waits: self.stream_waits.or(earlier.stream_waits),
             rdma: self.rdma.or(earlier.rdma),
             shareable: self.shareable.or(earlier.shareable),
         };
-        match (&merged.ledger, merged.ledger_limit) {
-            (None, Some(limit)) => Err(Error::Configured {
-                name: "ledger_limit",
-                value: ByteSize::b(limit).display().iec().to_string(),
-                expected: "the limit of a ledger: name its directory too",
+        let size = |bytes| ByteSize::b(bytes).display().iec().to_string();
+        let of_a_ledger = [
+            ("ledger_limit", merged.ledger_limit.map(size)),
+            ("guarantee", merged.guarantee.map(size)),
+            ("priority", merged.priority.map(|it| it.to_string())),
+        ];
+        let named = of_a_ledger
+            .into_iter()
+            .find_map(|(name, value)| Some((name, value?)));
+        match named.filter(|_| merged.ledger.is_none()) {
+            Some((name, value)) => Err(Error::Configured {
+                name,
+                value,
+                expected: "a setting of a ledger: name its directory too",
             }),
-            _ => Ok(merged),
+            None => Ok(merged),
         }
     }
 
@@ -261,6 +280,8 @@ mod tests {
             tenant: "torch".to_owned(),
             ledger: None,
             ledger_limit: None,
+            guarantee: 0,
+            priority: 0,
             mapper: true,
             preset: Preset::Tight,
             aliases: true,
@@ -302,7 +323,7 @@ mod tests {
         let unchanged = configured_with(&nothing, ALIASES, "off");
         assert_eq!(unchanged.expect("a setting"), environment);
         let all = r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b",
-            "ledger_limit": 1073741824, "peers": [1, 0], "aliases": true, "stream_waits": false,
+            "ledger_limit": 1073741824, "guarantee": 2048, "priority": -3, "peers": [1, 0], "aliases": true, "stream_waits": false,
             "rdma": "on", "shareable": true}"#;
         let all = Configuration::parse(all).expect("settings");
         let expected = Settings {
@@ -311,6 +332,8 @@ mod tests {
             tenant: "a".to_owned(),
             ledger: Some("/b".into()),
             ledger_limit: Some(1 << 30),
+            guarantee: 2048,
+            priority: -3,
             mapper: true,
             preset: Preset::Fast,
             aliases: true,
@@ -333,12 +356,14 @@ mod tests {
         );
         let nothing = parse("{}").over(earlier.clone());
         assert_eq!(nothing.expect("as before"), earlier);
-        let later = r#"{"limit": 8192, "ledger_limit": 1024, "peers": [], "stream_waits": true,
-            "rdma": "auto", "shareable": false}"#;
+        let later = r#"{"limit": 8192, "ledger_limit": 1024, "guarantee": 512, "priority": 1,
+            "peers": [], "stream_waits": true, "rdma": "auto", "shareable": false}"#;
         let merged = parse(later).over(earlier.clone()).expect("both");
         let expected = Configuration {
             limit: Some(8192),
             ledger_limit: Some(1024),
+            guarantee: Some(512),
+            priority: Some(1),
             peers: Some(Vec::new()),
             stream_waits: Some(true),
             rdma: Some(Rdma::Auto),
@@ -346,9 +371,12 @@ mod tests {
             ..earlier
         };
         assert_eq!(merged, expected);
-        let alone = parse(r#"{"ledger_limit": 1024}"#).over(Configuration::default());
-        let error = alone.expect_err("no directory").to_string();
-        assert!(error.contains("name its directory too"), "{error}");
+        for name in ["ledger_limit", "guarantee", "priority"] {
+            let alone = parse(&format!(r#"{{"{name}": 1024}}"#)).over(Configuration::default());
+            let error = alone.expect_err("no directory").to_string();
+            assert!(error.contains("name its directory too"), "{error}");
+            assert!(error.contains(name), "{error}");
+        }
     }
 
     #[test]

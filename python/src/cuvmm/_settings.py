@@ -28,6 +28,8 @@ def configure(
     stream_waits: bool | None = None,
     rdma: bool | Literal["auto"] | None = None,
     shareable: bool | None = None,
+    guarantee: int | str | None = None,
+    priority: int | None = None,
 ) -> None:
     """Sets up the library, before it allocates on any device.
 
@@ -44,6 +46,11 @@ def configure(
     ledger: the directory of a ledger. Processes that name the same one share the device's memory.
     ledger_limit: the most that all processes of the ledger may have together. The first process
         sets it, and others name the same or none.
+    guarantee: the memory that this process can always have of the ledger, in bytes or as text. It is charged at
+        the first allocation on a device, which fails if other processes have it. Above their guarantees, memory
+        goes to the process that asks first.
+    priority: a whole number, 0 by default. Memory that another process of the ledger needs is taken from
+        processes of lower priorities first.
     peers: the ordinals of devices that may read and write the memory of every other one, that of pools
         too, for copies between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.
@@ -59,7 +66,7 @@ def configure(
     >>> cuvmm.configure(limit="60GiB", ledger="/run/cuvmm", tenant="chat")  # doctest: +SKIP
 
     Raises TypeError or ValueError for a wrong setting, and `cuvmm.Error` if memory was allocated
-    before, or for a ledger's limit without its directory. Nothing is changed then.
+    before, or for a setting of a ledger without its directory. Nothing is changed then.
     """
     settings: dict[str, Any] = {}
     if preset is not None:
@@ -76,6 +83,14 @@ def configure(
             raise ValueError("ledger is a directory, and its path is empty")
     if ledger_limit is not None:
         settings["ledger_limit"] = bytes_of(ledger_limit)
+    if guarantee is not None:
+        settings["guarantee"] = bytes_of(guarantee)
+    if priority is not None:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority is a whole number, not {priority!r}")
+        if not -(1 << 31) <= priority < 1 << 31:
+            raise ValueError(f"priority is a number of 32 bits, not {priority}")
+        settings["priority"] = priority
     if peers is not None:
         settings["peers"] = _ordinals_of(peers)
     switches = {"aliases": aliases, "stream_waits": stream_waits, "shareable": shareable}

@@ -122,6 +122,8 @@ def install(
     ledger: str | PathLike[str] | None = None,
     ledger_limit: int | str | None = None,
     peers: Iterable[int] | None = None,
+    guarantee: int | str | None = None,
+    priority: int | None = None,
 ) -> None:
     """Makes CuPy allocate from the heap, for work of the current stream.
 
@@ -146,7 +148,9 @@ def install(
     import cupy
 
     library = _library.get()
-    configure(limit, preset, tenant, ledger, ledger_limit, peers)
+    configure(
+        limit, preset, tenant, ledger, ledger_limit, peers, guarantee=guarantee, priority=priority
+    )
 
     streams = _Streams(library)
 

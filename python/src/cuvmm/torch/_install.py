@@ -50,6 +50,8 @@ def install(
     stream_waits: bool | None = None,
     rdma: bool | Literal["auto"] | None = None,
     shareable: bool | None = None,
+    guarantee: int | str | None = None,
+    priority: int | None = None,
     *,
     collect: bool = False,
 ) -> None:
@@ -89,7 +91,18 @@ def install(
         _refuse_late()
         library = _library.get()
         configure(
-            limit, preset, tenant, ledger, ledger_limit, peers, aliases, stream_waits, rdma, shareable
+            limit,
+            preset,
+            tenant,
+            ledger,
+            ledger_limit,
+            peers,
+            aliases,
+            stream_waits,
+            rdma,
+            shareable,
+            guarantee,
+            priority,
         )
         allocator = pluggable(library, "cuvmm_malloc", "cuvmm_free")
         for setter, function in _HOOKS.items():

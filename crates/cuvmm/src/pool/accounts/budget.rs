@@ -154,11 +154,11 @@ impl Budget {
         self.granted = 0;
     }
 
-    pub(crate) const fn granted(&self) -> u64 {
+    pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
 
-    pub(crate) const fn grant(&mut self, bytes: u64) {
+    pub(super) const fn grant(&mut self, bytes: u64) {
         self.granted = self.granted.saturating_add(bytes);
     }
 
@@ -172,7 +172,7 @@ impl Budget {
     }
 
     /// Returns the granted bytes that are neither obtained nor claimed.
-    pub(crate) const fn unneeded(&self) -> u64 {
+    pub(super) const fn unneeded(&self) -> u64 {
         self.unneeded_after(0, 0)
     }
 
@@ -288,7 +288,7 @@ impl Budget {
         });
     }
 
-    pub(crate) const fn set_limit(&mut self, bytes: u64) {
+    pub(super) const fn set_limit(&mut self, bytes: u64) {
         self.limits.bytes = bytes;
     }
 
@@ -297,16 +297,16 @@ impl Budget {
         self.obtained.saturating_sub(self.limits.bytes)
     }
 
-    pub(crate) fn guaranteed(&self) -> u64 {
+    pub(super) fn guaranteed(&self) -> u64 {
         let accounts = self.accounts.values();
         accounts.map(|account| account.guarantee).sum()
     }
 
-    pub(crate) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
+    pub(super) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| account.guarantee = bytes);
     }
 
-    pub(in crate::pool) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
+    pub(super) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| account.limit = bytes);
     }
 

@@ -170,7 +170,7 @@ impl Tenants {
         self.terms.keys().copied()
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (TenantId, &mut Terms)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (TenantId, &mut Terms)> {
         self.terms.iter_mut().map(|(&id, terms)| (id, terms))
     }
 }

@@ -46,7 +46,7 @@ struct Lot {
 
 impl Core {
     /// Makes places for `count` equal blocks: all of them or none.
-    pub(in crate::pool) fn allocate_many(
+    pub(super) fn allocate_many(
         &self,
         tenant: TenantId,
         wanted: &Wanted<'_>,
@@ -108,7 +108,7 @@ impl Core {
         (state, outcome.map(|()| places))
     }
 
-    pub(in crate::pool) fn line_up<'a>(
+    fn line_up<'a>(
         &'a self,
         mut state: Locked<'a>,
         id: TenantId,

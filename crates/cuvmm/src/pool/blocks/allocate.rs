@@ -42,7 +42,7 @@ pub(in crate::pool) struct Needs {
 }
 
 impl Core {
-    pub(crate) fn allocate(
+    pub(super) fn allocate(
         &self,
         tenant: TenantId,
         wanted: &Wanted<'_>,

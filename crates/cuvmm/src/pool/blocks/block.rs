@@ -70,7 +70,7 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    pub(in crate::pool) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
+    pub(super) const fn new(held: Held, plain: bool, wait: Option<Duration>) -> Self {
         Self {
             held: ManuallyDrop::new(held),
             plain: AtomicBool::new(plain),
@@ -87,7 +87,7 @@ impl Block {
         &self.held.place
     }
 
-    pub(in crate::pool) const fn patience(&self) -> Option<Duration> {
+    pub(super) const fn patience(&self) -> Option<Duration> {
         self.wait
     }
 
@@ -127,7 +127,7 @@ impl Block {
 
     /// Makes a block at another place that shares memory with this block. Neither goes to a stream
     /// cache.
-    pub(in crate::pool) fn forked(&self, place: BlockPlace, size: u64) -> Self {
+    pub(super) fn forked(&self, place: BlockPlace, size: u64) -> Self {
         self.goes_in_no_cache();
         let held = Held {
             place,

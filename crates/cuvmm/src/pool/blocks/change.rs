@@ -37,7 +37,7 @@ struct Sizes {
 }
 
 impl Change {
-    pub(in crate::pool) fn of(slot: &Slot, place: BlockPlace) -> Self {
+    pub(super) fn of(slot: &Slot, place: BlockPlace) -> Self {
         let before = slot.block.as_ref().map(|block| Sizes {
             requested: block.requested,
             ever: block.ever,

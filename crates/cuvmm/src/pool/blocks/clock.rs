@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Clock(AtomicU64);
 
 impl Clock {
-    pub(crate) fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn tick(&self) -> u64 {
+    pub(super) fn tick(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Gathered {
 }
 
 impl<'a> Fit<'a> {
-    pub(crate) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
+    pub(super) fn new(used: u64, home: Option<&'a Stream>, zeroed: bool) -> Self {
         Self {
             to: used,
             end: used,
@@ -81,7 +81,7 @@ impl Locked<'_> {
     /// the data of other tenants, and writes zeros where they are owed. The memory may be charged
     /// already. On failure the slot is as before, except for quarantined memory. The placed memory
     /// is [fresh](Space::settle) until the whole operation has succeeded.
-    pub(crate) fn place_memory(
+    pub(super) fn place_memory(
         &mut self,
         slot: &mut Slot,
         fit: &Fit<'_>,
@@ -107,7 +107,7 @@ impl Locked<'_> {
 
     /// Places `bytes` from an offset on in a slot that is out, charged and gathered first. Nothing
     /// may be mapped there.
-    pub(in crate::pool) fn commit(
+    fn commit(
         &mut self,
         slot: &mut Slot,
         (begun, bytes): (u64, u64),
@@ -134,7 +134,7 @@ impl Locked<'_> {
         placed.map_err(|error| error.without_charge(bytes))
     }
 
-    pub(in crate::pool) fn place(
+    pub(super) fn place(
         &mut self,
         slot: &mut Slot,
         begun: u64,

@@ -81,10 +81,7 @@ pub(crate) struct Promised {
 
 impl BlockParts {
     /// Makes a new handle for each extent: all of them or none.
-    pub(crate) fn export(
-        &self,
-        handle_type: HandleTypes,
-    ) -> Result<Vec<(Extent, Exported)>, MemoryError> {
+    fn export(&self, handle_type: HandleTypes) -> Result<Vec<(Extent, Exported)>, MemoryError> {
         let physicals: Vec<&Physical> = self.list.iter().map(|(_, physical)| physical).collect();
         let handles = Physical::export_all(&physicals, handle_type)?;
         let mut state = self.lease.core().lock_with(self.lease.place().slot);

@@ -94,7 +94,7 @@ impl Locked<'_> {
 
     /// Fills a range with zeros on the home stream, or on the pool's scrub stream, which is waited
     /// for. Makes one fill, so that a failure leaves nothing running.
-    pub(in crate::pool) fn zero(
+    pub(super) fn zero(
         &mut self,
         slot: &Slot,
         offset: u64,

@@ -36,12 +36,7 @@ impl Slot {
     }
 
     /// Grows the block within its memory, after [`fits_now`](Self::fits_now) has returned `true`.
-    pub(in crate::pool) fn grow_within(
-        &mut self,
-        size: u64,
-        used: u64,
-        precommit: Option<&mut Precommit>,
-    ) {
+    fn grow_within(&mut self, size: u64, used: u64, precommit: Option<&mut Precommit>) {
         let (id, bytes) = (self.id, self.space.bytes());
         let Some(block) = &mut self.block else {
             return;
@@ -259,7 +254,7 @@ impl Locked<'_> {
 }
 
 impl Core {
-    pub(in crate::pool) fn grow(
+    pub(super) fn grow(
         &self,
         place: &BlockPlace,
         size: u64,

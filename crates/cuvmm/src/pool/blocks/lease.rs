@@ -53,13 +53,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(in crate::pool) fn new(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
+    pub(super) fn new(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
         core.lock_with(place.slot).blocks.take_lease(place.slot);
         Self { core, place, size }
     }
 
     /// Makes a lease that has been counted already.
-    pub(in crate::pool) const fn counted(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
+    pub(super) const fn counted(core: Arc<Core>, place: BlockPlace, size: u64) -> Self {
         Self { core, place, size }
     }
 
@@ -75,11 +75,11 @@ impl Lease {
         self.size
     }
 
-    pub(in crate::pool) const fn core(&self) -> &Arc<Core> {
+    pub(super) const fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
-    pub(in crate::pool) const fn place(&self) -> &BlockPlace {
+    pub(super) const fn place(&self) -> &BlockPlace {
         &self.place
     }
 
@@ -110,7 +110,7 @@ impl Lease {
     }
 
     /// Makes a registration of the extents under an [admitted](super::uses) lease.
-    pub(in crate::pool) fn registered(self) -> Registration {
+    pub(super) fn registered(self) -> Registration {
         let extents = self.core.marked_extents(&self.place);
         let device = self.core.device.clone();
         Registration::new(device, extents, Arc::new(self))
@@ -144,7 +144,7 @@ impl Lease {
 
 impl Core {
     /// Takes a lease for a use of a range of a block, or of memory that an earlier lease keeps.
-    pub(in crate::pool) fn admit(
+    pub(super) fn admit(
         self: &Arc<Self>,
         (place, size): (BlockPlace, u64),
         wanted: Use,
@@ -181,7 +181,7 @@ impl Core {
         state.blocks.slots.get(id)?.block.as_ref()?.streams()
     }
 
-    pub(crate) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
+    pub(super) fn extents(&self, place: &BlockPlace) -> Vec<Extent> {
         let state = self.lock_with(place.slot);
         let slot = state.blocks.slots.get(place.slot);
         slot.map_or_else(Vec::new, |slot| slot.space.extents().collect())

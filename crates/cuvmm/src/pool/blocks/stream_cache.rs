@@ -103,7 +103,7 @@ impl StreamCache {
 
     /// Takes a block of exactly this shape freed on `home`.
     #[inline]
-    pub(crate) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
+    pub(super) fn take(&self, home: &Stream, shape: Shape<'_>) -> Option<Held> {
         let mut contents = self.lock();
         let index = contents.blocks.iter().rposition(|stream_cached| {
             let held = &stream_cached.held;
@@ -123,7 +123,7 @@ impl StreamCache {
     /// Puts in the cache a block that only its home stream used. Hands the block back if the cache
     /// is full, closed or bypassed, or a request waits for memory.
     #[inline]
-    pub(crate) fn put(&self, held: Held) -> Result<(), Held> {
+    pub(super) fn put(&self, held: Held) -> Result<(), Held> {
         let mut contents = self.lock();
         // Checked under the lock: a request that begins to wait visits every stream cache after
         // counting itself, and so does an operation that bypasses the caches.
@@ -189,7 +189,7 @@ impl StreamCaches {
     }
 
     /// Returns a stream's cache: its own for each of the first streams.
-    pub(crate) fn of(&self, stream: &Stream) -> &Arc<StreamCache> {
+    pub(super) fn of(&self, stream: &Stream) -> &Arc<StreamCache> {
         let place = self.keys.place_of(stream);
         self.made(StreamKeys::at(&self.stream_caches, place))
     }

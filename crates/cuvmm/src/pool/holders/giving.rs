@@ -55,7 +55,7 @@ impl Locked<'_> {
 
     /// Ends the charge for memory that left a holder, and gives its extents up. May release the
     /// lock.
-    pub(in crate::pool) fn receive(&mut self, id: HolderId, given: Given) {
+    pub(super) fn receive(&mut self, id: HolderId, given: Given) {
         // Charged first, so that no process is granted bytes that are only counted. Uncounted bytes
         // are foreign to the ledger, and may leave too little for the charge.
         self.charge_overdrawn(id, given.overdrawn);
@@ -97,7 +97,7 @@ impl Locked<'_> {
         }
     }
 
-    pub(in crate::pool) fn count_obtained(&mut self, id: HolderId) {
+    pub(super) fn count_obtained(&mut self, id: HolderId) {
         let Some(held) = self.memory.holders.get_mut(id) else {
             return;
         };
@@ -207,7 +207,7 @@ impl Locked<'_> {
     }
 
     /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
-    pub(in crate::pool) fn return_addresses(&mut self, id: HolderId) {
+    pub(super) fn return_addresses(&mut self, id: HolderId) {
         let Some(holder) = self.memory.holders.holder(id) else {
             return;
         };

@@ -14,7 +14,7 @@ pub(crate) struct HolderId {
 }
 
 impl HolderId {
-    pub(in crate::pool) const fn tenant(self) -> TenantId {
+    pub(super) const fn tenant(self) -> TenantId {
         self.tenant
     }
 }

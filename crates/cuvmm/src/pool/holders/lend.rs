@@ -175,7 +175,7 @@ impl Tenant {
 
     /// Repeats an attempt of a holder that fails because of work, while `again` returns `true` for
     /// the error and until the deadline. No lock is held meanwhile.
-    pub(crate) fn repeat<T>(
+    pub(super) fn repeat<T>(
         &self,
         deadline: Option<Instant>,
         attempt: impl Fn() -> Result<T, SleepError>,

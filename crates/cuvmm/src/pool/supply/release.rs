@@ -65,7 +65,7 @@ impl Locked<'_> {
 
     /// Releases a physical to the driver (`cuMemRelease`), or quarantines it if the driver refuses.
     /// Returns the bytes released.
-    pub(crate) fn release(&mut self, unmapped: Unmapped) -> u64 {
+    pub(super) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
         let mut releasing = Releasing(self, size);
         let closed = releasing.0.close_physical(unmapped.physical);

@@ -43,13 +43,13 @@ impl<'a> Room<'a> {
         self.ahead += std::mem::take(&mut other.ahead);
     }
 
-    pub(in crate::pool) const fn has(&self, size: u64) -> bool {
+    pub(super) const fn has(&self, size: u64) -> bool {
         self.bytes >= size
     }
 
     /// Takes from the `found` free bytes all that the operation is to create, or, if they do not
     /// fit, `size`.
-    pub(in crate::pool) fn take(&mut self, found: u64, size: u64) {
+    pub(super) fn take(&mut self, found: u64, size: u64) {
         self.give_up();
         self.bytes = match self.ahead.max(size) {
             all if all <= found => all,
@@ -65,7 +65,7 @@ impl<'a> Room<'a> {
         self.claimed.fetch_sub(used, Ordering::SeqCst);
     }
 
-    pub(in crate::pool) fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         self.claimed.fetch_sub(bytes, Ordering::SeqCst);
     }

@@ -11,7 +11,12 @@ use crate::pool::memory::Memory;
 
 impl Precommit {
     /// Queues a block that runs low on precommitted memory. Its slot has `bytes` of memory.
-    pub(crate) fn look_at(&mut self, slot: SlotId, block: &mut Occupant, bytes: u64) {
+    pub(in crate::pool::blocks) fn look_at(
+        &mut self,
+        slot: SlotId,
+        block: &mut Occupant,
+        bytes: u64,
+    ) {
         let low = bytes.saturating_sub(block.used) < block.pace.low && bytes < block.most;
         if low && !block.pace.called && !self.waker.is_dead() {
             block.pace.called = true;

@@ -56,7 +56,7 @@ impl Pace {
         self.is_fast = precommit > step;
     }
 
-    pub(crate) const fn wake(&self) -> Urgency {
+    pub(super) const fn wake(&self) -> Urgency {
         match self.is_fast {
             true => Urgency::Now,
             false => Urgency::Soon,
@@ -77,7 +77,7 @@ impl Pace {
 }
 
 impl Precommit {
-    pub(crate) const fn new(waker: Waker, free_target: u64) -> Self {
+    pub(super) const fn new(waker: Waker, free_target: u64) -> Self {
         Self {
             waker,
             attached: 0,
@@ -88,11 +88,11 @@ impl Precommit {
         }
     }
 
-    pub(crate) fn call(&mut self, urgency: Urgency) {
+    pub(super) fn call(&mut self, urgency: Urgency) {
         self.urgency = self.urgency.max(Some(urgency));
     }
 
-    pub(in crate::pool) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
+    pub(super) fn take_urgency(&mut self) -> Option<(Waker, Urgency)> {
         let urgency = self.urgency.take()?;
         Some((self.waker.clone(), urgency))
     }

@@ -131,7 +131,7 @@ impl Run {
         })
     }
 
-    pub(in crate::pool) const fn end(&self) -> u64 {
+    const fn end(&self) -> u64 {
         self.offset + self.size
     }
 

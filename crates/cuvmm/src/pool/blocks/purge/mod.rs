@@ -264,7 +264,7 @@ impl Locked<'_> {
 
     /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the
     /// pool is open to. If the driver has none left, frees resting addresses first.
-    pub(crate) fn reserve(
+    pub(super) fn reserve(
         &mut self,
         size: u64,
         guard: u64,

@@ -27,7 +27,11 @@ impl Locked<'_> {
 
     /// Accounts for extents that a slot, which is out, has lost in a failed roll-back; returns the
     /// reason.
-    pub(in crate::pool) fn lose(&mut self, slot: &mut Slot, lost: NotPutBack) -> MemoryError {
+    pub(in crate::pool::blocks) fn lose(
+        &mut self,
+        slot: &mut Slot,
+        lost: NotPutBack,
+    ) -> MemoryError {
         let stuck = lost.stuck.into_iter();
         stuck.for_each(|stuck| self.stuck(slot, stuck));
         self.abandon(slot, lost.rest);
@@ -66,7 +70,12 @@ impl Locked<'_> {
     }
 
     /// Quarantines bytes that are stuck in a slot.
-    pub(crate) fn set_aside(&mut self, slot: &mut Slot, bytes: u64, mappings: u64) {
+    pub(in crate::pool::blocks) fn set_aside(
+        &mut self,
+        slot: &mut Slot,
+        bytes: u64,
+        mappings: u64,
+    ) {
         if bytes > 0 {
             slot.broken = true;
             self.memory.budget.quarantine(bytes, mappings);

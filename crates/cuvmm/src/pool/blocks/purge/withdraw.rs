@@ -44,7 +44,10 @@ impl Core {
     }
 
     /// Shrinks blocks to the given sizes: all of them or none.
-    pub(crate) fn shrink(&self, steps: &[(BlockPlace, u64)]) -> Result<(), BlockError> {
+    pub(in crate::pool::blocks) fn shrink(
+        &self,
+        steps: &[(BlockPlace, u64)],
+    ) -> Result<(), BlockError> {
         self.device.own_process()?;
         let wanted = steps.iter().map(|(place, _)| (place.slot, 0));
         let mut state = self.await_slots(self.lock(), wanted);

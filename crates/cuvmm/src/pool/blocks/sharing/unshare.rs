@@ -100,7 +100,7 @@ impl Core {
         })
     }
 
-    pub(in crate::pool) fn unshare(
+    pub(in crate::pool::blocks) fn unshare(
         &self,
         tenant: TenantId,
         steps: &[Step],

@@ -66,7 +66,7 @@ pub(in crate::pool) struct Tally {
 }
 
 impl Tally {
-    pub(in crate::pool) fn add(&mut self, slot: &Slot) {
+    pub(super) fn add(&mut self, slot: &Slot) {
         self.blocks += 1;
         self.bytes += slot.block.as_ref().map_or(0, |block| block.requested);
     }
@@ -146,17 +146,17 @@ impl Tenant {
 }
 
 impl TransitioningBlock {
-    pub(in crate::pool) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
+    pub(super) fn of(core: &Arc<Core>, (place, bytes, used): Chosen) -> Self {
         let lease = Lease::counted(Arc::clone(core), place, bytes);
         Self { lease, bytes, used }
     }
 
     /// Locks the pool once no operation has the block's slot out.
-    pub(in crate::pool) fn lock(&self) -> Locked<'_> {
+    pub(super) fn lock(&self) -> Locked<'_> {
         self.lease.core().lock_with(self.lease.place().slot)
     }
 
-    pub(in crate::pool) const fn place(&self) -> &BlockPlace {
+    pub(super) const fn place(&self) -> &BlockPlace {
         self.lease.place()
     }
 
@@ -164,7 +164,7 @@ impl TransitioningBlock {
         self.used
     }
 
-    pub(crate) const fn address(&self) -> DeviceAddress {
+    pub(super) const fn address(&self) -> DeviceAddress {
         self.lease.address()
     }
 
@@ -217,7 +217,7 @@ impl Blocks {
 
     /// Counts the chosen blocks whose slots are out. Without `awake` counts only blocks that are
     /// not awake.
-    pub(in crate::pool) fn busy(&self, id: TenantId, choice: Choice<'_>, awake: bool) -> Tally {
+    pub(super) fn busy(&self, id: TenantId, choice: Choice<'_>, awake: bool) -> Tally {
         let out = self.out_of(id, choice);
         let counted = out.filter(|(_, figures)| awake || figures.sleeps);
         counted.fold(Tally::default(), |busy, (_, figures)| Tally {
@@ -226,7 +226,7 @@ impl Blocks {
         })
     }
 
-    pub(in crate::pool) fn choose(
+    pub(super) fn choose(
         &self,
         id: TenantId,
         choice: Choice<'_>,
@@ -241,7 +241,7 @@ impl Blocks {
     }
 
     /// Marks a slot, and counts the lease of the operation that moves its block.
-    pub(in crate::pool) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
+    pub(super) fn mark(&mut self, id: SlotId, sleep_state: SleepState) -> Option<Chosen> {
         let chosen = self.with_slot(id, |slot| {
             slot.leases += 1;
             slot.sleep_state = sleep_state;

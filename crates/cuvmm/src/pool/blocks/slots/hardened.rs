@@ -96,7 +96,7 @@ pub(in crate::pool) struct Hardening {
 }
 
 impl Hardening {
-    pub(crate) const fn new(options: Hardened) -> Self {
+    pub(in crate::pool::blocks) const fn new(options: Hardened) -> Self {
         Self {
             guard: options.guard,
             fill: options.fill,

@@ -7,7 +7,7 @@ use crate::pool::accounts::TenantId;
 
 pub(in crate::pool) const BYTES: &str = "bytes of a block";
 
-pub(in crate::pool) const fn too_large(value: u64) -> ArgumentError {
+pub(in crate::pool::blocks) const fn too_large(value: u64) -> ArgumentError {
     ArgumentError::Overflow { what: BYTES, value }
 }
 

@@ -17,7 +17,8 @@ use crate::pool::accounts::TenantId;
 
 pub use hardened::Hardened;
 pub(in crate::pool) use hardened::Hardening;
-pub(in crate::pool) use ids::{BYTES, BlockPlace, SlotId, too_large};
+pub(in crate::pool::blocks) use ids::too_large;
+pub(in crate::pool) use ids::{BYTES, BlockPlace, SlotId};
 pub(in crate::pool) use queues::{PurgeQueue, PurgeQueues};
 pub(in crate::pool) use share_table::Sharers;
 pub(in crate::pool) use sleep_state::SleepState;
@@ -122,13 +123,13 @@ impl Slots {
         self.has_movable
     }
 
-    pub(in crate::pool) fn put(&mut self, slot: Box<Slot>) {
+    pub(super) fn put(&mut self, slot: Box<Slot>) {
         if let Some(tenancy) = self.of_mut(slot.id.tenant) {
             tenancy.put(slot);
         }
     }
 
-    pub(in crate::pool) fn remove(&mut self, id: SlotId) {
+    pub(super) fn remove(&mut self, id: SlotId) {
         if let Some(tenancy) = self.of_mut(id.tenant) {
             tenancy.remove_slot(id.index);
         }
@@ -138,12 +139,12 @@ impl Slots {
         self.of(id.tenant).is_some_and(|it| it.is_out(id.index))
     }
 
-    pub(in crate::pool) fn sleeps(&self, id: SlotId) -> bool {
+    pub(super) fn sleeps(&self, id: SlotId) -> bool {
         self.of(id.tenant).is_some_and(|it| it.sleeps(id.index))
     }
 
     /// Updates the figures of a slot that is out.
-    pub(in crate::pool) fn renew(&mut self, slot: &Slot) {
+    pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(tenancy) = self.of_mut(slot.id.tenant) {
             tenancy.renew(slot);
         }
@@ -156,7 +157,7 @@ impl Slots {
     }
 
     #[inline]
-    pub(in crate::pool) const fn note_work(&mut self) {
+    pub(super) const fn note_work(&mut self) {
         #[cfg(debug_assertions)]
         {
             self.worked_on += 1;

@@ -22,7 +22,7 @@ pub(in crate::pool) struct PurgeQueues {
 
 impl PurgeQueues {
     /// Lists a slot, before the slots listed already.
-    pub(in crate::pool) fn list(&mut self, slot: &mut Slot, drains: bool) {
+    pub(in crate::pool::blocks) fn list(&mut self, slot: &mut Slot, drains: bool) {
         if slot.purging && drains {
             self.registered.retain(|&id| id != slot.id);
             self.draining.retain(|&id| id != slot.id);
@@ -39,14 +39,14 @@ impl PurgeQueues {
         }
     }
 
-    pub(in crate::pool) const fn of(&mut self, queue: PurgeQueue) -> &mut VecDeque<SlotId> {
+    pub(in crate::pool::blocks) const fn of(&mut self, queue: PurgeQueue) -> &mut VecDeque<SlotId> {
         match queue {
             PurgeQueue::Registered => &mut self.registered,
             PurgeQueue::Draining => &mut self.draining,
         }
     }
 
-    pub(in crate::pool) fn is_empty(&self, queue: PurgeQueue) -> bool {
+    pub(in crate::pool::blocks) fn is_empty(&self, queue: PurgeQueue) -> bool {
         match queue {
             PurgeQueue::Registered => self.registered.is_empty(),
             PurgeQueue::Draining => self.draining.is_empty(),
@@ -58,7 +58,7 @@ impl PurgeQueues {
     }
 
     /// Returns how many slots of draining tenants were listed since the last call.
-    pub(in crate::pool) const fn take_listed(&mut self) -> usize {
+    pub(in crate::pool::blocks) const fn take_listed(&mut self) -> usize {
         std::mem::replace(&mut self.listed, 0)
     }
 
@@ -67,7 +67,7 @@ impl PurgeQueues {
     }
 
     #[cfg(debug_assertions)]
-    pub(in crate::pool) fn has(&self, id: SlotId) -> bool {
+    pub(in crate::pool::blocks) fn has(&self, id: SlotId) -> bool {
         self.registered.contains(&id) || self.draining.contains(&id)
     }
 }

@@ -20,7 +20,7 @@ pub(in crate::pool) struct Resting {
 }
 
 impl Resting {
-    pub(crate) const fn new(most_spaces: u64, most_bytes: u64) -> Self {
+    pub(super) const fn new(most_spaces: u64, most_bytes: u64) -> Self {
         Self {
             spaces: VecDeque::new(),
             bytes: 0,
@@ -29,24 +29,24 @@ impl Resting {
         }
     }
 
-    pub(crate) fn count(&self) -> u64 {
+    pub(in crate::pool::blocks) fn count(&self) -> u64 {
         self.spaces.len() as u64
     }
 
-    pub(crate) const fn bytes(&self) -> u64 {
+    pub(in crate::pool::blocks) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    pub(in crate::pool) fn add(&mut self, space: Space) {
+    pub(in crate::pool::blocks) fn add(&mut self, space: Space) {
         self.bytes += space.addresses();
         self.spaces.push_back(space);
     }
 
-    pub(in crate::pool) fn is_over(&self) -> bool {
+    pub(in crate::pool::blocks) fn is_over(&self) -> bool {
         self.count() > self.most_spaces || self.bytes > self.most_bytes
     }
 
-    pub(in crate::pool) fn oldest(&mut self) -> Option<Space> {
+    pub(in crate::pool::blocks) fn oldest(&mut self) -> Option<Space> {
         let space = self.spaces.pop_front()?;
         self.bytes -= space.addresses();
         Some(space)

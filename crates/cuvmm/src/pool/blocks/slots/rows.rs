@@ -15,7 +15,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             rows: BTreeMap::new(),
             of: BTreeMap::new(),
@@ -23,7 +23,7 @@ impl Rows {
         }
     }
 
-    pub(crate) fn add(&mut self, slots: Vec<usize>) {
+    pub(in crate::pool::blocks) fn add(&mut self, slots: Vec<usize>) {
         let row = self.next;
         self.next += 1;
         self.of.extend(slots.iter().map(|&slot| (slot, row)));
@@ -31,7 +31,7 @@ impl Rows {
     }
 
     /// Removes a slot that is gone, and its row.
-    pub(crate) fn forget(&mut self, slot: usize) {
+    pub(super) fn forget(&mut self, slot: usize) {
         let row = self.of.remove(&slot).and_then(|row| self.rows.remove(&row));
         for other in row.into_iter().flatten() {
             self.of.remove(&other);
@@ -44,17 +44,17 @@ impl Rows {
     }
 
     #[inline]
-    pub(crate) fn has(&self, slot: usize) -> bool {
+    pub(in crate::pool::blocks) fn has(&self, slot: usize) -> bool {
         !self.of.is_empty() && self.of.contains_key(&slot)
     }
 
     /// Returns the row that a slot is in.
-    pub(crate) fn around(&self, slot: usize) -> Option<&[usize]> {
+    pub(in crate::pool::blocks) fn around(&self, slot: usize) -> Option<&[usize]> {
         let row = self.of.get(&slot)?;
         self.rows.get(row).map(Vec::as_slice)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &[usize]> {
+    pub(in crate::pool::blocks) fn iter(&self) -> impl Iterator<Item = &[usize]> {
         self.rows.values().map(Vec::as_slice)
     }
 }

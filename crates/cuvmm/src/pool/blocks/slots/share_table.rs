@@ -34,7 +34,7 @@ pub(in crate::pool) enum Sharers {
 }
 
 impl ShareTable {
-    pub(crate) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             entries: BTreeMap::new(),
             bytes: 0,
@@ -45,12 +45,12 @@ impl ShareTable {
         self.bytes
     }
 
-    pub(in crate::pool) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
     /// Notes that `other` maps the physical that `slot` has at `offset`.
-    pub(in crate::pool) fn add(
+    pub(in crate::pool::blocks) fn add(
         &mut self,
         physical: &Physical,
         offset: u64,
@@ -70,7 +70,7 @@ impl ShareTable {
     }
 
     /// Notes that a slot no longer maps an extent. Returns `None` if the extent was not shared.
-    pub(in crate::pool) fn remove(
+    pub(in crate::pool::blocks) fn remove(
         &mut self,
         handle: PhysicalHandle,
         slot: usize,
@@ -87,7 +87,7 @@ impl ShareTable {
         })
     }
 
-    pub(in crate::pool) fn forget(&mut self, handle: PhysicalHandle) {
+    fn forget(&mut self, handle: PhysicalHandle) {
         if let Some(entry) = self.entries.remove(&handle) {
             self.bytes -= entry.size;
         }
@@ -103,14 +103,14 @@ impl ShareTable {
         holders.copied().filter(move |&other| other != slot)
     }
 
-    pub(in crate::pool) fn others(&self, handle: PhysicalHandle) -> usize {
+    pub(in crate::pool::blocks) fn others(&self, handle: PhysicalHandle) -> usize {
         let entry = self.entries.get(&handle);
         entry.map_or(0, |entry| entry.holders.len().saturating_sub(1))
     }
 
     /// From the end of a slot's shared memory, removes the extents that no other slot maps any
     /// more: they are the slot's own.
-    pub(crate) fn settle(&mut self, slot: &mut Slot) {
+    pub(in crate::pool::blocks) fn settle(&mut self, slot: &mut Slot) {
         while let Some(last) = slot.shared.checked_sub(1) {
             let mut there = slot.space.parts_in(last, slot.shared);
             let Some((extent, physical)) = there.next() else {

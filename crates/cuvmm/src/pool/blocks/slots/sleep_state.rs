@@ -28,7 +28,7 @@ pub(in crate::pool) enum SleepState {
 
 impl SleepState {
     /// Returns the state of a block that begins to move, with `owed` bytes.
-    pub(in crate::pool) fn moving(owed: u64) -> Self {
+    pub(in crate::pool::blocks) fn moving(owed: u64) -> Self {
         Self::Moving {
             aside: TakenOut::default(),
             owed,
@@ -38,7 +38,7 @@ impl SleepState {
         }
     }
 
-    pub(in crate::pool) const fn is_awake(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_awake(&self) -> bool {
         matches!(self, Self::Awake)
     }
 
@@ -72,7 +72,7 @@ impl SleepState {
     }
 
     /// Returns the bytes charged for the block and not in its slot.
-    pub(crate) fn beside(&self) -> u64 {
+    pub(in crate::pool::blocks) fn beside(&self) -> u64 {
         match self {
             Self::Moving { aside, owed, .. } => aside.bytes() + owed,
             _ => 0,

@@ -117,13 +117,13 @@ pub(in crate::pool) struct Occupant {
 impl Occupant {
     /// Returns the range of old bytes that the block would show if it grew to `size` bytes within
     /// its granules.
-    pub(crate) fn stale(&self, size: u64) -> Range<u64> {
+    pub(in crate::pool::blocks) fn stale(&self, size: u64) -> Range<u64> {
         let end = size.min(self.ever).min(self.used);
         self.requested..end.max(self.requested)
     }
 
     /// Returns the fence for withdrawing memory of the block: it covers all use up to now.
-    pub(crate) fn fence(&self, space: &Space) -> Fence {
+    pub(in crate::pool::blocks) fn fence(&self, space: &Space) -> Fence {
         let Some(home) = &self.home else {
             let mut fence = self.uses.end();
             fence.merge(Fence::devices(space.users().cloned().collect()));
@@ -141,7 +141,7 @@ impl Occupant {
 
     /// Returns the streams that used the block, the home stream first, or `None` if any stream may
     /// have used it.
-    pub(crate) fn streams(&self) -> Option<Vec<Stream>> {
+    pub(in crate::pool::blocks) fn streams(&self) -> Option<Vec<Stream>> {
         let (home, others) = (self.home.as_ref()?, self.uses.streams()?);
         let mut streams = Vec::with_capacity(1 + others.len());
         streams.push(home.clone());
@@ -172,7 +172,7 @@ pub(crate) struct Figures {
 }
 
 impl Slot {
-    pub(crate) fn figures(&self) -> Figures {
+    pub(super) fn figures(&self) -> Figures {
         // A block that has lost memory has less memory than its size.
         let there = self.charged().max(self.shared);
         let in_use = self.requested().min(there).saturating_sub(self.shared);
@@ -195,7 +195,7 @@ impl Slot {
         }
     }
 
-    pub(crate) const fn new(
+    pub(in crate::pool::blocks) const fn new(
         id: SlotId,
         space: Space,
         class: Class,
@@ -240,7 +240,7 @@ impl Slot {
 
     /// Returns the bytes of memory in the slot, or on their way into it or out of it, that are
     /// charged for its block.
-    pub(crate) fn charged(&self) -> u64 {
+    pub(in crate::pool::blocks) fn charged(&self) -> u64 {
         self.coming + self.there()
     }
 
@@ -250,11 +250,11 @@ impl Slot {
         all.saturating_sub(self.sleep_state.passed())
     }
 
-    pub(crate) fn used(&self) -> u64 {
+    pub(in crate::pool::blocks) fn used(&self) -> u64 {
         self.present(|block| block.used)
     }
 
-    pub(crate) fn requested(&self) -> u64 {
+    pub(in crate::pool::blocks) fn requested(&self) -> u64 {
         self.present(|block| block.requested)
     }
 
@@ -269,14 +269,14 @@ impl Slot {
     }
 
     /// Returns the bytes that the block has when it is awake, if it sleeps.
-    pub(crate) fn asleep(&self) -> u64 {
+    fn asleep(&self) -> u64 {
         match (&self.sleep_state, &self.block) {
             (SleepState::Asleep { .. }, Some(block)) => block.used,
             _ => 0,
         }
     }
 
-    pub(in crate::pool) fn check_awake(&self) -> Result<(), MemoryError> {
+    pub(in crate::pool::blocks) fn check_awake(&self) -> Result<(), MemoryError> {
         let size = self.block.as_ref().map_or(0, |block| block.requested);
         match self.sleep_state.is_awake() {
             true => Ok(()),
@@ -285,7 +285,7 @@ impl Slot {
     }
 
     /// Returns the offset up to which memory is used or shared.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(in crate::pool::blocks) fn taken(&self) -> u64 {
         self.used().max(self.shared)
     }
 
@@ -338,7 +338,7 @@ impl Slot {
     }
 
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
-    pub(crate) fn kept(&self) -> u64 {
+    pub(super) fn kept(&self) -> u64 {
         let kept = if self.leases > 0 {
             self.there()
         } else {
@@ -388,11 +388,11 @@ impl Slot {
 
     /// Returns `true` if neither a lease nor the mapper keeps the memory behind the used bytes in
     /// place.
-    pub(crate) const fn is_free(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_free(&self) -> bool {
         self.leases == 0 && !self.is_busy()
     }
 
-    pub(in crate::pool) fn stuck_at(&self, offset: u64, size: u64) -> bool {
+    pub(in crate::pool::blocks) fn stuck_at(&self, offset: u64, size: u64) -> bool {
         self.space.stuck_in(offset, offset.saturating_add(size)) > 0
     }
 
@@ -402,7 +402,7 @@ impl Slot {
         self.leases == 0 && self.fence.is_complete()
     }
 
-    pub(crate) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
+    pub(in crate::pool::blocks) fn completed(&mut self) -> Result<Completed<'_>, CallError> {
         let fence = Some(&self.fence).filter(|_| self.leases == 0);
         let completed = fence.and_then(|fence| fence.completed(&mut self.space));
         completed.ok_or(CallError::InUse)
@@ -410,7 +410,7 @@ impl Slot {
 
     /// Records that work of a stream uses the block's memory, or memory that leases keep. Makes no
     /// driver call while a capture runs.
-    pub(crate) fn record_use(&mut self, stream: &Stream, capturing: bool) {
+    pub(in crate::pool::blocks) fn record_use(&mut self, stream: &Stream, capturing: bool) {
         let ended = match &mut self.block {
             Some(block) if block.home.as_ref() == Some(stream) => return,
             Some(block) => block.uses.add(stream),
@@ -434,7 +434,7 @@ impl Slot {
 
     /// Records that work on any stream of the devices with access uses the block's memory, or
     /// memory that leases keep.
-    pub(crate) fn record_use_anywhere(&mut self) {
+    pub(in crate::pool::blocks) fn record_use_anywhere(&mut self) {
         let users = self.space.users();
         match &mut self.block {
             Some(block) => users.for_each(|device| block.uses.add_device(device)),
@@ -481,7 +481,7 @@ impl Slot {
     }
 
     /// Marks the extents that the block may have written to since the last marking.
-    pub(crate) fn note_writer(&mut self) {
+    pub(in crate::pool::blocks) fn note_writer(&mut self) {
         if let Some(block) = &mut self.block
             && block.used > block.noted
         {
@@ -490,7 +490,7 @@ impl Slot {
         }
     }
 
-    pub(crate) fn place(&self, capacity: u64) -> BlockPlace {
+    pub(in crate::pool::blocks) fn place(&self, capacity: u64) -> BlockPlace {
         BlockPlace {
             slot: self.id,
             address: self.space.address(),
@@ -505,7 +505,7 @@ impl Slot {
         }
     }
 
-    pub(crate) fn home(&self) -> Option<&Stream> {
+    pub(in crate::pool::blocks) fn home(&self) -> Option<&Stream> {
         self.block.as_ref()?.home.as_ref()
     }
 
@@ -521,7 +521,7 @@ impl Slot {
 
     /// Returns the offset up to which the slot may not write, or should not.
     #[inline]
-    pub(crate) fn bound(&self) -> u64 {
+    pub(in crate::pool::blocks) fn bound(&self) -> u64 {
         self.shared.max(self.lent)
     }
 

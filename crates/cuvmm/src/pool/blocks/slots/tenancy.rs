@@ -146,7 +146,7 @@ impl Tenancy {
     }
 
     /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
-    pub(crate) fn kept(&self) -> u64 {
+    pub(in crate::pool::blocks) fn kept(&self) -> u64 {
         let kept: u64 = self.slots.iter().map(Place::kept).sum();
         kept + self.shared_in_use()
     }
@@ -199,7 +199,7 @@ impl Tenancy {
         }
     }
 
-    pub(crate) const fn has_sleepers(&self) -> bool {
+    const fn has_sleepers(&self) -> bool {
         self.sleepers > 0
     }
 
@@ -220,11 +220,11 @@ impl Tenancy {
         self.slots.len() - 1
     }
 
-    pub(in crate::pool) fn is_out(&self, index: usize) -> bool {
+    pub(super) fn is_out(&self, index: usize) -> bool {
         matches!(self.slots.get(index), Some(Place::Out(_)))
     }
 
-    pub(crate) fn sleeps(&self, index: usize) -> bool {
+    pub(super) fn sleeps(&self, index: usize) -> bool {
         match self.slots.get(index) {
             Some(Place::In(listed)) => !listed.slot.sleep_state.is_awake(),
             Some(Place::Out(out)) => out.figures.sleeps,
@@ -253,7 +253,7 @@ impl Tenancy {
 
     /// Updates the figures of a slot that is out, except `sleeps`, which is updated when the slot
     /// is put back.
-    pub(crate) fn renew(&mut self, slot: &Slot) {
+    pub(super) fn renew(&mut self, slot: &Slot) {
         if let Some(Place::Out(out)) = self.slots.get_mut(slot.id.index) {
             let sleeps = out.figures.sleeps;
             out.figures = slot.figures();
@@ -275,7 +275,7 @@ impl Tenancy {
     }
 
     /// Takes a slot off all lists and out, for an operation that releases the lock.
-    pub(crate) fn take_out(&mut self, index: usize, flight: NonZeroU64) -> Option<Box<Slot>> {
+    pub(super) fn take_out(&mut self, index: usize, flight: NonZeroU64) -> Option<Box<Slot>> {
         let slot = self.take(index)?;
         let tag = slot.block.as_ref().and_then(|block| block.tag.clone());
         let place = Place::out(flight, slot.figures(), tag);
@@ -291,7 +291,7 @@ impl Tenancy {
     }
 
     /// Takes a slot off all lists and from its place, for the locked section.
-    pub(crate) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
+    pub(super) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
         let place = self.slots.get_mut(index)?;
         if !matches!(place, Place::In(_)) {
             return None;
@@ -318,7 +318,7 @@ impl Tenancy {
         Some(slot)
     }
 
-    pub(crate) fn put(&mut self, mut slot: Box<Slot>) {
+    pub(in crate::pool::blocks) fn put(&mut self, mut slot: Box<Slot>) {
         let index = slot.id.index;
         if slot.shared > 0 {
             self.share_table.settle(&mut slot);
@@ -357,7 +357,7 @@ impl Tenancy {
     }
 
     #[cfg(debug_assertions)]
-    pub(crate) fn has_lost(&self) -> bool {
+    pub(super) fn has_lost(&self) -> bool {
         self.slots.iter().any(|place| matches!(place, Place::Taken))
     }
 
@@ -393,12 +393,12 @@ impl Tenancy {
     }
 
     #[cfg(debug_assertions)]
-    pub(in crate::pool) const fn has_taken(&self) -> bool {
+    pub(super) const fn has_taken(&self) -> bool {
         self.taken > 0
     }
 
     /// Gives up the slots that an operation had out when a panic ended it.
-    pub(in crate::pool) fn lose(&mut self, flight: NonZeroU64) {
+    pub(super) fn lose(&mut self, flight: NonZeroU64) {
         for place in &mut self.slots {
             if matches!(place, Place::Out(out) if out.flight == flight) {
                 self.sleepers -= usize::from(place.is_sleepers());
@@ -408,7 +408,10 @@ impl Tenancy {
     }
 
     /// Returns the slots that a block of the class may be put in, the most recently used first.
-    pub(crate) fn reusable(&self, class: Class) -> impl Iterator<Item = (usize, &Slot)> {
+    pub(in crate::pool::blocks) fn reusable(
+        &self,
+        class: Class,
+    ) -> impl Iterator<Item = (usize, &Slot)> {
         let listed = self.reusable.get(&class);
         let latest_first = listed.into_iter().flatten().rev();
         latest_first.filter_map(|&(_, index)| Some((index, self.slot(index)?)))

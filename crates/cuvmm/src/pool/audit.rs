@@ -51,7 +51,7 @@ impl State {
         }
         let accounts = self.memory.budget.accounts().map(|(_, account)| account);
         let held: u64 = accounts.map(|account| account.held).sum();
-        let all = self.memory.budget.held();
+        let all = self.memory.budget.totals().held;
         debug_assert!(held == all, "accounts add up to {held}");
     }
 
@@ -98,10 +98,10 @@ impl State {
         let states = || self.blocks.slots.all().map(|slot| &slot.sleep_state);
         let owed: u64 = states().map(|state| state.owed()).sum();
         let passed: u64 = states().map(|state| state.passed()).sum();
-        let budget = &self.memory.budget;
-        let had = budget.obtained() + owed - passed;
+        let all = self.memory.budget.totals();
+        let had = all.obtained + owed - passed;
         let unused = self.memory.supply.free() + self.memory.supply.marked();
-        let known = budget.held() + budget.quarantined() + unused;
+        let known = all.held + all.quarantined + unused;
         debug_assert!(
             had == known,
             "{had} came from the driver, {known} are known"

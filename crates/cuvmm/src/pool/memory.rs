@@ -110,8 +110,8 @@ impl Memory {
     }
 
     pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
-        let held = self.budget.addresses();
-        match wanted <= self.budget.addresses_left() {
+        let held = self.budget.totals().addresses;
+        match wanted <= self.budget.left().addresses {
             true => Ok(()),
             false => Err(BlockError::OutOfAddresses {
                 wanted,
@@ -152,7 +152,7 @@ impl Memory {
             let figures = held.holder().figures();
             idle.stranded += figures.stranded() + figures.kept;
         }
-        let creatable = self.budget.creatable().min(self.policy.largest_extent);
+        let creatable = self.budget.left().bytes.min(self.policy.largest_extent);
         let run = self.device.granule().round_down(creatable);
         Box::new(Shortage {
             tenant: self.terms.name_of(id),
@@ -166,7 +166,7 @@ impl Memory {
             pending_free: idle.pending_free,
             leased: idle.leased,
             stranded: idle.stranded,
-            quarantined: self.budget.quarantined(),
+            quarantined: self.budget.totals().quarantined,
             holders,
             ledger: None,
             memory_set_by: self.memory_set_by(),

@@ -98,7 +98,7 @@ use std::sync::Arc;
 
 use cuvmm_driver::HandleTypes;
 
-use self::accounts::{Budget, Limits};
+use self::accounts::{Amount, Budget};
 use self::blocks::Blocks;
 use self::core::Core;
 use self::memory::{Memory, Policy};
@@ -341,16 +341,13 @@ impl<'a> PoolBuilder<'a> {
             // fault.
             policy.growth = Growth::Exact;
         }
-        let budget = Budget::new(Limits {
+        let budget = Budget::new(Amount {
             bytes,
             mappings,
             addresses,
         });
         let memory = Memory::new(device.clone(), policy, budget);
-        let mut state = State::new(memory, Blocks::new(granule, hardened));
-        if ledger.is_some() {
-            state.memory.budget.needs_grants();
-        }
+        let state = State::new(memory, Blocks::new(granule, hardened));
         let core = Arc::new(Core::new(device.clone(), self.guests, state, |state| {
             state.finish_deferred();
             state.keep_to_limits();

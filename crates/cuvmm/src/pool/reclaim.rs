@@ -181,10 +181,15 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         let mut reclaimable = plan.gained;
         if plan.gained >= total {
-            let before = self.memory.budget.quarantined();
+            let before = self.memory.budget.totals().quarantined;
             self.carry_out(plan)?;
             // Exported memory goes to the driver, which may refuse it.
-            let lost = self.memory.budget.quarantined().saturating_sub(before);
+            let lost = self
+                .memory
+                .budget
+                .totals()
+                .quarantined
+                .saturating_sub(before);
             if plan.gained.saturating_sub(lost) >= total {
                 return Ok(());
             }
@@ -326,7 +331,7 @@ impl Locked<'_> {
             return;
         };
         for together in tenancy.bare() {
-            if self.memory.budget.addresses_left() >= wanted {
+            if self.memory.budget.left().addresses >= wanted {
                 break;
             }
             // The lock is released between slots.
@@ -349,7 +354,7 @@ impl Locked<'_> {
 
     /// Makes room for `bytes` of addresses, or fails.
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
-        if self.memory.budget.addresses_left() < bytes {
+        if self.memory.budget.left().addresses < bytes {
             self.purge_all();
             for id in self.blocks.slots.tenants() {
                 self.drop_empty_slots(id, bytes);

@@ -292,8 +292,8 @@ impl State {
     /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
     /// a waking block, may already be charged for memory that it is about to take.
     const fn free(&self) -> u64 {
-        let taken = self.memory.budget.held() + self.memory.budget.quarantined();
-        self.memory.budget.obtained().saturating_sub(taken)
+        let all = self.memory.budget.totals();
+        all.obtained.saturating_sub(all.held + all.quarantined)
     }
 
     pub(crate) fn stats(&mut self) -> PoolStats {
@@ -301,12 +301,12 @@ impl State {
         let tenants = self.blocks.slots.iter();
         let tenants: Vec<_> = tenants.map(|(id, it)| self.stats_of(id, it)).collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
-        let limits = self.memory.budget.limits();
+        let (all, limits) = (self.memory.budget.totals(), self.memory.budget.limits());
         let (resting_blocks, resting_addresses) = self.blocks.resting();
         PoolStats {
             limit: limits.bytes,
-            committed: self.memory.budget.held(),
-            peak: self.memory.budget.peak(),
+            committed: all.held,
+            peak: all.peak,
             in_use: sum(|tenant| tenant.in_use),
             padding: sum(|tenant| tenant.padding),
             precommitted: sum(|tenant| tenant.precommitted),
@@ -315,13 +315,13 @@ impl State {
             leased: sum(|tenant| tenant.leased),
             shared: sum(|tenant| tenant.shared),
             free: self.free(),
-            quarantined: self.memory.budget.quarantined(),
+            quarantined: all.quarantined,
             stranded: sum(|tenant| tenant.stranded),
             exported: sum(|tenant| tenant.exported),
             asleep: sum(|tenant| tenant.asleep),
-            mappings: self.memory.budget.mappings(),
+            mappings: all.mappings,
             mapping_limit: limits.mappings,
-            addresses: self.memory.budget.addresses(),
+            addresses: all.addresses,
             address_limit: limits.addresses,
             resting_blocks,
             resting_addresses,

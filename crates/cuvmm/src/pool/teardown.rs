@@ -9,10 +9,10 @@ use crate::extents::TakenOut;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
-        let before = self.memory.budget.given_back();
+        let before = self.memory.budget.totals().given_back;
         self.retry_releases(1);
         self.purge_all();
-        let excess = |memory: &Memory| memory.budget.obtained().saturating_sub(keep);
+        let excess = |memory: &Memory| memory.budget.totals().obtained.saturating_sub(keep);
         if excess(&self.memory) > self.memory.supply.free() {
             let wanted = excess(&self.memory) - self.memory.supply.free();
             // No tenant makes the request, so every tenant's guarantee counts.
@@ -21,7 +21,7 @@ impl Locked<'_> {
         let free = self.memory.supply.free();
         self.release_free(free.saturating_sub(excess(&self.memory)));
         // Includes exported memory, released on the way.
-        Ok(self.memory.budget.given_back() - before)
+        Ok(self.memory.budget.totals().given_back - before)
     }
 
     /// Gives all memory and addresses back, when no tenant, block or lease handle exists any more.
@@ -65,7 +65,7 @@ impl Locked<'_> {
             }
         }
         if outcome.is_ok() {
-            self.memory.budget.drain(id);
+            self.memory.budget.set_guarantee(id, 0);
         }
         outcome
     }
@@ -85,13 +85,13 @@ impl Locked<'_> {
 impl Drop for Core {
     fn drop(&mut self) {
         let mut state = self.lock();
-        let held = state.memory.budget.obtained();
+        let held = state.memory.budget.totals().obtained;
         let shut = state.give_all_back();
         state.retry_releases(usize::MAX);
         let refused = state.memory.supply.quarantined();
         // Memory that the driver refused to release stays charged to the ledger; its owners report
         // it when they are dropped. All other counted memory was released with its mapping.
-        let counted = state.memory.budget.obtained();
+        let counted = state.memory.budget.totals().obtained;
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);
         self.leave_ledger(kept);

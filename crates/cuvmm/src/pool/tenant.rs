@@ -120,9 +120,6 @@ impl<'a> TenantBuilder<'a> {
         ArgumentError::not_zero("bytes of a tenant's name", name.len() as u64)?;
         let mut state = core.lock();
         state.make_guaranteeable(None, guarantee, limit)?;
-        if state.grant_guarantee(None, guarantee)? {
-            state.check_guarantee(None, guarantee, limit)?;
-        }
         if state.memory.terms.find(&name).is_some() {
             return Err(PoolError::NameTaken(name));
         }

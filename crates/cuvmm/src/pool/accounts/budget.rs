@@ -17,13 +17,6 @@ impl TenantId {
     pub(crate) const NONE: Self = Self(u64::MAX);
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(in crate::pool) struct Limits {
-    pub(crate) bytes: u64,
-    pub(crate) mappings: u64,
-    pub(crate) addresses: u64,
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::pool) struct Amount {
     pub(crate) bytes: u64,
@@ -104,53 +97,55 @@ impl Account {
     }
 }
 
+/// The figures of a whole pool: bytes, mappings, and bytes of addresses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::pool) struct Totals {
+    pub(crate) held: u64,
+    /// The highest value that `held` ever had.
+    pub(crate) peak: u64,
+    pub(crate) mappings: u64,
+    pub(crate) addresses: u64,
+    /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
+    /// quarantined.
+    pub(crate) obtained: u64,
+    /// Bytes given back to the driver so far.
+    pub(crate) given_back: u64,
+    /// Bytes out of use for good, which are charged to no tenant and reduce what each tenant can
+    /// have.
+    pub(crate) quarantined: u64,
+}
+
 /// All accounts of a pool, and their totals, so that charges and the usual queries do not iterate
 /// over the accounts.
 #[derive(Debug)]
 pub(in crate::pool) struct Budget {
-    limits: Limits,
+    limits: Amount,
     /// The bytes of the limit that a ledger has granted. Only these can be charged. Without a
     /// ledger, `u64::MAX`.
     granted: u64,
     accounts: BTreeMap<TenantId, Account>,
-    held: u64,
     /// The sum, over all tenants, of the guarantee or the held bytes, whichever is more.
     claimed: u64,
-    mappings: u64,
-    addresses: u64,
-    /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
-    /// quarantined.
-    obtained: u64,
-    given_back: u64,
-    peak: u64,
-    /// Bytes out of use for good, which are charged to no tenant and reduce what each tenant can
-    /// have.
-    quarantined: u64,
+    all: Totals,
 }
 
 impl Budget {
-    pub(crate) const fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Amount) -> Self {
         Self {
             limits,
             granted: u64::MAX,
             accounts: BTreeMap::new(),
-            held: 0,
             claimed: 0,
-            mappings: 0,
-            addresses: 0,
-            obtained: 0,
-            given_back: 0,
-            peak: 0,
-            quarantined: 0,
+            all: Totals::default(),
         }
     }
 
-    pub(in crate::pool) const fn limits(&self) -> Limits {
+    pub(in crate::pool) const fn limits(&self) -> Amount {
         self.limits
     }
 
     /// Lets only bytes that a ledger grants be charged; none at first.
-    pub(in crate::pool) const fn needs_grants(&mut self) {
+    pub(super) const fn needs_grants(&mut self) {
         self.granted = 0;
     }
 
@@ -180,7 +175,7 @@ impl Budget {
     /// their guarantees and the pool has released `released` bytes.
     pub(super) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
         let spoken_for = self.spoken_for().saturating_sub(reclaimed);
-        let obtained = self.obtained.saturating_sub(released);
+        let obtained = self.all.obtained.saturating_sub(released);
         let needed = match spoken_for > obtained {
             true => spoken_for,
             false => obtained,
@@ -189,25 +184,19 @@ impl Budget {
     }
 
     pub(super) const fn spoken_for(&self) -> u64 {
-        self.claimed + self.quarantined
-    }
-
-    pub(in crate::pool) fn if_granted<T>(
-        &mut self,
-        bytes: u64,
-        look: impl FnOnce(&Self) -> T,
-    ) -> T {
-        let granted = self.granted;
-        self.grant(bytes);
-        let seen = look(self);
-        self.granted = granted;
-        seen
+        self.claimed + self.all.quarantined
     }
 
     /// Returns the bytes that can be held now: the limit, or its granted part.
     const fn usable(&self) -> u64 {
-        match self.granted < self.limits.bytes {
-            true => self.granted,
+        self.usable_with(0)
+    }
+
+    /// Returns the bytes that can be held when a ledger has granted `more`.
+    const fn usable_with(&self, more: u64) -> u64 {
+        let granted = self.granted.saturating_add(more);
+        match granted < self.limits.bytes {
+            true => granted,
             false => self.limits.bytes,
         }
     }
@@ -220,32 +209,8 @@ impl Budget {
         all.saturating_sub(self.granted)
     }
 
-    pub(crate) const fn held(&self) -> u64 {
-        self.held
-    }
-
-    pub(crate) const fn mappings(&self) -> u64 {
-        self.mappings
-    }
-
-    pub(crate) const fn addresses(&self) -> u64 {
-        self.addresses
-    }
-
-    pub(crate) const fn obtained(&self) -> u64 {
-        self.obtained
-    }
-
-    pub(crate) const fn given_back(&self) -> u64 {
-        self.given_back
-    }
-
-    pub(crate) const fn peak(&self) -> u64 {
-        self.peak
-    }
-
-    pub(crate) const fn quarantined(&self) -> u64 {
-        self.quarantined
+    pub(in crate::pool) const fn totals(&self) -> Totals {
+        self.all
     }
 
     pub(crate) fn account(&self, tenant: TenantId) -> Account {
@@ -276,7 +241,7 @@ impl Budget {
             true => self.usable(),
             false => self.limits.bytes,
         };
-        most.saturating_sub(self.quarantined)
+        most.saturating_sub(self.all.quarantined)
             .saturating_sub(claimed)
     }
 
@@ -294,7 +259,7 @@ impl Budget {
 
     /// Returns the bytes held beyond a lowered limit.
     pub(crate) const fn excess(&self) -> u64 {
-        self.obtained.saturating_sub(self.limits.bytes)
+        self.all.obtained.saturating_sub(self.limits.bytes)
     }
 
     pub(super) fn guaranteed(&self) -> u64 {
@@ -302,7 +267,7 @@ impl Budget {
         accounts.map(|account| account.guarantee).sum()
     }
 
-    pub(super) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
+    pub(in crate::pool) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| account.guarantee = bytes);
     }
 
@@ -320,13 +285,8 @@ impl Budget {
             change(account);
             let after = (account.claim(), account.held);
             self.claimed = self.claimed - before.0 + after.0;
-            self.held = self.held - before.1 + after.1;
+            self.all.held = self.all.held - before.1 + after.1;
         }
-    }
-
-    /// Ends a tenant's guarantee; its charges stay.
-    pub(crate) fn drain(&mut self, tenant: TenantId) {
-        self.change(tenant, |account| account.guarantee = 0);
     }
 
     /// Removes the account of a tenant that holds nothing. Charges left are forgotten.
@@ -339,14 +299,14 @@ impl Budget {
     }
 
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
-        self.claimed - self.held - self.account(tenant).missing_to_guarantee()
+        self.claimed - self.all.held - self.account(tenant).missing_to_guarantee()
     }
 
     /// Returns `true` if more is claimed than the pool may hold: a guarantee can be given while
     /// other tenants hold idle memory beyond what it leaves them. That memory is reclaimed when it
     /// is needed.
     pub(in crate::pool) const fn is_overdrawn(&self) -> bool {
-        self.claimed + self.quarantined > self.usable()
+        self.claimed + self.all.quarantined > self.usable()
     }
 
     /// Returns the bytes held beyond a tenant's lowered limit.
@@ -363,23 +323,29 @@ impl Budget {
             return 0;
         }
         let others = self.claimed - account.claim();
-        (others + self.quarantined)
+        (others + self.all.quarantined)
             .saturating_add(kept)
             .saturating_sub(self.usable())
     }
 
     /// Returns the bytes that a tenant can be charged now without a reclaim.
     pub(in crate::pool) fn available_to(&self, tenant: TenantId) -> u64 {
-        self.available_after(tenant, 0, 0)
+        self.available_after(tenant, 0, 0, 0)
     }
 
     /// Returns the bytes that a tenant can be charged after it has given back `own` bytes and other
-    /// tenants `theirs`.
-    pub(in crate::pool) fn available_after(&self, tenant: TenantId, own: u64, theirs: u64) -> u64 {
+    /// tenants `theirs`, and a ledger has granted `granted`.
+    pub(in crate::pool) fn available_after(
+        &self,
+        tenant: TenantId,
+        own: u64,
+        theirs: u64,
+        granted: u64,
+    ) -> u64 {
         let account = self.account(tenant);
         let gained = own.saturating_add(theirs);
         let unavailable_to = self.unavailable_to(tenant).saturating_sub(gained);
-        let pool = self.usable().saturating_sub(unavailable_to);
+        let pool = self.usable_with(granted).saturating_sub(unavailable_to);
         let limit = account.limit.saturating_add(own);
         pool.min(limit.saturating_sub(account.held))
     }
@@ -395,53 +361,31 @@ impl Budget {
         (own, all.max(own))
     }
 
-    /// Returns the bytes still [missing](Self::missing) after the tenant has given back `own` bytes
-    /// and other tenants `theirs`.
-    pub(in crate::pool) fn missing_after(
-        &self,
-        tenant: TenantId,
-        bytes: u64,
-        own: u64,
-        theirs: u64,
-    ) -> u64 {
-        let (of_own, all) = self.missing(tenant, bytes);
-        let all = all.saturating_sub(own.saturating_add(theirs));
-        all.max(of_own.saturating_sub(own))
-    }
-
     /// Returns the most bytes that a tenant could be charged if every other tenant held no more
-    /// than its guarantee.
-    pub(in crate::pool) fn most_for(&self, tenant: TenantId) -> u64 {
-        let others = self.accounts().filter(|&(other, _)| other != tenant);
-        let guarantees: u64 = others.map(|(_, account)| account.guarantee).sum();
-        let alone = self.most_alone(tenant);
-        let pool = self.limits.bytes.saturating_sub(self.quarantined);
-        pool.saturating_sub(guarantees).min(alone)
-    }
-
-    /// Returns the most bytes that a tenant could be charged if the pool had no other tenant, and
-    /// so no other guarantee.
-    pub(in crate::pool) fn most_alone(&self, tenant: TenantId) -> u64 {
-        let pool = self.limits.bytes.saturating_sub(self.quarantined);
-        pool.min(self.account(tenant).limit)
+    /// than its guarantee, or, with `alone`, if the pool had no other tenant.
+    pub(in crate::pool) fn most_for(&self, tenant: TenantId, alone: bool) -> u64 {
+        let account = self.account(tenant);
+        let guarantees = match alone {
+            true => 0,
+            false => self.guaranteed() - account.guarantee,
+        };
+        let pool = self.limits.bytes.saturating_sub(self.all.quarantined);
+        pool.saturating_sub(guarantees).min(account.limit)
     }
 
     /// Returns the bytes held by tenants, kept for other tenants' guarantees, or quarantined.
     pub(super) fn unavailable_to(&self, tenant: TenantId) -> u64 {
-        self.held + self.quarantined + self.guaranteed_to_others(tenant)
+        self.all.held + self.all.quarantined + self.guaranteed_to_others(tenant)
     }
 
-    /// Returns the bytes that may still be created.
-    pub(in crate::pool) const fn creatable(&self) -> u64 {
-        self.usable().saturating_sub(self.obtained)
-    }
-
-    pub(in crate::pool) const fn mappings_left(&self) -> u64 {
-        self.limits.mappings.saturating_sub(self.mappings)
-    }
-
-    pub(in crate::pool) const fn addresses_left(&self) -> u64 {
-        self.limits.addresses.saturating_sub(self.addresses)
+    /// Returns the bytes that may still be created, and what is left of the limits of mappings and
+    /// addresses.
+    pub(in crate::pool) const fn left(&self) -> Amount {
+        Amount {
+            bytes: self.usable().saturating_sub(self.all.obtained),
+            mappings: self.limits.mappings.saturating_sub(self.all.mappings),
+            addresses: self.limits.addresses.saturating_sub(self.all.addresses),
+        }
     }
 
     /// Charges a tenant, at most what [`Self::available_to`] allows. Without a tenant, counts
@@ -459,10 +403,10 @@ impl Budget {
                 account.addresses += of.addresses;
                 account.peak = account.peak.max(account.held);
             });
-            self.peak = self.peak.max(self.held);
+            self.all.peak = self.all.peak.max(self.all.held);
         }
-        self.mappings += of.mappings;
-        self.addresses += of.addresses;
+        self.all.mappings += of.mappings;
+        self.all.addresses += of.addresses;
         Charge { tenant, of }
     }
 
@@ -472,7 +416,7 @@ impl Budget {
             account.held += bytes;
             account.peak = account.peak.max(account.held);
         });
-        self.peak = self.peak.max(self.held);
+        self.all.peak = self.all.peak.max(self.all.held);
     }
 
     /// Keeps a charge: from here on the bytes are counted where they are.
@@ -511,8 +455,8 @@ impl Budget {
     }
 
     const fn uncount(&mut self, of: Amount) {
-        self.mappings -= of.mappings;
-        self.addresses -= of.addresses;
+        self.all.mappings -= of.mappings;
+        self.all.addresses -= of.addresses;
     }
 
     /// Ends a tenant's charge for addresses that stay reserved and become no tenant's.
@@ -524,32 +468,32 @@ impl Budget {
 
     /// Subtracts disowned addresses that were freed.
     pub(in crate::pool) const fn refund_disowned(&mut self, bytes: u64) {
-        self.addresses -= bytes;
+        self.all.addresses -= bytes;
     }
 
     /// Counts bytes that came from the driver, or are about to.
     pub(crate) const fn created(&mut self, bytes: u64) {
-        self.obtained += bytes;
+        self.all.obtained += bytes;
     }
 
-    pub(crate) const fn released(&mut self, bytes: u64) {
-        self.obtained -= bytes;
-        self.given_back += bytes;
+    pub(super) const fn released(&mut self, bytes: u64) {
+        self.all.obtained -= bytes;
+        self.all.given_back += bytes;
     }
 
     /// Subtracts bytes counted as [created](Self::created) that could not be created.
     pub(in crate::pool) const fn not_created(&mut self, bytes: u64) {
-        self.obtained -= bytes;
+        self.all.obtained -= bytes;
     }
 
     /// Counts bytes and mappings as quarantined. The bytes, mapped or not, stay obtained.
     pub(crate) const fn quarantine(&mut self, bytes: u64, mappings: u64) {
-        self.quarantined += bytes;
-        self.mappings += mappings;
+        self.all.quarantined += bytes;
+        self.all.mappings += mappings;
     }
 
     pub(in crate::pool) const fn end_quarantine(&mut self, bytes: u64) {
-        self.quarantined -= bytes;
+        self.all.quarantined -= bytes;
     }
 }
 
@@ -561,7 +505,7 @@ mod tests {
     const B: TenantId = TenantId(1);
 
     fn budget() -> Budget {
-        let mut budget = Budget::new(Limits {
+        let mut budget = Budget::new(Amount {
             bytes: 100,
             mappings: 10,
             addresses: 1000,
@@ -613,21 +557,21 @@ mod tests {
             0,
             "what is left is A's by guarantee"
         );
-        assert_eq!(budget.mappings_left(), 8);
+        assert_eq!(budget.left().mappings, 8);
     }
 
     #[test]
     fn a_draining_tenant_keeps_its_charges_and_loses_its_guarantee() {
         let mut budget = budget();
         charge(&mut budget, A, 10);
-        budget.drain(A);
+        budget.set_guarantee(A, 0);
         assert_eq!(budget.guaranteeable(None, false, |_| 0), 80);
         assert_eq!(
             budget.guaranteeable(None, false, |tenant| budget.account(tenant).held),
             70
         );
         assert_eq!(budget.available_to(B), 60);
-        assert_eq!(budget.held(), 10);
+        assert_eq!(budget.totals().held, 10);
     }
 
     #[test]
@@ -656,12 +600,21 @@ mod tests {
         budget.keep(charge);
         budget.give_up(A, Amount::addresses(100));
         assert_eq!(budget.account(A).addresses, 200);
-        assert_eq!((budget.addresses(), budget.addresses_left()), (400, 600));
+        assert_eq!(
+            (budget.totals().addresses, budget.left().addresses),
+            (400, 600)
+        );
         // Addresses out of use belong to no tenant, and are still reserved.
         budget.disown_addresses(B, 150);
-        assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 400));
+        assert_eq!(
+            (budget.account(B).addresses, budget.totals().addresses),
+            (50, 400)
+        );
         budget.refund_disowned(100);
-        assert_eq!((budget.account(B).addresses, budget.addresses()), (50, 300));
+        assert_eq!(
+            (budget.account(B).addresses, budget.totals().addresses),
+            (50, 300)
+        );
     }
 
     #[test]
@@ -674,14 +627,14 @@ mod tests {
         assert_eq!(budget.guaranteed_to_others(B), 0);
         charge(&mut budget, B, 10);
         budget.close(B);
-        assert_eq!(budget.held(), 0, "what it held goes with it");
+        assert_eq!(budget.totals().held, 0, "what it held goes with it");
     }
 
     #[test]
     fn within_its_guarantee_a_tenant_asks_no_other_to_give() {
         let mut budget = budget();
-        budget.drain(A);
-        budget.drain(B);
+        budget.set_guarantee(A, 0);
+        budget.set_guarantee(B, 0);
         charge(&mut budget, A, 90);
         let late = TenantId(2);
         budget.open(late, 20, 100);
@@ -697,7 +650,7 @@ mod tests {
         charge(&mut budget, B, 20);
         assert_eq!(
             (
-                budget.peak(),
+                budget.totals().peak,
                 budget.account(A).peak,
                 budget.account(B).peak
             ),
@@ -731,18 +684,30 @@ mod tests {
             }
         );
         assert_eq!(
-            (budget.held(), budget.mappings(), budget.addresses()),
+            (
+                budget.totals().held,
+                budget.totals().mappings,
+                budget.totals().addresses
+            ),
             (0, 0, 0)
         );
         let charge = budget.charge(Some(A), of);
         budget.keep(charge);
         assert_eq!(
-            (budget.held(), budget.mappings(), budget.addresses()),
+            (
+                budget.totals().held,
+                budget.totals().mappings,
+                budget.totals().addresses
+            ),
             (10, 2, 300)
         );
         budget.give_up(A, of);
         assert_eq!(
-            (budget.held(), budget.mappings(), budget.addresses()),
+            (
+                budget.totals().held,
+                budget.totals().mappings,
+                budget.totals().addresses
+            ),
             (0, 0, 0)
         );
     }
@@ -774,11 +739,11 @@ mod tests {
             ..Amount::default()
         };
         let charge = budget.charge(None, own);
-        assert_eq!((budget.mappings_left(), budget.addresses_left()), (7, 900));
+        assert_eq!((budget.left().mappings, budget.left().addresses), (7, 900));
         assert_eq!(budget.account(A).mappings + budget.account(B).mappings, 0);
         budget.refund(charge);
         assert_eq!(
-            (budget.mappings_left(), budget.addresses_left()),
+            (budget.left().mappings, budget.left().addresses),
             (10, 1000)
         );
     }
@@ -799,21 +764,16 @@ mod tests {
         charge(&mut budget, A, 40);
         charge(&mut budget, B, 30);
         budget.set_limit(60);
-        assert_eq!((budget.excess(), budget.creatable()), (10, 0));
+        assert_eq!((budget.excess(), budget.left().bytes), (10, 0));
         assert_eq!((budget.available_to(A), budget.available_to(B)), (0, 0));
-        assert_eq!(budget.missing(A, 5), (0, 15));
-        assert_eq!(
-            budget.missing_after(A, 5, 5, 4),
-            6,
-            "what is held beyond the limit too"
-        );
+        assert_eq!(budget.missing(A, 5), (0, 15), "held beyond the limit too");
         assert!(budget.is_overdrawn());
         budget.give_up(A, Amount::bytes(15));
         budget.released(15);
-        assert_eq!((budget.excess(), budget.creatable()), (0, 5));
+        assert_eq!((budget.excess(), budget.left().bytes), (0, 5));
         assert_eq!(budget.available_to(A), 5);
         budget.set_limit(100);
-        assert_eq!((budget.creatable(), budget.available_to(A)), (45, 45));
+        assert_eq!((budget.left().bytes, budget.available_to(A)), (45, 45));
     }
 
     #[test]
@@ -830,10 +790,9 @@ mod tests {
         budget.set_tenant_limit(A, 15);
         assert_eq!(budget.available_to(A), 0, "it holds more already");
         assert_eq!((budget.missing(A, 5).0, budget.excess_of(A)), (10, 5));
-        assert_eq!(budget.missing_after(A, 5, 4, 9), 6, "others cannot help");
         budget.set_tenant_limit(A, u64::MAX);
         assert_eq!(
-            (budget.limit_of(A), budget.available_after(A, 20, 0)),
+            (budget.limit_of(A), budget.available_after(A, 20, 0, 0)),
             (100, 90)
         );
         assert_eq!(
@@ -849,11 +808,18 @@ mod tests {
         let mut budget = budget();
         charge(&mut budget, A, 50);
         charge(&mut budget, B, 50);
-        assert_eq!(budget.available_after(A, 0, 0), 0);
-        assert_eq!(budget.available_after(A, 10, 0), 10);
-        assert_eq!(budget.available_after(A, 10, 20), 30);
-        assert_eq!(budget.available_after(B, 0, 40), 10, "its own limit");
-        assert_eq!(budget.available_after(B, 5, 40), 15);
+        assert_eq!(budget.available_after(A, 0, 0, 0), 0);
+        assert_eq!(budget.available_after(A, 10, 0, 0), 10);
+        assert_eq!(budget.available_after(A, 10, 20, 0), 30);
+        assert_eq!(budget.available_after(B, 0, 40, 0), 10, "its own limit");
+        assert_eq!(budget.available_after(B, 5, 40, 0), 15);
+        // A ledger has granted what is held, and could grant more.
+        budget.needs_grants();
+        budget.grant(100);
+        budget.return_grant(30);
+        assert_eq!(budget.available_after(A, 40, 0, 0), 10);
+        assert_eq!(budget.available_after(A, 40, 0, 20), 30);
+        assert_eq!(budget.available_after(A, 40, 0, u64::MAX), 40);
     }
 
     #[test]
@@ -872,11 +838,23 @@ mod tests {
     fn the_most_that_a_tenant_can_have_is_what_the_guarantees_of_others_leave() {
         let mut budget = budget();
         charge(&mut budget, B, 60);
-        assert_eq!((budget.most_for(A), budget.most_alone(A)), (80, 100));
-        assert_eq!((budget.most_for(B), budget.most_alone(B)), (60, 60));
+        assert_eq!(
+            (budget.most_for(A, false), budget.most_for(A, true)),
+            (80, 100)
+        );
+        assert_eq!(
+            (budget.most_for(B, false), budget.most_for(B, true)),
+            (60, 60)
+        );
         budget.quarantine(45, 0);
-        assert_eq!((budget.most_for(A), budget.most_alone(A)), (35, 55));
-        assert_eq!((budget.most_for(B), budget.most_alone(B)), (25, 55));
+        assert_eq!(
+            (budget.most_for(A, false), budget.most_for(A, true)),
+            (35, 55)
+        );
+        assert_eq!(
+            (budget.most_for(B, false), budget.most_for(B, true)),
+            (25, 55)
+        );
     }
 
     #[test]
@@ -886,7 +864,7 @@ mod tests {
         assert!(!budget.is_overdrawn());
         budget.quarantine(5, 0);
         assert!(budget.is_overdrawn());
-        assert_eq!(budget.quarantined(), 55);
+        assert_eq!(budget.totals().quarantined, 55);
         assert_eq!(budget.overdrawn_by(A, 40), 15, "B's 20 are kept too");
     }
 
@@ -895,14 +873,20 @@ mod tests {
         let mut budget = budget();
         budget.created(60);
         budget.created(10);
-        assert_eq!((budget.obtained(), budget.creatable()), (70, 30));
+        assert_eq!((budget.totals().obtained, budget.left().bytes), (70, 30));
         budget.not_created(10);
-        assert_eq!((budget.obtained(), budget.given_back()), (60, 0));
+        assert_eq!(
+            (budget.totals().obtained, budget.totals().given_back),
+            (60, 0)
+        );
         budget.released(20);
         budget.released(15);
-        assert_eq!((budget.obtained(), budget.given_back()), (25, 35));
+        assert_eq!(
+            (budget.totals().obtained, budget.totals().given_back),
+            (25, 35)
+        );
         budget.quarantine(25, 0);
-        assert_eq!((budget.obtained(), budget.creatable()), (25, 75));
+        assert_eq!((budget.totals().obtained, budget.left().bytes), (25, 75));
     }
 
     #[test]

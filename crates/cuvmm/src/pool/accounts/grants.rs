@@ -107,7 +107,7 @@ impl Locked<'_> {
 
     /// Makes the ledger grant the bytes that a tenant, new or registered, lacks to be guaranteed
     /// `bytes`. Returns `true` if it released the lock.
-    pub(in crate::pool) fn grant_guarantee(
+    pub(super) fn grant_guarantee(
         &mut self,
         tenant: Option<TenantId>,
         bytes: u64,
@@ -125,23 +125,25 @@ impl Locked<'_> {
         }
     }
 
-    /// Counts released memory, and [returns a surplus](Self::return_surplus) of the grant. Exported
-    /// memory that other processes have by one of its `names` in the ledger is no longer granted: the
-    /// process stays charged for it.
+    /// Counts memory that the pool has released. Exported memory that other processes have by one of
+    /// its `names` in the ledger is no longer granted: the process stays charged for it.
     pub(in crate::pool) fn note_released(&mut self, size: u64, names: &[u64]) {
-        let Some(joined) = self.core().ledger.get() else {
-            return;
-        };
-        if joined.member.lend(names, size) {
+        let joined = self.core().ledger.get();
+        if let Some(joined) = joined
+            && joined.member.lend(names, size)
+        {
+            self.memory.budget.released(size);
             self.memory.budget.return_grant(size);
             return;
         }
-        joined.member.note_released(size);
-        self.return_surplus();
+        joined.inspect(|joined| joined.member.note_released(size));
+        self.note_returned(size);
     }
 
-    /// Returns unneeded bytes to the ledger if they are at least twice [`GRANT`].
-    pub(in crate::pool) fn return_surplus(&mut self) {
+    /// Counts bytes that went back to the driver, and returns unneeded bytes to the ledger if they
+    /// are at least twice [`GRANT`].
+    pub(in crate::pool) fn note_returned(&mut self, bytes: u64) {
+        self.memory.budget.released(bytes);
         if self.memory.budget.unneeded() >= 2 * GRANT {
             self.return_unneeded(GRANT);
         }

@@ -24,9 +24,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    /// Makes a ledger grant the pool's memory. Called once, before the pool is used; its budget
-    /// [needs grants](super::budget::Budget::needs_grants).
+    /// Makes a ledger grant the pool's memory. Called once, before the pool is used.
     pub(in crate::pool) fn join(core: &Arc<Self>, member: &Arc<Member>) {
+        core.look(|state| state.memory.budget.needs_grants());
         core.ledger.get_or_init(|| Joined {
             member: Arc::clone(member),
             attached: Mutex::new(None),
@@ -168,7 +168,7 @@ impl Locked<'_> {
         }
         // Free memory that a guarantee promises would stay granted after its release.
         let keep = keep.max(self.memory.budget.spoken_for());
-        if self.memory.budget.obtained() > keep {
+        if self.memory.budget.totals().obtained > keep {
             self.trim(keep)?;
         }
         Ok(())

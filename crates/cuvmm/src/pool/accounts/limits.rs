@@ -75,7 +75,7 @@ impl Core {
             bytes,
             free_target,
         )?;
-        let before = state.memory.budget.given_back();
+        let before = state.memory.budget.totals().given_back;
         state.memory.policy.leave_free = leave_free;
         state.memory.budget.set_limit(bytes);
         let outcome = state.after_limit();
@@ -84,7 +84,7 @@ impl Core {
         // The end of the operation may have reclaimed more.
         Ok(self.look(|state| LimitChange {
             limit: bytes,
-            taken_back: state.memory.budget.given_back() - before,
+            taken_back: state.memory.budget.totals().given_back - before,
             excess: state.memory.budget.excess(),
         }))
     }
@@ -120,11 +120,6 @@ impl Core {
         let account = state.memory.budget.account(id);
         if guarantee > account.guarantee {
             state.make_guaranteeable(Some(id), guarantee, account.limit)?;
-            if state.grant_guarantee(Some(id), guarantee)? {
-                state.memory.check_registered(id)?;
-                let limit = state.memory.budget.account(id).limit;
-                state.check_guarantee(Some(id), guarantee, limit)?;
-            }
         }
         state.memory.budget.set_guarantee(id, guarantee);
         self.changed(state);
@@ -178,7 +173,7 @@ impl Memory {
 
 impl Locked<'_> {
     /// Checks that a new or registered tenant with the given limit can be given a guarantee.
-    pub(in crate::pool) fn check_guarantee(
+    fn check_guarantee(
         &mut self,
         tenant: Option<TenantId>,
         guarantee: u64,
@@ -200,22 +195,32 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Ensures that a tenant can be given a guarantee. If heaps hold too much memory, takes their
-    /// unused memory.
+    /// Ensures that a new or registered tenant with the given limit can be given a guarantee. If
+    /// heaps hold too much memory, takes their unused memory; makes the ledger grant the bytes that
+    /// are lacking. May release the lock.
     pub(in crate::pool) fn make_guaranteeable(
         &mut self,
         tenant: Option<TenantId>,
         guarantee: u64,
-        limit: u64,
+        mut limit: u64,
     ) -> Result<(), PoolError> {
         match self.check_guarantee(tenant, guarantee, limit) {
             Err(PoolError::GuaranteeTooLarge { .. }) => {
                 self.retry_releases(1);
                 self.empty_holders()?;
-                self.check_guarantee(tenant, guarantee, limit)
+                self.check_guarantee(tenant, guarantee, limit)?;
             }
-            outcome => outcome,
+            outcome => outcome?,
         }
+        if !self.grant_guarantee(tenant, guarantee)? {
+            return Ok(());
+        }
+        // The lock was released meanwhile.
+        if let Some(id) = tenant {
+            self.memory.check_registered(id)?;
+            limit = self.memory.budget.account(id).limit;
+        }
+        self.check_guarantee(tenant, guarantee, limit)
     }
 
     /// Reclaims idle memory after a limit was changed, and notes whether a limit is still exceeded.

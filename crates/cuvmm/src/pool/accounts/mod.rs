@@ -9,7 +9,7 @@ mod limits;
 mod passing;
 mod terms;
 
-pub(in crate::pool) use budget::{Amount, Budget, Charge, Limits, TenantId};
+pub(in crate::pool) use budget::{Amount, Budget, Charge, TenantId};
 pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
 pub(in crate::pool) use passing::Missing;

@@ -51,7 +51,6 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::Limits;
     use super::*;
 
     const A: TenantId = TenantId(0);
@@ -59,7 +58,7 @@ mod tests {
 
     /// A of 60 bytes, 30 of them guaranteed, and B, which may have 60, in a pool of 100.
     fn budget() -> Budget {
-        let mut budget = Budget::new(Limits {
+        let mut budget = Budget::new(Amount {
             bytes: 100,
             mappings: 10,
             addresses: 1000,
@@ -79,7 +78,7 @@ mod tests {
         assert_eq!(budget.account(A).held, 60, "nothing has passed yet");
         budget.pass_on(&[(A, 30)], B);
         assert_eq!((budget.account(A).held, budget.account(B).held), (30, 30));
-        assert_eq!((budget.held(), budget.peak()), (60, 60));
+        assert_eq!((budget.totals().held, budget.totals().peak), (60, 60));
         budget.pass_on(&[(B, 30)], A);
         assert_eq!((budget.account(A).held, budget.account(B).held), (60, 0));
     }

@@ -65,7 +65,7 @@ impl Core {
                 return (state, Err(forked.into()));
             }
             // No addresses and no slots for blocks that the tenant can never have.
-            if bytes > state.memory.budget.most_alone(tenant) {
+            if bytes > state.memory.budget.most_for(tenant, true) {
                 let refused = state.out_of_memory(tenant, bytes);
                 return (state, Err(refused));
             }

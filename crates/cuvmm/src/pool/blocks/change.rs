@@ -230,7 +230,7 @@ mod tests {
             state.blocks.slots.get(one.place().slot).unwrap().touched,
             touched
         );
-        assert_eq!(state.memory.budget.obtained(), held(&state, me));
+        assert_eq!(state.memory.budget.totals().obtained, held(&state, me));
         slot(&state, &one)
     }
 
@@ -340,7 +340,7 @@ mod tests {
         let state = pool.core.lock();
         assert!(state.blocks.slots.of(me.id()).unwrap().is_empty());
         assert_eq!((held(&state, &me), held(&state, &other)), (0, 2 * G));
-        assert_eq!(state.memory.budget.mappings(), 2);
+        assert_eq!(state.memory.budget.totals().mappings, 2);
     }
 
     #[test]

@@ -211,15 +211,15 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         if claims
             && let Some(missing) = count
-                .checked_sub(self.memory.budget.mappings_left())
+                .checked_sub(self.memory.budget.left().mappings)
                 .filter(|&n| n > 0)
         {
             self.take_back_mappings(id, missing)?;
         }
-        if self.memory.budget.mappings_left() < count {
+        if self.memory.budget.left().mappings < count {
             return Err(BlockError::OutOfMappings {
                 wanted: count,
-                held: self.memory.budget.mappings(),
+                held: self.memory.budget.totals().mappings,
                 limit: self.memory.budget.limits().mappings,
             });
         }

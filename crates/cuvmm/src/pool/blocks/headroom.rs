@@ -8,7 +8,6 @@ use cuvmm_driver::PhysicalHandle;
 use super::Block;
 use super::slots::Slot;
 use crate::error::CallError;
-use crate::pool::accounts::Budget;
 use crate::pool::tenant::Tenant;
 
 /// The bytes that a tenant can use beyond its current use, within the pool's limits.
@@ -82,11 +81,11 @@ impl Tenant {
         let guarantee = state.memory.budget.account(id).guarantee;
         let guarantee = guarantee.min(state.guaranteeable(Some(id), false));
         let left = state.left_in_ledger();
-        let after = |others| move |budget: &Budget| budget.available_after(id, own, others);
+        let budget = &state.memory.budget;
         Ok(Headroom {
-            now: state.memory.budget.if_granted(left, after(0)),
+            now: budget.available_after(id, own, 0, left),
             at_worst: guarantee.saturating_sub(state.kept_by(id)),
-            taking_back: state.memory.budget.if_granted(left, after(others)),
+            taking_back: budget.available_after(id, own, others, left),
         })
     }
 

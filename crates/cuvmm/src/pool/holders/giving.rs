@@ -76,8 +76,7 @@ impl Locked<'_> {
         held.mappings -= amount.mappings;
         self.memory.budget.give_up(id.tenant(), amount);
         if given.returned > 0 {
-            self.memory.budget.released(given.returned);
-            self.return_surplus();
+            self.note_returned(given.returned);
         }
         self.put_back(given.extents);
         if given.overdrawn > 0 {
@@ -184,7 +183,7 @@ impl Locked<'_> {
     /// lock.
     pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
         for id in self.memory.holders.ids() {
-            if self.memory.budget.addresses_left() >= bytes {
+            if self.memory.budget.left().addresses >= bytes {
                 return;
             }
             let is_heap = |held: &Held| !held.holder.is_of_driver();

@@ -12,7 +12,7 @@ use crate::error::{BlockError, CallError, MemoryError, SleepError};
 use crate::extents::{Space, Unmapped};
 use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::accounts::{Amount, Budget};
+use crate::pool::accounts::Amount;
 use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
@@ -244,10 +244,9 @@ impl Tenant {
     /// Returns the bytes that the tenant can be charged now without a reclaim, with what a ledger has
     /// left.
     pub(crate) fn available(&self) -> u64 {
-        let (mut state, id) = (self.core().lock(), self.id());
+        let (state, id) = (self.core().lock(), self.id());
         let left = state.left_in_ledger();
-        let available = |budget: &Budget| budget.available_to(id);
-        state.memory.budget.if_granted(left, available)
+        state.memory.budget.available_after(id, 0, 0, left)
     }
 
     pub(crate) fn is_capturing(&self) -> bool {
@@ -328,7 +327,7 @@ impl Locked<'_> {
             // The holder may have given addresses back.
             let held = self.memory.holders.addresses_of(id);
             let allowed = most.saturating_sub(held);
-            let share = self.memory.budget.addresses_left() / SHARE;
+            let share = self.memory.budget.left().addresses / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);

@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::pressure::{Pressure, PressureHook};
 use crate::deferred;
 use crate::error::{BlockError, Shortage};
-use crate::pool::accounts::{Budget, TenantId, Tenants};
+use crate::pool::accounts::{TenantId, Tenants};
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::BlockPlace;
 use crate::pool::core::Locked;
@@ -165,8 +165,8 @@ impl Locked<'_> {
         let own = own_of(demand, asked, &own);
         let ledger = error.shortage().and_then(|it| it.ledger);
         let left = ledger.map_or(0, |it| it.left);
-        let after = |budget: &Budget| budget.available_after(id, own, others.gained());
-        let mut available = self.memory.budget.if_granted(left, after);
+        let budget = &self.memory.budget;
+        let mut available = budget.available_after(id, own, others.gained(), left);
         if matches!(error, BlockError::DriverOutOfMemory { .. }) {
             // Nothing can be created: all memory has to come from the pool's own.
             let there = self.memory.supply.free().saturating_add(own);
@@ -253,12 +253,13 @@ impl Locked<'_> {
                     return relief;
                 }
                 // Beyond a lowered limit more is missing than the request needs.
-                let (more, budget) = (reach.asked.more, &self.memory.budget);
-                let missing = budget.missing_after(id, more, reach.own, reach.others.gained());
-                relief.bytes = relief.bytes.max(missing);
+                let (own, all) = self.memory.budget.missing(id, reach.asked.more);
+                let own = own.saturating_sub(reach.own);
+                let gained = reach.own.saturating_add(reach.others.gained());
+                relief.bytes = relief.bytes.max(own).max(all.saturating_sub(gained));
                 relief.own = self.kept_by(id);
                 // The tenant's own limit or its own work is the cause: no other tenant can help.
-                if self.memory.budget.missing(id, more).0 > reach.own {
+                if own > 0 {
                     return relief;
                 }
                 let Memory { budget, terms, .. } = &self.memory;
@@ -297,15 +298,27 @@ impl Locked<'_> {
 
 impl Memory {
     /// Returns `true` if the request could be met if every tenant gave back all memory above its
-    /// guarantee, which hooks can bring about.
-    pub(super) fn can_be_given(&self, id: TenantId, least: u64, error: &BlockError) -> bool {
-        fits(least, error, self.budget.most_for(id))
-    }
-
-    /// Returns `true` if the request could be met if the tenant were alone, which waiting can bring
-    /// about.
-    pub(super) fn can_ever(&self, id: TenantId, least: u64, error: &BlockError) -> bool {
-        fits(least, error, self.budget.most_alone(id))
+    /// guarantee, which hooks can bring about, or, with `alone`, if the tenant were alone, which
+    /// waiting can bring about.
+    pub(super) fn can_be_met(
+        &self,
+        id: TenantId,
+        least: u64,
+        error: &BlockError,
+        alone: bool,
+    ) -> bool {
+        let most = self.budget.most_for(id, alone);
+        // The limit of a ledger does not change while a process uses it.
+        let ledger = error.shortage().and_then(|it| it.ledger);
+        let most = ledger.map_or(most, |it| most.min(it.limit));
+        match error {
+            BlockError::OutOfMemory(_)
+            | BlockError::DriverOutOfMemory { .. }
+            | BlockError::Capturing(_) => least <= most,
+            BlockError::OutOfMappings { wanted, limit, .. }
+            | BlockError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
+            _ => true,
+        }
     }
 
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
@@ -315,20 +328,6 @@ impl Memory {
                 terms.count_refusal();
             }
         }
-    }
-}
-
-fn fits(least: u64, error: &BlockError, most: u64) -> bool {
-    // The limit of a ledger does not change while a process uses it.
-    let ledger = error.shortage().and_then(|it| it.ledger);
-    let most = ledger.map_or(most, |it| most.min(it.limit));
-    match error {
-        BlockError::OutOfMemory(_)
-        | BlockError::DriverOutOfMemory { .. }
-        | BlockError::Capturing(_) => least <= most,
-        BlockError::OutOfMappings { wanted, limit, .. }
-        | BlockError::OutOfAddresses { wanted, limit, .. } => wanted <= limit,
-        _ => true,
     }
 }
 

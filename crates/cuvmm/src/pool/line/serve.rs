@@ -152,7 +152,7 @@ impl Core {
         }
         turn.want.with_demand(|demand| {
             let least = demand.least(&state.blocks);
-            if error.is_shortage() && state.memory.can_ever(tenant, least, &error) {
+            if error.is_shortage() && state.memory.can_be_met(tenant, least, &error, true) {
                 if let Some(lacking) = state.lacking_in_ledger(tenant, demand, &error) {
                     state.memory.line.queue.note_lacking(turn.number, lacking);
                 }

@@ -116,7 +116,7 @@ impl Core {
             let again = |state: &Locked<'_>, error: &BlockError| {
                 let least = demand.least(&state.blocks);
                 let may_come = error.is_shortage() && wanted();
-                may_come && state.memory.can_ever(tenant, least, error)
+                may_come && state.memory.can_be_met(tenant, least, error, true)
             };
             let lacks = |state: &mut Locked<'_>, error: &BlockError| {
                 state.lacking_in_ledger(tenant, demand, error)
@@ -210,7 +210,7 @@ impl Core {
         let mut asked = Vec::new();
         while let Some(error) = shortage_in(&outcome) {
             let least = demand.least(&state.blocks);
-            if !state.memory.can_be_given(tenant, least, error) {
+            if !state.memory.can_be_met(tenant, least, error, false) {
                 break;
             }
             let terms = (wait.waits(), wait.deadline());

@@ -361,14 +361,17 @@ fn what_is_lost_on_its_way_to_the_driver_makes_no_room() {
     let refused = shortage(state.reclaim_for(me.id(), 5 * G, Purpose::New));
     assert_eq!((refused.quarantined, refused.available), (G, 4 * G));
     assert_eq!(
-        (held(&state, &other), state.memory.budget.obtained()),
+        (held(&state, &other), state.memory.budget.totals().obtained),
         (3, 4 * G)
     );
     // The driver is asked again when memory is short, and room is made once it has taken the
     // memory.
     state.reclaim_for(me.id(), 6 * G, Purpose::New).unwrap();
     assert_eq!(
-        (held(&state, &other), state.memory.budget.quarantined()),
+        (
+            held(&state, &other),
+            state.memory.budget.totals().quarantined
+        ),
         (2, 0)
     );
 }
@@ -464,12 +467,12 @@ fn as_many_mappings_are_taken_back_as_are_asked_for() {
     let mut state = pool.core.lock();
     state.take_back_mappings(me.id(), 3).unwrap();
     assert_eq!(
-        (held(&state, &other), state.memory.budget.mappings()),
+        (held(&state, &other), state.memory.budget.totals().mappings),
         (2, 2)
     );
     state.take_back_mappings(me.id(), 9).unwrap();
     assert_eq!(
-        (held(&state, &other), state.memory.budget.mappings()),
+        (held(&state, &other), state.memory.budget.totals().mappings),
         (0, 0)
     );
 }
@@ -595,7 +598,7 @@ fn addresses_of_empty_slots_are_given_up_until_there_is_room_and_no_further() {
     state.take_back_own(me.id(), u64::MAX).1.unwrap();
     state.take_back_any(me.id(), 2 * G).unwrap();
     assert_eq!((held(&state, &me), held(&state, &other)), (2, 1));
-    let reserved = |state: &State| state.memory.budget.addresses() / G;
+    let reserved = |state: &State| state.memory.budget.totals().addresses / G;
     assert_eq!(reserved(&state), 9);
     state.make_address_room(G).unwrap();
     assert_eq!(reserved(&state), 9, "there is room");
@@ -643,7 +646,7 @@ fn addresses_of_what_draining_tenants_left_are_given_up_once_that_has_passed() {
     let mut state = pool.core.lock();
     let made = |state: &mut Locked<'_>| {
         let made = state.make_address_room(4 * G).is_ok();
-        made && state.memory.budget.addresses() == 0
+        made && state.memory.budget.totals().addresses == 0
     };
     assert!(!made(&mut state), "work may use it");
     rig.finish(&stream);

@@ -90,7 +90,6 @@ impl Locked<'_> {
     fn close_physical(&mut self, physical: Physical) -> Result<(), CloseError<Physical>> {
         let (size, names) = (physical.size(), physical.export_mark().names());
         self.unlocked(|| physical.close())?;
-        self.memory.budget.released(size);
         self.note_released(size, &names);
         Ok(())
     }

@@ -73,7 +73,7 @@ impl Blocks {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
-        if step > memory.budget.available_to(tenant) || memory.budget.mappings_left() == 0 {
+        if step > memory.budget.available_to(tenant) || memory.budget.left().mappings == 0 {
             if let Some(precommit) = &mut self.precommit {
                 precommit.lacking = Some((id, step));
             }
@@ -82,7 +82,7 @@ impl Blocks {
         let own = (!zeroed).then_some(tenant.0);
         let unmapped = memory.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
-            if memory.budget.creatable() < step {
+            if memory.budget.left().bytes < step {
                 return None;
             }
             memory.budget.created(step);

@@ -302,7 +302,7 @@ impl Blocks {
 fn extents_of(budget: &Budget, tenant: Option<TenantId>) -> u64 {
     match tenant {
         Some(id) => budget.account(id).mappings,
-        None => budget.mappings(),
+        None => budget.totals().mappings,
     }
 }
 
@@ -420,7 +420,7 @@ impl Locked<'_> {
     /// Makes the ledger grant what a copy of `bytes` lacks. If it refuses, there is no memory for
     /// the copy.
     fn grant_for_copy(&mut self, bytes: u64) {
-        let there = self.memory.budget.creatable() + self.memory.supply.free();
+        let there = self.memory.budget.left().bytes + self.memory.supply.free();
         let lacking = bytes.saturating_sub(there);
         if lacking <= self.memory.budget.ungranted() {
             self.grant(lacking, 0, Purpose::New);

@@ -259,7 +259,7 @@ impl Locked<'_> {
 
     /// Frees resting addresses until `bytes` may be reserved, or none rest.
     pub(in crate::pool) fn return_resting_for(&mut self, bytes: u64) {
-        while self.memory.budget.addresses_left() < bytes && self.return_oldest_resting() {}
+        while self.memory.budget.left().addresses < bytes && self.return_oldest_resting() {}
     }
 
     /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the

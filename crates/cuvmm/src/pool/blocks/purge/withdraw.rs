@@ -34,7 +34,7 @@ impl Core {
         if let Some(hooks) = state.memory.terms.unregister(id) {
             state.terms_changed(id);
             state.blocks.drain(id);
-            state.memory.budget.drain(id);
+            state.memory.budget.set_guarantee(id, 0);
             state.memory.holders.drain(id);
             state.forget_if_drained(id);
             defer(move || drop(hooks));

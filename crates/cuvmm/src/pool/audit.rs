@@ -60,10 +60,11 @@ impl State {
     fn audit_lists(&self) {
         for (id, tenancy) in self.blocks.slots.iter() {
             let standing = tenancy.standing;
-            let is_current = self.memory.terms.get(id).is_some_and(|terms| {
-                standing.may_grow == terms.may_grow() && standing.drains != terms.is_registered()
-            });
-            let is_current = is_current && standing.lowered == self.memory.lowered;
+            let terms = &self.memory.terms;
+            let may_grow = terms.is_registered(id) && !terms.is_beyond(id);
+            let is_current = standing.may_grow == may_grow
+                && standing.drains == terms.drains(id)
+                && standing.lowered == self.memory.lowered;
             debug_assert!(is_current, "{id:?}: {standing:?}");
             let keeps_nothing = self.blocks.are_hardened() || standing.drains;
             for index in tenancy.indices() {

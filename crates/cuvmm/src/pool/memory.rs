@@ -142,9 +142,7 @@ impl Memory {
             .budget
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
-            .filter_map(|(other, account)| {
-                Some((self.terms.get(other)?.name().to_owned(), account.held))
-            })
+            .map(|(other, account)| (self.terms.name_of(other), account.held))
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         idle.pending_free += self.holders.pending();

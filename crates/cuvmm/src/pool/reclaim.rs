@@ -11,7 +11,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use super::accounts::{Amount, Budget, Charge, TenantId, Terms};
+use super::accounts::{Amount, Budget, Charge, TenantId};
 use super::blocks::slots::{Aged, Give, Slot, SlotId, Slots};
 use super::core::Locked;
 use super::holders::HolderId;
@@ -131,7 +131,7 @@ impl Locked<'_> {
     /// but they may have been promised to another tenant meanwhile: then other tenants give first.
     pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
-        let beyond = self.memory.terms.get(id).is_some_and(Terms::is_beyond);
+        let beyond = self.memory.terms.is_beyond(id);
         if bytes > 0 && beyond {
             let limit = self.memory.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
@@ -414,18 +414,14 @@ impl State {
         if plan.gained >= total {
             return;
         }
-        // Both maps have the same tenants.
-        let tenants = self.blocks.slots.iter().zip(self.memory.terms.iter());
-        let mut others: Vec<((bool, i32), TenantId)> = tenants
-            .filter(|&((other, _), _)| other != id)
-            .filter(|((other, tenancy), _)| {
-                let holds = give == Give::Cached && !self.memory.holders.of(*other).is_empty();
-                holds || tenancy.next_giving(give, None).is_some()
+        let terms = &self.memory.terms;
+        let others = terms.ids().filter(|&other| other != id);
+        let mut others: Vec<((bool, i32), TenantId)> = others
+            .filter(|&other| {
+                let holds = give == Give::Cached && !self.memory.holders.of(other).is_empty();
+                holds || self.blocks.slots.next_giving(other, give, None).is_some()
             })
-            .map(|((other, _), (same, terms))| {
-                debug_assert_eq!(other, same, "the maps of tenants differ");
-                ((terms.is_registered(), terms.priority()), other)
-            })
+            .map(|other| (terms.rank(other), other))
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::accounts::{TenantId, Terms};
+use super::accounts::{Hooks, TenantId};
 use super::blocks::Blocks;
 use super::blocks::slots::{SlotId, Standing, Tenancy, Unswept};
 use super::holders::Held;
@@ -24,11 +24,11 @@ impl State {
 
     pub(crate) fn register(
         &mut self,
-        terms: Terms,
+        (name, priority, hooks): (String, i32, Hooks),
         unswept: Arc<dyn Unswept>,
         (guarantee, limit): (u64, u64),
     ) -> TenantId {
-        let id = self.memory.terms.open(terms);
+        let id = self.memory.terms.open(name, priority, hooks);
         self.memory.budget.open(id, guarantee, limit);
         self.blocks.slots.open(id, Tenancy::new(unswept));
         self.terms_changed(id);
@@ -75,15 +75,14 @@ impl State {
     /// freed memory while the limit of the pool is exceeded, and when they ended or the tenant
     /// drains.
     pub(super) fn terms_changed(&mut self, id: TenantId) {
-        let Some(terms) = self.memory.terms.get(id) else {
-            return;
-        };
-        let exceeds = self.memory.lowered && self.memory.budget.excess() > 0;
+        let (terms, lowered) = (&self.memory.terms, self.memory.lowered);
+        let (drains, is_beyond) = (terms.drains(id), terms.is_beyond(id));
+        let exceeds = lowered && self.memory.budget.excess() > 0;
         let standing = Standing {
-            may_grow: terms.may_grow(),
-            drains: !terms.is_registered(),
-            lowered: self.memory.lowered,
-            beyond: exceeds || terms.is_beyond(),
+            may_grow: !(drains || is_beyond),
+            drains,
+            lowered,
+            beyond: exceeds || is_beyond,
         };
         if let Some(tenancy) = self.blocks.slots.of_mut(id) {
             tenancy.standing = standing;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::accounts::{TenantId, Terms};
+use super::accounts::TenantId;
 use super::blocks::slots::{Figures, Freed, Tenancy};
 use super::holders::Held;
 use super::state::State;
@@ -264,18 +264,18 @@ impl State {
     }
 
     fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
-        let (account, terms) = (self.memory.budget.account(id), self.memory.terms.get(id));
+        let (account, terms) = (self.memory.budget.account(id), &self.memory.terms);
         let mut stats = TenantStats {
-            name: self.memory.terms.name_of(id),
-            draining: self.memory.terms.drains(id),
+            name: terms.name_of(id),
+            draining: terms.drains(id),
             guarantee: account.guarantee,
             limit: self.memory.budget.limit_of(id),
-            priority: terms.map_or(0, Terms::priority),
+            priority: terms.rank(id).1,
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals: terms.map_or(0, Terms::refusals),
+            refusals: terms.refusals(id),
             ..TenantStats::default()
         };
         let figures = tenancy.figures();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::accounts::{LimitChange, TenantId, Terms};
+use super::accounts::{LimitChange, TenantId};
 #[cfg(target_os = "linux")]
 use super::blocks::OfferingPool;
 use super::blocks::compaction::Compaction;
@@ -129,7 +129,7 @@ impl<'a> TenantBuilder<'a> {
         }
         let unswept = Arc::clone(&stream_caches);
         let hooks = (self.hook, self.shortage_hook);
-        let terms = Terms::new(name.clone(), self.priority, hooks);
+        let terms = (name.clone(), self.priority, hooks);
         let id = state.register(terms, unswept, (guarantee, limit));
         let owner = Owner {
             core: Arc::clone(core),
@@ -141,9 +141,7 @@ impl<'a> TenantBuilder<'a> {
             name,
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
-        if let Some(terms) = state.memory.terms.get_mut(id) {
-            terms.set_handle(handle);
-        }
+        state.memory.terms.set_handle(id, handle);
         drop(state);
         Ok(Tenant { shared })
     }
@@ -359,12 +357,7 @@ impl Tenant {
 
 impl Core {
     pub(super) fn tenants(&self) -> Vec<Tenant> {
-        let state = self.lock();
-        let registered = state.memory.terms.registered();
-        let handles: Vec<Weak<_>> = registered
-            .filter_map(|(_, it)| it.handle().cloned())
-            .collect();
-        drop(state);
+        let handles = self.look(|state| state.memory.terms.handles());
         // Without the lock, since a handle may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);
         alive

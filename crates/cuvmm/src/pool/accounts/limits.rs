@@ -133,9 +133,7 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
-        if let Some(terms) = state.memory.terms.get_mut(id) {
-            terms.set_priority(priority);
-        }
+        state.memory.terms.set_priority(id, priority);
         Ok(())
     }
 
@@ -146,8 +144,7 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
-        let terms = state.memory.terms.get_mut(id);
-        let old = terms.map(|terms| terms.replace_hooks((hook.clone(), hook)));
+        let old = state.memory.terms.replace_hooks(id, (hook.clone(), hook));
         drop(state);
         drop(old);
         Ok(())
@@ -242,12 +239,12 @@ impl Locked<'_> {
     fn note_lowered(&mut self) {
         let memory = &mut self.memory;
         memory.lowered = memory.budget.excess() > 0;
-        for (id, terms) in memory.terms.iter_mut() {
+        let ids: Vec<TenantId> = memory.terms.ids().collect();
+        for &id in &ids {
             let beyond = memory.budget.excess_of(id) > 0;
-            terms.set_beyond(beyond);
+            memory.terms.set_beyond(id, beyond);
             memory.lowered |= beyond;
         }
-        let ids: Vec<TenantId> = self.memory.terms.ids().collect();
         ids.into_iter().for_each(|id| self.terms_changed(id));
     }
 

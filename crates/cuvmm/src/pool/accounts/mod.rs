@@ -13,4 +13,4 @@ pub(in crate::pool) use budget::{Amount, Budget, Charge, TenantId};
 pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
 pub(in crate::pool) use passing::Missing;
-pub(in crate::pool) use terms::{Tenants, Terms};
+pub(in crate::pool) use terms::{Hooks, Tenants};

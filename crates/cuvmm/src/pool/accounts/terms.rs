@@ -14,7 +14,7 @@ pub(crate) type Hooks = (Option<PressureHook>, Option<PressureHook>);
 /// The users' handle of a tenant.
 pub(crate) type Handle = Weak<dyn Any + Send + Sync>;
 
-pub(crate) struct Terms {
+struct Terms {
     name: String,
     priority: i32,
     hooks: Hooks,
@@ -27,81 +27,6 @@ pub(crate) struct Terms {
     handle: Option<Handle>,
 }
 
-impl Terms {
-    pub(crate) const fn new(name: String, priority: i32, hooks: Hooks) -> Self {
-        Self {
-            name,
-            priority,
-            hooks,
-            registered: true,
-            beyond: false,
-            refusals: 0,
-            handle: None,
-        }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(crate) const fn priority(&self) -> i32 {
-        self.priority
-    }
-
-    pub(super) const fn set_priority(&mut self, priority: i32) {
-        self.priority = priority;
-    }
-
-    pub(in crate::pool) const fn is_beyond(&self) -> bool {
-        self.beyond
-    }
-
-    pub(super) const fn set_beyond(&mut self, yes: bool) {
-        self.beyond = yes;
-    }
-
-    /// Returns how many requests were refused.
-    pub(crate) const fn refusals(&self) -> u64 {
-        self.refusals
-    }
-
-    pub(in crate::pool) const fn count_refusal(&mut self) {
-        self.refusals += 1;
-    }
-
-    pub(crate) const fn handle(&self) -> Option<&Handle> {
-        self.handle.as_ref()
-    }
-
-    pub(in crate::pool) fn set_handle(&mut self, handle: Handle) {
-        self.handle = Some(handle);
-    }
-
-    pub(in crate::pool) const fn is_registered(&self) -> bool {
-        self.registered
-    }
-
-    /// Returns `true` if the tenant's blocks may grow within their memory.
-    pub(crate) const fn may_grow(&self) -> bool {
-        self.registered && !self.beyond
-    }
-
-    /// Replaces the hooks. Returns the old ones, which are user code to be dropped without the lock.
-    pub(super) const fn replace_hooks(&mut self, hooks: Hooks) -> Hooks {
-        std::mem::replace(&mut self.hooks, hooks)
-    }
-
-    /// Returns the hook that requests of other tenants call.
-    pub(crate) const fn hook(&self) -> Option<&PressureHook> {
-        self.hooks.0.as_ref()
-    }
-
-    /// Returns the hook that the tenant's own requests call.
-    pub(in crate::pool) const fn shortage_hook(&self) -> Option<&PressureHook> {
-        self.hooks.1.as_ref()
-    }
-}
-
 /// The tenants of a pool that are registered or draining.
 #[derive(Default)]
 pub(in crate::pool) struct Tenants {
@@ -110,9 +35,18 @@ pub(in crate::pool) struct Tenants {
 }
 
 impl Tenants {
-    pub(crate) fn open(&mut self, terms: Terms) -> TenantId {
+    pub(in crate::pool) fn open(&mut self, name: String, priority: i32, hooks: Hooks) -> TenantId {
         let id = TenantId(self.next);
         self.next += 1;
+        let terms = Terms {
+            name,
+            priority,
+            hooks,
+            registered: true,
+            beyond: false,
+            refusals: 0,
+            handle: None,
+        };
         self.terms.insert(id, terms);
         id
     }
@@ -125,53 +59,103 @@ impl Tenants {
         Some(std::mem::take(&mut terms.hooks))
     }
 
-    pub(crate) fn close(&mut self, id: TenantId) {
+    pub(in crate::pool) fn close(&mut self, id: TenantId) {
         self.terms.remove(&id);
     }
 
-    pub(crate) fn get(&self, id: TenantId) -> Option<&Terms> {
-        self.terms.get(&id)
+    pub(super) fn set_priority(&mut self, id: TenantId, priority: i32) {
+        self.change(id, |terms| terms.priority = priority);
     }
 
-    pub(crate) fn get_mut(&mut self, id: TenantId) -> Option<&mut Terms> {
-        self.terms.get_mut(&id)
+    /// Notes whether a tenant exceeds its own lowered limit.
+    pub(super) fn set_beyond(&mut self, id: TenantId, yes: bool) {
+        self.change(id, |terms| terms.beyond = yes);
     }
 
-    pub(in crate::pool) fn is_registered(&self, id: TenantId) -> bool {
-        self.get(id).is_some_and(Terms::is_registered)
+    /// Replaces a tenant's hooks. Returns the old ones, which are user code to be dropped without
+    /// the lock.
+    pub(super) fn replace_hooks(&mut self, id: TenantId, hooks: Hooks) -> Option<Hooks> {
+        self.change(id, |terms| std::mem::replace(&mut terms.hooks, hooks))
     }
 
-    /// Returns `true` if the tenant is unregistered and some of its memory is left.
-    pub(crate) fn drains(&self, id: TenantId) -> bool {
-        self.get(id).is_some_and(|terms| !terms.registered)
+    pub(in crate::pool) fn set_handle(&mut self, id: TenantId, handle: Handle) {
+        self.change(id, |terms| terms.handle = Some(handle));
     }
 
-    /// Returns a tenant's name; an empty name if the tenant is gone.
-    pub(crate) fn name_of(&self, id: TenantId) -> String {
-        self.get(id).map_or_else(String::new, |it| it.name.clone())
+    pub(in crate::pool) fn count_refusal(&mut self, id: TenantId) {
+        self.change(id, |terms| terms.refusals += 1);
     }
 
-    /// Returns the registered tenants.
-    pub(crate) fn registered(&self) -> impl Iterator<Item = (TenantId, &Terms)> {
-        self.iter().filter(|(_, terms)| terms.registered)
+    fn change<T>(&mut self, id: TenantId, change: impl FnOnce(&mut Terms) -> T) -> Option<T> {
+        self.terms.get_mut(&id).map(change)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (TenantId, &Terms)> {
-        self.terms.iter().map(|(&id, terms)| (id, terms))
-    }
-
-    /// Returns the registered tenant with a name.
-    pub(in crate::pool) fn find(&self, name: &str) -> Option<TenantId> {
-        let mut registered = self.registered();
-        registered.find_map(|(id, terms)| (terms.name == name).then_some(id))
+    fn of<T>(&self, id: TenantId, of: impl FnOnce(&Terms) -> T) -> Option<T> {
+        self.terms.get(&id).map(of)
     }
 
     pub(in crate::pool) fn ids(&self) -> impl Iterator<Item = TenantId> {
         self.terms.keys().copied()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (TenantId, &mut Terms)> {
-        self.terms.iter_mut().map(|(&id, terms)| (id, terms))
+    /// Returns a tenant's name; an empty name if the tenant is gone.
+    pub(in crate::pool) fn name_of(&self, id: TenantId) -> String {
+        self.of(id, |terms| terms.name.clone()).unwrap_or_default()
+    }
+
+    pub(in crate::pool) fn is_registered(&self, id: TenantId) -> bool {
+        self.of(id, |terms| terms.registered) == Some(true)
+    }
+
+    /// Returns `true` if the tenant is unregistered and some of its memory is left.
+    pub(in crate::pool) fn drains(&self, id: TenantId) -> bool {
+        self.of(id, |terms| terms.registered) == Some(false)
+    }
+
+    /// Returns `true` if the tenant exceeds its own lowered limit.
+    pub(in crate::pool) fn is_beyond(&self, id: TenantId) -> bool {
+        self.of(id, |terms| terms.beyond) == Some(true)
+    }
+
+    /// Returns the rank of a tenant, by which memory is taken from it, the lowest first: whether it
+    /// is registered, and its priority.
+    pub(in crate::pool) fn rank(&self, id: TenantId) -> (bool, i32) {
+        let rank = self.of(id, |terms| (terms.registered, terms.priority));
+        rank.unwrap_or_default()
+    }
+
+    /// Returns how many requests of a tenant were refused.
+    pub(in crate::pool) fn refusals(&self, id: TenantId) -> u64 {
+        self.of(id, |terms| terms.refusals).unwrap_or(0)
+    }
+
+    /// Returns the hook that a tenant's own requests call.
+    pub(in crate::pool) fn shortage_hook(&self, id: TenantId) -> Option<PressureHook> {
+        self.of(id, |terms| terms.hooks.1.clone()).flatten()
+    }
+
+    /// Returns the tenants with a hook that a request of `id` calls, with their priorities.
+    pub(in crate::pool) fn hooks_for(
+        &self,
+        id: TenantId,
+    ) -> impl Iterator<Item = (TenantId, i32, &PressureHook)> {
+        let others = self.terms.iter().filter(move |&(&other, _)| other != id);
+        others.filter_map(|(&other, terms)| Some((other, terms.priority, terms.hooks.0.as_ref()?)))
+    }
+
+    /// Returns the registered tenant with a name.
+    pub(in crate::pool) fn find(&self, name: &str) -> Option<TenantId> {
+        let has_name = |terms: &Terms| terms.registered && terms.name == name;
+        let mut all = self.terms.iter();
+        all.find_map(|(&id, terms)| has_name(terms).then_some(id))
+    }
+
+    /// Returns the handles of the registered tenants.
+    pub(in crate::pool) fn handles(&self) -> Vec<Handle> {
+        let registered = self.terms.values().filter(|terms| terms.registered);
+        registered
+            .filter_map(|terms| terms.handle.clone())
+            .collect()
     }
 }
 
@@ -181,31 +165,25 @@ mod tests {
 
     use super::*;
 
-    fn terms(name: &str) -> Terms {
-        Terms::new(name.to_owned(), 0, (Some(Arc::new(|_| ())), None))
+    fn open(tenants: &mut Tenants, name: &str) -> TenantId {
+        tenants.open(name.to_owned(), 0, (Some(Arc::new(|_| ())), None))
     }
 
     #[test]
     fn a_tenant_is_registered_then_drains_then_is_gone() {
         let mut tenants = Tenants::default();
-        let (a, b) = (tenants.open(terms("a")), tenants.open(terms("b")));
+        let (a, b) = (open(&mut tenants, "a"), open(&mut tenants, "b"));
         assert!(tenants.is_registered(a) && !tenants.drains(a));
         let hooks = tenants.unregister(a);
         assert!(hooks.is_some_and(|(hook, own)| hook.is_some() && own.is_none()));
         assert!(tenants.unregister(a).is_none(), "unregistered once");
         assert!(!tenants.is_registered(a) && tenants.drains(a));
-        assert!(
-            tenants
-                .get(a)
-                .is_some_and(|it| it.hook().is_none() && !it.may_grow())
-        );
-        let names: Vec<_> = tenants
-            .registered()
-            .map(|(id, it)| (id, it.name()))
-            .collect();
-        assert_eq!(names, [(b, "b")]);
+        let hooks = |id| tenants.hooks_for(id).map(|(other, ..)| other);
+        assert_eq!(hooks(TenantId::NONE).collect::<Vec<_>>(), [b]);
+        assert_eq!(hooks(b).count(), 0, "its own");
+        assert_eq!((tenants.find("a"), tenants.find("b")), (None, Some(b)));
         tenants.close(a);
         assert!(!tenants.drains(a) && tenants.name_of(a).is_empty());
-        assert_ne!(tenants.open(terms("c")), a, "a number is never used twice");
+        assert_ne!(open(&mut tenants, "c"), a, "a number is never used twice");
     }
 }

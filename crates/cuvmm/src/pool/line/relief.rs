@@ -193,8 +193,7 @@ impl Locked<'_> {
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|it| !asked.contains(&it.tenant));
-        let own = self.memory.terms.get(id);
-        let own = own.and_then(|it| it.shortage_hook().cloned());
+        let own = self.memory.terms.shortage_hook(id);
         let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
         if own.is_none() {
             relief.own = 0;
@@ -324,22 +323,18 @@ impl Memory {
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
-            if let Some(terms) = self.terms.get_mut(id) {
-                terms.count_refusal();
-            }
+            self.terms.count_refusal(id);
         }
     }
 }
 
 fn givers(terms: &Tenants, id: TenantId, gives: impl Fn(TenantId) -> u64) -> Vec<HookGiver> {
-    let others = terms.iter().filter(|&(other, _)| other != id);
-    let givers = others.filter_map(|(tenant, terms)| {
-        Some(HookGiver {
-            tenant,
-            priority: terms.priority(),
-            hook: terms.hook()?.clone(),
-            gives: gives(tenant),
-        })
+    let others = terms.hooks_for(id);
+    let givers = others.map(|(tenant, priority, hook)| HookGiver {
+        tenant,
+        priority,
+        hook: hook.clone(),
+        gives: gives(tenant),
     });
     givers.filter(|giver| giver.gives > 0).collect()
 }

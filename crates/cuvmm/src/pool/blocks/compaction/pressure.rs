@@ -9,7 +9,7 @@
 
 use super::{Compaction, Moved, Run, may_compact};
 use crate::error::BlockError;
-use crate::pool::accounts::{TenantId, Terms};
+use crate::pool::accounts::TenantId;
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::Locked;
@@ -73,9 +73,7 @@ impl Blocks {
             if is_own_limit && other != id {
                 continue;
             }
-            let terms = memory.terms.get(other);
-            let registered = terms.is_some_and(Terms::is_registered);
-            let rank = (other != id, registered, terms.map_or(0, Terms::priority));
+            let rank = (other != id, memory.terms.rank(other));
             for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
                 if may_be_cut(slot)
                     && let Some(run) = Run::cut(slot)

@@ -441,12 +441,7 @@ impl<'a> Locked<'a> {
         };
         self.state.memory.gate.end(flight);
         Quiet::note_ended::<Core>(self.core);
-        self.state.blocks.free_late();
-        self.state.blocks.request_growth();
-        if std::thread::panicking() {
-            // No thread must wait for slots that the operation had taken out.
-            self.state.blocks.slots.lose(flight);
-        }
+        self.state.blocks.end_flight(flight);
         true
     }
 }
@@ -455,14 +450,7 @@ impl<'a> Locked<'a> {
 #[inline]
 fn audit(state: &mut State) {
     #[cfg(debug_assertions)]
-    {
-        let taken = state.blocks.slots.has_taken();
-        debug_assert!(
-            !taken || std::thread::panicking(),
-            "a slot is taken while the lock is released"
-        );
-        state.audit();
-    }
+    state.audit();
     #[cfg(not(debug_assertions))]
     let _ = state;
 }

@@ -146,10 +146,10 @@ impl Memory {
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         idle.pending_free += self.holders.pending();
-        for held in self.holders.all() {
-            let figures = held.holder().figures();
-            idle.stranded += figures.stranded() + figures.kept;
-        }
+        let of_holders = self.terms.ids().flat_map(|id| self.holders.figures_of(id));
+        idle.stranded += of_holders
+            .map(|(_, it)| it.stranded() + it.kept)
+            .sum::<u64>();
         let creatable = self.budget.left().bytes.min(self.policy.largest_extent);
         let run = self.device.granule().round_down(creatable);
         Box::new(Shortage {

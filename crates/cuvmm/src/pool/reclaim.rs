@@ -12,13 +12,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::accounts::{Amount, Budget, Charge, TenantId};
-use super::blocks::slots::{Aged, Give, Slot, SlotId, Slots};
+use super::blocks::slots::{Aged, Give, SlotId};
 use super::core::Locked;
 use super::holders::HolderId;
 use super::state::State;
 use crate::device::Device;
 use crate::error::{BlockError, CallError, LedgerShortage};
-use crate::extents::Round;
+use crate::extents::{Fence, Round};
 use crate::wanted::{GRANT, Purpose};
 
 #[derive(Clone, Copy, Debug)]
@@ -82,18 +82,86 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<(), BlockError> {
         // Nothing is missing for zero bytes, even beyond a lowered limit.
-        while bytes > 0 && self.memory.budget.missing(id, bytes).1 > 0 {
-            // Bytes that the tenant's own limit refuses have to come from the tenant, not from the
-            // ledger.
-            let (own, _) = self.memory.budget.missing(id, bytes);
-            let refused = self.grant_for(id, bytes.saturating_sub(own), purpose);
+        match bytes {
+            0 => Ok(()),
+            _ => self.make_room(id, bytes, purpose, false),
+        }
+    }
+
+    /// Charges a tenant `bytes`, and makes room in the budget for them. One attempt: waits for no
+    /// memory and calls no hook. May release the lock.
+    pub(super) fn obtain(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<Charge, BlockError> {
+        self.reclaim_for(id, bytes, purpose)?;
+        Ok(self.memory.budget.charge(Some(id), Amount::bytes(bytes)))
+    }
+
+    /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
+    /// but they may have been promised to another tenant meanwhile: then other tenants give first.
+    pub(super) fn permit_reuse(
+        &mut self,
+        slot: SlotId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<(), BlockError> {
+        let id = slot.tenant;
+        if bytes > 0 && self.memory.terms.is_beyond(id) {
+            let limit = self.memory.budget.account(id).limit;
+            if self.kept_by(id).saturating_add(bytes) > limit {
+                return Err(self.out_of_memory(id, bytes));
+            }
+        }
+        if bytes > 0 && self.memory.budget.is_overdrawn() {
+            self.make_room(id, bytes, purpose, true)?;
+        }
+        // From here on the bytes are promised to no other tenant.
+        self.blocks.slots.note_revived(slot, bytes);
+        Ok(())
+    }
+
+    /// Returns the bytes that must be reclaimed before a tenant can be charged `bytes` more, or, with
+    /// `reuses`, may use as many again that it is charged for: from the tenant itself, and in all.
+    fn missing(&self, id: TenantId, bytes: u64, reuses: bool) -> (u64, u64) {
+        let budget = &self.memory.budget;
+        match reuses {
+            false => budget.missing(id, bytes),
+            true if budget.is_overdrawn() => (0, budget.overdrawn_by(id, self.kept_by(id) + bytes)),
+            true => (0, 0),
+        }
+    }
+
+    /// Gets grants of the ledger, and reclaims memory, until no bytes are [missing](Self::missing).
+    fn make_room(
+        &mut self,
+        id: TenantId,
+        bytes: u64,
+        purpose: Purpose,
+        reuses: bool,
+    ) -> Result<(), BlockError> {
+        while self.missing(id, bytes, reuses).1 > 0 {
+            let refused = match reuses {
+                // Bytes that the tenant's own limit refuses have to come from the tenant, not from
+                // the ledger.
+                false => {
+                    let (own, _) = self.memory.budget.missing(id, bytes);
+                    self.grant_for(id, bytes.saturating_sub(own), purpose)
+                }
+                true => self.grant_for(TenantId::NONE, 0, purpose),
+            };
             // May release the lock; the missing memory may become free meanwhile.
             self.collect_idle();
-            let (own, total) = self.memory.budget.missing(id, bytes);
+            let (own, total) = self.missing(id, bytes, reuses);
             if total == 0 {
                 break;
             }
-            let plan = self.plan(id, own, total);
+            let plan = match reuses {
+                false => self.plan(id, own, total),
+                true => self.plan_all_others(id, total),
+            };
             if let Some(refused) = refused
                 && plan.gained < total
             {
@@ -111,63 +179,6 @@ impl Locked<'_> {
                 self.return_unneeded(GRANT);
             }
             carried?;
-        }
-        Ok(())
-    }
-
-    /// Charges a tenant `bytes`, and makes room in the budget for them. One attempt: waits for no
-    /// memory and calls no hook. May release the lock.
-    pub(super) fn obtain(
-        &mut self,
-        id: TenantId,
-        bytes: u64,
-        purpose: Purpose,
-    ) -> Result<Charge, BlockError> {
-        self.reclaim_for(id, bytes, purpose)?;
-        Ok(self.memory.budget.charge(Some(id), Amount::bytes(bytes)))
-    }
-
-    /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
-    /// but they may have been promised to another tenant meanwhile: then other tenants give first.
-    pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
-        let id = slot.tenant;
-        let beyond = self.memory.terms.is_beyond(id);
-        if bytes > 0 && beyond {
-            let limit = self.memory.budget.account(id).limit;
-            if self.kept_by(id).saturating_add(bytes) > limit {
-                return Err(self.out_of_memory(id, bytes));
-            }
-        }
-        let purpose = match self.blocks.slots.get(slot) {
-            Some(slot) => slot.purpose(),
-            None => Purpose::New,
-        };
-        while bytes > 0 && self.memory.budget.is_overdrawn() {
-            let refused = self.grant_for(TenantId::NONE, 0, purpose);
-            if refused.is_none() && !self.memory.budget.is_overdrawn() {
-                break;
-            }
-            self.collect_idle();
-            let kept = self.kept_by(id) + bytes;
-            let total = self.memory.budget.overdrawn_by(id, kept);
-            if total == 0 {
-                break;
-            }
-            let plan = self.plan_all_others(id, total);
-            if let Some(refused) = refused
-                && plan.gained < total
-            {
-                // As for new memory.
-                if self.grant(total - plan.gained, 0, purpose).is_none() {
-                    continue;
-                }
-                return Err(self.short_of(id, bytes, plan.gained, Some(refused)));
-            }
-            self.carry_out_if_enough(id, bytes, total, &plan)?;
-        }
-        // From here on the bytes are promised to no other tenant.
-        if let Some(tenancy) = self.blocks.slots.of_mut(id) {
-            tenancy.note_revived(slot.index, bytes);
         }
         Ok(())
     }
@@ -230,12 +241,8 @@ impl Locked<'_> {
         if plan.takes.len() as u64 >= count {
             plan.holders.clear();
         }
-        // Memory pools of the driver have no mappings to give.
-        let maps = |&(id, _): &(HolderId, u64)| {
-            let held = self.memory.holders.get(id);
-            held.is_some_and(|held| !held.holder().is_of_driver())
-        };
-        plan.holders.retain(maps);
+        let holders = &self.memory.holders;
+        plan.holders.retain(|&(id, _)| holders.has_mappings(id));
         self.carry_out(&plan).map(|_| ())
     }
 
@@ -285,7 +292,7 @@ impl Locked<'_> {
                 continue;
             };
             let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
-            let (bytes, taken) = self.take_from(slot, &offsets);
+            let (bytes, taken) = self.reclaim_extents(slot, &offsets);
             got += bytes;
             outcome = taken;
             if outcome.is_err() {
@@ -307,59 +314,10 @@ impl Locked<'_> {
         (got, outcome)
     }
 
-    /// Takes those of a slot's planned extents that can be reclaimed.
-    fn take_from(&mut self, id: SlotId, at: &[u64]) -> (u64, Result<(), CallError>) {
-        let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
-        if !self.blocks.slots.get(id).is_some_and(gives) {
-            return (0, Ok(()));
-        }
-        let taken = self.with_slot_out(id, |state, slot| {
-            // Last first and without a hole: the mapper may have placed more memory behind the
-            // planned extents, and the slot may have been used and freed again.
-            let spare = slot.spare().map(|extent| extent.offset);
-            let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
-            let at = at.map(|(spare, _)| spare).collect();
-            state.take_extents(slot, at)
-        });
-        taken.unwrap_or((0, Ok(())))
-    }
-
-    /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
-    /// reserved.
-    fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
-        let Some(tenancy) = self.blocks.slots.of(id) else {
-            return;
-        };
-        for together in tenancy.bare() {
-            if self.memory.budget.left().addresses >= wanted {
-                break;
-            }
-            // The lock is released between slots.
-            let slot_id = |index| SlotId { tenant: id, index };
-            let bare = |slots: &Slots, index| slots.get(slot_id(index)).is_some_and(Slot::is_bare);
-            let all = &self.blocks.slots;
-            if !together.iter().all(|&index| bare(all, index)) {
-                continue;
-            }
-            for index in together {
-                let slots = &mut self.blocks.slots;
-                if bare(slots, index)
-                    && let Some(slot) = slots.take(slot_id(index))
-                {
-                    self.put_away(slot);
-                }
-            }
-        }
-    }
-
     /// Makes room for `bytes` of addresses, or fails.
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.memory.budget.left().addresses < bytes {
-            self.purge_all();
-            for id in self.blocks.slots.tenants() {
-                self.drop_empty_slots(id, bytes);
-            }
-            self.return_resting_for(bytes);
+            self.give_addresses(bytes);
             self.empty_heaps_for(bytes);
         }
         self.memory.check_addresses(bytes)
@@ -418,7 +376,7 @@ impl State {
         let others = terms.ids().filter(|&other| other != id);
         let mut others: Vec<((bool, i32), TenantId)> = others
             .filter(|&other| {
-                let holds = give == Give::Cached && !self.memory.holders.of(other).is_empty();
+                let holds = give == Give::Cached && self.memory.holders.has(other);
                 holds || self.blocks.slots.next_giving(other, give, None).is_some()
             })
             .map(|other| (terms.rank(other), other))
@@ -471,14 +429,13 @@ impl State {
 
     /// Plans to take extents from a tenant's holders, while they count.
     fn plan_holders(&self, id: TenantId, total: u64, others: bool, plan: &mut Plan) {
-        for held in self.memory.holders.of(id) {
-            let is_planned = plan.holders.iter().any(|&(holder, _)| holder == held.id());
-            let for_itself = !others && held.holder().is_growing();
-            if is_planned || for_itself || plan.gained >= total {
-                continue;
-            }
+        let polls = !self.memory.gate.is_capturing();
+        let mut holders = self.memory.holders.reclaimable(id, others, polls);
+        while plan.gained < total
+            && let Some((holder, sizes)) = holders.next()
+        {
             let mut bytes = 0;
-            for size in held.holder().reclaimable(!self.memory.gate.is_capturing()) {
+            for size in sizes {
                 let spare = match others {
                     true => plan.spare_of(&self.memory.budget, id),
                     false => u64::MAX,
@@ -491,23 +448,18 @@ impl State {
                 bytes += size;
             }
             if bytes > 0 {
-                plan.holders.push((held.id(), bytes));
+                plan.holders.push((holder, bytes));
             }
         }
     }
 
     /// Plans to take extents from one slot, the last first, while they count.
     fn plan_slot(&mut self, id: SlotId, total: u64, mut spare: u64, plan: &mut Plan) {
-        let Some(slot) = self.blocks.slots.get_mut(id) else {
-            return;
-        };
-        // A block that grew into its precommitted memory may still be listed.
-        if !slot.has_spare() || !self.memory.gate.poll_in(&mut slot.fence, &plan.round) {
-            return;
-        }
+        let (memory, blocks) = self.halves();
         let planned = plan.from.get(&id).copied().unwrap_or(u64::MAX);
-        let left = slot.spare().skip_while(|extent| extent.offset >= planned);
-        for extent in left {
+        let is_complete = |fence: &mut Fence| memory.gate.poll_in(fence, &plan.round);
+        let left = blocks.reclaimable(id, is_complete);
+        for extent in left.skip_while(|extent| extent.offset >= planned) {
             if plan.gained >= total || spare == 0 {
                 break;
             }

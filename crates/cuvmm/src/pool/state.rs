@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::accounts::{Hooks, TenantId};
 use super::blocks::Blocks;
-use super::blocks::slots::{SlotId, Standing, Tenancy, Unswept};
-use super::holders::Held;
+use super::blocks::slots::{SlotId, Standing, Unswept};
 use super::memory::Memory;
 use crate::driver::memory_option;
 use crate::error::{BlockError, CallError, Shortage};
@@ -30,7 +29,7 @@ impl State {
     ) -> TenantId {
         let id = self.memory.terms.open(name, priority, hooks);
         self.memory.budget.open(id, guarantee, limit);
-        self.blocks.slots.open(id, Tenancy::new(unswept));
+        self.blocks.slots.open(id, unswept);
         self.terms_changed(id);
         id
     }
@@ -38,9 +37,11 @@ impl State {
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
     /// GPU.
     pub(super) fn kept_by(&self, id: TenantId) -> u64 {
-        self.blocks.kept_by(id)
-            + self.memory.holders.kept_by(id)
-            + self.memory.budget.account(id).in_flight
+        let holders = self.memory.holders.figures_of(id);
+        let by_holders: u64 = holders
+            .map(|(bytes, it)| bytes.saturating_sub(it.idle))
+            .sum();
+        self.blocks.kept_by(id) + by_holders + self.memory.budget.account(id).in_flight
     }
 
     /// Returns both halves of the state, for functions of one that need the other.
@@ -71,32 +72,34 @@ impl State {
         !self.memory.gate.is_idle() && self.blocks.slots.is_out(id)
     }
 
+    /// Returns what a tenant's terms and lowered limits mean for its blocks.
+    pub(super) fn standing_of(&self, id: TenantId) -> Standing {
+        let (terms, lowered) = (&self.memory.terms, self.memory.lowered);
+        let (drains, is_beyond) = (terms.drains(id), terms.is_beyond(id));
+        Standing {
+            may_grow: !(drains || is_beyond),
+            drains,
+            lowered,
+            beyond: is_beyond || (lowered && self.memory.budget.excess() > 0),
+        }
+    }
+
     /// Updates a tenant's blocks and holders for its terms and for lowered limits. Holders report
     /// freed memory while the limit of the pool is exceeded, and when they ended or the tenant
     /// drains.
     pub(super) fn terms_changed(&mut self, id: TenantId) {
-        let (terms, lowered) = (&self.memory.terms, self.memory.lowered);
-        let (drains, is_beyond) = (terms.drains(id), terms.is_beyond(id));
-        let exceeds = lowered && self.memory.budget.excess() > 0;
-        let standing = Standing {
-            may_grow: !(drains || is_beyond),
-            drains,
-            lowered,
-            beyond: exceeds || is_beyond,
-        };
-        if let Some(tenancy) = self.blocks.slots.of_mut(id) {
-            tenancy.standing = standing;
-            tenancy.update_bypass();
-        }
-        let reports = exceeds || !standing.may_grow;
-        let report = |held: &Held| held.holder().report_freed(reports || held.has_ended());
-        self.memory.holders.of(id).iter().for_each(report);
+        let standing = self.standing_of(id);
+        self.blocks.slots.set_standing(id, standing);
+        let reports = standing.beyond || standing.drains;
+        self.memory.holders.report_freed(id, reports);
     }
 
     /// Removes an unregistered tenant without slots.
     pub(super) fn forget_if_drained(&mut self, id: TenantId) {
-        let is_empty = self.blocks.slots.of(id).is_some_and(Tenancy::is_empty);
-        if is_empty && self.memory.holders.of(id).is_empty() && self.memory.terms.drains(id) {
+        if self.blocks.slots.is_empty(id)
+            && !self.memory.holders.has(id)
+            && self.memory.terms.drains(id)
+        {
             self.blocks.slots.close(id);
             self.memory.terms.close(id);
             self.memory.budget.close(id);

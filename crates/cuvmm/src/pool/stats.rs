@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::accounts::TenantId;
-use super::blocks::slots::{Figures, Freed, Tenancy};
-use super::holders::Held;
+use super::blocks::slots::{Figures, Freed};
+use super::holders::HolderFigures;
 use super::state::State;
 use crate::calls::CallCounts;
 use crate::display::{Bytes, Table};
@@ -242,8 +242,7 @@ impl TenantStats {
         }
     }
 
-    fn add_held(&mut self, held: &Held) {
-        let figures = held.holder().figures();
+    fn add_held(&mut self, (bytes, figures): (u64, HolderFigures)) {
         self.in_use += figures.in_use;
         self.padding += figures.padding;
         self.cached += figures.cached();
@@ -252,18 +251,17 @@ impl TenantStats {
         self.exported += figures.exported;
         self.asleep += figures.asleep;
         // Memory on its way to the heap, or from it.
-        self.precommitted += held.bytes() - figures.held;
+        self.precommitted += bytes - figures.held;
     }
 }
 
 impl State {
     pub(super) fn tenant_stats(&mut self, id: TenantId) -> TenantStats {
         self.blocks.sweep(id);
-        let tenancy = self.blocks.slots.of(id);
-        tenancy.map_or_else(TenantStats::default, |it| self.stats_of(id, it))
+        self.stats_of(id)
     }
 
-    fn stats_of(&self, id: TenantId, tenancy: &Tenancy) -> TenantStats {
+    fn stats_of(&self, id: TenantId) -> TenantStats {
         let (account, terms) = (self.memory.budget.account(id), &self.memory.terms);
         let mut stats = TenantStats {
             name: terms.name_of(id),
@@ -278,14 +276,15 @@ impl State {
             refusals: terms.refusals(id),
             ..TenantStats::default()
         };
-        let figures = tenancy.figures();
+        let figures = self.blocks.figures_of(id);
         figures.for_each(|(figures, tag)| stats.add(&figures, tag));
-        let holders = self.memory.holders.of(id).iter();
+        let holders = self.memory.holders.figures_of(id);
         holders.for_each(|held| stats.add_held(held));
         // Memory on its way counts as if it were behind a block's end.
         stats.precommitted += account.in_flight;
-        stats.shared = tenancy.shared_in_use();
-        stats.pending_free += tenancy.shared_pending_free();
+        let (shared, pending_free) = self.blocks.shared_of(id);
+        stats.shared = shared;
+        stats.pending_free += pending_free;
         stats
     }
 
@@ -298,8 +297,8 @@ impl State {
 
     pub(crate) fn stats(&mut self) -> PoolStats {
         self.blocks.sweep_all();
-        let tenants = self.blocks.slots.iter();
-        let tenants: Vec<_> = tenants.map(|(id, it)| self.stats_of(id, it)).collect();
+        let tenants = self.memory.terms.ids();
+        let tenants: Vec<_> = tenants.map(|id| self.stats_of(id)).collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
         let (all, limits) = (self.memory.budget.totals(), self.memory.budget.limits());
         let (resting_blocks, resting_addresses) = self.blocks.resting();

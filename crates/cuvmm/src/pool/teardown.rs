@@ -1,11 +1,9 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
 use super::accounts::TenantId;
-use super::blocks::slots::{Slot, SlotId};
 use super::core::{Core, Locked};
 use super::memory::Memory;
 use crate::error::CallError;
-use crate::extents::TakenOut;
 
 impl Locked<'_> {
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, CallError> {
@@ -35,50 +33,13 @@ impl Locked<'_> {
     fn give_all_back(&mut self) -> Result<(), CallError> {
         self.memory.device.own_process()?;
         let mut outcome = Ok(());
-        for id in self.blocks.slots.tenants() {
+        for id in self.memory.terms.ids().collect::<Vec<_>>() {
             outcome = outcome.and(self.drain_holders(id));
-            outcome = outcome.and(self.empty(id));
+            outcome = outcome.and(self.empty_slots(id));
         }
         self.release_free(0);
         self.release_marked();
         outcome.and(self.empty_quarantined_spaces())
-    }
-
-    /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
-    /// proved complete, or that cannot be unmapped, stays; the first reason is the error.
-    fn empty(&mut self, id: TenantId) -> Result<(), CallError> {
-        let indices: Vec<usize> = match self.blocks.slots.of(id) {
-            Some(tenancy) => tenancy.indices().collect(),
-            None => return Ok(()),
-        };
-        let mut outcome = Ok(());
-        for index in indices {
-            let Some(mut slot) = self.take_out(SlotId { tenant: id, index }) else {
-                continue;
-            };
-            match self.strip(&mut slot) {
-                Ok(()) => self.drop_slot(slot),
-                Err(error) => {
-                    self.blocks.put_slot(slot);
-                    outcome = outcome.and(Err(error));
-                }
-            }
-        }
-        if outcome.is_ok() {
-            self.memory.budget.set_guarantee(id, 0);
-        }
-        outcome
-    }
-
-    fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
-        let mut taken = TakenOut::default();
-        let stripped = self.unlocked(|| {
-            slot.fence.wait()?;
-            let completed = slot.fence.completed(&mut slot.space);
-            completed.ok_or(CallError::InUse)?.take_all(&mut taken)
-        });
-        self.abandon(slot, taken);
-        stripped
     }
 }
 

@@ -7,17 +7,13 @@ use super::accounts::{LimitChange, TenantId};
 #[cfg(target_os = "linux")]
 use super::blocks::OfferingPool;
 use super::blocks::compaction::Compaction;
-use super::blocks::slots::{Tenancy, Unswept};
-use super::blocks::{Block, BlockBuilder, Owner, StreamCaches};
+use super::blocks::{Block, BlockBuilder, Owner};
 use super::core::Core;
 use super::line::{Pressure, PressureHook};
 use super::stats::TenantStats;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::{AccessGrant, Stream};
-
-/// The number of slots added up before the lock is released.
-const SLOTS_AT_ONCE: usize = 256;
 
 /// A builder of a [`Tenant`], made by [`Pool::tenant`](super::Pool::tenant).
 #[must_use = "nothing is registered before `register`"]
@@ -123,10 +119,7 @@ impl<'a> TenantBuilder<'a> {
         if state.memory.terms.find(&name).is_some() {
             return Err(PoolError::NameTaken(name));
         }
-        let stream_caches = Arc::new(StreamCaches::new(state.blocks.clock()));
-        if state.blocks.are_hardened() {
-            drop(stream_caches.close());
-        }
+        let stream_caches = state.blocks.new_stream_caches();
         let unswept = Arc::clone(&stream_caches);
         let hooks = (self.hook, self.shortage_hook);
         let terms = (name.clone(), self.priority, hooks);
@@ -378,26 +371,6 @@ impl Tenant {
 
     pub(super) fn has(&self, block: &Block) -> bool {
         block.place().slot.tenant == self.id() && block.is_of(self.core())
-    }
-
-    /// Returns the bytes that [`stats`](Self::stats) shows as cached, pending free and leased.
-    /// Releases the lock between parts.
-    pub(crate) fn idle(&self) -> u64 {
-        let (core, id) = (self.core(), self.id());
-        let mut state = core.lock();
-        state.blocks.sweep(id);
-        let tenancy = state.blocks.slots.of(id);
-        let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
-        for first in (0..).step_by(SLOTS_AT_ONCE) {
-            let tenancy = state.blocks.slots.of(id);
-            let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
-                break;
-            };
-            idle += part;
-            drop(state);
-            state = core.lock();
-        }
-        idle
     }
 }
 

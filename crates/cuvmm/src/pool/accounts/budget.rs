@@ -283,9 +283,11 @@ impl Budget {
         if let Some(account) = self.accounts.get_mut(&tenant) {
             let before = (account.claim(), account.held);
             change(account);
+            account.peak = account.peak.max(account.held);
             let after = (account.claim(), account.held);
             self.claimed = self.claimed - before.0 + after.0;
             self.all.held = self.all.held - before.1 + after.1;
+            self.all.peak = self.all.peak.max(self.all.held);
         }
     }
 
@@ -401,9 +403,7 @@ impl Budget {
                 account.in_flight += of.bytes;
                 account.mappings += of.mappings;
                 account.addresses += of.addresses;
-                account.peak = account.peak.max(account.held);
             });
-            self.all.peak = self.all.peak.max(self.all.held);
         }
         self.all.mappings += of.mappings;
         self.all.addresses += of.addresses;
@@ -412,11 +412,7 @@ impl Budget {
 
     /// Charges a tenant for bytes that exist already, even beyond the limits.
     pub(in crate::pool) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
-        self.change(tenant, |account| {
-            account.held += bytes;
-            account.peak = account.peak.max(account.held);
-        });
-        self.all.peak = self.all.peak.max(self.all.held);
+        self.change(tenant, |account| account.held += bytes);
     }
 
     /// Keeps a charge: from here on the bytes are counted where they are.

@@ -10,8 +10,6 @@ use crate::error::{BlockError, CallError};
 use crate::ledger::{Change, Giver, Hook, PoolReport, TenantReport};
 use crate::ledger::{InLine, Member, Waiting};
 use crate::pool::core::{Core, Locked};
-#[cfg(target_os = "linux")]
-use crate::pool::holders::Held;
 use crate::pool::line::Demand;
 #[cfg(target_os = "linux")]
 use crate::pool::stats::TenantStats;
@@ -120,8 +118,10 @@ impl Locked<'_> {
         }
         let (wanted, available) = self.wanted_and_available(id, demand, error);
         // Memory that the ledger leaves is no other process's to give.
-        let uses =
-            |&id: &TenantId| self.blocks.use_memory(id) || self.memory.holders.in_use_of(id) > 0;
+        let uses = |&id: &TenantId| {
+            let mut holders = self.memory.holders.figures_of(id);
+            self.blocks.use_memory(id) || holders.any(|(_, it)| it.in_use > 0)
+        };
         let users = self.memory.terms.ids().filter(uses);
         Some(Lacking {
             bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
@@ -214,16 +214,7 @@ impl Giver for Core {
     }
 
     fn read_driver_memory(&self) {
-        let is_of_driver = |held: &Held| held.holder().is_of_driver();
-        let has_some = self.look(|state| state.memory.holders.all().any(is_of_driver));
-        if has_some {
-            let mut state = self.lock();
-            state.read_driver_memory(|holder| holder.tidy());
-            if state.memory.holders.is_uncovered() {
-                state.cover_overdrawn();
-            }
-            Self::unlock(state);
-        }
+        self.tidy_driver_memory();
     }
 
     fn give_unneeded(&self) {

@@ -1,7 +1,9 @@
 //! Figures of all blocks that the rest of the pool asks for.
 
+use std::sync::Arc;
+
 use super::Blocks;
-use super::slots::{Freed, PurgeQueue, SlotId, Tenancy};
+use super::slots::{Figures, Freed, PurgeQueue, SlotId, Tenancy};
 use crate::pool::accounts::TenantId;
 
 /// The bytes of a pool's blocks that are idle and cannot be had, by the reason.
@@ -40,6 +42,20 @@ impl Blocks {
             && !self.slots.iter().any(|(_, tenancy)| tenancy.may_give())
     }
 
+    /// Returns the figures of a tenant's slots, with their blocks' tags.
+    pub(in crate::pool) fn figures_of(
+        &self,
+        id: TenantId,
+    ) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
+        self.slots.of(id).into_iter().flat_map(Tenancy::figures)
+    }
+
+    /// Returns a tenant's bytes of shared memory in use, and those that wait to be unmapped.
+    pub(in crate::pool) fn shared_of(&self, id: TenantId) -> (u64, u64) {
+        let of = |it: &Tenancy| (it.shared_in_use(), it.shared_pending_free());
+        self.slots.of(id).map_or((0, 0), of)
+    }
+
     /// Returns `true` if blocks of a tenant use memory.
     pub(in crate::pool) fn use_memory(&self, id: TenantId) -> bool {
         self.slots.of(id).is_some_and(Tenancy::uses_memory)
@@ -67,11 +83,5 @@ impl Blocks {
             all.waiting += shared;
         }
         all
-    }
-
-    /// Returns `true` if a slot waits to be purged.
-    #[cfg(debug_assertions)]
-    pub(in crate::pool) fn has_queued(&self, id: SlotId) -> bool {
-        self.queues.has(id)
     }
 }

@@ -6,9 +6,12 @@ use std::collections::BTreeMap;
 use cuvmm_driver::PhysicalHandle;
 
 use super::Block;
-use super::slots::Slot;
+use super::slots::{Slot, Tenancy};
 use crate::error::CallError;
 use crate::pool::tenant::Tenant;
+
+/// The number of slots added up before the lock is released.
+const SLOTS_AT_ONCE: usize = 256;
 
 /// The bytes that a tenant can use beyond its current use, within the pool's limits.
 ///
@@ -87,6 +90,26 @@ impl Tenant {
             at_worst: guarantee.saturating_sub(state.kept_by(id)),
             taking_back: budget.available_after(id, own, others, left),
         })
+    }
+
+    /// Returns the bytes that [`stats`](Self::stats) shows as cached, pending free and leased.
+    /// Releases the lock between parts.
+    pub(crate) fn idle(&self) -> u64 {
+        let (core, id) = (self.core(), self.id());
+        let mut state = core.lock();
+        state.blocks.sweep(id);
+        let tenancy = state.blocks.slots.of(id);
+        let mut idle = tenancy.map_or(0, Tenancy::shared_pending_free);
+        for first in (0..).step_by(SLOTS_AT_ONCE) {
+            let tenancy = state.blocks.slots.of(id);
+            let Some(part) = tenancy.and_then(|it| it.idle_in(first, SLOTS_AT_ONCE)) else {
+                break;
+            };
+            idle += part;
+            drop(state);
+            state = core.lock();
+        }
+        idle
     }
 
     /// Visits the memory under groups of this tenant's blocks, each with the number of bytes of

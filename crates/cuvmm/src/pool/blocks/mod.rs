@@ -5,6 +5,8 @@
 mod adjacent;
 pub(in crate::pool) mod ahead;
 mod allocate;
+#[cfg(debug_assertions)]
+mod audit;
 mod batch;
 mod beside;
 mod block;
@@ -47,7 +49,7 @@ pub(in crate::pool) use figures::IdleFigures;
 pub(in crate::pool) use fills::Unfinished;
 pub use headroom::Headroom;
 pub use lease::Lease;
-pub(in crate::pool) use stream_cache::{Owner, StreamCaches};
+pub(in crate::pool) use stream_cache::Owner;
 #[cfg(any(feature = "dlpack", feature = "cudarc"))]
 pub(crate) use uses::Use;
 

@@ -1,9 +1,6 @@
 //! Slots in their places: taken for work, put back, and listed for the memory that they can give.
 
-use std::sync::Arc;
-
 use super::Blocks;
-use super::clock::Clock;
 use super::slots::{Slot, SlotId};
 use crate::pool::accounts::TenantId;
 
@@ -11,11 +8,6 @@ impl Blocks {
     /// Returns `true` if no memory that blocks give up is kept cached.
     pub(in crate::pool) const fn are_hardened(&self) -> bool {
         self.hardening.is_some()
-    }
-
-    /// Returns the clock of uses, for a tenant's stream caches.
-    pub(in crate::pool) fn clock(&self) -> Arc<Clock> {
-        Arc::clone(&self.clock)
     }
 
     pub(in crate::pool) fn tick(&self) -> u64 {

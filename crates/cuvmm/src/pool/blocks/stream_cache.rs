@@ -12,6 +12,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError};
 
+use super::Blocks;
 use super::clock::Clock;
 use super::slots::{BlockPlace, FreedBlock, Unswept};
 use crate::own::{Stream, StreamKeys};
@@ -168,8 +169,19 @@ impl fmt::Debug for StreamCache {
     }
 }
 
+impl Blocks {
+    /// Returns the stream caches of a new tenant; in a hardened pool they are closed.
+    pub(in crate::pool) fn new_stream_caches(&self) -> Arc<StreamCaches> {
+        let stream_caches = StreamCaches::new(Arc::clone(&self.clock));
+        if self.are_hardened() {
+            drop(stream_caches.close());
+        }
+        Arc::new(stream_caches)
+    }
+}
+
 impl StreamCaches {
-    pub(crate) fn new(clock: Arc<Clock>) -> Self {
+    fn new(clock: Arc<Clock>) -> Self {
         Self {
             keys: StreamKeys::new(),
             stream_caches: std::array::from_fn(|_| OnceLock::new()),

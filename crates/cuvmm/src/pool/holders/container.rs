@@ -56,8 +56,10 @@ impl Tenant {
 
     /// Returns the bytes that the tenant's heaps, memory pools and containers use.
     pub(crate) fn used_by_holders(&self) -> u64 {
-        self.core()
-            .look(|state| state.memory.holders.in_use_of(self.id()))
+        self.core().look(|state| {
+            let figures = state.memory.holders.figures_of(self.id());
+            figures.map(|(_, it)| it.in_use).sum()
+        })
     }
 }
 

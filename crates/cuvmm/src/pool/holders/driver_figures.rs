@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::held::Held;
 use super::holder::{Given, Holder};
 use crate::error::CallError;
 use crate::pool::core::{Core, Locked};
@@ -29,6 +30,20 @@ impl Core {
         let both = before.into_iter().zip(holders.iter().map(promised));
         Ok((free, both.map(|(one, other)| one.max(other)).sum()))
     }
+
+    /// Reads the driver's memory pools on the ledger's thread, and asks the ledger again for the
+    /// bytes that tenants are charged beyond its grants.
+    pub(in crate::pool) fn tidy_driver_memory(&self) {
+        let is_of_driver = |held: &Held| held.holder.is_of_driver();
+        if self.look(|state| state.memory.holders.all().any(is_of_driver)) {
+            let mut state = self.lock();
+            state.read_driver_memory(|holder| holder.tidy());
+            if state.memory.holders.is_uncovered() {
+                state.cover_overdrawn();
+            }
+            Self::unlock(state);
+        }
+    }
 }
 
 impl Locked<'_> {
@@ -40,7 +55,7 @@ impl Locked<'_> {
     /// Reads with `read` how much memory the driver's pools hold, counts it in the ledger, and ends
     /// the charge for memory that they have returned. Makes no driver call while a capture guard
     /// lives.
-    pub(in crate::pool) fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
+    fn read_driver_memory(&mut self, read: fn(&dyn Holder) -> Given) {
         if self.memory.gate.is_capturing() || self.memory.device.usable().is_err() {
             return;
         }

@@ -86,7 +86,7 @@ impl Locked<'_> {
 
     /// Makes the ledger grant the bytes that tenants are charged beyond its grants. If it refuses,
     /// takes what it has left, and the ledger's thread asks again later. Releases the lock.
-    pub(in crate::pool) fn cover_overdrawn(&mut self) {
+    pub(super) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
         let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
         self.memory.holders.set_uncovered(refused.is_some());
@@ -225,7 +225,7 @@ impl Locked<'_> {
     /// the pool.
     pub(in crate::pool) fn drain_holders(&mut self, tenant: TenantId) -> Result<(), CallError> {
         let mut outcome = Ok(());
-        let of_tenant = self.memory.holders.of(tenant).iter().map(Held::id);
+        let of_tenant = self.memory.holders.of(tenant).iter().map(|held| held.id);
         for id in of_tenant.collect::<Vec<_>>() {
             let Some(holder) = self.memory.holders.holder(id) else {
                 continue;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::holder::Holder;
+use super::holder::{Holder, HolderFigures};
 use crate::pool::accounts::TenantId;
 
 /// The name of a holder: its tenant, and a number that is never used twice in a pool.
@@ -20,8 +20,8 @@ impl HolderId {
 }
 
 /// A holder, and its part of its tenant's charge.
-pub(in crate::pool) struct Held {
-    id: HolderId,
+pub(super) struct Held {
+    pub(super) id: HolderId,
     pub(super) holder: Arc<dyn Holder>,
     /// Bytes charged, including those on their way to the holder or from it.
     pub(super) bytes: u64,
@@ -37,22 +37,6 @@ pub(in crate::pool) struct Held {
 }
 
 impl Held {
-    pub(in crate::pool) const fn id(&self) -> HolderId {
-        self.id
-    }
-
-    pub(in crate::pool) fn holder(&self) -> &dyn Holder {
-        &*self.holder
-    }
-
-    pub(in crate::pool) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    pub(in crate::pool) const fn has_ended(&self) -> bool {
-        self.ended
-    }
-
     pub(super) fn is_untidy(&self) -> bool {
         self.holder.is_untidy()
     }
@@ -61,11 +45,6 @@ impl Held {
     fn pending(&self) -> u64 {
         let ready: u64 = self.holder.reclaimable(false).iter().sum();
         self.holder.figures().idle.saturating_sub(ready)
-    }
-
-    /// Returns the bytes that cannot be reclaimed, however long a request waits for the GPU.
-    fn kept(&self) -> u64 {
-        self.bytes - self.holder.figures().idle.min(self.bytes)
     }
 }
 
@@ -109,7 +88,7 @@ impl Holders {
         Some(held)
     }
 
-    pub(in crate::pool) fn get(&self, id: HolderId) -> Option<&Held> {
+    pub(super) fn get(&self, id: HolderId) -> Option<&Held> {
         self.of(id.tenant).iter().find(|held| held.id == id)
     }
 
@@ -122,32 +101,63 @@ impl Holders {
         of_tenant.iter_mut().find(|held| held.id == id)
     }
 
-    pub(in crate::pool) fn of(&self, tenant: TenantId) -> &[Held] {
+    pub(super) fn of(&self, tenant: TenantId) -> &[Held] {
         self.of_tenants.get(&tenant).map_or(&[], Vec::as_slice)
     }
 
-    pub(in crate::pool) fn all(&self) -> impl Iterator<Item = &Held> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Held> {
         self.of_tenants.values().flatten()
     }
 
     pub(super) fn ids(&self) -> Vec<HolderId> {
-        self.all().map(Held::id).collect()
+        self.all().map(|held| held.id).collect()
     }
 
+    pub(in crate::pool) fn is_empty(&self) -> bool {
+        self.of_tenants.is_empty()
+    }
+
+    /// Returns `true` if a tenant has holders.
+    pub(in crate::pool) fn has(&self, tenant: TenantId) -> bool {
+        self.of_tenants.contains_key(&tenant)
+    }
+
+    /// Returns the bytes that a tenant is charged for its holders.
     pub(in crate::pool) fn bytes_of(&self, tenant: TenantId) -> u64 {
-        self.of(tenant).iter().map(Held::bytes).sum()
+        self.of(tenant).iter().map(|held| held.bytes).sum()
     }
 
-    /// Returns the bytes that a tenant's holders use.
-    pub(in crate::pool) fn in_use_of(&self, tenant: TenantId) -> u64 {
+    /// Returns the figures of each of a tenant's holders, with the bytes charged for it.
+    pub(in crate::pool) fn figures_of(
+        &self,
+        tenant: TenantId,
+    ) -> impl Iterator<Item = (u64, HolderFigures)> {
         let holders = self.of(tenant).iter();
-        holders.map(|held| held.holder.figures().in_use).sum()
+        holders.map(|held| (held.bytes, held.holder.figures()))
     }
 
-    /// Returns the bytes of a tenant's holders that cannot be reclaimed, however long a request
-    /// waits for the GPU.
-    pub(in crate::pool) fn kept_by(&self, tenant: TenantId) -> u64 {
-        self.of(tenant).iter().map(Held::kept).sum()
+    /// Returns the sizes of the extents that each of a tenant's holders can give, with its name. For
+    /// another tenant (`others`), also those of holders that are growing. Polls fences with `polls`.
+    pub(in crate::pool) fn reclaimable(
+        &self,
+        tenant: TenantId,
+        others: bool,
+        polls: bool,
+    ) -> impl Iterator<Item = (HolderId, Vec<u64>)> {
+        let holders = self.of(tenant).iter();
+        let giving = holders.filter(move |held| others || !held.holder.is_growing());
+        giving.map(move |held| (held.id, held.holder.reclaimable(polls)))
+    }
+
+    /// Returns `true` if a holder has mappings to give: memory pools of the driver have none.
+    pub(in crate::pool) fn has_mappings(&self, id: HolderId) -> bool {
+        self.get(id).is_some_and(|held| !held.holder.is_of_driver())
+    }
+
+    /// Sets whether a tenant's holders report freed memory to the pool; those that ended do.
+    pub(in crate::pool) fn report_freed(&self, tenant: TenantId, yes: bool) {
+        let report = |held: &Held| held.holder.report_freed(yes || held.ended);
+        self.of(tenant).iter().for_each(report);
     }
 
     /// Returns the bytes of a tenant's holders that can be reclaimed once their work is complete.
@@ -197,7 +207,7 @@ impl Holders {
         self.is_uncovered = yes;
     }
 
-    pub(in crate::pool) const fn is_uncovered(&self) -> bool {
+    pub(super) const fn is_uncovered(&self) -> bool {
         self.is_uncovered
     }
 }

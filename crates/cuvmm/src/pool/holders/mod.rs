@@ -11,7 +11,7 @@ mod lend;
 mod resting;
 
 pub(crate) use held::HolderId;
-pub(in crate::pool) use held::{Held, Holders};
+pub(in crate::pool) use held::Holders;
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
 pub(crate) use resting::{

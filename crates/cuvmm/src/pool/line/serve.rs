@@ -275,7 +275,7 @@ impl Core {
             && bytes > 0
             && self.ledger.get().is_none()
             && memory.budget.missing(tenant, bytes).1 > 0
-            && memory.holders.all().next().is_none()
+            && memory.holders.is_empty()
             && blocks.can_give_nothing()
     }
 }

@@ -254,9 +254,9 @@ fn where_nothing_is_missing_stream_caches_keep_what_they_have() {
     let in_cache = slot_of(&cached);
     drop(cached);
     let mut state = pool.core.lock();
-    let keeps = |state: &State| state.blocks.slots.get(in_cache).unwrap().block.is_some();
+    let keeps = |state: &State| state.blocks.used_and_held(in_cache).0 > 0;
     state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
-    state.permit_reuse(id, 2 * G).unwrap();
+    state.permit_reuse(id, 2 * G, Purpose::New).unwrap();
     state.make_address_room(G).unwrap();
     assert!(!state.memory.budget.is_overdrawn() && keeps(&state));
     drop(state);
@@ -266,7 +266,7 @@ fn where_nothing_is_missing_stream_caches_keep_what_they_have() {
     drop(cached);
     let mut state = pool.core.lock();
     assert!(state.memory.budget.is_overdrawn() && keeps(&state));
-    state.permit_reuse(id, 0).unwrap();
+    state.permit_reuse(id, 0, Purpose::New).unwrap();
     assert!(keeps(&state), "nothing is to be used again");
 }
 
@@ -433,7 +433,7 @@ fn memory_that_is_to_be_used_again_counts_as_kept_meanwhile() {
     let mut state = pool.core.lock();
     let slot = state.take_out(id).unwrap();
     assert_eq!(state.kept_by(me.id()), 0);
-    state.permit_reuse(id, 3 * G).unwrap();
+    state.permit_reuse(id, 3 * G, Purpose::New).unwrap();
     assert_eq!(state.kept_by(me.id()), 3 * G);
     state.blocks.put_slot(slot);
     assert_eq!(state.kept_by(me.id()), 0);
@@ -521,11 +521,8 @@ fn extents_are_taken_last_first_without_a_hole() {
     assert_eq!(state.plan(me.id(), 0, G).gained(), G);
     let mut take = |at: &[u64]| {
         let at: Vec<u64> = at.iter().map(|at| at * G).collect();
-        let taken = state.take_from(id, &at).0;
-        assert_eq!(
-            held(&state, &me),
-            state.blocks.slots.get(id).unwrap().space.bytes() / G
-        );
+        let taken = state.reclaim_extents(id, &at).0;
+        assert_eq!(held(&state, &me), state.blocks.used_and_held(id).1 / G);
         taken / G
     };
     assert_eq!(take(&[3, 2]), 0, "something was placed behind it");
@@ -567,7 +564,7 @@ fn what_is_in_use_again_or_leased_is_left_where_it_is() {
     let lease = used.lease();
     let mut state = pool.core.lock();
     let at = [2 * G, G];
-    assert_eq!(state.take_from(id, &at), (0, Ok(())));
+    assert_eq!(state.reclaim_extents(id, &at), (0, Ok(())));
     drop(state);
     drop(lease);
     // Memory that the block gives up now waits for a stream.
@@ -576,11 +573,15 @@ fn what_is_in_use_again_or_leased_is_left_where_it_is() {
     used.try_grow_to(3 * G).unwrap();
     used.shrink_to(G).unwrap();
     let mut state = pool.core.lock();
-    assert_eq!(state.take_from(id, &at), (0, Ok(())), "work may use it");
+    assert_eq!(
+        state.reclaim_extents(id, &at),
+        (0, Ok(())),
+        "work may use it"
+    );
     rig.finish(&stream);
     assert_eq!(state.take_back_any(me.id(), 4 * G).unwrap(), 2 * G);
     let gone = SlotId { index: 9, ..id };
-    assert_eq!(state.take_from(gone, &at), (0, Ok(())));
+    assert_eq!(state.reclaim_extents(gone, &at), (0, Ok(())));
 }
 
 #[test]

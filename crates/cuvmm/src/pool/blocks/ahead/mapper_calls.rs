@@ -39,7 +39,7 @@ impl Blocks {
     }
 
     /// Calls the mapper if blocks run low whose slots were out when it came.
-    pub(in crate::pool) fn request_growth(&mut self) {
+    pub(in crate::pool::blocks) fn request_growth(&mut self) {
         let growing = self.precommit.as_ref().map(|it| !it.growing.is_empty());
         if growing == Some(true) {
             self.call_mapper();

@@ -2,6 +2,8 @@
 //! call except the fills of a [hardened](crate::pool::blocks::slots::hardened) pool; the memory is unmapped
 //! [later](crate::pool::blocks::purge).
 
+use std::num::NonZeroU64;
+
 use crate::error::{ArgumentError, BlockError};
 use crate::extents::Fence;
 use crate::own::{CopyFailed, Stream};
@@ -124,10 +126,21 @@ impl Blocks {
         }
     }
 
-    pub(in crate::pool) fn free_late(&mut self) {
+    pub(super) fn free_late(&mut self) {
         if !self.to_free.is_empty() {
             let freed = std::mem::take(&mut self.to_free);
             self.free_all(&freed);
+        }
+    }
+
+    /// Frees the blocks that waited for the slots of an operation that ends, and calls the mapper if
+    /// it waited for them.
+    pub(in crate::pool) fn end_flight(&mut self, flight: NonZeroU64) {
+        self.free_late();
+        self.request_growth();
+        if std::thread::panicking() {
+            // No thread must wait for slots that the operation had taken out.
+            self.slots.lose(flight);
         }
     }
 

@@ -15,9 +15,10 @@ mod take;
 mod withdraw;
 
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Round, Space};
+use crate::extents::{Round, Space, TakenOut};
+use crate::pool::accounts::TenantId;
 use crate::pool::blocks::Blocks;
-use crate::pool::blocks::slots::{PurgeQueue, Slot, SlotId, Tenancy};
+use crate::pool::blocks::slots::{PurgeQueue, Slot, SlotId, Slots, Tenancy};
 use crate::pool::core::Locked;
 
 /// The slots that one operation checks. A free adds one slot, so operations catch up with complete
@@ -210,8 +211,45 @@ impl Locked<'_> {
         outcome.map(|()| true)
     }
 
+    /// Unmaps all memory of a tenant, each slot behind its fence. Memory whose fence cannot be
+    /// proved complete, or that cannot be unmapped, stays; the first reason is the error.
+    pub(in crate::pool) fn empty_slots(&mut self, id: TenantId) -> Result<(), CallError> {
+        let indices: Vec<usize> = match self.blocks.slots.of(id) {
+            Some(tenancy) => tenancy.indices().collect(),
+            None => return Ok(()),
+        };
+        let mut outcome = Ok(());
+        for index in indices {
+            let Some(mut slot) = self.take_out(SlotId { tenant: id, index }) else {
+                continue;
+            };
+            match self.strip(&mut slot) {
+                Ok(()) => self.drop_slot(slot),
+                Err(error) => {
+                    self.blocks.put_slot(slot);
+                    outcome = outcome.and(Err(error));
+                }
+            }
+        }
+        if outcome.is_ok() {
+            self.memory.budget.set_guarantee(id, 0);
+        }
+        outcome
+    }
+
+    fn strip(&mut self, slot: &mut Slot) -> Result<(), CallError> {
+        let mut taken = TakenOut::default();
+        let stripped = self.unlocked(|| {
+            slot.fence.wait()?;
+            let completed = slot.fence.completed(&mut slot.space);
+            completed.ok_or(CallError::InUse)?.take_all(&mut taken)
+        });
+        self.abandon(slot, taken);
+        stripped
+    }
+
     /// Drops a slot that is in no place, and frees its addresses. Stuck mappings are kept.
-    pub(in crate::pool) fn drop_slot(&mut self, slot: Box<Slot>) {
+    pub(in crate::pool::blocks) fn drop_slot(&mut self, slot: Box<Slot>) {
         // The addresses stay reserved with stuck mappings, or with a neighbor in use.
         self.disown(&slot);
         let slot = *slot;
@@ -223,7 +261,7 @@ impl Locked<'_> {
 
     /// Puts the addresses of an empty slot, which is out, to rest in a hardened pool, or else frees
     /// them.
-    pub(in crate::pool) fn put_away(&mut self, slot: Box<Slot>) {
+    pub(in crate::pool::blocks) fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
         if stuck || self.blocks.hardening.is_none() {
             return self.drop_slot(slot);
@@ -257,8 +295,46 @@ impl Locked<'_> {
         true
     }
 
+    /// Gives up addresses of empty, unused slots, and resting addresses, until `bytes` may be
+    /// reserved.
+    pub(in crate::pool) fn give_addresses(&mut self, bytes: u64) {
+        self.purge_all();
+        for id in self.blocks.slots.tenants() {
+            self.drop_empty_slots(id, bytes);
+        }
+        self.return_resting_for(bytes);
+    }
+
+    /// Gives up the addresses of a tenant's empty, unused slots until `wanted` bytes may be
+    /// reserved.
+    fn drop_empty_slots(&mut self, id: TenantId, wanted: u64) {
+        let Some(tenancy) = self.blocks.slots.of(id) else {
+            return;
+        };
+        for together in tenancy.bare() {
+            if self.memory.budget.left().addresses >= wanted {
+                break;
+            }
+            // The lock is released between slots.
+            let slot_id = |index| SlotId { tenant: id, index };
+            let bare = |slots: &Slots, index| slots.get(slot_id(index)).is_some_and(Slot::is_bare);
+            let all = &self.blocks.slots;
+            if !together.iter().all(|&index| bare(all, index)) {
+                continue;
+            }
+            for index in together {
+                let slots = &mut self.blocks.slots;
+                if bare(slots, index)
+                    && let Some(slot) = slots.take(slot_id(index))
+                {
+                    self.put_away(slot);
+                }
+            }
+        }
+    }
+
     /// Frees resting addresses until `bytes` may be reserved, or none rest.
-    pub(in crate::pool) fn return_resting_for(&mut self, bytes: u64) {
+    pub(in crate::pool::blocks) fn return_resting_for(&mut self, bytes: u64) {
         while self.memory.budget.left().addresses < bytes && self.return_oldest_resting() {}
     }
 

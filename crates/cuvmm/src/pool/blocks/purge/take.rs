@@ -2,9 +2,10 @@
 //! it.
 
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Fence, NotPutBack, Stuck, TakenOut};
+use crate::extents::{Extent, Fence, NotPutBack, Stuck, TakenOut};
 use crate::pool::accounts::Amount;
-use crate::pool::blocks::slots::Slot;
+use crate::pool::blocks::Blocks;
+use crate::pool::blocks::slots::{Slot, SlotId};
 use crate::pool::core::Locked;
 
 impl Locked<'_> {
@@ -40,7 +41,7 @@ impl Locked<'_> {
 
     /// Accounts for extents taken out of a slot, which is out, and gives up those that no other
     /// slot maps; returns their bytes.
-    pub(in crate::pool) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
+    pub(in crate::pool::blocks) fn abandon(&mut self, slot: &mut Slot, taken: TakenOut) -> u64 {
         let (mut own, mut left) = (Vec::new(), Amount::default());
         for (offset, unmapped) in taken.into_parts() {
             left.mappings += 1;
@@ -84,7 +85,7 @@ impl Locked<'_> {
 
     /// Unmaps extents of a slot that is out, the last first, up to one that the driver refuses, and
     /// keeps their memory if it may be kept; returns the bytes.
-    pub(in crate::pool) fn take_extents(
+    pub(in crate::pool::blocks) fn take_extents(
         &mut self,
         slot: &mut Slot,
         at: Vec<u64>,
@@ -109,5 +110,43 @@ impl Locked<'_> {
             true => Ok(()),
             false => self.take_extents(slot, at).1,
         }
+    }
+    /// Takes those of a slot's extents, the last first, that can still be reclaimed.
+    pub(in crate::pool) fn reclaim_extents(
+        &mut self,
+        id: SlotId,
+        at: &[u64],
+    ) -> (u64, Result<(), CallError>) {
+        let gives = |slot: &Slot| slot.is_unused() && slot.has_spare();
+        if !self.blocks.slots.get(id).is_some_and(gives) {
+            return (0, Ok(()));
+        }
+        let taken = self.with_slot_out(id, |state, slot| {
+            // Last first and without a hole: the mapper may have placed more memory behind the
+            // planned extents, and the slot may have been used and freed again.
+            let spare = slot.spare().map(|extent| extent.offset);
+            let at = spare.zip(at).take_while(|(spare, at)| spare == *at);
+            let at = at.map(|(spare, _)| spare).collect();
+            state.take_extents(slot, at)
+        });
+        taken.unwrap_or((0, Ok(())))
+    }
+}
+
+impl Blocks {
+    /// Returns the extents that can be reclaimed from a slot if `is_complete` finds its fence complete,
+    /// the last first.
+    pub(in crate::pool) fn reclaimable(
+        &mut self,
+        id: SlotId,
+        is_complete: impl FnOnce(&mut Fence) -> bool,
+    ) -> impl Iterator<Item = Extent> {
+        let slot = self.slots.get_mut(id);
+        // A block that grew into its precommitted memory may still be listed.
+        let slot = slot.and_then(|slot| {
+            let gives = slot.has_spare() && is_complete(&mut slot.fence);
+            gives.then_some(&*slot)
+        });
+        slot.into_iter().flat_map(Slot::spare)
     }
 }

@@ -12,6 +12,7 @@ mod tenancy;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use crate::pool::accounts::TenantId;
 
@@ -42,23 +43,42 @@ pub(in crate::pool) struct Slots {
 }
 
 impl Slots {
-    pub(in crate::pool) fn open(&mut self, tenant: TenantId, tenancy: Tenancy) {
-        self.of_tenants.insert(tenant, tenancy);
+    pub(in crate::pool) fn open(&mut self, tenant: TenantId, unswept: Arc<dyn Unswept>) {
+        self.of_tenants.insert(tenant, Tenancy::new(unswept));
+    }
+
+    /// Returns `true` if a tenant has no slots.
+    pub(in crate::pool) fn is_empty(&self, tenant: TenantId) -> bool {
+        self.of(tenant).is_none_or(Tenancy::is_empty)
+    }
+
+    pub(in crate::pool) fn set_standing(&mut self, tenant: TenantId, standing: Standing) {
+        if let Some(tenancy) = self.of_mut(tenant) {
+            tenancy.standing = standing;
+            tenancy.update_bypass();
+        }
+    }
+
+    /// Notes that idle bytes of a slot that is out are about to be in use again.
+    pub(in crate::pool) fn note_revived(&mut self, id: SlotId, bytes: u64) {
+        if let Some(tenancy) = self.of_mut(id.tenant) {
+            tenancy.note_revived(id.index, bytes);
+        }
     }
 
     pub(in crate::pool) fn close(&mut self, tenant: TenantId) {
         self.of_tenants.remove(&tenant);
     }
 
-    pub(in crate::pool) fn of(&self, tenant: TenantId) -> Option<&Tenancy> {
+    pub(in crate::pool::blocks) fn of(&self, tenant: TenantId) -> Option<&Tenancy> {
         self.of_tenants.get(&tenant)
     }
 
-    pub(in crate::pool) fn of_mut(&mut self, tenant: TenantId) -> Option<&mut Tenancy> {
+    pub(in crate::pool::blocks) fn of_mut(&mut self, tenant: TenantId) -> Option<&mut Tenancy> {
         self.of_tenants.get_mut(&tenant)
     }
 
-    pub(in crate::pool) fn iter(&self) -> impl Iterator<Item = (TenantId, &Tenancy)> {
+    pub(in crate::pool::blocks) fn iter(&self) -> impl Iterator<Item = (TenantId, &Tenancy)> {
         self.of_tenants.iter().map(|(&id, tenancy)| (id, tenancy))
     }
 
@@ -68,7 +88,7 @@ impl Slots {
         tenants.map(|(&id, tenancy)| (id, tenancy))
     }
 
-    pub(in crate::pool) fn tenants(&self) -> Vec<TenantId> {
+    pub(in crate::pool::blocks) fn tenants(&self) -> Vec<TenantId> {
         self.of_tenants.keys().copied().collect()
     }
 
@@ -83,19 +103,19 @@ impl Slots {
     }
 
     #[inline]
-    pub(in crate::pool) fn get(&self, id: SlotId) -> Option<&Slot> {
+    pub(in crate::pool::blocks) fn get(&self, id: SlotId) -> Option<&Slot> {
         self.of(id.tenant)?.slot(id.index)
     }
 
     /// Returns a slot for changes that do not alter its place on the lists.
     #[inline]
-    pub(in crate::pool) fn get_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
+    pub(in crate::pool::blocks) fn get_mut(&mut self, id: SlotId) -> Option<&mut Slot> {
         self.of_mut(id.tenant)?.slot_mut(id.index)
     }
 
     /// Takes a slot from its place until the lock is released, and updates the last writers of its
     /// memory, which growing within it postpones.
-    pub(in crate::pool) fn take(&mut self, id: SlotId) -> Option<Box<Slot>> {
+    pub(in crate::pool::blocks) fn take(&mut self, id: SlotId) -> Option<Box<Slot>> {
         self.note_work();
         let mut slot = self.of_mut(id.tenant)?.take(id.index)?;
         slot.note_writer();
@@ -151,7 +171,7 @@ impl Slots {
     }
 
     /// Gives up the slots that an operation had out when a panic ended it.
-    pub(in crate::pool) fn lose(&mut self, flight: NonZeroU64) {
+    pub(in crate::pool::blocks) fn lose(&mut self, flight: NonZeroU64) {
         let tenancies = self.of_tenants.values_mut();
         tenancies.for_each(|tenancy| tenancy.lose(flight));
     }
@@ -167,16 +187,16 @@ impl Slots {
 
 #[cfg(debug_assertions)]
 impl Slots {
-    pub(in crate::pool) fn has_taken(&self) -> bool {
+    pub(in crate::pool::blocks) fn has_taken(&self) -> bool {
         self.of_tenants.values().any(Tenancy::has_taken)
     }
 
-    pub(in crate::pool) fn has_lost(&self) -> bool {
+    pub(in crate::pool::blocks) fn has_lost(&self) -> bool {
         self.of_tenants.values().any(Tenancy::has_lost)
     }
 
     /// Returns all slots in their places.
-    pub(in crate::pool) fn all(&self) -> impl Iterator<Item = &Slot> {
+    pub(in crate::pool::blocks) fn all(&self) -> impl Iterator<Item = &Slot> {
         self.of_tenants.values().flat_map(|tenancy| {
             let indices = tenancy.indices();
             indices.filter_map(|index| tenancy.slot(index))
@@ -184,7 +204,7 @@ impl Slots {
     }
 
     /// Ends the count of the slots that a locked section has worked on.
-    pub(in crate::pool) fn end_section(&mut self) -> u64 {
+    pub(in crate::pool::blocks) fn end_section(&mut self) -> u64 {
         let worked_on = std::mem::take(&mut self.worked_on);
         self.most_worked_on = self.most_worked_on.max(worked_on);
         self.sections += 1;

@@ -41,7 +41,7 @@ impl ShareTable {
         }
     }
 
-    pub(crate) const fn bytes(&self) -> u64 {
+    pub(in crate::pool::blocks) const fn bytes(&self) -> u64 {
         self.bytes
     }
 

@@ -44,7 +44,7 @@ impl SleepState {
 
     /// Returns the bytes that are charged for the block and still to be placed.
     #[cfg(debug_assertions)]
-    pub(crate) const fn owed(&self) -> u64 {
+    pub(in crate::pool::blocks) const fn owed(&self) -> u64 {
         match self {
             Self::Moving { owed, .. } => *owed,
             _ => 0,
@@ -52,7 +52,7 @@ impl SleepState {
     }
 
     /// Returns the bytes in the slot or aside that are charged to another block.
-    pub(crate) const fn passed(&self) -> u64 {
+    pub(in crate::pool::blocks) const fn passed(&self) -> u64 {
         match self {
             Self::Moving { passed, .. } => *passed,
             _ => 0,

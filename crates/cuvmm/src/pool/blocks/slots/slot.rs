@@ -234,7 +234,7 @@ impl Slot {
         }
     }
 
-    pub(in crate::pool) const fn is_busy(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_busy(&self) -> bool {
         self.coming > 0
     }
 
@@ -289,14 +289,14 @@ impl Slot {
         self.used().max(self.shared)
     }
 
-    pub(crate) fn precommitted(&self) -> u64 {
+    pub(in crate::pool::blocks) fn precommitted(&self) -> u64 {
         let reach = |block: &Occupant| block.reach.max(block.used);
         self.block
             .as_ref()
             .map_or(0, |block| self.charged().saturating_sub(reach(block)))
     }
 
-    pub(crate) fn idle(&self) -> u64 {
+    pub(in crate::pool::blocks) fn idle(&self) -> u64 {
         self.charged()
             .saturating_sub(self.taken())
             .saturating_sub(self.precommitted())
@@ -309,7 +309,7 @@ impl Slot {
         self.fence.is_complete() || home.is_some_and(|home| self.fence.precedes(home))
     }
 
-    pub(in crate::pool) const fn freed_state(&self) -> Freed {
+    pub(in crate::pool::blocks) const fn freed_state(&self) -> Freed {
         if self.leases > 0 {
             Freed::Leased
         } else if self.fence.is_complete() {
@@ -321,7 +321,7 @@ impl Slot {
 
     /// Returns the idle and precommitted bytes in one extent with bytes in use: they cannot be
     /// reclaimed.
-    pub(crate) fn stranded(&self) -> u64 {
+    pub(in crate::pool::blocks) fn stranded(&self) -> u64 {
         self.stranded_by(self.taken())
     }
 
@@ -347,11 +347,11 @@ impl Slot {
         kept.saturating_sub(self.shared)
     }
 
-    pub(in crate::pool) const fn is_vacant(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_vacant(&self) -> bool {
         self.block.is_none() && self.leases == 0 && !self.is_busy() && !self.pinned
     }
 
-    pub(in crate::pool) fn is_bare(&self) -> bool {
+    pub(in crate::pool::blocks) fn is_bare(&self) -> bool {
         self.is_vacant() && self.space.bytes() == 0
     }
 
@@ -361,7 +361,7 @@ impl Slot {
 
     /// Returns `true` if the slot has memory that must not be kept cached: unused memory if the
     /// pool or tenant keeps none, exported or merged memory, and memory that other slots map too.
-    pub(in crate::pool) fn is_to_purge(&self, keeps_nothing: bool) -> bool {
+    pub(in crate::pool::blocks) fn is_to_purge(&self, keeps_nothing: bool) -> bool {
         let gives = match keeps_nothing {
             true => self.is_vacant() || self.has_spare(),
             false => (self.exported || self.merged) && self.is_vacant(),
@@ -370,14 +370,14 @@ impl Slot {
     }
 
     /// Returns `true` if memory could be taken from the slot once its fence is complete.
-    pub(crate) fn has_spare(&self) -> bool {
+    pub(in crate::pool::blocks) fn has_spare(&self) -> bool {
         let taken = self.taken();
         let last = || self.space.last_offset();
         self.is_free() && last().is_some_and(|offset| offset >= taken)
     }
 
     /// Returns the extents that could be reclaimed once the fence is complete, the last first.
-    pub(crate) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
+    pub(in crate::pool::blocks) fn spare(&self) -> impl Iterator<Item = Extent> + '_ {
         let taken = self.taken();
         let free = self.is_free();
         self.space
@@ -398,7 +398,7 @@ impl Slot {
 
     /// Returns `true` if no work can use the idle memory. While a lease lives the fence does not
     /// show that: more work may be queued.
-    pub(crate) const fn is_unused(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_unused(&self) -> bool {
         self.leases == 0 && self.fence.is_complete()
     }
 
@@ -498,7 +498,7 @@ impl Slot {
         }
     }
 
-    pub(in crate::pool) const fn purpose(&self) -> Purpose {
+    pub(in crate::pool::blocks) const fn purpose(&self) -> Purpose {
         match self.block {
             Some(_) => Purpose::Growth,
             None => Purpose::New,

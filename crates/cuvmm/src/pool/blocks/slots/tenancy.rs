@@ -53,7 +53,7 @@ pub(crate) enum Give {
 
 /// A tenant's [terms](crate::pool::accounts) and the limits that it is under, as far as its blocks
 /// depend on them.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::pool) struct Standing {
     /// `true` if blocks may grow within their memory.
     pub(in crate::pool) may_grow: bool,
@@ -108,7 +108,7 @@ struct Listed {
 }
 
 impl Tenancy {
-    pub(crate) fn new(unswept: Arc<dyn Unswept>) -> Self {
+    pub(in crate::pool::blocks) fn new(unswept: Arc<dyn Unswept>) -> Self {
         Self {
             standing: Standing::default(),
             unswept,
@@ -127,19 +127,21 @@ impl Tenancy {
 
     /// Lets freed blocks bypass the stream caches while a block of the tenant sleeps, and while the
     /// pool or the tenant exceeds a lowered limit.
-    pub(in crate::pool) fn update_bypass(&self) {
+    pub(in crate::pool::blocks) fn update_bypass(&self) {
         let bypassed = self.standing.beyond || self.has_sleepers();
         self.unswept.bypass(bypassed);
     }
 
     /// Returns the figures of all slots, also of those that are out, with their blocks' tags.
-    pub(crate) fn figures(&self) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
+    pub(in crate::pool::blocks) fn figures(
+        &self,
+    ) -> impl Iterator<Item = (Figures, Option<&Arc<str>>)> {
         self.slots.iter().filter_map(Place::figures)
     }
 
     /// Returns the idle bytes in the slots with `count` numbers from `first` on, or `None` if all
     /// numbers are lower.
-    pub(in crate::pool) fn idle_in(&self, first: usize, count: usize) -> Option<u64> {
+    pub(in crate::pool::blocks) fn idle_in(&self, first: usize, count: usize) -> Option<u64> {
         let end = first.saturating_add(count).min(self.slots.len());
         let part = self.slots.get(first..end).filter(|part| !part.is_empty())?;
         Some(part.iter().map(Place::idle).sum())
@@ -156,7 +158,7 @@ impl Tenancy {
     }
 
     /// Returns the bytes of shared memory that a block uses or a lease keeps.
-    pub(in crate::pool) fn shared_in_use(&self) -> u64 {
+    pub(in crate::pool::blocks) fn shared_in_use(&self) -> u64 {
         let uses = |holder: usize, offset: u64| {
             let slot = self.slot(holder);
             slot.is_none_or(|slot| slot.used() > offset || slot.leases > 0)
@@ -173,20 +175,20 @@ impl Tenancy {
 
     /// Returns the bytes of shared memory that no block uses any more, and that wait to be unmapped
     /// in the last slot that maps them.
-    pub(in crate::pool) fn shared_pending_free(&self) -> u64 {
+    pub(in crate::pool::blocks) fn shared_pending_free(&self) -> u64 {
         match self.share_table.bytes() {
             0 => 0,
             bytes => bytes - self.shared_in_use(),
         }
     }
 
-    pub(in crate::pool) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(in crate::pool::blocks) fn indices(&self) -> impl Iterator<Item = usize> + '_ {
         let places = self.slots.iter().enumerate();
         places.filter_map(|(index, place)| place.slot().map(|_| index))
     }
 
     #[inline]
-    pub(crate) fn slot(&self, index: usize) -> Option<&Slot> {
+    pub(in crate::pool::blocks) fn slot(&self, index: usize) -> Option<&Slot> {
         self.slots.get(index)?.slot()
     }
 
@@ -203,7 +205,7 @@ impl Tenancy {
         self.sleepers > 0
     }
 
-    pub(crate) const fn is_empty(&self) -> bool {
+    pub(in crate::pool::blocks) const fn is_empty(&self) -> bool {
         self.slots.len() == self.vacant.len()
     }
 
@@ -245,7 +247,7 @@ impl Tenancy {
         })
     }
 
-    pub(in crate::pool) fn note_revived(&mut self, index: usize, bytes: u64) {
+    pub(in crate::pool::blocks) fn note_revived(&mut self, index: usize, bytes: u64) {
         if let Some(Place::Out(out)) = self.slots.get_mut(index) {
             out.revived = bytes;
         }
@@ -363,7 +365,7 @@ impl Tenancy {
 
     /// Returns two flags: a slot is listed for a block to be put in, and listed as giving memory.
     #[cfg(debug_assertions)]
-    pub(crate) fn lists(&self, index: usize) -> (bool, bool) {
+    pub(in crate::pool::blocks) fn lists(&self, index: usize) -> (bool, bool) {
         match self.slots.get(index) {
             Some(Place::In(listed)) => (listed.class.is_some(), listed.gives.is_some()),
             _ => (false, false),
@@ -371,7 +373,7 @@ impl Tenancy {
     }
 
     #[cfg(debug_assertions)]
-    pub(in crate::pool) fn audit(&self) {
+    pub(in crate::pool::blocks) fn audit(&self) {
         let asleep = |place: &&Place| match place {
             Place::In(listed) => !listed.slot.sleep_state.is_awake(),
             place => place.is_sleepers(),
@@ -419,7 +421,7 @@ impl Tenancy {
 
     /// Returns the slots without block and memory, each with the slots whose addresses are freed
     /// together with its own.
-    pub(crate) fn bare(&self) -> Vec<Vec<usize>> {
+    pub(in crate::pool::blocks) fn bare(&self) -> Vec<Vec<usize>> {
         let is_bare = |index: &usize| self.slot(*index).is_some_and(Slot::is_bare);
         let vacant = self.reusable.values().flatten().map(|&(_, index)| index);
         let single = vacant.filter(|index| is_bare(index) && !self.rows.has(*index));
@@ -429,7 +431,11 @@ impl Tenancy {
     }
 
     /// Returns the oldest slot that gives memory and is younger than `after`.
-    pub(in crate::pool) fn next_giving(&self, give: Give, after: Option<Aged>) -> Option<Aged> {
+    pub(in crate::pool::blocks) fn next_giving(
+        &self,
+        give: Give,
+        after: Option<Aged>,
+    ) -> Option<Aged> {
         let list = match give {
             Give::Cached => &self.idle,
             Give::Precommitted => &self.precommitted,

@@ -40,10 +40,6 @@ impl Amount {
     pub(crate) const fn mappings(mappings: u64) -> Self {
         Self::of(0, mappings, 0)
     }
-
-    pub(crate) const fn addresses(addresses: u64) -> Self {
-        Self::of(0, 0, addresses)
-    }
 }
 
 /// An amount charged for resources that do not exist yet. It is [kept](Budget::keep) once they are
@@ -590,11 +586,11 @@ mod tests {
     #[test]
     fn addresses_are_charged_to_a_tenant_and_counted_for_the_pool() {
         let mut budget = budget();
-        let charge = budget.charge(Some(A), Amount::addresses(300));
+        let charge = budget.charge(Some(A), Amount::of(0, 0, 300));
         budget.keep(charge);
-        let charge = budget.charge(Some(B), Amount::addresses(200));
+        let charge = budget.charge(Some(B), Amount::of(0, 0, 200));
         budget.keep(charge);
-        budget.give_up(A, Amount::addresses(100));
+        budget.give_up(A, Amount::of(0, 0, 100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!(
             (budget.totals().addresses, budget.left().addresses),

@@ -237,7 +237,7 @@ impl Locked<'_> {
         count: u64,
     ) -> Result<Vec<Space>, BlockError> {
         let each = size.saturating_add(guard).saturating_add(guard);
-        let addresses = Amount::addresses(each.saturating_mul(count));
+        let addresses = Amount::of(0, 0, each.saturating_mul(count));
         let charge = self.memory.budget.charge(Some(id), addresses);
         let reserved = self.reserve(size, guard, count);
         match &reserved {

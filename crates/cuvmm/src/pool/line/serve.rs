@@ -215,9 +215,7 @@ impl Core {
                     let (mut state, outcome) = Self::attempt_to_allocate(state, tenant, &wanted);
                     let outcome = outcome.map(|place| {
                         if !self.answer(&mut state.memory.line, number, Ok(Some(place))) {
-                            let capturing = state.memory.gate.is_capturing();
-                            state.blocks.free(place.slot, capturing);
-                            state.purge_some();
+                            state.free(place.slot);
                         }
                     });
                     (state, outcome)

@@ -62,7 +62,7 @@ impl Blocks {
     }
 
     /// Ends a block. A hardened pool overwrites its memory unless the pool is `capturing`.
-    pub(in crate::pool) fn free(&mut self, id: SlotId, capturing: bool) {
+    pub(super) fn free(&mut self, id: SlotId, capturing: bool) {
         let (now, fill) = (self.tick(), self.fill());
         self.free_at(id, now, fill.filter(|_| !capturing));
     }
@@ -74,7 +74,7 @@ impl Blocks {
             }
             slot.touched = now;
             // An operation that is moving the block finds out that it is gone.
-            let slept = matches!(slot.sleep_state, SleepState::Asleep { .. });
+            let slept = slot.sleep_state.is_asleep();
             if slept {
                 slot.sleep_state = SleepState::Awake;
             }

@@ -4,15 +4,13 @@
 use crate::deferred::defer;
 use crate::error::BlockError;
 use crate::pool::accounts::TenantId;
-use crate::pool::blocks::slots::BlockPlace;
-use crate::pool::core::Core;
+use crate::pool::blocks::slots::{BlockPlace, SlotId};
+use crate::pool::core::{Core, Locked};
 
 impl Core {
     pub(crate) fn free(&self, place: &BlockPlace) {
         let mut state = self.lock_with(place.slot);
-        let capturing = state.memory.gate.is_capturing();
-        state.blocks.free(place.slot, capturing);
-        state.purge_some();
+        state.free(place.slot);
         Self::unlock(state);
         self.announce();
     }
@@ -61,5 +59,14 @@ impl Core {
             self.announce();
         }
         outcome
+    }
+}
+
+impl Locked<'_> {
+    /// Ends a block whose slot is in its place.
+    pub(in crate::pool) fn free(&mut self, id: SlotId) {
+        let capturing = self.memory.gate.is_capturing();
+        self.blocks.free(id, capturing);
+        self.purge_some();
     }
 }

@@ -125,9 +125,7 @@ impl Blocks {
     /// Chooses for each sleeping block, in turn, the offers that fit its first bytes.
     pub(super) fn fit(&self, id: TenantId, choice: Choice<'_>, offers: &Offers) -> Fitted {
         let mut left = offers.copy();
-        let sleepers = self.choose(id, choice, |sleep_state| {
-            matches!(sleep_state, SleepState::Asleep { .. })
-        });
+        let sleepers = self.choose(id, choice, SleepState::is_asleep);
         let sleepers = sleepers.into_iter().filter_map(|id| {
             let slot = self.slots.get(id)?;
             Some((id, self.fit_one(slot, &mut left)))

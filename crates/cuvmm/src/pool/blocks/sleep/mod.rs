@@ -200,9 +200,7 @@ impl Blocks {
         id: TenantId,
         choice: Choice<'_>,
     ) -> Result<Vec<Chosen>, SleepError> {
-        let chosen = self.choose(id, choice, |sleep_state| {
-            !matches!(sleep_state, SleepState::Asleep { .. })
-        });
+        let chosen = self.choose(id, choice, |sleep_state| !sleep_state.is_asleep());
         let (mut leased, mut exported) = (Tally::default(), Tally::default());
         let mut busy = self.busy(id, choice, true);
         let Some(tenancy) = self.slots.of_mut(id) else {

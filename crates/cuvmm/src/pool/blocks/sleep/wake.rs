@@ -167,13 +167,9 @@ impl Drop for ToWake {
 
 impl Blocks {
     fn asleep(&self, id: TenantId, choice: Choice<'_>) -> u64 {
-        let sleepers = self.choose(id, choice, |sleep_state| {
-            matches!(sleep_state, SleepState::Asleep { .. })
-        });
-        let slots = sleepers.iter().filter_map(|&slot| self.slots.get(slot));
-        slots
-            .filter_map(|slot| Some(slot.block.as_ref()?.used))
-            .sum()
+        let sleepers = self.choose(id, choice, SleepState::is_asleep);
+        let used = |&id: &SlotId| Some(self.slots.get(id)?.block.as_ref()?.used);
+        sleepers.iter().filter_map(used).sum()
     }
 
     /// Marks blocks whose charge is there, with the memory that is passed on to them.
@@ -246,14 +242,9 @@ impl Locked<'_> {
             }
             self.memory.check_usable(id)?;
             let mut busy = self.blocks.busy(id, choice, false);
-            let moving = self.blocks.choose(id, choice, |sleep_state| {
-                matches!(sleep_state, SleepState::Moving { .. })
-            });
-            for slot in moving
-                .iter()
-                .filter_map(|&slot| self.blocks.slots.get(slot))
-            {
-                busy.add(slot);
+            let moving = |state: &SleepState| !state.is_awake() && !state.is_asleep();
+            for id in self.blocks.choose(id, choice, moving) {
+                self.blocks.slots.get(id).inspect(|slot| busy.add(slot));
             }
             let none = busy.none_or(|blocks, bytes| SleepError::Busy { blocks, bytes });
             if let Err(busy) = none {

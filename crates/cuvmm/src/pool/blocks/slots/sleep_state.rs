@@ -42,6 +42,10 @@ impl SleepState {
         matches!(self, Self::Awake)
     }
 
+    pub(in crate::pool::blocks) const fn is_asleep(&self) -> bool {
+        matches!(self, Self::Asleep { .. })
+    }
+
     /// Returns the bytes that are charged for the block and still to be placed.
     #[cfg(debug_assertions)]
     pub(in crate::pool::blocks) const fn owed(&self) -> u64 {

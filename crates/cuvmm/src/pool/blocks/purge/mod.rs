@@ -85,7 +85,7 @@ impl Locked<'_> {
     /// Purges a few slots whose fences are complete. Returns their number. The mapper handles the
     /// rest.
     #[inline]
-    pub(in crate::pool) fn purge_some(&mut self) -> usize {
+    pub(super) fn purge_some(&mut self) -> usize {
         if self.blocks.queues.is_empty(PurgeQueue::Registered) {
             return 0;
         }

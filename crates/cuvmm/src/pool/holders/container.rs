@@ -19,12 +19,9 @@ impl Tenant {
 
     /// Reserves exactly `size` bytes of addresses for a holder (`cuMemAddressReserve`).
     pub(crate) fn reserve_exactly(&self, holder: HolderId, size: u64) -> Result<Space, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
-        core.device.own_process()?;
-        let mut state = core.lock();
-        state.memory.check_usable(tenant)?;
+        let mut state = self.lock_usable()?;
         state.make_address_room(size)?;
-        let mut spaces = state.reserve_for(tenant, size, 0, 1)?;
+        let mut spaces = state.reserve_for(self.id(), size, 0, 1)?;
         state.memory.holders.add_addresses(holder, size);
         spaces.pop().ok_or_else(gone)
     }

@@ -58,11 +58,17 @@ impl Lending<'_> {
 }
 
 impl Tenant {
-    pub(crate) fn attach(&self, holder: Arc<dyn Holder>) -> Result<HolderId, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
+    /// Locks the pool for work of a holder that only a registered tenant's may do.
+    pub(super) fn lock_usable(&self) -> Result<Locked<'_>, BlockError> {
+        let core = self.core();
         core.device.own_process()?;
-        let mut state = core.lock();
-        state.memory.check_usable(tenant)?;
+        let state = core.lock();
+        state.memory.check_usable(self.id())?;
+        Ok(state)
+    }
+
+    pub(crate) fn attach(&self, holder: Arc<dyn Holder>) -> Result<HolderId, BlockError> {
+        let (mut state, tenant) = (self.lock_usable()?, self.id());
         let id = state.memory.holders.add(tenant, holder);
         state.terms_changed(tenant);
         Ok(id)
@@ -78,10 +84,7 @@ impl Tenant {
         least: u64,
         most: u64,
     ) -> Result<Space, BlockError> {
-        let (core, tenant) = (self.core(), self.id());
-        core.device.own_process()?;
-        let mut state = core.lock();
-        state.memory.check_usable(tenant)?;
+        let (mut state, tenant) = (self.lock_usable()?, self.id());
         state
             .reserve_part(holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {

@@ -227,11 +227,7 @@ impl Tenancy {
     }
 
     pub(super) fn sleeps(&self, index: usize) -> bool {
-        match self.slots.get(index) {
-            Some(Place::In(listed)) => !listed.slot.sleep_state.is_awake(),
-            Some(Place::Out(out)) => out.figures.sleeps,
-            _ => false,
-        }
+        self.slots.get(index).is_some_and(Place::is_sleepers)
     }
 
     /// Returns the blocks whose slots are out: the operation, the block's tag, and the slot's
@@ -265,46 +261,39 @@ impl Tenancy {
 
     pub(in crate::pool::blocks) fn remove_slot(&mut self, index: usize) {
         self.rows.forget(index);
-        if let Some(place) = self.slots.get_mut(index) {
-            self.sleepers -= usize::from(place.is_sleepers());
-            #[cfg(debug_assertions)]
-            {
-                self.taken -= usize::from(matches!(place, Place::Taken));
-            }
-            *place = Place::Vacant;
-        }
+        self.set(index, Place::Vacant);
         self.vacant.push(index);
+    }
+
+    /// Replaces a place, and counts the blocks that sleep and the slots that are taken. Returns the
+    /// earlier place.
+    fn set(&mut self, index: usize, place: Place) -> Option<Place> {
+        let at = self.slots.get_mut(index)?;
+        let before = std::mem::replace(at, place);
+        self.sleepers += usize::from(at.is_sleepers());
+        self.sleepers -= usize::from(before.is_sleepers());
+        #[cfg(debug_assertions)]
+        {
+            self.taken += usize::from(matches!(at, Place::Taken));
+            self.taken -= usize::from(matches!(before, Place::Taken));
+        }
+        Some(before)
     }
 
     /// Takes a slot off all lists and out, for an operation that releases the lock.
     pub(super) fn take_out(&mut self, index: usize, flight: NonZeroU64) -> Option<Box<Slot>> {
         let slot = self.take(index)?;
         let tag = slot.block.as_ref().and_then(|block| block.tag.clone());
-        let place = Place::out(flight, slot.figures(), tag);
-        self.sleepers += usize::from(place.is_sleepers());
-        if let Some(taken) = self.slots.get_mut(index) {
-            *taken = place;
-            #[cfg(debug_assertions)]
-            {
-                self.taken -= 1;
-            }
-        }
+        self.set(index, Place::out(flight, slot.figures(), tag));
         Some(slot)
     }
 
     /// Takes a slot off all lists and from its place, for the locked section.
     pub(super) fn take(&mut self, index: usize) -> Option<Box<Slot>> {
-        let place = self.slots.get_mut(index)?;
-        if !matches!(place, Place::In(_)) {
-            return None;
-        }
-        let Place::In(listed) = std::mem::replace(place, Place::Taken) else {
+        self.slots.get(index)?.slot()?;
+        let Some(Place::In(listed)) = self.set(index, Place::Taken) else {
             return None;
         };
-        #[cfg(debug_assertions)]
-        {
-            self.taken += 1;
-        }
         let (slot, aged) = (listed.slot, (listed.age, index));
         if let Some(class) = listed.class
             && let Some(list) = self.reusable.get_mut(&class)
@@ -313,9 +302,6 @@ impl Tenancy {
         }
         if let Some(give) = listed.gives {
             self.giving_mut(give).remove(&aged);
-        }
-        if !slot.sleep_state.is_awake() {
-            self.sleepers -= 1;
         }
         Some(slot)
     }
@@ -340,22 +326,13 @@ impl Tenancy {
         if let Some(give) = gives {
             self.giving_mut(give).insert((age, index));
         }
-        if !slot.sleep_state.is_awake() {
-            self.sleepers += 1;
-        }
-        if let Some(place) = self.slots.get_mut(index) {
-            self.sleepers -= usize::from(place.is_sleepers());
-            #[cfg(debug_assertions)]
-            {
-                self.taken -= usize::from(matches!(place, Place::Taken));
-            }
-            *place = Place::In(Listed {
-                slot,
-                age,
-                class,
-                gives,
-            });
-        }
+        let listed = Listed {
+            slot,
+            age,
+            class,
+            gives,
+        };
+        self.set(index, Place::In(listed));
     }
 
     #[cfg(debug_assertions)]
@@ -374,11 +351,8 @@ impl Tenancy {
 
     #[cfg(debug_assertions)]
     pub(in crate::pool::blocks) fn audit(&self) {
-        let asleep = |place: &&Place| match place {
-            Place::In(listed) => !listed.slot.sleep_state.is_awake(),
-            place => place.is_sleepers(),
-        };
-        let sleepers = self.slots.iter().filter(asleep).count();
+        let sleepers = self.slots.iter().filter(|place| place.is_sleepers());
+        let sleepers = sleepers.count();
         debug_assert!(sleepers == self.sleepers, "{sleepers} blocks sleep");
         let vacant = |place: &&Place| matches!(place, Place::Vacant);
         let vacant = self.slots.iter().filter(vacant).count();
@@ -477,7 +451,11 @@ impl Place {
     }
 
     fn is_sleepers(&self) -> bool {
-        matches!(self, Self::Out(out) if out.figures.sleeps)
+        match self {
+            Self::In(listed) => !listed.slot.sleep_state.is_awake(),
+            Self::Out(out) => out.figures.sleeps,
+            Self::Vacant | Self::Taken => false,
+        }
     }
 
     fn idle(&self) -> u64 {

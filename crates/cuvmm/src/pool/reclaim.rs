@@ -285,31 +285,23 @@ impl Locked<'_> {
     /// Carries a plan out, and returns the bytes that it got by its end or its first failure.
     fn carry_out_counted(&mut self, plan: &Plan) -> (u64, Result<(), CallError>) {
         let mut got = 0;
-        let mut outcome = Ok(());
-        // The extents of a slot are adjacent in the plan.
-        for takes in plan.takes.chunk_by(|one, other| one.slot == other.slot) {
-            let Some(&Take { slot, .. }) = takes.first() else {
-                continue;
-            };
-            let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
-            let (bytes, taken) = self.reclaim_extents(slot, &offsets);
-            got += bytes;
-            outcome = taken;
-            if outcome.is_err() {
-                break;
+        let mut carry_out = || {
+            // The extents of a slot are adjacent in the plan.
+            for takes in plan.takes.chunk_by(|one, other| one.slot == other.slot) {
+                let &[Take { slot, .. }, ..] = takes else {
+                    continue;
+                };
+                let offsets: Vec<u64> = takes.iter().map(|take| take.offset).collect();
+                let (bytes, taken) = self.reclaim_extents(slot, &offsets);
+                got += bytes;
+                taken?;
             }
-        }
-        if outcome.is_ok() {
             for &(holder, bytes) in &plan.holders {
-                match self.take_from_holder(holder, bytes) {
-                    Ok(bytes) => got += bytes,
-                    Err(error) => {
-                        outcome = Err(error);
-                        break;
-                    }
-                }
+                got += self.take_from_holder(holder, bytes)?;
             }
-        }
+            Ok(())
+        };
+        let outcome = carry_out();
         self.release_marked();
         (got, outcome)
     }

@@ -232,15 +232,9 @@ impl Unswept for StreamCaches {
 
     fn close(&self) -> Vec<FreedBlock> {
         // A missing cache must not be made open later.
-        self.stream_caches
-            .iter()
-            .flat_map(|stream_cache| {
-                let stream_cache = self.made(stream_cache);
-                stream_cache.lock().closed = true;
-                stream_cache.clear()
-            })
-            .map(CachedBlock::freed)
-            .collect()
+        let all = self.stream_caches.iter();
+        all.for_each(|stream_cache| self.made(stream_cache).lock().closed = true);
+        self.sweep_each()
     }
 }
 

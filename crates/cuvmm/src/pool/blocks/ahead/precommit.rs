@@ -128,7 +128,7 @@ impl Locked<'_> {
         };
         let missing = self.memory.budget.lacks_grant(slot.tenant, step) > 0;
         let granted = missing && self.grant_for(slot.tenant, step, Purpose::New).is_none();
-        if granted && self.core().ledger.get().is_some() {
+        if granted {
             self.blocks.request_precommit(slot);
         }
         granted

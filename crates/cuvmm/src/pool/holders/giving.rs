@@ -186,8 +186,7 @@ impl Locked<'_> {
             if self.memory.budget.left().addresses >= bytes {
                 return;
             }
-            let is_heap = |held: &Held| !held.holder.is_of_driver();
-            if self.memory.holders.get(id).is_some_and(is_heap)
+            if self.memory.holders.has_mappings(id)
                 && let Err(error) = self.empty_holder(id)
             {
                 log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");

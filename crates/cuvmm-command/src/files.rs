@@ -100,6 +100,17 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
     opened.map(drop).map_err(|error| wrong(path, error))
 }
 
+/// Opens a file to be written from its beginning. Creates a missing file, and discards the content of
+/// others.
+///
+/// # Errors
+/// Wrong usage: the file cannot be opened for writing.
+pub fn replace(path: &Path) -> anyhow::Result<File> {
+    writable(path)?;
+    let opened = OpenOptions::new().write(true).truncate(true).open(path);
+    opened.map_err(|error| wrong(path, error))
+}
+
 /// Writes `text` as the whole content of a file.
 ///
 /// # Errors

@@ -8,6 +8,7 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use cuvmm_command::files;
+use cuvmm_command::terminal::safe;
 
 const WIDTH: u32 = 1_160;
 /// The part of the width right of the plots.
@@ -97,8 +98,14 @@ pub(crate) enum Mark {
     Line(RGBColor),
 }
 
-/// Draws the entries of a legend, one below the other. Names must have no control characters,
-/// because XML has none.
+/// Returns a name as XML can have it: without control characters and without the two that are no
+/// characters, which are escapes.
+pub(crate) fn text(name: &str) -> String {
+    let shown = safe(name).replace('\u{fffe}', "\\u{fffe}");
+    shown.replace('\u{ffff}', "\\u{ffff}")
+}
+
+/// Draws the entries of a legend, one below the other. Names come from [`text`].
 ///
 /// # Errors
 /// Drawing fails.

@@ -1,6 +1,5 @@
 //! `cuvmm record`: writes the figures of ledgers over time into a file.
 
-use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -57,12 +56,7 @@ impl Args {
         if views.is_empty() {
             return Err(usage(format!("there is no ledger in {}", self.at.shown())));
         }
-        files::writable(&self.out)?;
-        let file = OpenOptions::new()
-            .write(true)
-            .truncate(true)
-            .open(&self.out);
-        let file = file.with_context(|| shown(&self.out))?;
+        let file = files::replace(&self.out)?;
         let stop = Stop::on_signals()?;
         let (begun, mut samples) = (Instant::now(), 0);
         let mut recorder = Recorder::new(file).with_context(|| shown(&self.out))?;

@@ -88,7 +88,7 @@ fn a_ledger_is_recorded_until_the_signal_and_drawn() {
     ];
     let (code, printed, complaint) = picture(&out, &outputs);
     assert_eq!((code, &*complaint), (0, ""));
-    assert!(printed.contains(" samples of 1, at most "), "{printed}");
+    assert!(printed.contains(" samples, 1 band, at most "), "{printed}");
     let svg = fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("engine (") && svg.contains("MiB"));
     let trace: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
@@ -119,7 +119,7 @@ fn pools_of_a_program_are_drawn_too() {
     let svg = folder.path().join("pool.svg");
     let (code, printed, complaint) = picture(&out, &["--svg", svg.to_str().unwrap()]);
     assert_eq!((code, &*complaint), (0, ""));
-    assert_eq!(printed, "gpu 0: 2 samples of 1, at most 6.0 MiB held\n");
+    assert_eq!(printed, "gpu 0: 2 samples, 1 band, at most 6.0 MiB held\n");
     assert!(fs::read_to_string(svg).unwrap().contains("chat"));
 }
 
@@ -161,4 +161,15 @@ fn what_cannot_be_recorded_or_drawn_is_wrong_usage() {
     assert_eq!(code, 2, "{complaint}");
     assert!(complaint.contains("ends with .svg"), "{complaint}");
     assert_eq!(picture(&file, &to_svg).0, 0);
+
+    // An output that is the recording, or the other one.
+    let was = fs::read(&file).unwrap();
+    let (own, both) = (file.to_str().unwrap(), ["--svg", to_svg[1], "--perfetto"]);
+    let (code, _, complaint) = picture(&file, &[&both[..], &[own]].concat());
+    assert_eq!(code, 2, "{complaint}");
+    assert!(complaint.contains("this is the recording"), "{complaint}");
+    let (code, _, complaint) = picture(&file, &[&both[..], &[to_svg[1]]].concat());
+    assert_eq!(code, 2, "{complaint}");
+    assert!(complaint.contains("a file each"), "{complaint}");
+    assert_eq!(fs::read(&file).unwrap(), was);
 }

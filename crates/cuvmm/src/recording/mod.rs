@@ -37,7 +37,7 @@
 mod reader;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,7 @@ use serde::{Deserialize, Serialize};
 use crate::ledger::LedgerStats;
 use crate::pool::Pool;
 
+use self::reader::LONGEST;
 pub use self::reader::{Recording, RecordingError};
 
 /// The version of the format.
@@ -76,10 +77,15 @@ pub struct Sample {
 }
 
 /// Writes a recording. See [the module](self).
+///
+/// After an error of a write, further samples may be written: a line that was cut off is completed before
+/// the next one, so that a disk that was full for a while leaves a gap and no broken line.
 #[derive(Debug)]
 pub struct Recorder<W> {
     out: W,
     begun: Instant,
+    /// The end of the last line, which `out` has not taken.
+    rest: Vec<u8>,
 }
 
 impl<W: Write> Recorder<W> {
@@ -95,7 +101,8 @@ impl<W: Write> Recorder<W> {
             begun_us: now.map_or(0, micros),
         };
         let begun = Instant::now();
-        let mut recorder = Self { out, begun };
+        let rest = Vec::new();
+        let mut recorder = Self { out, begun, rest };
         recorder.line(&header)?;
         Ok(recorder)
     }
@@ -104,7 +111,7 @@ impl<W: Write> Recorder<W> {
     /// what the pool holds `free` and `quarantined`, if any. Makes no driver call.
     ///
     /// # Errors
-    /// The write is refused.
+    /// The write is refused, or the names of all tenants have more than 1 MiB.
     pub fn pool(&mut self, source: &str, pool: &Pool) -> io::Result<()> {
         let stats = pool.stats();
         let tenants = pool.tenants().into_iter().map(|tenant| {
@@ -148,9 +155,34 @@ impl<W: Write> Recorder<W> {
     }
 
     fn line(&mut self, value: &impl Serialize) -> io::Result<()> {
+        self.complete()?;
         let mut line = serde_json::to_vec(value)?;
         line.push(b'\n');
-        self.out.write_all(&line)
+        let whole = line.len();
+        if whole as u64 > LONGEST {
+            let what = format!("a sample of {whole} bytes: a line has at most 1 MiB");
+            return Err(io::Error::new(ErrorKind::InvalidInput, what));
+        }
+        self.rest = line;
+        let written = self.complete();
+        // A line of which nothing was written is left out.
+        if self.rest.len() == whole {
+            self.rest.clear();
+        }
+        written
+    }
+
+    /// Writes what was not written of the last line.
+    fn complete(&mut self) -> io::Result<()> {
+        while !self.rest.is_empty() {
+            match self.out.write(&self.rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.rest.drain(..written.min(self.rest.len()))),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Ends the recording, and returns what it was written to.
@@ -158,6 +190,7 @@ impl<W: Write> Recorder<W> {
     /// # Errors
     /// The last bytes cannot be written.
     pub fn finish(mut self) -> io::Result<W> {
+        self.complete()?;
         self.out.flush()?;
         Ok(self.out)
     }
@@ -165,4 +198,78 @@ impl<W: Write> Recorder<W> {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with room for some bytes, which takes at most 10 at a time.
+    struct Disk {
+        room: usize,
+        has: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room).min(10);
+            if taken == 0 {
+                return Err(ErrorKind::StorageFull.into());
+            }
+            self.room -= taken;
+            self.has.extend(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn recorded(room: usize) -> (usize, Recording) {
+        let (has, samples) = (Vec::new(), 5);
+        let mut recorder = Recorder::new(Disk { room: 1000, has }).unwrap();
+        recorder.out.room = room;
+        let mut taken = 0;
+        for sample in 0..samples {
+            let parts = [("x".to_owned(), sample)].into_iter();
+            match recorder.sample("a", 9, parts) {
+                Ok(()) => taken += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::StorageFull);
+                    // There is room again some time later.
+                    recorder.out.room = 1000;
+                }
+            }
+        }
+        let disk = recorder.finish().unwrap();
+        (taken, Recording::read(&*disk.has).unwrap())
+    }
+
+    #[test]
+    fn a_disk_that_was_full_leaves_a_gap_and_no_broken_line() {
+        for room in 0..200 {
+            let (taken, recording) = recorded(room);
+            // What was cut off is completed.
+            let found = recording.samples.len();
+            assert!(
+                found == taken || found == taken + 1,
+                "{room}: {found} of {taken}"
+            );
+            assert!((4..=5).contains(&taken), "{room}: {taken}");
+            let held = recording.samples.iter().map(|sample| sample.parts[0].1);
+            assert!(held.is_sorted(), "{room}");
+        }
+    }
+
+    #[test]
+    fn a_sample_that_could_not_be_read_is_not_written() {
+        let mut recorder = Recorder::new(Vec::new()).unwrap();
+        let names = |length: usize| [("x".repeat(length), 1)].into_iter();
+        let refused = recorder.sample("a", 9, names(1 << 20)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+        recorder.sample("a", 9, names((1 << 20) - 100)).unwrap();
+        let recording = Recording::read(&*recorder.finish().unwrap()).unwrap();
+        assert_eq!(recording.samples.len(), 1);
+    }
 }

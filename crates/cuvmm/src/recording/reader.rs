@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read as _};
 use super::{Header, Sample, VERSION};
 
 /// The most bytes of a line.
-const LONGEST: u64 = 1 << 20;
+pub(super) const LONGEST: u64 = 1 << 20;
 
 /// A recording of memory over time. See [the module](super).
 #[derive(Clone, Debug, PartialEq, Eq)]

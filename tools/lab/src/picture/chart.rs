@@ -4,7 +4,6 @@ use plotters::prelude::*;
 
 use super::series::{Point, Series};
 use crate::chart::{self, Area, Failed, GIB, LIMIT, Mark, color};
-use cuvmm_command::terminal::safe;
 
 const PLOT: u32 = 320;
 /// The most bands with a color of their own: those with the highest peaks. The others are one band.
@@ -30,27 +29,28 @@ pub(super) fn svg(all: &[Series]) -> anyhow::Result<String> {
 }
 
 /// The bands that are drawn, from the bottom up: those with a color of their own, by their numbers in the
-/// series, and all others.
+/// series, and all others as one.
 struct Stack {
     own: Vec<usize>,
-    others: Vec<usize>,
+    /// The number of others.
+    others: usize,
 }
 
 impl Stack {
     fn of(series: &Series) -> Self {
         let mut own: Vec<usize> = (0..series.bands.len()).collect();
         // Stable: of equal peaks, what appeared first.
-        own.sort_by_key(|&band| std::cmp::Reverse(series.peak(band)));
+        own.sort_by_key(|&band| std::cmp::Reverse(series.peaks.get(band)));
         let others = match own.len() > SHOWN {
-            true => own.split_off(SHOWN - 1),
-            false => Vec::new(),
+            true => own.split_off(SHOWN - 1).len(),
+            false => 0,
         };
         own.sort_unstable();
         Self { own, others }
     }
 
     const fn len(&self) -> usize {
-        self.own.len() + if self.others.is_empty() { 0 } else { 1 }
+        self.own.len() + if self.others == 0 { 0 } else { 1 }
     }
 
     fn color(&self, at: usize) -> RGBColor {
@@ -63,9 +63,11 @@ impl Stack {
 
     /// Returns the sum of a band and of those below it.
     fn sum(&self, point: &Point, at: usize) -> f64 {
+        if at >= self.own.len() {
+            return point.total() as f64;
+        }
         let own = self.own.iter().take(at + 1);
-        let others = self.others.iter().filter(|_| at >= self.own.len());
-        own.chain(others).map(|&band| point.of(band) as f64).sum()
+        own.map(|&band| point.of(band) as f64).sum()
     }
 }
 
@@ -79,7 +81,7 @@ fn draw<'a>(area: &Area<'a>, series: &Series) -> Result<(), Failed<'a>> {
     };
     let end = seconds(series.end.max(1));
     let mut chart = ChartBuilder::on(&plot)
-        .caption(safe(&series.source), ("sans-serif", chart::TITLE))
+        .caption(chart::text(&series.source), ("sans-serif", chart::TITLE))
         .margin(10)
         .x_label_area_size(44)
         .y_label_area_size(66)
@@ -109,9 +111,9 @@ fn draw<'a>(area: &Area<'a>, series: &Series) -> Result<(), Failed<'a>> {
 /// Draws the names of bands, the topmost first, and of the limit.
 fn draw_legend<'a>(area: &Area<'a>, series: &Series, stack: &Stack) -> Result<(), Failed<'a>> {
     let names = stack.own.iter().filter_map(|&band| series.bands.get(band));
-    let mut names: Vec<String> = names.map(|name| safe(name).into_owned()).collect();
-    if !stack.others.is_empty() {
-        names.push(format!("{} others", stack.others.len()));
+    let mut names: Vec<String> = names.map(|name| chart::text(name)).collect();
+    if stack.others > 0 {
+        names.push(format!("{} others", stack.others));
     }
     let names = names.iter().enumerate().rev();
     let mut entries: Vec<(Mark, &str)> = vec![(Mark::Line(LIMIT), "limit")];
@@ -155,14 +157,16 @@ mod tests {
     use super::*;
 
     fn series(bands: usize, points: u64) -> Series {
+        let peak = |band| (band as u64 + 1) << 20;
         let point = |time| Point {
             time,
             limit: 8 << 30,
-            held: (0..bands as u64).map(|band| (band + 1) << 20).collect(),
+            held: (0..bands).map(|band| (band, peak(band))).collect(),
         };
         Series {
-            source: "gpu <0>\u{1b}".to_owned(),
+            source: "gpu <0>\u{1b}\u{ffff}".to_owned(),
             bands: (0..bands).map(|band| format!("band {band}&")).collect(),
+            peaks: (0..bands).map(peak).collect(),
             points: (0..points).map(point).collect(),
             end: points.max(1) - 1,
         }
@@ -173,7 +177,7 @@ mod tests {
         let drawn = svg(&[series(2, 3), series(1, 1)]).unwrap();
         assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
         for (text, times) in [
-            ("gpu &lt;0&gt;\\u{1b}", 2),
+            ("gpu &lt;0&gt;\\u{1b}\\u{ffff}", 2),
             ("band 0&amp;", 2),
             ("band 1&amp;", 1),
             ("GiB", 2),
@@ -196,7 +200,7 @@ mod tests {
     #[test]
     fn a_stretch_shows_its_largest_sample() {
         let mut many = series(1, 100_000);
-        many.points[77].held = vec![5 << 30];
+        many.points[77].held = vec![(0, 5 << 30)];
         let points = thinned(&many);
         assert!(points.len() <= 1000, "{}", points.len());
         assert!(points.iter().any(|point| point.total() == 5 << 30));

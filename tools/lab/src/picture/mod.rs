@@ -4,15 +4,17 @@ mod chart;
 mod perfetto;
 mod series;
 
-use std::path::PathBuf;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use cuvmm::recording::Recording;
 
 use self::series::Series;
 use cuvmm_command::command::usage;
 use cuvmm_command::files;
-use cuvmm_command::terminal::{print, safe};
+use cuvmm_command::terminal::{print, safe, shown};
 
 /// The most bytes of a recording.
 const MOST: u64 = 256 << 20;
@@ -42,8 +44,8 @@ impl Args {
     /// Draws the recording.
     ///
     /// # Errors
-    /// Wrong usage: no output is named, the file is no recording or has no samples, or an output cannot
-    /// be written.
+    /// Wrong usage: no output is named, the file is no recording or has no samples, or an output is the
+    /// recording, the other output, or cannot be written.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         if self.svg.is_none() && self.perfetto.is_none() {
             return Err(usage(
@@ -54,18 +56,43 @@ impl Args {
         let recording = Recording::read(&*bytes);
         let recording = recording.map_err(|error| files::wrong(&self.file, error))?;
         let all = Series::of(&recording).map_err(|error| files::wrong(&self.file, error))?;
+        self.check_outputs()?;
         if let Some(file) = &self.svg {
-            crate::chart::writable(file)?;
             crate::chart::write(file, &chart::svg(&all)?)?;
         }
         if let Some(file) = &self.perfetto {
-            files::writable(file)?;
-            files::write(file, &perfetto::json(&all)?)?;
+            let mut to = BufWriter::new(files::replace(file)?);
+            let written = perfetto::write(&mut to, &all).and_then(|()| to.flush());
+            written.with_context(|| shown(file))?;
         }
         let lines = all.iter().map(Series::described);
         print(&safe_lines(lines))?;
         Ok(ExitCode::SUCCESS)
     }
+
+    /// Checks both outputs before one of them is written.
+    fn check_outputs(&self) -> anyhow::Result<()> {
+        let (svg, perfetto) = (self.svg.as_deref(), self.perfetto.as_deref());
+        let mut outputs = [svg, perfetto].into_iter().flatten();
+        if let Some(file) = outputs.find(|file| is_same(file, &self.file)) {
+            let what = "this is the recording, and the output needs a file of its own";
+            return Err(files::wrong(file, what));
+        }
+        if let (Some(svg), Some(perfetto)) = (svg, perfetto)
+            && (svg == perfetto || is_same(svg, perfetto))
+        {
+            let what = "--svg and --perfetto need a file each";
+            return Err(files::wrong(svg, what));
+        }
+        svg.map_or(Ok(()), crate::chart::writable)?;
+        perfetto.map_or(Ok(()), files::writable)
+    }
+}
+
+/// Returns `true` if two paths are of one regular file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| path.canonicalize().ok();
+    one.is_file() && place(one) == place(other)
 }
 
 /// Joins lines, in which nothing acts on a terminal.

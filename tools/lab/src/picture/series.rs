@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 
 use cuvmm::recording::{Recording, Sample};
 use cuvmm_command::size::iec;
+use cuvmm_command::terminal::counted;
 
 /// The most ledgers and pools of a recording.
 const SOURCES: usize = 64;
-
-/// The most processes or tenants of one of them. A sample has a value for each, so a recording could
-/// otherwise take the square of its size.
-const BANDS: usize = 256;
 
 /// The samples of one ledger or pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +15,8 @@ pub(super) struct Series {
     pub(super) source: String,
     /// The names of the bands, in the order in which they appear.
     pub(super) bands: Vec<String>,
+    /// The most bytes that each band holds at any time.
+    pub(super) peaks: Vec<u64>,
     pub(super) points: Vec<Point>,
     /// The end of the whole recording, in microseconds.
     pub(super) end: u64,
@@ -28,19 +27,21 @@ pub(super) struct Point {
     /// Microseconds since the recording began.
     pub(super) time: u64,
     pub(super) limit: u64,
-    /// Bytes of each band. Bands that appear later are missing at the end.
-    pub(super) held: Vec<u64>,
+    /// The bytes of the bands that the sample names, in the order of their numbers. Bands of other
+    /// samples take no memory here: they would make all points together the square of a recording.
+    pub(super) held: Vec<(usize, u64)>,
 }
 
 impl Point {
     pub(super) fn of(&self, band: usize) -> u64 {
-        self.held.get(band).copied().unwrap_or_default()
+        let found = self.held.binary_search_by_key(&band, |&(band, _)| band);
+        let held = found.ok().and_then(|at| self.held.get(at));
+        held.map_or(0, |&(_, held)| held)
     }
 
     pub(super) fn total(&self) -> u64 {
-        self.held
-            .iter()
-            .fold(0, |sum, &held| sum.saturating_add(held))
+        let held = self.held.iter();
+        held.fold(0, |sum, &(_, held)| sum.saturating_add(held))
     }
 }
 
@@ -48,7 +49,7 @@ impl Series {
     /// Returns the series of a recording, in the order in which they appear.
     ///
     /// # Errors
-    /// There are no samples, or too many ledgers, pools, processes or tenants.
+    /// There are no samples, or too many ledgers and pools.
     pub(super) fn of(recording: &Recording) -> Result<Vec<Self>, String> {
         let end = recording
             .samples
@@ -66,7 +67,7 @@ impl Series {
                 all.push((Self::new(&sample.source, end.t_us), BTreeMap::new()));
             }
             if let Some((series, bands)) = all.get_mut(place) {
-                series.add(sample, bands)?;
+                series.add(sample, bands);
             }
         }
         Ok(all.into_iter().map(|(series, _)| series).collect())
@@ -76,48 +77,33 @@ impl Series {
         Self {
             source: source.to_owned(),
             bands: Vec::new(),
+            peaks: Vec::new(),
             points: Vec::new(),
             end,
         }
     }
 
-    fn add<'a>(
-        &mut self,
-        sample: &'a Sample,
-        places: &mut BTreeMap<&'a str, usize>,
-    ) -> Result<(), String> {
-        let mut point = Point {
-            time: sample.t_us,
-            limit: sample.limit,
-            held: Vec::new(),
-        };
+    fn add<'a>(&mut self, sample: &'a Sample, places: &mut BTreeMap<&'a str, usize>) {
+        let mut held = BTreeMap::<usize, u64>::new();
         for (name, bytes) in &sample.parts {
             let place = *places.entry(name).or_insert(self.bands.len());
-            if place == BANDS {
-                let of = &self.source;
-                return Err(format!("{of} has more than {BANDS} processes or tenants"));
-            }
             if place == self.bands.len() {
                 self.bands.push(name.clone());
+                self.peaks.push(0);
             }
-            if point.held.len() <= place {
-                point.held.resize(place + 1, 0);
-            }
-            if let Some(held) = point.held.get_mut(place) {
-                *held = held.saturating_add(*bytes);
+            let sum = held.entry(place).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+        for (&place, &held) in &held {
+            if let Some(peak) = self.peaks.get_mut(place) {
+                *peak = held.max(*peak);
             }
         }
-        self.points.push(point);
-        Ok(())
-    }
-
-    /// Returns the most that a band holds at any time.
-    pub(super) fn peak(&self, band: usize) -> u64 {
-        self.points
-            .iter()
-            .map(|point| point.of(band))
-            .max()
-            .unwrap_or(0)
+        self.points.push(Point {
+            time: sample.t_us,
+            limit: sample.limit,
+            held: held.into_iter().collect(),
+        });
     }
 
     /// Returns the largest limit, or the most that is held if that is more.
@@ -132,12 +118,10 @@ impl Series {
     /// Describes the series in one line.
     pub(super) fn described(&self) -> String {
         let peak = self.points.iter().map(Point::total).max().unwrap_or(0);
-        let (of, samples) = (&self.source, self.points.len());
-        let bands = self.bands.len();
-        format!(
-            "{of}: {samples} samples of {bands}, at most {} held",
-            iec(peak)
-        )
+        let samples = counted(self.points.len() as u64, "sample");
+        let bands = counted(self.bands.len() as u64, "band");
+        let (of, peak) = (&self.source, iec(peak));
+        format!("{of}: {samples}, {bands}, at most {peak} held")
     }
 }
 
@@ -174,10 +158,13 @@ mod tests {
             .collect();
         assert_eq!(held, [(1, 0), (3, 6), (0, 200)]);
         assert_eq!(
-            (found[0].peak(0), found[0].top(), found[1].top()),
-            (3, 200, 100)
+            (&*found[0].peaks, found[0].top(), found[1].top()),
+            (&[3, 200][..], 200, 100)
         );
-        assert_eq!(found[1].described(), "b: 1 samples of 1, at most 7 B held");
+        assert_eq!(
+            found[1].described(),
+            "b: 1 sample, 1 band, at most 7 B held"
+        );
     }
 
     #[test]
@@ -188,9 +175,19 @@ mod tests {
         let sources: Vec<_> = (0..65).map(|it| sample(0, &format!("{it}"), "")).collect();
         assert!(series(&sources[..64]).is_ok());
         assert!(series(&sources).unwrap_err().contains("more than 64"));
-        let bands: Vec<_> = (0..257).map(|it| format!("[\"{it}\",1]")).collect();
-        assert!(series(&[sample(0, "a", &bands[..256].join(","))]).is_ok());
-        let error = series(&[sample(0, "a", &bands.join(","))]).unwrap_err();
-        assert!(error.contains("more than 256"), "{error}");
+    }
+
+    /// A ledger's processes come and go, and each has a number of its own.
+    #[test]
+    fn points_have_the_bands_of_their_samples_alone() {
+        let samples: Vec<_> = (0..10_000)
+            .map(|it| sample(it, "a", &format!("[\"{it}\",{it}]")))
+            .collect();
+        let found = series(&samples).unwrap();
+        assert_eq!(found[0].bands.len(), 10_000);
+        for (number, point) in found[0].points.iter().enumerate() {
+            assert_eq!(point.held, [(number, number as u64)]);
+            assert_eq!((point.of(number), point.of(number + 1)), (number as u64, 0));
+        }
     }
 }

@@ -9,7 +9,6 @@ use super::policy::Policy;
 use super::settings::Nanos;
 use super::timeline::Timeline;
 use crate::chart::{self, Area, Failed, GIB, LIMIT, Mark, color};
-use cuvmm_command::terminal::safe;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Panel {
@@ -190,11 +189,10 @@ fn steps(points: &[(Nanos, Vec<f64>)], height: impl Fn(&[f64]) -> f64) -> Vec<(f
 
 /// Draws the names of models and limits, right of the plots.
 fn draw_legend<'a>(area: &Area<'a>, scale: &Scale<'_>, policy: Policy) -> Result<(), Failed<'a>> {
-    // XML has no control characters.
-    let names: Vec<_> = scale.models.iter().map(|name| safe(name)).collect();
+    let names: Vec<_> = scale.models.iter().map(|name| chart::text(name)).collect();
     let names = names.iter().enumerate();
     let mut entries: Vec<_> = names
-        .map(|(model, name)| (Mark::Filled(color(model)), name.as_ref()))
+        .map(|(model, name)| (Mark::Filled(color(model)), name.as_str()))
         .collect();
     let said = match policy {
         Policy::Static => "limit of each model",

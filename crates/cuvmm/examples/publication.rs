@@ -4,20 +4,22 @@
 //! Runs on a GPU, or on the host driver where there is none. Each reader is a process that
 //! runs this program again.
 
+#[path = "support/output.rs"]
+mod output;
 #[path = "support/process.rs"]
 mod process;
 mod support;
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 
 use cuvmm::driver::HandleTypes;
 use cuvmm::share::{Manifest, Publication, Publisher, Subscriber, Tensor};
 use cuvmm::{Attachment, Device, Region, Stream};
+
+use self::output::Output;
 
 const MIB: u64 = 1 << 20;
 const READERS: usize = 3;
@@ -47,10 +49,11 @@ fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
 
     let mut readers = vec![];
     for _ in 0..READERS {
-        let mut command = process::again(TEST, publisher.path())?;
-        readers.push(Reader::new(command.stdout(Stdio::piped()).spawn()?)?);
+        readers.push(Output::of(process::again(TEST, publisher.path())?)?);
     }
-    readers.iter_mut().try_for_each(Reader::repeat)?;
+    for reader in &mut readers {
+        reader.repeat("reader")?;
+    }
 
     // The readers keep the first version and are notified of the second, which is never visible in
     // part.
@@ -60,8 +63,8 @@ fn publish(device: &Device) -> Result<(), Box<dyn Error>> {
         "publisher: {:?} is now at version {version}",
         publisher.list()[0].name
     );
-    readers.iter_mut().try_for_each(Reader::repeat)?;
     for reader in &mut readers {
+        reader.repeat("reader")?;
         process::ended(&mut reader.process)?;
     }
     Ok(())
@@ -139,35 +142,4 @@ fn tell(publication: &Publication) {
         publication.memory().held() / MIB,
         publication.memory().address()
     );
-}
-
-/// A reader process and its output.
-struct Reader {
-    process: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Reader {
-    fn new(mut process: Child) -> Result<Self, Box<dyn Error>> {
-        let said = process
-            .stdout
-            .take()
-            .ok_or("the standard output is not piped")?;
-        Ok(Self {
-            process,
-            lines: BufReader::new(said),
-        })
-    }
-
-    /// Prints the reader's next line of output.
-    fn repeat(&mut self) -> Result<(), Box<dyn Error>> {
-        for line in (&mut self.lines).lines() {
-            let line = line?;
-            if line.starts_with("reader") {
-                println!("{line}");
-                return Ok(());
-            }
-        }
-        Err("the reader ended too early".into())
-    }
 }

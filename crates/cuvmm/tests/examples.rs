@@ -34,6 +34,9 @@ mod grow_in_place;
 #[path = "../examples/hardened.rs"]
 mod hardened;
 
+#[path = "../examples/kept_weights.rs"]
+mod kept_weights;
+
 #[path = "../examples/kv_cache.rs"]
 mod kv_cache;
 
@@ -62,6 +65,8 @@ mod processes;
 
 #[path = "../examples/publication.rs"]
 mod publication;
+#[path = "../examples/publish_in_place.rs"]
+mod publish_in_place;
 
 #[path = "../examples/registered.rs"]
 mod registered;
@@ -198,6 +203,16 @@ fn two_tenants_share_a_device() {
 #[test]
 fn several_processes_read_what_one_publishes() {
     publication::main().unwrap();
+}
+
+#[test]
+fn a_reader_sees_what_is_written_in_place() {
+    publish_in_place::main().unwrap();
+}
+
+#[test]
+fn a_restarted_server_has_its_weights() {
+    kept_weights::main().unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use cuvmm::share::{Keeper, Keeping, Subscriber, UserFolder};
+use cuvmm::share::{Keeper, Keeping, UserFolder};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::publishers;
@@ -96,7 +96,8 @@ fn open_more_files() {
 
 /// Drop a publication that is kept
 ///
-/// Processes that have it attached go on. A publisher that still runs goes on publishing it.
+/// Processes that have it attached go on. A publisher that still runs goes on publishing it, and a keeper
+/// that is started again takes it from there again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cuvmm share drop gpt2")]
@@ -117,7 +118,7 @@ impl DropArgs {
             Some(socket) => socket,
             None => UserFolder::create(super::folder())?.keeper_socket(),
         };
-        let mut subscriber = publishers::naming(&socket, Subscriber::connect(&socket))?;
+        let mut subscriber = publishers::keeper_at(&socket)?;
         match publishers::naming(&socket, subscriber.release(&self.name))? {
             true => print(&format!("dropped \"{}\"\n", safe(&self.name)))?,
             false => return Err(anyhow!("{:?} is not kept at {}", self.name, shown(&socket))),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use cuvmm::driver::HandleTypes;
 use cuvmm::share::{Publisher, UserFolder};
-use cuvmm::{Channel, Device, Region, Stream};
+use cuvmm::{Device, Region, Stream};
 
 use super::file::{Stamp, Weights};
 use super::{Where, publishers};
@@ -92,7 +92,7 @@ impl Args {
         };
         if let Some(keeper) = &keeper {
             // Before anything is read.
-            publishers::naming(keeper, Channel::connect(keeper))?;
+            publishers::keeper_at(keeper)?;
         }
         let publisher = publishers::naming(&socket, Publisher::bind(&socket))?;
         let press = Press {
@@ -144,6 +144,7 @@ impl Args {
                 name,
                 tried: None,
                 seen: None,
+                is_unkept: false,
             });
         }
         Ok(sources)
@@ -164,6 +165,8 @@ struct Source {
     tried: Option<Stamp>,
     /// The stamp of the file at the last check.
     seen: Option<Stamp>,
+    /// True if the newest version was not given to the keeper, for which that is tried again.
+    is_unkept: bool,
 }
 
 impl Source {
@@ -205,11 +208,8 @@ impl Press {
             .publisher
             .publish(&source.name, manifest, region)
             .map_err(|refused| anyhow!("{path}: {}", refused.reason))?;
-        if let Some(keeper) = &self.keeper {
-            let kept = self.publisher.keep(&source.name, keeper);
-            publishers::naming(keeper, kept)
-                .with_context(|| format!("{path}: published, and not kept"))?;
-        }
+        self.keep(source)
+            .with_context(|| format!("{path}: published, and not kept"))?;
         let took = nanos(begun.elapsed());
         print(&format!(
             "published {:?} version {version}: {} of {} in {}, {}, {:.2} GB/s\n",
@@ -221,6 +221,16 @@ impl Press {
             // Bytes per nanosecond are gigabytes per second.
             bytes as f64 / took,
         ))
+    }
+
+    /// Gives the newest version to the keeper, if there is one.
+    fn keep(&self, source: &mut Source) -> anyhow::Result<()> {
+        if let Some(keeper) = &self.keeper {
+            source.is_unkept = true;
+            publishers::naming(keeper, self.publisher.keep(&source.name, keeper))?;
+            source.is_unkept = false;
+        }
+        Ok(())
     }
 
     fn load(&self, weights: &Weights) -> anyhow::Result<Region> {
@@ -240,10 +250,14 @@ impl Press {
         Ok(region)
     }
 
-    /// Publishes each replaced file again, until a signal asks the process to end.
+    /// Publishes each replaced file again, until a signal asks the process to end. Versions that a keeper
+    /// did not take, such as one that is started again, are given to it again.
     fn follow(&self, sources: &mut [Source]) -> anyhow::Result<()> {
         while !self.stop.within(LOOK) {
             for source in &mut *sources {
+                if source.is_unkept && self.keep(source).is_ok() {
+                    print(&format!("kept {:?}\n", source.name))?;
+                }
                 // While a file is replaced there may be none.
                 let now = Stamp::of(&source.path).ok();
                 let settled = std::mem::replace(&mut source.seen, now) == now;

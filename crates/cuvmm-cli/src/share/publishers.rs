@@ -148,6 +148,20 @@ pub(super) fn of(name: &str, socket: Option<&Path>) -> anyhow::Result<Publisher>
     }
 }
 
+/// Connects to the keeper at a socket.
+///
+/// # Errors
+/// No keeper listens, and what runs one.
+pub(super) fn keeper_at(socket: &Path) -> anyhow::Result<Subscriber> {
+    let connected = Subscriber::connect(socket);
+    if let Err(ChannelError::NotListening(socket)) = connected {
+        let socket = shown(&socket);
+        let what = format!("no keeper listens at {socket}: `cuvmm share keep` is one");
+        return Err(anyhow!(what));
+    }
+    naming(socket, connected)
+}
+
 /// Adds the path of the socket to an error that lacks it. Some errors of the library contain it.
 pub(super) fn naming<T, E: Into<anyhow::Error>>(
     socket: &Path,

@@ -611,7 +611,7 @@ fn what_a_killed_publisher_had_given_to_a_keeper_is_found_by_its_name() {
     let home = Home::new();
     let file = home.weights("gpt2.safetensors", 1);
     let early = home.complaint("publish", &["--keep", text(&file), "--driver", "host"], 1);
-    assert!(early.contains("keeper.sock"), "{early}");
+    assert!(early.contains("keeper.sock: `cuvmm share keep`"), "{early}");
     assert_eq!(home.left(), 0);
     let (keeper, _) = home.keeping();
     let publisher = home.publishing(&["--keep", text(&file)]);
@@ -660,4 +660,27 @@ fn what_a_killed_publisher_had_given_to_a_keeper_is_found_by_its_name() {
     assert!(refused.contains("is not kept"), "{refused}");
     let refused = home.complaint("attach", &["gpt2", "--driver", "host"], 1);
     assert!(refused.contains("not published"), "{refused}");
+}
+
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn a_version_that_a_keeper_missed_is_given_to_the_next_one() {
+    let home = Home::new();
+    let file = home.weights("toy.safetensors", 1);
+    let (keeper, _) = home.keeping();
+    let mut publisher = home.publishing(&["--keep", "--follow", text(&file)]);
+    drop(keeper);
+    home.weights("toy.safetensors", 2);
+    let mut said = String::new();
+    let mut stderr = BufReader::new(publisher.child.stderr.take().unwrap());
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.contains("published, and not kept"), "{said}");
+    // It is not the version that the keeper before had, so this one does not ask for it.
+    let (keeper, _) = home.keeping();
+    publisher.line_with("kept \"toy\"");
+    drop(publisher);
+    let attach = ["toy", "--driver", "host", "--verify", text(&file)];
+    let attached = home.json("attach", &attach);
+    assert_eq!(attached["pid"], u64::from(keeper.child.id()));
+    assert_eq!(attached["version"], 2);
 }

@@ -67,14 +67,21 @@ impl Published {
 #[derive(Default)]
 struct Catalogue {
     newest: BTreeMap<String, Arc<Published>>,
-    /// The last version of every name ever published.
-    versions: BTreeMap<String, u64>,
-    /// The version of each name that a keeper has, and the keeper's socket.
-    kept: BTreeMap<String, (u64, PathBuf)>,
+    /// The versions of every name ever published.
+    versions: BTreeMap<String, Versions>,
+    /// The versions of each name that keepers have, by their sockets.
+    kept: BTreeMap<String, BTreeMap<PathBuf, u64>>,
     /// The wakers of waiting readers, woken by each change of a publication.
     wakers: BTreeMap<u64, Arc<Waker>>,
     /// Counts registered wakers.
     hung: u64,
+}
+
+/// The numbers of the last version of a name, and of the last one that was withdrawn with those before it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Versions {
+    last: u64,
+    withdrawn: u64,
 }
 
 pub(super) struct Shared {
@@ -119,9 +126,9 @@ impl Shared {
     /// Adds the newest version of a name, and returns its number.
     pub(super) fn add(&self, name: &str, new: New) -> u64 {
         let mut catalogue = self.lock();
-        let last = catalogue.versions.entry(name.to_owned()).or_default();
-        *last += 1;
-        let version = *last;
+        let versions = catalogue.versions.entry(name.to_owned()).or_default();
+        versions.last += 1;
+        let version = versions.last;
         let published = Published::new(name, (self.id, version), Keeping::No, new);
         let before = catalogue
             .newest
@@ -167,28 +174,34 @@ impl Shared {
         Ok(())
     }
 
-    /// Notes that a keeper has a version of this publisher. Returns `false` if the name was withdrawn
+    /// Notes that a keeper has a version of this publisher. Returns `false` if the version was withdrawn
     /// meanwhile.
     pub(super) fn note_kept(&self, name: &str, version: u64, keeper: &Path) -> bool {
         let mut catalogue = self.lock();
-        let is_there = catalogue.newest.contains_key(name);
-        let is_newer = |before: &(u64, PathBuf)| before.0 <= version;
-        if is_there && catalogue.kept.get(name).is_none_or(is_newer) {
-            let kept = (version, keeper.to_owned());
-            catalogue.kept.insert(name.to_owned(), kept);
+        let versions = catalogue.versions.get(name).copied().unwrap_or_default();
+        if version <= versions.withdrawn {
+            return false;
         }
-        is_there
+        let kept = catalogue.kept.entry(name.to_owned()).or_default();
+        let noted = kept.entry(keeper.to_owned()).or_default();
+        *noted = version.max(*noted);
+        true
     }
 
-    /// Withdraws a name. Returns the socket of the keeper that has a version of it, or `None` if the
+    /// Withdraws a name. Returns the sockets of the keepers that have a version of it, or `None` if the
     /// name was not published.
-    pub(super) fn withdraw(&self, name: &str) -> Option<Option<PathBuf>> {
+    pub(super) fn withdraw(&self, name: &str) -> Option<Vec<PathBuf>> {
         let (gone, kept) = {
             let mut catalogue = self.lock();
             catalogue.wake();
-            (catalogue.newest.remove(name), catalogue.kept.remove(name))
+            let gone = catalogue.newest.remove(name)?;
+            if let Some(versions) = catalogue.versions.get_mut(name) {
+                versions.withdrawn = versions.last;
+            }
+            (gone, catalogue.kept.remove(name))
         };
-        gone.map(|_| kept.map(|(_, keeper)| keeper))
+        drop(gone);
+        Some(kept.unwrap_or_default().into_keys().collect())
     }
 
     /// Drops what a keeper keeps under a name, of one publisher or of any. Returns `true` if it kept
@@ -215,8 +228,8 @@ impl Shared {
         let first = catalogue.newest.iter().take(most);
         let listings = first.map(|(name, published)| {
             let mut listing = published.listing.clone();
-            let kept = catalogue.kept.get(name);
-            if kept.is_some_and(|(version, _)| *version == listing.version) {
+            let mut kept = catalogue.kept.get(name).into_iter().flatten();
+            if kept.any(|(_, version)| *version == listing.version) {
                 listing.keeping = Keeping::Wanted;
             }
             listing
@@ -274,49 +287,52 @@ mod tests {
     use crate::own::Physical;
     use crate::share::protocol::{MOST_LISTING, MOST_NAME, Reply};
 
-    #[test]
-    fn a_keeper_that_has_a_withdrawn_name_is_known_and_an_older_note_replaces_no_newer_one() {
+    fn new(physical: &Physical, tensors: u64) -> New {
+        New {
+            tensors,
+            manifest: vec![],
+            offer: Offer::physical(physical).unwrap(),
+            memory: Box::new(()),
+            is_in_place: false,
+        }
+    }
+
+    fn physical() -> Physical {
         let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
         let device = Device::open(driver, 0).unwrap();
         let physical = Physical::builder(&device, device.granularity());
-        let physical = physical.shareable(HandleTypes::POSIX_FD).create().unwrap();
-        let shared = Shared::new().unwrap();
-        let [old, new] = ["old", "new"].map(Path::new);
-        assert!(!shared.note_kept("model", 1, old), "there is no such name");
-        let published = New {
-            tensors: 0,
-            manifest: vec![],
-            offer: Offer::physical(&physical).unwrap(),
-            memory: Box::new(()),
-            is_in_place: false,
-        };
-        shared.add("model", published);
-        assert!(shared.note_kept("model", 2, new));
-        assert!(shared.note_kept("model", 1, old));
-        assert_eq!(shared.withdraw("model"), Some(Some(new.to_owned())));
-        assert!(!shared.note_kept("model", 2, new));
+        physical.shareable(HandleTypes::POSIX_FD).create().unwrap()
+    }
+
+    #[test]
+    fn keepers_of_a_withdrawn_name_are_known_and_an_older_note_replaces_no_newer_one() {
+        let (physical, shared) = (physical(), Shared::new().unwrap());
+        let [one, other] = ["one", "other"].map(Path::new);
+        let is_kept = || shared.list(1).publications[0].keeping == Keeping::Wanted;
+        assert_eq!(shared.add("model", new(&physical, 0)), 1);
+        assert_eq!(shared.add("model", new(&physical, 0)), 2);
+        assert!(shared.note_kept("model", 2, one));
+        assert!(shared.note_kept("model", 1, one) && is_kept());
+        assert!(shared.note_kept("model", 1, other) && is_kept());
+        let kept = vec![one.to_owned(), other.to_owned()];
+        assert_eq!(shared.withdraw("model"), Some(kept));
         assert_eq!(shared.withdraw("model"), None);
+        // Neither is there when the name is published again.
+        assert!(!shared.note_kept("model", 2, one));
+        assert_eq!(shared.add("model", new(&physical, 0)), 3);
+        assert!(!shared.note_kept("model", 2, one) && !is_kept());
+        assert!(shared.note_kept("model", 3, other) && is_kept());
+        assert_eq!(shared.withdraw("model"), Some(vec![other.to_owned()]));
     }
 
     #[test]
     fn a_listing_is_cut_where_it_would_be_too_large_and_says_so() {
-        let driver = Arc::new(ModelDriver::new(ModelOptions::new()));
-        let device = Device::open(driver, 0).unwrap();
-        let physical = Physical::builder(&device, device.granularity());
-        let physical = physical.shareable(HandleTypes::POSIX_FD).create().unwrap();
-        let shared = Shared::new().unwrap();
+        let (physical, shared) = (physical(), Shared::new().unwrap());
         for number in 0..=MOST_LISTED {
-            let new = New {
-                tensors: u64::MAX,
-                manifest: vec![],
-                offer: Offer::physical(&physical).unwrap(),
-                memory: Box::new(()),
-                is_in_place: false,
-            };
             // Each byte of the name is escaped.
             let number = format!("{number:05}");
             let name = "\"".repeat(MOST_NAME - number.len()) + &number;
-            assert_eq!(shared.add(&name, new), 1);
+            assert_eq!(shared.add(&name, new(&physical, u64::MAX)), 1);
         }
         let listed = shared.list(MOST_LISTED);
         assert_eq!(
@@ -328,7 +344,7 @@ mod tests {
         assert!(bytes.len() <= MOST_LISTING, "{} bytes", bytes.len());
         let heard = serde_json::from_slice(&bytes).unwrap();
         assert!(matches!(heard, Reply::FirstPublications(all) if all == listed));
-        assert_eq!(shared.withdraw(&listed.publications[0].name), Some(None));
+        assert_eq!(shared.withdraw(&listed.publications[0].name), Some(vec![]));
         let listed = shared.list(MOST_LISTED);
         assert_eq!(
             (listed.publications.len(), listed.omitted()),

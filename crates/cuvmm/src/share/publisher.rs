@@ -206,36 +206,43 @@ impl Publisher {
             return Err(not_found());
         }
         let shared = &self.service.shared;
-        let newest = shared.newest(name).ok_or_else(not_found)?;
-        if newest.is_in_place {
-            return Err(ShareError::InPlace(name.to_owned()));
-        }
         let absolute = |path: &Path| std::path::absolute(path).map_err(failed("getcwd"));
         let (own, keeper) = (absolute(self.path())?, absolute(keeper.as_ref())?);
-        let version = Subscriber::connect(&keeper)?.keep(name, own)?;
-        if !shared.note_kept(name, version, &keeper) {
+        loop {
+            let newest = shared.newest(name).ok_or_else(not_found)?;
+            if newest.is_in_place {
+                return Err(ShareError::InPlace(name.to_owned()));
+            }
+            let version = Subscriber::connect(&keeper)?.keep(name, own.clone())?;
+            if version < newest.version() {
+                let what = "a keeper that has an older version than the newest";
+                return Err(ChannelError::Malformed(what).into());
+            }
+            if shared.note_kept(name, version, &keeper) {
+                return Ok(version);
+            }
+            // Withdrawn meanwhile, and perhaps published again.
             release(&keeper, name, shared.id)?;
-            return Err(not_found());
         }
-        Ok(version)
     }
 
-    /// Withdraws a name: no reader can attach it any more, from this publisher or from the keeper that
+    /// Withdraws a name: no reader can attach it any more, from this publisher or from the keepers that
     /// it was [given](Self::keep) to. Returns `true` if the name was published.
     ///
-    /// Waits up to 2 seconds for a keeper. A keeper that does not answer keeps the version until it is
+    /// Waits up to 2 seconds for each keeper. A keeper that does not answer keeps the version until it is
     /// replaced or [dropped](super::Keeper::release).
     pub fn withdraw(&self, name: &str) -> bool {
         if self.service.is_forked() {
             return false;
         }
         let shared = &self.service.shared;
-        let Some(kept) = shared.withdraw(name) else {
+        let Some(keepers) = shared.withdraw(name) else {
             return false;
         };
-        if let Some(keeper) = kept
-            && let Err(error) = release(&keeper, name, shared.id)
-        {
+        for keeper in keepers {
+            let Err(error) = release(&keeper, name, shared.id) else {
+                continue;
+            };
             log!(warn, %error, name = name.to_owned(), keeper = %keeper.display(), "a keeper may still keep a withdrawn publication");
         }
         true

@@ -4,6 +4,7 @@
 //! Keeps I-116.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -270,18 +271,19 @@ fn descriptors_are_bounded() {
     });
 }
 
+/// Listens for a peer that is played by hand.
+fn listening(path: &Path) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&socket, 1).unwrap();
+    socket
+}
+
 /// A publisher that plays its part by hand.
 fn play(scene: &Scene, part: impl FnOnce(&mut Raw) + Send) -> Result<u64, ShareError> {
-    let socket = socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
     let path = scene.path("played");
-    bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    listen(&socket, 1).unwrap();
+    let socket = listening(&path);
     let taken = std::thread::scope(|scope| {
         let playing = scope.spawn(|| {
             let mut peer = Raw::over(accept(&socket).unwrap());
@@ -449,5 +451,64 @@ fn names_are_checked() {
             "{refused:?}"
         );
         drop((subscriber, publisher, scene));
+    });
+}
+
+#[test]
+fn all_keepers_drop_what_is_withdrawn() {
+    leaves_nothing_open(|| {
+        let rig = common::host();
+        let (scene, other) = (Scene::new(), Scene::new());
+        let publisher = scene.publisher(&rig, "publisher", b"weights");
+        for scene in [&scene, &other] {
+            publisher.keep("llama", scene.keeper.path()).unwrap();
+            assert!(scene.has(1));
+        }
+        assert!(publisher.withdraw("llama"));
+        assert!(scene.kept().is_empty() && other.kept().is_empty());
+        drop((publisher, scene, other));
+        common::nothing_left(rig);
+    });
+}
+
+/// A version that is withdrawn while a keeper takes it is dropped there, and the next one is kept.
+#[test]
+fn a_name_that_is_withdrawn_and_published_while_it_is_given_is_kept_in_its_newest_version() {
+    leaves_nothing_open(|| {
+        let rig = common::host();
+        let scene = Scene::new();
+        let publisher = scene.publisher(&rig, "publisher", b"first");
+        let path = scene.path("played");
+        let socket = listening(&path);
+        let replies = [
+            ("Keep", r#"{"Kept":1}"#),
+            ("Release", r#"{"Released":true}"#),
+            ("Keep", r#"{"Kept":2}"#),
+            ("Keep", r#"{"Kept":1}"#),
+        ];
+        let play = |number: usize| {
+            let (request, reply) = replies[number];
+            let mut peer = Raw::over(accept(&socket).unwrap());
+            let (_, heard, _) = peer.hear().expect("a request");
+            let heard = String::from_utf8(heard).unwrap();
+            assert!(heard.contains(request), "{number}: {heard}");
+            if number == 0 {
+                // The keeper has the first version, and the publisher does not know it yet.
+                assert!(publisher.withdraw("llama"));
+                assert_eq!(publish(&rig, &publisher, b"second"), 2);
+            }
+            assert!(peer.say(TEXT, reply.as_bytes(), &[]));
+        };
+        std::thread::scope(|scope| {
+            let playing = scope.spawn(|| (0..4).for_each(play));
+            assert_eq!(publisher.keep("llama", &path).unwrap(), 2);
+            assert_eq!(publisher.list()[0].keeping, Keeping::Wanted);
+            // A keeper that has no newer version than that is wrong.
+            let refused = publisher.keep("llama", &path).unwrap_err();
+            assert!(refused.to_string().contains("older"), "{refused}");
+            playing.join().unwrap();
+        });
+        drop((publisher, scene, socket));
+        common::nothing_left(rig);
     });
 }

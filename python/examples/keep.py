@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A server that is killed and started again has its weights in milliseconds: a keeper has them meanwhile.
 
-    cuvmm share keep &
+    python3 -m cuvmm.keeper &
     python3 keep.py [--mib 4096]
 
-Run it a second time, or kill it with `kill -9` and start it again: it loads nothing. `cuvmm share drop weights`
-gives the memory back.
+Run it a second time, or kill it with `kill -9` and start it again: it loads nothing. `cuvmm.drop("weights")` or
+`cuvmm share drop weights` gives the memory back.
 """
 
 import argparse

@@ -79,6 +79,22 @@ class History(unittest.TestCase):
         [block] = [it for segment in found["segments"] for it in segment["blocks"] if it["frames"]]
         self.assertEqual(block["size"], 3 * MIB)
 
+    def test_names_that_would_begin_lines(self):
+        [(found, _)] = case(
+            """
+            cuvmm.torch.install()
+            record()
+            odd = "a\\u2028b\\x85c\\td\\ne"
+            code = compile("def odd(): return torch.empty(512)", odd, "exec")
+            exec(code)
+            kept = odd()
+            dump()
+            """
+        )
+        [made] = [it for it in found["device_traces"][0] if it["action"] == "alloc"]
+        [frame] = [it for it in made["frames"] if it["name"] == "odd"]
+        self.assertEqual((frame["filename"], frame["line"]), ("a\u2028b c d e", 1))
+
     def test_contexts_and_limits(self):
         snapshots = case(
             """

@@ -90,6 +90,33 @@ assert cuvmm.stats().published == 0
 """
         )
 
+    def test_an_interrupt_when_it_is_published_leaves_the_tensors_kept(self):
+        published(
+            """
+from cuvmm import _library
+with cuvmm.torch.pool("w", shareable=True):
+    tensor, other = made((16,)), made((16,), first=100)
+kept = [weakref.ref(it.keeps) for it in (tensor, other)]
+first = cuvmm.publish({"t": tensor}, "m", copy=False)
+number = _library.Library.number
+def interrupted(*arguments):
+    "Ends as a call does at whose end a signal is handled."
+    number(*arguments)
+    raise KeyboardInterrupt
+_library.Library.number = interrupted
+refused(KeyboardInterrupt, lambda: cuvmm.publish({"t": other}, "m", copy=False))
+_library.Library.number = number
+expected = line("t", other)
+del tensor, other
+gc.collect()
+assert read()[:2] == ["True 2 {}", expected]
+assert all(it() is not None for it in kept)
+cuvmm.publish({"t": cuvmm.empty(16)}, "m")
+gc.collect()
+assert all(it() is None for it in kept)
+"""
+        )
+
     def test_memory_that_is_not_shareable_is_refused_and_nothing_is_published(self):
         published(
             """

@@ -39,6 +39,51 @@ def live():
 """
 
 
+KEPT = """
+            import signal, textwrap
+
+            class Keeping:
+                "A keeper in another process, which ends on a signal."
+                def __init__(self, command):
+                    self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+                    assert b"until Ctrl-C" in self.process.stdout.readline()
+
+                def __enter__(self):
+                    pass
+
+                def __exit__(self, *error):
+                    self.process.terminate()
+                    assert self.process.wait(30) == 0
+
+            code = '''
+            import ctypes, os
+            array = cuvmm.empty(3 << 20)
+            ctypes.memset(array.address, 9, 3 << 20)
+            published = cuvmm.publish({"it": array}, "model")
+            assert published.keep() == 1
+            assert cuvmm.attach("model").path == published.path
+            print("ready", flush=True)
+            os.kill(os.getpid(), 9)
+            '''
+
+            def outlives():
+                "Has a publisher killed, three times, and the last one's memory attached."
+                global weights
+                for turn in range(3):
+                    giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
+                        + textwrap.dedent(code)], stdout=subprocess.PIPE)
+                    assert giver.stdout.readline() == b"ready\\n"
+                    giver.wait()
+                    weights = cuvmm.attach("model")
+                    assert weights.path.endswith("/keeper.sock"), weights
+                    assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+
+            def is_dropped():
+                refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "publishes anything")
+                assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+"""
+
+
 def case(code: str) -> str:
     """Runs code in a process of its own, whose publications are in a folder of their own."""
     import textwrap
@@ -407,6 +452,38 @@ class Attach(unittest.TestCase):
             """
         )
 
+    def test_a_publisher_that_ends_after_it_was_found_is_looked_for_again(self):
+        case(
+            """
+            import socket, struct, threading
+
+            array = cuvmm.empty(3 << 20)
+            folder = os.environ["XDG_RUNTIME_DIR"] + "/cuvmm"
+            os.mkdir(folder, 0o700)
+            dies = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            dies.bind(folder + "/1.sock")
+            dies.listen()
+
+            def die():
+                "Lists the name. When it is attached, another process publishes it, and this one has ended."
+                found = b'{"Publications":[{"name":"model","version":7,"held":1,"extents":1,"tensors":1}]}'
+                lists, _ = dies.accept()
+                lists.recv(1 << 16)
+                lists.send(struct.pack("<4sHHIIHH", b"cvmm", 3, 4, 0, len(found), 0, 0) + found)
+                attaches, _ = dies.accept()
+                cuvmm.publish({"it": array}, "model")
+                for it in (dies, lists, attaches):
+                    it.close()
+                os.unlink(folder + "/1.sock")
+
+            dying = threading.Thread(target=die)
+            dying.start()
+            weights = cuvmm.attach("model")
+            dying.join()
+            assert weights.version == 1 and weights.path == f"{folder}/{os.getpid()}.sock", weights
+            """
+        )
+
     def test_no_keeper_listens(self):
         case(
             """
@@ -418,7 +495,7 @@ class Attach(unittest.TestCase):
             except cuvmm.NotPublishedError:
                 raise
             except cuvmm.Error as error:
-                assert folder + "/keeper.sock" in str(error), error
+                assert folder + "/keeper.sock: `cuvmm share keep`" in str(error), error
             else:
                 raise AssertionError("kept by nothing")
             refused(cuvmm.Error, lambda: published.keep(folder + "/other"), folder + "/other")
@@ -431,37 +508,57 @@ class Attach(unittest.TestCase):
         )
 
     @unittest.skipUnless(os.environ.get("CUVMM_COMMAND"), "CUVMM_COMMAND names no command cuvmm")
+    def test_the_command_s_keeper_outlives_the_publisher(self):
+        case(
+            KEPT
+            + """
+            command = os.environ["CUVMM_COMMAND"]
+            with Keeping([command, "share", "keep"]):
+                outlives()
+                dropped = subprocess.run([command, "share", "drop", "model"], capture_output=True)
+                assert dropped.returncode == 0, dropped
+                is_dropped()
+            """
+        )
+
     def test_a_keeper_outlives_the_publisher(self):
         case(
+            KEPT
+            + """
+            with Keeping([sys.executable, "-W", "error", "-m", "cuvmm.keeper"]):
+                outlives()
+                assert cuvmm.drop("model") and not cuvmm.drop("model")
+                is_dropped()
+                refused(cuvmm.Error, cuvmm.Keeper, "another process listens at")
+            refused(cuvmm.Error, lambda: cuvmm.drop("model"), "no keeper listens", "python3 -m cuvmm.keeper")
             """
-            command = os.environ["CUVMM_COMMAND"]
-            keeper = subprocess.Popen([command, "share", "keep"], stdout=subprocess.PIPE)
-            assert b"until Ctrl-C" in keeper.stdout.readline()
-            import textwrap
-            code = '''
-            import ctypes, os
-            array = cuvmm.empty(3 << 20)
-            ctypes.memset(array.address, 9, 3 << 20)
-            published = cuvmm.publish({"it": array}, "model")
-            assert published.keep() == 1
-            assert cuvmm.attach("model").path == published.path
-            print("ready", flush=True)
-            os.kill(os.getpid(), 9)
-            '''
-            for turn in range(3):
-                giver = subprocess.Popen([sys.executable, "-c", "import cuvmm, sys\\n"
-                    + textwrap.dedent(code)], stdout=subprocess.PIPE)
-                assert giver.stdout.readline() == b"ready\\n"
-                giver.wait()
-                weights = cuvmm.attach("model")
-                assert weights.path.endswith("/keeper.sock"), weights
-                assert weights["it"].bytes() == bytes([9]) * (3 << 20)
-            dropped = subprocess.run([command, "share", "drop", "model"], capture_output=True)
-            assert dropped.returncode == 0, dropped
-            refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "publishes anything")
-            assert weights["it"].bytes() == bytes([9]) * (3 << 20)
-            keeper.terminate()
-            assert keeper.wait(30) == 0
+        )
+
+    def test_a_keeper_that_is_started_again_takes_what_publishers_gave(self):
+        case(
+            """
+            published = cuvmm.publish({"it": cuvmm.empty(3 << 20)}, "model")
+            folder = os.path.dirname(published.path)
+            elsewhere = cuvmm.Keeper(folder + "/other", ledger=folder)
+            with cuvmm.Keeper() as keeper:
+                assert keeper.path == folder + "/keeper.sock" and keeper.path in repr(keeper)
+                assert published.keep() == published.keep(elsewhere.path) == 1
+            assert "closed" in repr(keeper)
+            keeper.close()
+            refused(cuvmm.Error, lambda: cuvmm.drop("model"), "no keeper listens")
+            again = cuvmm.Keeper()
+            pid = os.fork()
+            if pid == 0:
+                # The child has none of it.
+                again.close()
+                refused(cuvmm.Error, lambda: cuvmm.drop("model"), "forked")
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert cuvmm.attach("model", again.path).version == 1
+            assert cuvmm.drop("model") and cuvmm.drop("model", elsewhere.path)
+            refused(TypeError, lambda: cuvmm.drop(7), "text")
+            del again
+            assert sorted(os.listdir(folder))[-2:] == ["other", "other.cuvmm-lock"]
             """
         )
 

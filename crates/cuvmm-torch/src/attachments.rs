@@ -73,6 +73,9 @@ enum Memory {
     },
 }
 
+/// How often a name is looked for whose publisher ends before it can be attached.
+const LOOKS: u32 = 3;
+
 /// The word for a giver when this process has let go of the memory. A socket that closes without it is
 /// that of a process whose work may still run.
 const LET_GO: &[u8] = b"L";
@@ -124,23 +127,39 @@ pub(crate) fn attach(json: &str) -> Result<u64, Error> {
         users,
         device,
     } = serde_json::from_str(json)?;
-    let path = match path {
-        Some(path) => path,
-        None => folder::publisher_of(&name)?,
+    let mut looks = 1;
+    let (publication, path) = loop {
+        let found = match &path {
+            Some(path) => path.clone(),
+            None => folder::publisher_of(&name)?,
+        };
+        let of = heaps::of(device)?;
+        graphs::collect();
+        match published(&name, &found, &users, of) {
+            // The publisher has ended since it was found. A keeper may have the name.
+            Err(error) if path.is_none() && error.is_not_published() && looks < LOOKS => looks += 1,
+            outcome => break (outcome?, found),
+        }
     };
-    let of = heaps::of(device)?;
-    graphs::collect();
-    let mut subscriber = connect(&path, &users)?;
-    let publication = match subscriber.attach(&name, &how(of)) {
-        Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(&name, uuid)),
-        outcome => outcome.map_err(|error| Error::at(&path, error)),
-    }?;
     let memory = Memory::Published {
         publication,
         path,
         users,
     };
     Ok(lock().add(Attached { memory, device }))
+}
+
+/// Attaches the newest version of a name from the publisher at a socket.
+fn published(
+    name: &str,
+    path: &Path,
+    users: &[u32],
+    of: &DeviceHeap,
+) -> Result<Publication, Error> {
+    match connect(path, users)?.attach(name, &how(of)) {
+        Err(ShareError::NoSuchDevice(uuid)) => Err(elsewhere(name, uuid)),
+        outcome => outcome.map_err(|error| Error::at(path, error)),
+    }
 }
 
 fn how(of: &DeviceHeap) -> AttachmentBuilder<'_> {

@@ -162,6 +162,8 @@ pub(crate) enum Error {
     Folder(#[from] FolderError),
     #[error("{}: {cause}", path.display())]
     Publisher { path: PathBuf, cause: ShareError },
+    #[error("no keeper listens at {}: `cuvmm share keep` and `python3 -m cuvmm.keeper` are keepers", path.display())]
+    NoKeeper { path: PathBuf },
     #[error("{}: the keeper does not keep it: {cause}", path.display())]
     Keeper { path: PathBuf, cause: ShareError },
     #[error("{name:?} is on device {device}: attach it there")]

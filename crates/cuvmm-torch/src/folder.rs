@@ -42,6 +42,32 @@ pub(crate) fn keeper_socket() -> Result<PathBuf, Error> {
     Ok(UserFolder::create(path())?.keeper_socket())
 }
 
+/// Connects to the keeper at a socket.
+///
+/// # Errors
+/// No keeper listens there.
+pub(crate) fn keeper_at(socket: &Path) -> Result<Subscriber, Error> {
+    Subscriber::connect(socket).map_err(|error| match error {
+        ChannelError::NotListening(path) => Error::NoKeeper { path },
+        error => Error::at(socket, error),
+    })
+}
+
+/// Returns the names that running publishers have given to a keeper, with the publishers' sockets.
+///
+/// # Errors
+/// The user's folder cannot be read.
+pub(crate) fn wanted() -> Result<Vec<(PathBuf, String)>, Error> {
+    let mut wanted = Vec::new();
+    for socket in sockets()? {
+        // A publisher that does not answer gives nothing.
+        let listed = published_at(&socket).unwrap_or_default().into_iter();
+        let given = listed.filter(|one| one.keeping == Keeping::Wanted);
+        wanted.extend(given.map(|one| (socket.clone(), one.name)));
+    }
+    Ok(wanted)
+}
+
 /// Returns the socket of the publisher of a name, or of the keeper if all publishers of the name have
 /// ended. Removes the sockets of dead publishers.
 ///

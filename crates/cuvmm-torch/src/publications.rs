@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 use cuvmm::driver::{DeviceAddress, StreamHandle};
+use cuvmm::error::{ChannelError, ShareError};
 use cuvmm::share::{Manifest, Users};
 use cuvmm::{Block, CallError, Publisher};
 use serde::Deserialize;
@@ -261,9 +262,12 @@ pub(crate) fn keep(
     match listed {
         Some((open, listed)) if listed.iter().any(|one| one.name == name) => {
             let kept = open.publisher.keep(name, &keeper);
-            kept.map_err(|cause| Error::Keeper {
-                path: keeper,
-                cause,
+            kept.map_err(|cause| match cause {
+                ShareError::Channel(ChannelError::NotListening(path)) => Error::NoKeeper { path },
+                cause => Error::Keeper {
+                    path: keeper,
+                    cause,
+                },
             })
         }
         _ => Err(not_published(name, &path)),

@@ -101,7 +101,7 @@ over_the_stand_in! {
         let request = sharing.request("model", address, 4096);
         refused(keep("model"), -4, "this process has no such name");
         assert_eq!(sharing.publish(&request), Ok(1));
-        refused(keep("model"), -1, "the keeper does not keep it");
+        refused(keep("model"), -1, "no keeper listens");
         let keeper = Keeper::bind(&at, None).unwrap();
         assert_eq!(keep("model"), Ok(1));
         let number = sharing.attach("model", Some(&at)).unwrap();

@@ -18,6 +18,7 @@ from ._attaching import Attached, attach
 from ._errors import Error, NotPublishedError, OutOfMemoryError
 from ._extents import Extent, extents
 from ._groups import Group, group
+from ._keepers import Keeper, drop
 from ._keeping import keep, trim
 from ._library import path as library_path
 from ._publishing import Publication, publish
@@ -33,6 +34,7 @@ __all__ = [
     "Extent",
     "Group",
     "ForeignArray",
+    "Keeper",
     "NotPublishedError",
     "OutOfMemoryError",
     "Publication",
@@ -41,6 +43,7 @@ __all__ = [
     "asleep",
     "attach",
     "configure",
+    "drop",
     "empty",
     "empty_cache",
     "end_stream",

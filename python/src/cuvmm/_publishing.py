@@ -71,11 +71,11 @@ class Publication:
         """Gives the newest version of the name to a keeper, which has it after this process has ended,
         however it ends. Returns the version.
 
-        keeper: the keeper's socket. By default that of this user's keeper, which the command
-            `cuvmm share keep` is.
+        keeper: the keeper's socket. By default that of this user's keeper, which `python3 -m cuvmm.keeper`
+            runs, and the command `cuvmm share keep`.
 
         `cuvmm.attach` finds it by its name as before. The keeper has it until a process gives the name
-        again, it is withdrawn, or `cuvmm share drop NAME`. A version that is published later is kept only
+        again, it is withdrawn, or `cuvmm.drop(name)`. A version that is published later is kept only
         if it is given too.
 
         >>> published = cuvmm.publish(model.state_dict(), "model")  # doctest: +SKIP
@@ -223,11 +223,17 @@ def publish(
         "in_place": not copy,
     }
     text = json.dumps(request).encode()
+    kept = [] if copy else [source.keeps for source in sources]
     with _lock:
-        version = library.number("publish", text)
-        before = _kept.pop((where, name), None)
-        if not copy:
-            _kept[where, name] = [source.keeps for source in sources]
+        before = _kept.get((where, name), [])
+        # An interrupt may come when the library has published. Then both are kept.
+        _kept[where, name] = before + kept
+        try:
+            version = library.number("publish", text)
+        except Exception:
+            _kept[where, name] = before
+            raise
+        _kept[where, name] = kept
     # Tensors end without the lock.
     del before
     return Publication(name, version, where, ordinal, nbytes)

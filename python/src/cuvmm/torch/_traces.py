@@ -92,7 +92,8 @@ class Trace:
 
 def _frames(text: str) -> list[Entry]:
     frames = []
-    for line in text.splitlines():
+    # A name may have other characters at which splitlines() begins a line.
+    for line in filter(None, text.split("\n")):
         number, name, file = line.split("\t")
         frames.append({"name": name, "filename": file, "line": int(number)})
     return frames

@@ -49,7 +49,7 @@ KEPT = """
                     assert b"until Ctrl-C" in self.process.stdout.readline()
 
                 def __enter__(self):
-                    pass
+                    return self
 
                 def __exit__(self, *error):
                     self.process.terminate()
@@ -57,8 +57,8 @@ KEPT = """
 
             code = '''
             import ctypes, os
-            array = cuvmm.empty(3 << 20)
-            ctypes.memset(array.address, 9, 3 << 20)
+            array = cuvmm.empty(1 << 16)
+            ctypes.memset(array.address, 9, 1 << 16)
             published = cuvmm.publish({"it": array}, "model")
             assert published.keep() == 1
             assert cuvmm.attach("model").path == published.path
@@ -76,11 +76,11 @@ KEPT = """
                     giver.wait()
                     weights = cuvmm.attach("model")
                     assert weights.path.endswith("/keeper.sock"), weights
-                    assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+                    assert weights["it"].bytes() == bytes([9]) * (1 << 16)
 
             def is_dropped():
                 refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"), "publishes anything")
-                assert weights["it"].bytes() == bytes([9]) * (3 << 20)
+                assert weights["it"].bytes() == bytes([9]) * (1 << 16)
 """
 
 
@@ -525,7 +525,10 @@ class Attach(unittest.TestCase):
         case(
             KEPT
             + """
-            with Keeping([sys.executable, "-W", "error", "-m", "cuvmm.keeper"]):
+            # As under nohup.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            with Keeping([sys.executable, "-W", "error", "-m", "cuvmm.keeper"]) as keeping:
+                keeping.process.send_signal(signal.SIGHUP)
                 outlives()
                 assert cuvmm.drop("model") and not cuvmm.drop("model")
                 is_dropped()

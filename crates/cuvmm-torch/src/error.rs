@@ -112,8 +112,9 @@ pub(crate) enum Error {
     NotShareable(String),
     #[error(
         "the memory at {0:#x} is not shareable as it lies: allocate it in cuvmm.torch.pool(name, \
-         shareable=True) or under cuvmm.torch.install(shareable=True), outside of pools of graphs, or \
-         publish a copy (copy=True)"
+         shareable=True), or after cuvmm.torch.install(shareable=True) or \
+         cuvmm.configure(shareable=True) and outside of pools of graphs, or publish a copy \
+         (copy=True)"
     )]
     NotInPlace(u64),
     #[error(

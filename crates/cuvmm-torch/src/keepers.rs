@@ -32,7 +32,7 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// Keeps publications at a socket, or at that of this user's keeper for null, until
 /// [`cuvmm_keeper_end`]: see [`cuvmm::share::Keeper`]. `ledgers` is the directory with the ledgers of the
-/// processes that publish; null for that of [`cuvmm_configure`](crate::cuvmm_configure), else the user's
+/// processes that publish, or the file of one of them; null for that of [`cuvmm_configure`](crate::cuvmm_configure), else the user's
 /// folder. Takes what running publishers had given to a keeper before. Writes a token.
 ///
 /// # Safety

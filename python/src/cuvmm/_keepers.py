@@ -13,8 +13,8 @@ class Keeper:
     """Keeps publications of other processes after they have ended, until it is closed or this process ends.
 
     path: the socket to listen at. By default that of this user's keeper, to which `Publication.keep` gives.
-    ledger: the directory with the ledgers of the processes that publish, in which what is kept stays charged. By
-        default that of `cuvmm.configure`, else this user's folder.
+    ledger: the directory with the ledgers of the processes that publish, or the file of one of them, in which what
+        is kept stays charged. By default that of `cuvmm.configure`, else this user's folder.
 
     It has descriptors of the memory open and uses no GPU. Run it in a process of its own, which does nothing that
     may end it: `python3 -m cuvmm.keeper`, or the command `cuvmm share keep`. What running publishers had given to a
@@ -30,9 +30,10 @@ class Keeper:
         self, path: str | os.PathLike[str] | None = None, *, ledger: str | os.PathLike[str] | None = None
     ) -> None:
         library = _library.get()
-        usual = os.path.join(os.path.dirname(library.required("socket")), "keeper.sock")
+        if path is None:
+            path = os.path.join(os.path.dirname(library.required("socket")), "keeper.sock")
         #: The path of the socket.
-        self.path: str = usual if path is None else absolute(path)
+        self.path: str = absolute(path)
         ledgers = None if ledger is None else os.fsencode(absolute(ledger))
         token = library.number("keeper_begin", os.fsencode(self.path), ledgers)
         self._end = weakref.finalize(self, library.keeper_end, token)

@@ -156,7 +156,8 @@ def publish(
     users: the numbers of other users whose processes may attach it. They must name the path.
     metadata: texts by their names, which are attached too.
     copy: False publishes the tensors as they lie, without a copy. Their memory is that of shareable pools
-        (`cuvmm.torch.pool(name, shareable=True)`) or of `cuvmm.torch.install(shareable=True)`.
+        (`cuvmm.torch.pool(name, shareable=True)`), or of the heap if `cuvmm.torch.install` or `cuvmm.configure` has
+        `shareable=True`.
 
     The tensors are copied, because memory that PyTorch allocated cannot be given to other processes.
     They are free to be changed or deleted afterwards; a process can attach its own publication. The

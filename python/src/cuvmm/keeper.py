@@ -20,8 +20,8 @@ def main() -> None:
         "--ledger", metavar="DIRECTORY", help="the ledgers of the processes that publish (default: $CUVMM_LEDGER)"
     )
     options = parser.parse_args()
-    # Blocked before there are threads, so that all of them have it so.
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    # A shell or nohup has some ignored. Blocked before there are threads, so that all of them have it so.
+    signals = {it for it in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(it) != signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     # Each piece of memory is an open file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -49,10 +49,7 @@ impl KeepArgs {
         };
         let set = || std::env::var_os("CUVMM_LEDGER").filter(|path| !path.is_empty());
         let given = self.ledger.or_else(|| set().map(PathBuf::from));
-        let ledgers = match given.unwrap_or_else(super::folder) {
-            file if file.is_file() => file.parent().map(PathBuf::from).unwrap_or_default(),
-            directory => directory,
-        };
+        let ledgers = given.unwrap_or_else(super::folder);
         let keeper = publishers::naming(&socket, Keeper::bind(&socket, Some(ledgers)))?;
         take_wanted(&keeper)?;
         print(&format!(

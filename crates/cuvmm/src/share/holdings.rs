@@ -36,9 +36,9 @@ pub(super) struct Counted {
 }
 
 impl Holdings {
-    pub(super) const fn new(ledgers: Option<PathBuf>) -> Self {
+    pub(super) fn new(ledgers: Option<PathBuf>) -> Self {
         Self {
-            ledgers,
+            ledgers: ledgers.map(directory),
             joined: Mutex::new(Vec::new()),
         }
     }
@@ -115,6 +115,14 @@ impl Holdings {
     }
 }
 
+/// Returns the directory of ledgers for its path, or that of the file of one of them.
+fn directory(path: PathBuf) -> PathBuf {
+    match path.parent() {
+        Some(directory) if path.is_file() => directory.to_owned(),
+        _ => path,
+    }
+}
+
 /// Memory whose descriptors are being received.
 #[derive(Debug)]
 pub(super) struct Receiving {
@@ -152,5 +160,22 @@ impl Arriving for Receiving {
 
     fn discard(whole: Self) {
         drop(whole);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::directory;
+
+    #[test]
+    fn the_file_of_a_ledger_names_its_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("file"), "").unwrap();
+        assert_eq!(directory(at("file")), folder.path());
+        assert_eq!(directory(folder.path().to_owned()), folder.path());
+        // The directory may be made later.
+        assert_eq!(directory(at("later")), at("later"));
     }
 }

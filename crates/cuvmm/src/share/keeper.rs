@@ -60,7 +60,7 @@ pub struct Keeper {
 
 impl Keeper {
     /// Listens at a path for publishers and readers of the same user. `ledgers` is the directory with
-    /// the ledgers of the processes that publish; without it their memory counts as
+    /// the ledgers of the processes that publish, or the file of one of them; without it their memory counts as
     /// [foreign](crate::ledger) once they have ended. The keeper joins a ledger while it has memory of
     /// it.
     ///

@@ -116,6 +116,14 @@ impl Member {
         match *self {}
     }
 
+    pub(crate) const fn is_open(&self, _: u64) -> bool {
+        match *self {}
+    }
+
+    pub(crate) const fn has_entry(&self, _: u64) -> bool {
+        match *self {}
+    }
+
     pub(crate) const fn lend(&self, _: &[u64], _: u64) -> bool {
         match *self {}
     }

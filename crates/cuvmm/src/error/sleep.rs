@@ -55,7 +55,7 @@ pub enum SleepError {
         bytes: u64,
     },
     /// GPU work that may use the memory of a heap is not complete, memory is being allocated from
-    /// the heap or taken from it, or another thread is putting it to sleep or waking it.
+    /// the heap, taken from it or offered to other processes, or another thread is putting it to sleep or waking it.
     #[error("a heap of {} is in use: wait for its work", Bytes(*.bytes))]
     HeapBusy {
         /// The memory of the heap in bytes.

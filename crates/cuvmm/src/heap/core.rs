@@ -109,6 +109,8 @@ pub(super) struct State {
     pub(super) rest: Rest,
     /// `true` once memory was offered to other processes.
     pub(super) is_offered: bool,
+    /// The number of [parts](super::offered::AllocationParts) that are being offered.
+    pub(super) offers_begun: usize,
     #[cfg(debug_assertions)]
     sections: u64,
 }
@@ -156,6 +158,7 @@ impl State {
             counts: Counts::default(),
             rest: Rest::Awake,
             is_offered: false,
+            offers_begun: 0,
             #[cfg(debug_assertions)]
             sections: 0,
         }

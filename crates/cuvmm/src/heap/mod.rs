@@ -139,6 +139,8 @@ use crate::pool::{CanSleep, Holder, HolderId, Tenant, Wait};
 use crate::size::aligned;
 
 pub use allocation::Allocation;
+#[cfg(target_os = "linux")]
+pub(crate) use offered::AllocationParts;
 pub use stats::HeapStats;
 
 /// The least alignment of an allocation in bytes. Sizes are rounded up to a multiple of it.

@@ -107,7 +107,7 @@ impl Core {
         }
         let moves = |extent: &Extent| !extent.settled || extent.is_leaving();
         let any_moves = state.large.extents().any(|(_, extent)| moves(extent));
-        if state.counts.making > 0 || any_moves {
+        if state.counts.making > 0 || state.offers_begun > 0 || any_moves {
             return Err(busy(state));
         }
         let mut work = self.work(state);

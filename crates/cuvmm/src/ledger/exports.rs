@@ -174,6 +174,12 @@ pub(super) fn is_there(layout: &Layout, id: ExportId) -> bool {
     id.find(layout).is_some()
 }
 
+/// Returns `true` if a name names an open entry.
+pub(super) fn is_open(layout: &Layout, id: ExportId) -> bool {
+    id.find(layout)
+        .is_some_and(|(_, found)| found.kind() == Kind::Open)
+}
+
 /// Adds granules to an entry of the caller; returns `false` if the entry is not open.
 pub(super) fn grow(layout: &Layout, id: ExportId, granules: u64) -> bool {
     match id.find(layout) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use self::lending::{Lent, Named};
+use self::lending::{Lent, Named, Offers};
 pub(crate) use self::lending::{NamedExport, OpenOffer};
 use super::charge::{self, Attempt, Count};
 use super::clock;
@@ -88,6 +88,7 @@ pub(super) struct Account {
     used: u64,
     /// Memory that pools have released and other processes still have.
     lent: Lent,
+    offers: Offers,
     /// In granules.
     pub(super) guarantee: u64,
     /// Bytes that the pools have from the driver, and lent bytes.

@@ -48,7 +48,8 @@ struct Exporting {
     is_exported: AtomicBool,
     /// The physical's exported block in a ledger; 0 for none.
     counted_as: AtomicU64,
-    /// The ledger's names of offers of several blocks or allocations that the physical is part of.
+    /// The ledger's other names: of offers of several blocks or allocations that the physical is part of,
+    /// and of earlier exported blocks.
     offered_as: Mutex<Vec<u64>>,
 }
 
@@ -61,21 +62,25 @@ impl ExportMark {
         self.0.is_exported.load(Ordering::Acquire)
     }
 
-    pub(crate) fn count_as(&self, block: u64) {
-        self.0.counted_as.store(block, Ordering::Release);
+    /// Sets the physical's exported block in a ledger. A block that it was before stays one of its
+    /// names, since another process may have it by that name.
+    pub(crate) fn count_as(&self, block: u64, is_known: impl Fn(u64) -> bool) {
+        let before = self.0.counted_as.swap(block, Ordering::AcqRel);
+        if before != 0 && before != block {
+            self.add_name(before, is_known);
+        }
     }
 
     pub(crate) fn counted_as(&self) -> Option<u64> {
         Some(self.0.counted_as.load(Ordering::Acquire)).filter(|&block| block != 0)
     }
 
-    /// Notes the ledger's name of an offer of several blocks or allocations. Forgets the names of
-    /// which `is_known` says that they have ended.
-    #[cfg(target_os = "linux")]
-    pub(crate) fn offer_as(&self, offer: u64, is_known: impl Fn(u64) -> bool) {
-        let mut offers = self.offers();
-        offers.retain(|&known| is_known(known));
-        offers.push(offer);
+    /// Adds a name in the ledger, such as that of an offer of several blocks or allocations. Forgets
+    /// the names of which `is_known` says that they have ended.
+    pub(crate) fn add_name(&self, name: u64, is_known: impl Fn(u64) -> bool) {
+        let mut names = self.offers();
+        names.retain(|&known| known != name && is_known(known));
+        names.push(name);
     }
 
     /// Returns all names of the physical in a ledger.

@@ -5,12 +5,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cuvmm_driver::{DeviceAddress, HandleTypes};
+use cuvmm_driver::{DeviceAddress, HandleTypes, PhysicalHandle};
 
 use super::offer::{Keeps, Offer};
 use super::places::Places;
 use crate::error::{ArgumentError, ShareError};
-use crate::heap::Allocation;
+use crate::heap::{Allocation, AllocationParts};
 use crate::own::Physical;
 use crate::pool::{Block, BlockParts, OfferingPool};
 
@@ -27,16 +27,14 @@ pub enum Offered<'a> {
 /// The memory under one block or allocation.
 enum Found {
     Block(BlockParts),
-    Allocation(Arc<Allocation>, Vec<(DeviceAddress, Physical)>),
+    Allocation(AllocationParts),
 }
 
 impl Found {
     fn of(one: Offered<'_>) -> Result<Self, ShareError> {
         Ok(match one {
             Offered::Block(block) => Self::Block(block.parts()?),
-            Offered::Allocation(allocation) => {
-                Self::Allocation(Arc::clone(allocation), allocation.physicals()?)
-            }
+            Offered::Allocation(allocation) => Self::Allocation(allocation.parts()?),
         })
     }
 
@@ -44,21 +42,16 @@ impl Found {
         let own = |(at, physical): (DeviceAddress, &Physical)| (at.0, physical.clone());
         match self {
             Self::Block(parts) => parts.physicals().map(own).collect(),
-            Self::Allocation(_, list) => list.iter().map(|(at, it)| own((*at, it))).collect(),
+            Self::Allocation(parts) => parts.physicals().map(own).collect(),
         }
     }
 
     /// Marks the memory as exported, and keeps it in place.
-    fn keep(self, keeps: &mut Keeps) -> Result<(), ShareError> {
+    fn keep(self, keeps: &mut Keeps) {
         match self {
             Self::Block(parts) => keeps.leases.push(parts.offered()),
-            Self::Allocation(allocation, list) => {
-                allocation.mark_exported(&list)?;
-                drop(list);
-                keeps.allocations.push(allocation);
-            }
+            Self::Allocation(parts) => keeps.allocations.push(parts.offered()),
         }
-        Ok(())
     }
 }
 
@@ -74,7 +67,8 @@ impl Offered<'_> {
 impl Offer {
     /// Offers several blocks and allocations, in whole extents: beside a block or an allocation the
     /// other process gets what else lies in its extents. An extent that several of them have is
-    /// offered once. Extents that are adjacent here are adjacent in the offer;
+    /// offered once, also if a heap has it mapped at several addresses, unless each time it is beside
+    /// other extents. Extents that are adjacent here are adjacent in the offer;
     /// [`offset_of`](Self::offset_of) says where in the offer memory of this process is.
     ///
     /// While the offer lives, all its memory stays in place: the memory of a block that is dropped is
@@ -103,20 +97,20 @@ impl Offer {
         let found = all.iter().map(|&one| Found::of(one));
         let found: Vec<Found> = found.collect::<Result<_, _>>()?;
         let mapped: BTreeMap<u64, Physical> = found.iter().flat_map(Found::physicals).collect();
-        let (mut places, mut parts, mut size) = (Places::default(), Vec::new(), 0);
-        for (&at, physical) in &mapped {
-            places.add(at, size, physical.size());
-            parts.push((size, physical.clone()));
-            size += physical.size();
-        }
+        let once = mapped
+            .values()
+            .map(|physical| (physical.as_raw(), physical));
+        let once: BTreeMap<PhysicalHandle, &Physical> = once.collect();
+        let (places, parts) = Places::of(&mapped);
+        let size = parts.iter().map(|(_, physical)| physical.size()).sum();
         let mut offer = Self::of_parts(size, None, parts)?;
-        let counted = first.count(mapped.values())?;
+        let counted = first.count(once.values().copied())?;
         offer.description.counted = counted.as_ref().map(|counted| counted.name());
         offer.keeps.counted = counted;
         offer.places = places;
         drop(mapped);
         for one in found {
-            one.keep(&mut offer.keeps)?;
+            one.keep(&mut offer.keeps);
         }
         Ok(offer)
     }

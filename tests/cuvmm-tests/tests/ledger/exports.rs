@@ -292,6 +292,13 @@ fn memory_that_is_offered_again_and_again_needs_one_entry_at_a_time() {
     for _ in 0..300 {
         offer = Offer::several(&[Offered::Block(&block)]).unwrap();
     }
+    assert_eq!(exports(&view).len(), 1, "it is the same memory");
+    drop(offer);
+    let mut offer = Offer::several(&[Offered::Block(&block)]).unwrap();
+    for _ in 0..300 {
+        drop(offer);
+        offer = Offer::several(&[Offered::Block(&block)]).unwrap();
+    }
     assert_eq!(
         exports(&view).len(),
         2,
@@ -302,6 +309,68 @@ fn memory_that_is_offered_again_and_again_needs_one_entry_at_a_time() {
     drop((offer, block));
     owner.pool.trim(0).unwrap();
     until("all entries are free", || exports(&view).is_empty());
+    until("all memory is free", || user.block(LIMIT).is_ok());
+}
+
+#[test]
+fn memory_that_was_offered_several_times_counts_once_when_its_owner_has_left() {
+    let place = Place::new();
+    let (owner, user) = (place.join("owner"), place.join("user"));
+    let view = place.view(&user);
+    let slot = owner.ledger.slot();
+    let [a, b] = [8, 4].map(|granules| owner.block(granules).unwrap());
+    let both = [Offered::Block(&a), Offered::Block(&b)];
+    let offers = [0, 1].map(|_| Offer::several(&both).unwrap());
+    let less = Offer::several(&both[1..]).unwrap();
+    let shown = [(slot, 12, false, vec![]), (slot, 4, false, vec![])];
+    assert_eq!(exports(&view), shown);
+    let [first, second] = offers;
+    let early = place.attach(&user, &first.parcel().unwrap()).unwrap();
+    drop((first, less));
+    assert_eq!(exports(&view).len(), 1);
+    // The entry lives until the last of its offers ends.
+    let late = place.attach(&user, &second.parcel().unwrap()).unwrap();
+    assert_eq!(
+        exports(&view),
+        [(slot, 12, false, vec![user.ledger.slot()])]
+    );
+    drop((second, a, b, owner));
+    until("the owner leaves", || {
+        slot_of(&view, slot) == Some((ProcessState::Lending, 12))
+    });
+    drop(early);
+    assert_eq!(slot_of(&view, slot), Some((ProcessState::Lending, 12)));
+    drop(late);
+    until("the slot is free", || slot_of(&view, slot).is_none());
+}
+
+#[test]
+fn a_block_that_gave_memory_back_counts_by_all_its_names() {
+    let place = Place::new();
+    let (owner, user) = (place.join("owner"), place.join("user"));
+    let view = place.view(&owner);
+    let (giver, taker) = (owner.ledger.slot(), user.ledger.slot());
+    let block = owner.tenant.block(4 * G).capacity(12 * G);
+    let mut block = block.try_allocate().unwrap();
+    block.grow_to(12 * G).unwrap();
+    let offer = Offer::block(&block).unwrap();
+    let reads = place.attach(&user, &offer.parcel().unwrap()).unwrap();
+    drop(offer);
+    block.shrink_to(4 * G).unwrap();
+    owner.pool.trim(0).unwrap();
+    until("a part is given back", || exports(&view)[0].2);
+    // The closed entry counts no further memory.
+    let again = Offer::block(&block).unwrap();
+    let shown = [(giver, 12, true, vec![taker]), (giver, 4, false, vec![])];
+    assert_eq!(exports(&view), shown);
+    drop((again, block));
+    owner.pool.trim(0).unwrap();
+    until("all is given back", || exports(&view).len() == 1);
+    assert_eq!(owner.pool.stats().committed, 0);
+    let obtained = view.stats().processes[0].obtained;
+    assert_eq!(obtained, 12 * G, "the reader has all of it");
+    drop(reads);
+    until("the memory is refunded", || exports(&view).is_empty());
     until("all memory is free", || user.block(LIMIT).is_ok());
 }
 

@@ -1,10 +1,12 @@
 //! Exported blocks of the process, and imported blocks of other processes.
 //!
-//! An offer of several blocks or allocations has an entry of its own, so that its memory can be named
-//! until the offer ends, whatever other offers of the same memory do.
+//! An offer of several blocks or allocations has an entry, so that its memory can be named until the
+//! offer ends, whatever other offers of a part of the memory do. Offers of exactly the same memory share
+//! the entry.
 //!
 //! Keeps I-113.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Member;
@@ -28,12 +30,22 @@ impl Lent {
     }
 }
 
+/// The offers with one entry.
+#[derive(Debug)]
+pub(super) struct Open {
+    count: usize,
+    bytes: u64,
+}
+
+/// The entries of offers of the process that have not ended.
+pub(super) type Offers = BTreeMap<ExportId, Open>;
+
 /// With the number of imports of each.
 pub(super) type Named = Vec<(ExportId, usize)>;
 
 impl Member {
-    /// Counts exported memory of a pool as part of the `known` block, or as a new block if there is
-    /// none or its memory was released. Returns the block's name, or `None` if the ledger has no
+    /// Counts exported memory of a pool as part of the `known` block, which is open, or as a new block
+    /// if there is none. Returns the block's name, or `None` if the ledger has no
     /// entry left.
     pub(crate) fn export(&self, known: Option<u64>, bytes: u64) -> Option<u64> {
         let layout = self.file.layout();
@@ -44,12 +56,26 @@ impl Member {
         }
     }
 
-    /// Counts exported memory as an offer of several blocks or allocations. Returns `None` if the
-    /// ledger has no entry left.
-    pub(crate) fn open_offer(self: &Arc<Self>, bytes: u64) -> Option<OpenOffer> {
-        let id = exports::take(self.file.layout(), self.index, self.granules(bytes))?;
+    /// Counts exported memory as an offer of several blocks or allocations. All of it has the names
+    /// `known`: if one is that of an offer of as many bytes that has not ended, it is the same memory,
+    /// and needs no further entry. Returns `None` if the ledger has no entry left.
+    pub(crate) fn open_offer(self: &Arc<Self>, known: &[u64], bytes: u64) -> Option<OpenOffer> {
+        let mut account = self.account();
+        let offers = &mut account.offers;
+        let same = known.iter().map(|&name| ExportId::of(name));
+        let mut same = same.filter(|id| offers.get(id).is_some_and(|open| open.bytes == bytes));
+        let id = match same.next() {
+            Some(id) => id,
+            None => exports::take(self.file.layout(), self.index, self.granules(bytes))?,
+        };
+        offers.entry(id).or_insert(Open { count: 0, bytes }).count += 1;
         let member = Arc::clone(self);
         Some(OpenOffer { member, id })
+    }
+
+    /// Returns `true` if a name is that of a block or offer whose memory was not released.
+    pub(crate) fn is_open(&self, name: u64) -> bool {
+        exports::is_open(self.file.layout(), ExportId::of(name))
     }
 
     /// Returns `true` if a name names an entry.
@@ -116,7 +142,7 @@ impl Member {
     }
 }
 
-/// The entry of an offer of several blocks or allocations. Other processes can name the memory until
+/// A use of the entry of an offer of several blocks or allocations. Other processes can name the memory until
 /// this value is dropped.
 #[derive(Debug)]
 pub(crate) struct OpenOffer {
@@ -138,6 +164,14 @@ impl Drop for OpenOffer {
             return;
         }
         let mut account = member.account();
+        let Some(open) = account.offers.get_mut(&self.id) else {
+            return;
+        };
+        open.count -= 1;
+        if open.count > 0 {
+            return;
+        }
+        account.offers.remove(&self.id);
         if exports::close(member.file.layout(), self.id) {
             // It is asked again until no process has the memory.
             account.lent.add(vec![self.id], 0);

@@ -37,15 +37,19 @@ impl Core {
         let Some(joined) = self.ledger.get() else {
             return Ok(None);
         };
+        let member = &joined.member;
         let marks = list.iter().map(|(_, physical)| physical.export_mark());
-        let known = marks.clone().find_map(|mark| mark.counted_as());
-        let new = list
-            .iter()
-            .filter(|(_, it)| it.export_mark().counted_as().is_none());
+        // The block of memory that was released in part is closed, and a new one counts all the rest.
+        let mut names = marks.clone().filter_map(|mark| mark.counted_as());
+        let known = names.find(|&block| member.is_open(block));
+        let is_new = |(_, it): &&(Extent, Physical)| {
+            known.is_none() || it.export_mark().counted_as() != known
+        };
+        let new = list.iter().filter(is_new);
         let bytes = new.map(|(_, physical)| physical.size()).sum();
-        let block = joined.member.export(known, bytes);
+        let block = member.export(known, bytes);
         let block = block.ok_or(ShareError::TooManyExports)?;
-        marks.for_each(|mark| mark.count_as(block));
+        marks.for_each(|mark| mark.count_as(block, |known| member.has_entry(known)));
         Ok(Some((joined.member.ledger_number(), block)))
     }
 }
@@ -61,12 +65,15 @@ impl Core {
             return Ok(None);
         };
         let bytes = physicals.clone().map(Physical::size).sum();
-        let offer = joined.member.open_offer(bytes);
+        let mut names = physicals.clone().map(|it| it.export_mark().names());
+        let mut common = names.next().unwrap_or_default();
+        names.for_each(|names| common.retain(|name| names.contains(name)));
+        let offer = joined.member.open_offer(&common, bytes);
         let offer = offer.ok_or(ShareError::TooManyExports)?;
         let (_, name) = offer.name();
         for physical in physicals {
             let mark = physical.export_mark();
-            mark.offer_as(name, |known| joined.member.has_entry(known));
+            mark.add_name(name, |known| joined.member.has_entry(known));
         }
         Ok(Some(offer))
     }

@@ -259,7 +259,9 @@ impl DeviceHeap {
             Some(directory) => {
                 let ledger = Ledger::builder(&device, directory).name(settings.tenant.as_str());
                 let ledger = ledger.on_group(asked::answer);
-                let ledger = ledger.guarantee(settings.guarantee).priority(settings.priority);
+                let ledger = ledger
+                    .guarantee(settings.guarantee)
+                    .priority(settings.priority);
                 Some(match settings.ledger_limit {
                     Some(bytes) => ledger.limit(bytes).open()?,
                     None => ledger.open()?,

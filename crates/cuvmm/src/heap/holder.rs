@@ -58,9 +58,9 @@ impl Holder for Core {
         state.idle().into_iter().map(|(_, size)| size).collect()
     }
 
-    fn give(&self, wanted: u64) -> Given {
+    fn give(&self, wanted: u64, given: &mut Given) {
         if self.has(PINNED) {
-            return Given::default();
+            return;
         }
         let chosen: Vec<ExtentId> = {
             let mut state = self.lock();
@@ -77,7 +77,7 @@ impl Holder for Core {
             }
             chosen
         };
-        self.take_extents(chosen)
+        self.take_extents(chosen, given);
     }
 
     fn tidy(&self) -> Given {
@@ -138,21 +138,14 @@ impl Drop for Unsettled<'_> {
 
 impl Core {
     /// Unmaps extents that are not settled, until the driver refuses. The others stay, settled.
-    pub(super) fn take_extents(&self, extents: Vec<ExtentId>) -> Given {
-        let mut given = Given::default();
+    fn take_extents(&self, extents: Vec<ExtentId>, given: &mut Given) {
         let extents = extents.into_iter();
         let mut left = Unsettled(self, extents);
         while given.error.is_none()
             && let Some(id) = left.1.next()
         {
-            let (mappings, taken) = self.take_extent(id);
-            given.mappings += mappings;
-            match taken {
-                Ok(extent) => given.extents.extend(extent),
-                Err(error) => given.error = Some(error),
-            }
+            given.error = self.take_extent(id, given).err();
         }
-        given
     }
 
     /// Gives extents that are not settled to the driver (`cuMemUnmap`, `cuMemRelease`). What the
@@ -162,22 +155,17 @@ impl Core {
         (tenant, holder): (&Tenant, HolderId),
         extents: Vec<ExtentId>,
     ) {
-        let given = self.take_extents(extents);
-        if let Some(error) = &given.error {
-            log!(warn, %error, "free memory of a heap could not be unmapped");
-        }
-        tenant.give_up_to(holder, given, true);
+        tenant.give_up_to(holder, true, |given| self.take_extents(extents, given));
     }
 
     /// Unmaps an extent that is not settled. On failure its other mappings stay.
-    fn take_extent(&self, id: ExtentId) -> (u64, Result<Option<Unmapped>, CallError>) {
+    fn take_extent(&self, id: ExtentId, given: &mut Given) -> Result<(), CallError> {
         let mappings: Vec<u64> = {
             let state = self.lock();
             let extent = state.large.extent(id);
             let mappings = extent.iter().flat_map(|extent| &extent.mappings);
             mappings.map(|mapping| mapping.at).collect()
         };
-        let mut count = 0;
         for at in mappings {
             let Some(placed) = self.lock().spaces.remove(at) else {
                 continue;
@@ -187,14 +175,14 @@ impl Core {
             let mut state = self.lock();
             match outcome {
                 Ok(_) => {
-                    count += 1;
+                    given.mappings += 1;
                     state.large.remove_mapping(id, at);
                     state.gaps.give(at, size);
                 }
                 Err((placed, error)) => {
                     state.spaces.adopt(placed);
                     state.large.settle(id, true);
-                    return (count, Err(error));
+                    return Err(error);
                 }
             }
         }
@@ -205,11 +193,11 @@ impl Core {
             by: self.writer,
             blank: false,
         };
-        let unmapped = physical.map(|physical| Unmapped {
+        given.extents.extend(physical.map(|physical| Unmapped {
             physical,
             last_writer: Some(writer),
             fresh: false,
-        });
-        (count, Ok(unmapped))
+        }));
+        Ok(())
     }
 }

@@ -17,7 +17,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use cuvmm_driver::DeviceAddress;
 
@@ -49,55 +48,41 @@ pub(super) struct MovingHeap {
     pub(super) shared: Arc<Shared>,
 }
 
-pub(super) fn begin(
-    shared: &Arc<Shared>,
-    until: Option<Instant>,
-    wanted: &dyn Fn() -> bool,
-) -> Result<Option<HeapToSleep>, SleepError> {
-    let parts = shared.tenant.mark(until, wanted, || shared.mark())?;
-    Ok(parts.map(|parts| HeapToSleep {
-        moving: Some(MovingHeap {
-            shared: Arc::clone(shared),
-        }),
-        parts,
-        saved: Vec::new(),
-    }))
-}
-
 pub(super) fn busy(state: &State) -> SleepError {
     SleepError::HeapBusy {
         bytes: state.large.held(),
     }
 }
 
-impl Shared {
-    fn mark(&self) -> Result<Marked<ExtentRanges>, SleepError> {
-        let core = &self.core;
-        core.device.usable()?;
-        // The pool's lock is never taken under the heap's.
-        let polling = self.tenant.polling().ok_or(MemoryError::Capturing)?;
-        let mut state = core.lock();
-        // No stream cache gets an allocation from here on. Changed under the lock alone, so that no
-        // other attempt ends that.
-        core.set(STILL, true);
-        core.drain_all(&mut state);
-        let marked = core.mark(&mut state);
-        if state.rest.is_awake() {
-            core.set(STILL, false);
-        }
-        drop(state);
-        drop(polling);
-        marked
+/// Makes one attempt to mark a heap as moving.
+pub(super) fn mark(shared: &Arc<Shared>) -> Result<Marked, SleepError> {
+    let core = &shared.core;
+    core.device.usable()?;
+    // The pool's lock is never taken under the heap's.
+    let polling = shared.tenant.polling().ok_or(MemoryError::Capturing)?;
+    let mut state = core.lock();
+    match state.rest {
+        Rest::Asleep(_) => return Ok(Marked::Asleep),
+        Rest::Moving { .. } => return Err(busy(&state)),
+        Rest::Awake => {}
     }
+    // No stream cache gets an allocation from here on. Changed under the lock alone, so that no other
+    // attempt ends that.
+    core.set(STILL, true);
+    core.drain_all(&mut state);
+    let marked = shared.mark(&mut state);
+    if state.rest.is_awake() {
+        core.set(STILL, false);
+    }
+    drop(state);
+    // The driver may panic in work of the pool that was put off. The heap then stays awake.
+    drop(polling);
+    marked
 }
 
-impl Core {
-    fn mark(&self, state: &mut Locked<'_>) -> Result<Marked<ExtentRanges>, SleepError> {
-        match state.rest {
-            Rest::Asleep(_) => return Ok(Marked::Asleep),
-            Rest::Moving { .. } => return Err(busy(state)),
-            Rest::Awake => {}
-        }
+impl Shared {
+    fn mark(self: &Arc<Self>, state: &mut Locked<'_>) -> Result<Marked, SleepError> {
+        let core = &self.core;
         let (extents, bytes) = state.exported();
         if extents > 0 {
             return Err(SleepError::Exported {
@@ -110,13 +95,13 @@ impl Core {
         if state.counts.making > 0 || state.offers_begun > 0 || any_moves {
             return Err(busy(state));
         }
-        let mut work = self.work(state);
+        let mut work = core.work(state);
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => return Err(busy(state)),
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, busy(state))),
         }
-        let keeps = |extent: &Extent| self.has(PINNED) || !extent.is_free();
+        let keeps = |extent: &Extent| core.has(PINNED) || !extent.is_free();
         let extents = state.large.extents();
         let parts = extents.filter(|(_, extent)| keeps(extent));
         let parts = parts.filter_map(|(id, extent)| {
@@ -126,9 +111,17 @@ impl Core {
         let parts = parts.collect();
         state.large.settle_all(false);
         state.rest = Rest::Moving { charged: true };
-        Ok(Marked::Moving(parts))
+        Ok(Marked::Moving(Box::new(HeapToSleep {
+            moving: Some(MovingHeap {
+                shared: Arc::clone(self),
+            }),
+            parts,
+            saved: Vec::new(),
+        })))
     }
+}
 
+impl Core {
     /// Returns all work that may use the heap's memory now.
     fn work(&self, state: &State) -> Fence {
         match self.has(PINNED) {
@@ -318,7 +311,7 @@ impl MovingHeap {
         drop(state);
         let lost: Contents = lost;
         drop(lost);
-        let given = tenant.give_up_to(*holder, given, release);
+        let given = tenant.give_up_to(*holder, release, |all| *all = given);
         tenant.return_addresses(*holder);
         given
     }

@@ -5,10 +5,11 @@
 //! everything, and the heap sleeps on with its contents.
 //!
 //! No byte is copied here.
+//!
+//! Keeps I-119.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::allocation::Shared;
 use super::core::State;
@@ -19,7 +20,7 @@ use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{LastWriter, Unmapped, wait_for};
 use crate::own::Stream;
 use crate::pool::{
-    CanSleep, Given, HolderToSleep, HolderToWake, Lending, Tenant, WakingHolder, WakingParts,
+    Attempts, CanSleep, Given, HolderToWake, Lending, Marked, Tenant, WakingHolder, WakingParts,
 };
 use crate::store::Saved;
 
@@ -60,56 +61,46 @@ impl CanSleep for Shared {
         true
     }
 
-    fn begin_sleep(
-        self: Arc<Self>,
-        until: Option<Instant>,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError> {
-        let begun = sleep::begin(&self, until, wanted)?;
-        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToSleep>))
+    fn mark(self: Arc<Self>, _: &Attempts) -> Result<Marked, SleepError> {
+        sleep::mark(&self)
     }
 
     fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
-        let begun = begin(&self)?;
-        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToWake>))
+        let core = &self.core;
+        core.device.own_process()?;
+        let mut state = core.lock();
+        match &state.rest {
+            Rest::Awake => return Ok(None),
+            Rest::Moving { .. } => return Err(busy(&state)),
+            Rest::Asleep(_) => state.check_no_mapping_is_stuck()?,
+        }
+        let mut contents = state.rest.take_saved();
+        state.rest = Rest::Moving { charged: false };
+        let extents = state.large.extents().map(|(id, extent)| Waking {
+            id,
+            at: extent.mappings.iter().map(|mapping| mapping.at).collect(),
+            size: extent.size,
+            lent: None,
+        });
+        let extents: Vec<Waking> = extents.collect();
+        let mut take = |id| {
+            let index = contents.iter().position(|&(of, _)| of == id)?;
+            Some(contents.swap_remove(index).1)
+        };
+        let saved = extents.iter().map(|extent| take(extent.id)).collect();
+        let mappings = state.large.mappings();
+        drop(state);
+        Ok(Some(Box::new(HeapToWake {
+            sizes: extents.iter().map(|extent| extent.size).collect(),
+            waking: Some(WakingHeap {
+                moving: MovingHeap { shared: self },
+                mappings,
+                extents,
+            }),
+            saved,
+            filling: None,
+        })))
     }
-}
-
-fn begin(shared: &Arc<Shared>) -> Result<Option<HeapToWake>, SleepError> {
-    let core = &shared.core;
-    core.device.own_process()?;
-    let mut state = core.lock();
-    match &state.rest {
-        Rest::Awake => return Ok(None),
-        Rest::Moving { .. } => return Err(busy(&state)),
-        Rest::Asleep(_) => state.check_no_mapping_is_stuck()?,
-    }
-    let mut contents = state.rest.take_saved();
-    state.rest = Rest::Moving { charged: false };
-    let extents = state.large.extents().map(|(id, extent)| Waking {
-        id,
-        at: extent.mappings.iter().map(|mapping| mapping.at).collect(),
-        size: extent.size,
-        lent: None,
-    });
-    let extents: Vec<Waking> = extents.collect();
-    let mut take = |id| {
-        let index = contents.iter().position(|&(of, _)| of == id)?;
-        Some(contents.swap_remove(index).1)
-    };
-    let saved = extents.iter().map(|extent| take(extent.id)).collect();
-    Ok(Some(HeapToWake {
-        sizes: extents.iter().map(|extent| extent.size).collect(),
-        waking: Some(WakingHeap {
-            moving: MovingHeap {
-                shared: Arc::clone(shared),
-            },
-            mappings: state.large.mappings(),
-            extents,
-        }),
-        saved,
-        filling: None,
-    }))
 }
 
 impl State {
@@ -279,25 +270,45 @@ impl Drop for HeapToWake {
         let Some(waking) = self.waking.take() else {
             return;
         };
-        let WakingHeap {
-            moving, extents, ..
-        } = waking;
+        // As for a heap that falls asleep.
+        if waking.shared().core.device.is_forked() {
+            return;
+        }
+        let mut staying = StaysAsleep {
+            waking,
+            saved: std::mem::take(&mut self.saved),
+        };
+        // Memory is not unmapped under a fill or a copy.
+        let filling = self.filling.take();
+        let filling = filling.filter(|it| wait_for(it).is_err_and(|failed| !failed.ended));
+        let copying = staying.saved.iter_mut().flatten();
+        let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
+        let running = filling.into_iter().chain(copying).collect();
+        staying.waking.shared().core.unmap_or_keep(running);
+    }
+}
+
+/// A heap that sleeps on with its contents. The drop gives its memory back, also after a panic of the
+/// driver in a call that unmaps memory: what is mapped then is quarantined.
+struct StaysAsleep {
+    waking: WakingHeap,
+    saved: Vec<Option<Saved>>,
+}
+
+impl Drop for StaysAsleep {
+    fn drop(&mut self) {
+        let extents = std::mem::take(&mut self.waking.extents);
         let Shared {
             core,
             tenant,
             holder,
-        } = &*moving.shared;
-        // As for a heap that falls asleep.
-        if core.device.is_forked() {
-            return;
-        }
-        // Memory is not unmapped under a fill or a copy.
-        let filling = self.filling.take();
-        let filling = filling.filter(|it| wait_for(it).is_err_and(|failed| !failed.ended));
-        let copying = self.saved.iter_mut().flatten();
-        let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
-        core.unmap_or_keep(filling.into_iter().chain(copying).collect());
+        } = self.waking.shared();
         let mut state = core.lock();
+        for &at in extents.iter().flat_map(|extent| &extent.at) {
+            if let Some(placed) = state.spaces.remove(at) {
+                state.spaces.keep_stuck(at, placed);
+            }
+        }
         let (mut given, mut kept) = (Given::default(), Contents::new());
         for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {
             kept.extend(saved.map(|saved| (extent.id, saved)));

@@ -153,17 +153,18 @@ impl Holder for Core {
         std::iter::repeat_n(step, steps).chain(rest).collect()
     }
 
-    fn give(&self, wanted: u64) -> Given {
+    fn give(&self, wanted: u64, given: &mut Given) {
         if self.device.lost().is_some() {
             self.lock().abandon();
-            return self.given(None);
+            *given = self.given(None);
+            return;
         }
         let closed = self.is_closed();
         let gave = self.work(|generations, device| match closed {
             true => Ok(generations.wind_down()?),
             false => generations.give(device, wanted).map(drop),
         });
-        self.given(gave.err().as_ref().map(call_of))
+        *given = self.given(gave.err().as_ref().map(call_of));
     }
 
     fn tidy(&self) -> Given {

@@ -9,7 +9,6 @@
 //! Keeps I-107 and I-111.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +20,7 @@ use super::state::State;
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Span, Stream};
-use crate::pool::{GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
+use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
 use crate::region::MemoryInUse;
 use crate::store::Saved;
 
@@ -43,59 +42,28 @@ pub(super) struct MovingCache {
     until: Option<Instant>,
 }
 
-/// All work of the device that was queued before an attempt that found it incomplete. A later attempt
-/// asks about this work, unless steps were prepared since: on a device that always works, work that is
-/// queued later is never complete.
-#[derive(Default)]
-struct Awaited(RefCell<Option<(u64, Fence)>>);
-
-impl Awaited {
-    /// Returns the work, or the cache's work by now.
-    fn work(&self, core: &Core, state: &State) -> Fence {
-        match self.0.take() {
-            Some((steps, work)) if steps == state.begun() => work,
-            _ => core.work(state),
-        }
-    }
-
-    fn keep(&self, core: &Core, state: &State, work: Fence) {
-        if core.sleeps_after_all_work {
-            *self.0.borrow_mut() = Some((state.begun(), work));
-        }
-    }
-}
-
-pub(super) fn begin(
-    core: &Arc<Core>,
-    until: Option<Instant>,
-    wanted: &dyn Fn() -> bool,
-) -> Result<Option<CacheToSleep>, SleepError> {
-    let awaited = Awaited::default();
-    core.tenant
-        .mark(until, wanted, || mark(core, until, &awaited))
-}
-
 impl Core {
-    /// Returns the work that must be complete before the cache sleeps.
-    fn work(&self, state: &State) -> Fence {
+    /// Returns the work that must be complete before the cache sleeps. Of all work of the device, that
+    /// which an earlier attempt found incomplete, unless steps were prepared since: on a device that
+    /// always works, work that is queued later is never complete.
+    fn work(&self, state: &State, attempts: &Attempts) -> Fence {
         match self.sleeps_after_all_work {
-            true => state.region.all_work(),
+            true => {
+                let awaited = attempts.awaited(state.begun());
+                awaited.unwrap_or_else(|| state.region.all_work())
+            }
             false => state.region.work_after(&self.home),
         }
     }
 }
 
-/// Makes one attempt. A capture guard waits for polls and not for the lock, which a thread may hold
-/// that waits for work: so the lock is taken first.
-fn mark(
-    core: &Arc<Core>,
-    until: Option<Instant>,
-    awaited: &Awaited,
-) -> Result<Marked<CacheToSleep>, SleepError> {
+/// Makes one attempt to mark a cache as moving. A capture guard waits for polls and not for the lock,
+/// which a thread may hold that waits for work: so the lock is taken first.
+pub(super) fn mark(core: &Arc<Core>, attempts: &Attempts) -> Result<Marked, SleepError> {
     core.tenant.device().usable()?;
     let mut state = core.lock()?;
     let polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
-    let marked = state.mark(core, until, awaited);
+    let marked = state.mark(core, attempts);
     drop(state);
     // The driver may panic in work of the pool that was put off. The cache then stays awake.
     drop(polling);
@@ -103,33 +71,29 @@ fn mark(
 }
 
 impl State {
-    fn mark(
-        &mut self,
-        core: &Arc<Core>,
-        until: Option<Instant>,
-        awaited: &Awaited,
-    ) -> Result<Marked<CacheToSleep>, SleepError> {
+    fn mark(&mut self, core: &Arc<Core>, attempts: &Attempts) -> Result<Marked, SleepError> {
         match self.rest {
             Rest::Asleep(_) => return Ok(Marked::Asleep),
             Rest::Moving => return Err(self.busy()),
             Rest::Awake => self.check_no_step()?,
         }
-        let mut work = awaited.work(core, self);
+        let mut work = core.work(self, attempts);
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => {
-                awaited.keep(core, self, work);
+                attempts.keep(self.begun(), work);
                 return Err(self.busy());
             }
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
         }
         self.rest = Rest::Moving;
         let moving = MovingCache::new(core, self.region.address());
-        Ok(Marked::Moving(CacheToSleep {
+        let until = attempts.until();
+        Ok(Marked::Moving(Box::new(CacheToSleep {
             moving: Some(MovingCache { until, ..moving }),
             memory: self.region.memory_in_use(),
             saved: Vec::new(),
-        }))
+        })))
     }
 }
 
@@ -176,16 +140,16 @@ impl MovingCache {
 }
 
 impl MovingCache {
-    fn try_withdraw(&self, awaited: &Awaited) -> Result<(), SleepError> {
+    fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError> {
         let core = &self.core;
         let mut state = core.lock()?;
         let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
         state.check_no_step()?;
-        let mut work = awaited.work(core, &state);
+        let mut work = core.work(&state, attempts);
         match work.poll()? {
             Poll::Complete => {}
             Poll::Pending => {
-                awaited.keep(core, &state, work);
+                attempts.keep(state.begun(), work);
                 return Err(state.busy());
             }
             Poll::NeedsSynchronise => drop(work.wait()?),
@@ -201,11 +165,11 @@ impl MovingHolder for MovingCache {
 
     /// Work of other users of the device is waited for as long as when the cache was marked.
     fn withdraw(&self) -> Result<(), SleepError> {
-        let awaited = Awaited::default();
         let until = self.until.filter(|_| self.withdraws_last());
+        let attempts = Attempts::new(until);
         let again = |error: &SleepError| matches!(error, SleepError::CacheBusy { .. });
         let tenant = &self.core.tenant;
-        tenant.repeat(until, || self.try_withdraw(&awaited), again)
+        tenant.repeat(until, || self.try_withdraw(&attempts), again)
     }
 }
 

@@ -7,7 +7,6 @@
 //! No byte is copied here.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::core::Core;
 use super::rest::{Rest, Sleeping};
@@ -16,7 +15,7 @@ use crate::error::{BlockError, SleepError};
 use crate::extents::{Fence, Unmapped};
 use crate::own::Stream;
 use crate::pool::{
-    CanSleep, HolderId, HolderToSleep, HolderToWake, Lending, Tenant, WakingHolder, WakingParts,
+    Attempts, CanSleep, HolderId, HolderToWake, Lending, Marked, Tenant, WakingHolder, WakingParts,
 };
 use crate::store::Saved;
 
@@ -54,13 +53,8 @@ impl CanSleep for Core {
         false
     }
 
-    fn begin_sleep(
-        self: Arc<Self>,
-        until: Option<Instant>,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError> {
-        let begun = sleep::begin(&self, until, wanted)?;
-        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToSleep>))
+    fn mark(self: Arc<Self>, attempts: &Attempts) -> Result<Marked, SleepError> {
+        sleep::mark(&self, attempts)
     }
 
     fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
@@ -203,24 +197,18 @@ impl HolderToWake for CacheToWake {
     }
 }
 
-impl CacheToWake {
-    /// Returns a fence over copies and fills that may still be running.
-    fn running(&mut self, fills: impl FnOnce() -> Fence) -> Fence {
-        let saved = self.saved.iter_mut().flatten();
-        let copying = saved.flat_map(|saved| saved.unfinished().to_vec());
-        let copying: Vec<Stream> = copying.collect();
-        let mut running = Fence::streams(copying);
-        let mut ended = running.poll().map(drop);
-        if self.filling {
-            let mut fills = fills();
-            ended = ended.and(fills.wait().map(drop));
-            running.merge(fills);
-        }
-        if let Err(error) = ended {
-            log!(warn, %error, "copies to a cache's memory may still be running");
-        }
-        running
+/// Returns a fence over copies on some streams, and over fills, that may still be running.
+fn running(copying: Vec<Stream>, fills: Option<Fence>) -> Fence {
+    let mut running = Fence::streams(copying);
+    let mut ended = running.poll().map(drop);
+    if let Some(mut fills) = fills {
+        ended = ended.and(fills.wait().map(drop));
+        running.merge(fills);
     }
+    if let Err(error) = ended {
+        log!(warn, %error, "copies to a cache's memory may still be running");
+    }
+    running
 }
 
 impl Drop for CacheToWake {
@@ -235,7 +223,9 @@ impl Drop for CacheToWake {
         let Ok(mut state) = moving.core.lock() else {
             return;
         };
-        let running = self.running(|| state.region.fills());
+        let saved = self.saved.iter_mut().flatten();
+        let copying = saved.flat_map(|saved| saved.unfinished().to_vec());
+        let copying: Vec<Stream> = copying.collect();
         let (mut lent, mut asleep) = (Vec::new(), Vec::new());
         for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {
             let Waking {
@@ -250,7 +240,11 @@ impl Drop for CacheToWake {
                 saved,
             });
         }
-        state.region.give_back_lent(lent, &running);
+        // First: the driver may panic in the calls that follow.
         state.rest = Rest::Asleep(asleep);
+        let filling = self.filling;
+        state.region.give_back_lent(lent, |region| {
+            running(copying, filling.then(|| region.fills()))
+        });
     }
 }

@@ -128,8 +128,8 @@ pub(crate) use self::blocks::{BlockParts, OfferingPool, Promised};
 pub use self::gate::CaptureGuard;
 pub(crate) use self::gate::Polling;
 pub(crate) use self::holders::{
-    CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake, Lending, Marked,
-    MovingHolder, Parts, WakingHolder, WakingParts,
+    Attempts, CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake,
+    Lending, Marked, MovingHolder, Parts, WakingHolder, WakingParts,
 };
 pub use self::line::{Pressure, PressureHook, futures};
 pub(crate) use self::line::{Wait, after};

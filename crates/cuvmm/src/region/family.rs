@@ -217,8 +217,8 @@ impl Family {
     }
 
     /// Gives up the memory of an owner that falls asleep.
-    pub(super) fn give_up_asleep(&self, given: Given, release: bool) -> GivenUp {
-        self.tenant.give_up_to(self.holder, given, release)
+    pub(super) fn give_up_asleep(&self, release: bool, take: impl FnOnce(&mut Given)) -> GivenUp {
+        self.tenant.give_up_to(self.holder, release, take)
     }
 
     /// Takes over extents without a committed byte, each with the fence of its work.
@@ -243,14 +243,11 @@ impl Family {
             return Ok(0);
         };
         let mut outcome = self.shared.poll().map(|()| 0);
-        let given = ranges.iter();
-        let given = given.map(|range| self.shared.give_in(range, u64::MAX));
-        let given: Vec<Given> = given.collect();
         drop(polling);
-        for given in given {
-            let bytes = given.bytes();
-            outcome = given.error.map_or(outcome, Err).map(|all| all + bytes);
-            self.tenant.give_up(self.holder, given);
+        for range in ranges {
+            let take = |given: &mut Given| self.shared.give_in(range, u64::MAX, given);
+            let (bytes, error) = self.tenant.give_up_by(self.holder, take);
+            outcome = error.map_or(outcome, Err).map(|all| all + bytes);
         }
         self.tenant.return_addresses(self.holder);
         outcome

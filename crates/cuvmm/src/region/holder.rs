@@ -388,13 +388,13 @@ impl Shared {
 
     /// Unmaps withdrawn extents that overlap a range and whose fences are known to be complete
     /// (`cuMemUnmap`), the first withdrawn first, until they have `wanted` bytes.
-    pub(super) fn give_in(&self, range: &Range<u64>, wanted: u64) -> Given {
+    pub(super) fn give_in(&self, range: &Range<u64>, wanted: u64, given: &mut Given) {
         let ready: BTreeMap<i64, u64> = self.with(|state| {
             let here = state.meeting(range);
             let ready = here.filter(|(_, one)| one.fence.is_complete());
             ready.map(|(at, one)| (one.number, at)).collect()
         });
-        let (mut given, mut bytes) = (Given::default(), 0);
+        let mut bytes = 0;
         for (number, at) in ready {
             if bytes >= wanted || given.error.is_some() {
                 break;
@@ -430,7 +430,6 @@ impl Shared {
             });
             self.settled.notify_all();
         }
-        given
     }
 
     /// The addresses of dropped regions.
@@ -473,8 +472,8 @@ impl Holder for Shared {
         self.with(|state| state.free().ready.into_values().collect())
     }
 
-    fn give(&self, wanted: u64) -> Given {
-        self.give_in(&ANYWHERE, wanted)
+    fn give(&self, wanted: u64, given: &mut Given) {
+        self.give_in(&ANYWHERE, wanted, given);
     }
 
     fn tidy(&self) -> Given {
@@ -547,6 +546,12 @@ mod tests {
         shared
     }
 
+    fn give(shared: &Shared, wanted: u64) -> Given {
+        let mut given = Given::default();
+        shared.give(wanted, &mut given);
+        given
+    }
+
     /// The bytes held, in use, pending free and idle, in granules.
     fn figures(shared: &Shared) -> [u64; 4] {
         shared.with(|state| {
@@ -568,7 +573,7 @@ mod tests {
         let shared = withdrawn(&rig, &[None, Some(&busy), None, None]);
         assert_eq!(figures(&shared), [4, 0, 1, 4]);
         let first = shared.with(|state| *state.withdrawn.keys().next().unwrap());
-        let given = shared.give(G);
+        let given = give(&shared, G);
         assert_eq!((given.bytes(), given.mappings), (G, 1));
         assert_eq!(given.extents[0].last_writer.unwrap().by, 7);
         assert!(shared.with(|state| !state.withdrawn.contains_key(&first)));
@@ -577,7 +582,7 @@ mod tests {
         assert_eq!(again.len(), 1);
         assert_eq!(figures(&shared), [3, 1, 1, 2]);
         shared.withdraw(again.into_iter(), Use::Used);
-        assert_eq!(shared.give(G).bytes(), G);
+        assert_eq!(give(&shared, G).bytes(), G);
         assert_eq!(
             shared.withdrawn_in(&(first + 2 * G..first + 3 * G)).len(),
             1
@@ -585,7 +590,7 @@ mod tests {
         rig.finish(&busy);
         assert_eq!(shared.reclaimable(false), [G]);
         assert_eq!(shared.reclaimable(true), [G; 2]);
-        assert_eq!(shared.give(u64::MAX).bytes(), 2 * G);
+        assert_eq!(give(&shared, u64::MAX).bytes(), 2 * G);
         assert_eq!(figures(&shared), [0; 4]);
     }
 
@@ -605,7 +610,7 @@ mod tests {
         );
         let mut order = Vec::new();
         for _ in at {
-            shared.give(G);
+            give(&shared, G);
             let left = |at: &u64| shared.withdrawn_in(&(*at..*at + G)).is_empty();
             order.extend(
                 (0..4)
@@ -621,10 +626,10 @@ mod tests {
         let rig = rig();
         let shared = withdrawn(&rig, &[None; 3]);
         rig.fail(Call::MemUnmap, 2);
-        let given = shared.give(u64::MAX);
+        let given = give(&shared, u64::MAX);
         assert!(given.error.is_some());
         assert_eq!((given.bytes(), figures(&shared)), (G, [2, 0, 0, 2]));
-        assert_eq!(shared.give(u64::MAX).bytes(), 2 * G);
+        assert_eq!(give(&shared, u64::MAX).bytes(), 2 * G);
     }
 
     #[test]
@@ -650,7 +655,7 @@ mod tests {
             (figures(&shared), shared.reclaimable(true)),
             ([1, 0, 0, 1], vec![G])
         );
-        let given = shared.give(G);
+        let given = give(&shared, G);
         assert_eq!((given.bytes(), given.mappings), (G, 2));
         assert_eq!(figures(&shared), [0; 4]);
     }

@@ -108,13 +108,10 @@ impl Region {
             mappings,
             ..Given::default()
         };
-        let given = family.give_up_asleep(given, release);
+        let given = family.give_up_asleep(release, |all| *all = given);
         // A panic of the driver in these calls finds the rest given up.
-        let unused = family.shared.give_in(&ANYWHERE, u64::MAX);
-        if let Some(error) = &unused.error {
-            log!(warn, %error, "withdrawn memory of a sleeping cache stays mapped");
-        }
-        let unused = family.give_up_asleep(unused, release);
+        let unused = |given: &mut Given| family.shared.give_in(&ANYWHERE, u64::MAX, given);
+        let unused = family.give_up_asleep(release, unused);
         GivenUp {
             bytes: given.bytes + unused.bytes,
             refused: given.refused + unused.refused,
@@ -184,20 +181,44 @@ impl Region {
 
     /// Unmaps memory that was lent for the owner to wake, which only the work of a fence uses, and
     /// gives it back. What the driver refuses twice to unmap is quarantined, and so is all while the
-    /// work is not complete. Bytes of the tenant may lie over those of another.
-    pub(crate) fn give_back_lent(&mut self, lent: Vec<(u64, Unmapped)>, running: &Fence) {
-        let Some(family) = self.supply.family().cloned() else {
-            return;
-        };
+    /// work is not complete, and all that is mapped when the driver panics.
+    pub(crate) fn give_back_lent(
+        &mut self,
+        lent: Vec<(u64, Unmapped)>,
+        running: impl FnOnce(&Self) -> Fence,
+    ) {
         if lent.is_empty() {
             return;
         }
-        drop(self.space.empty_from(0, running));
-        let unstuck = self.unstuck(lent.iter().map(|(at, it)| (*at, it.size())));
+        let staying = StaysAsleep { region: self, lent };
+        let running = running(staying.region);
+        drop(staying.region.space.empty_from(0, &running));
+    }
+}
+
+/// A region whose owner sleeps on. The drop gives back memory that was lent, also after a panic of the
+/// driver.
+struct StaysAsleep<'a> {
+    region: &'a mut Region,
+    lent: Vec<(u64, Unmapped)>,
+}
+
+impl Drop for StaysAsleep<'_> {
+    fn drop(&mut self) {
+        let Self { region, lent } = self;
+        let Some(family) = region.supply.family().cloned() else {
+            return;
+        };
+        let mapped: Vec<u64> = region.space.extents().map(|it| it.offset).collect();
+        mapped
+            .into_iter()
+            .for_each(|at| region.space.quarantine(at));
+        let unstuck = region.unstuck(lent.iter().map(|(at, it)| (*at, it.size())));
         family
             .shared
             .set_asleep(lent.iter().map(|(_, it)| it.size()).sum());
-        let lent = lent.into_iter().map(|(_, lent)| Unmapped {
+        // Bytes of the tenant may lie over those of another.
+        let lent = std::mem::take(lent).into_iter().map(|(_, lent)| Unmapped {
             last_writer: Some(LastWriter {
                 by: LastWriter::SEVERAL,
                 blank: false,

@@ -45,7 +45,7 @@ fn begin(blocks: &Blocks<'_>) -> Result<Vec<Sleeper>, SleepError> {
     let chosen = blocks.tenant.begin_sleep(blocks.choice(), until, &wanted)?;
     let mut to_sleep: Vec<Sleeper> = chosen.into_iter().map(Sleeper::Block).collect();
     for owner in &blocks.holders {
-        match Arc::clone(owner).begin_sleep(until, &wanted) {
+        match owner.begin_sleep(until, &wanted) {
             Ok(one) => to_sleep.extend(one.map(|one| Sleeper::Holder(Arc::clone(owner), one))),
             Err(cause) => return Err(undo(to_sleep, cause)),
         }

@@ -13,6 +13,7 @@ pub mod books;
 pub mod captures;
 pub mod executor;
 mod manner;
+pub mod panics;
 pub mod sweep;
 pub mod world;
 

@@ -10,6 +10,7 @@ mod faults;
 mod hazards;
 mod mapper;
 mod merge;
+mod panics;
 mod peers;
 mod policy;
 mod refused;

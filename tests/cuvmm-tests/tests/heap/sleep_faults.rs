@@ -2,10 +2,10 @@
 //! operation then succeeds. Also tests heaps that stay asleep because the roll-back fails twice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::common;
+use crate::common::panics::panics_at;
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
 use crate::common::{D0, G, Rig};
@@ -270,18 +270,52 @@ fn memory_whose_mapping_panicked_in_a_wake_is_lent_to_no_other_tenant() {
         let rig = common::model();
         let world = world(&rig);
         world.heap.alone().sleep(world.contents(keeps)).unwrap();
-        let here = std::thread::current().id();
-        rig.faults.watch(Some(Arc::new(move |call| {
-            let counts = std::thread::current().id() == here && !std::thread::panicking();
-            assert!(!counts || call != Call::MemMap, "on purpose");
-        })));
         let wake = || world.heap.alone().wake();
-        assert!(catch_unwind(AssertUnwindSafe(wake)).is_err());
-        rig.faults.watch(None);
+        let (woken, _) = panics_at(&rig, 1, |call| call == Call::MemMap, wake);
+        assert!(woken.is_none());
         assert!(world.heap.is_asleep());
         assert!(world.pool.stats().quarantined > 0);
         books(&world.pool);
         let hazards = rig.machine.take_hazards();
         assert!(hazards.is_empty(), "{}", hazards[0]);
+    }
+}
+
+/// The driver refuses the fourth mapping of a wake, and panics in a call of the roll-back.
+// I-119
+#[test]
+fn a_panic_in_the_roll_back_of_a_wake_leaves_the_heap_asleep() {
+    for keeps in [false, true] {
+        for nth in 1.. {
+            let rig = common::model();
+            let world = world(&rig);
+            world.heap.alone().sleep(world.contents(keeps)).unwrap();
+            let asleep = world.heap.stats().asleep;
+            rig.faults.forget();
+            let fault = Fault::nth(4, CUresult::CUDA_ERROR_UNKNOWN);
+            rig.faults.arm(fault.of(Call::MemMap));
+            let faults = Arc::clone(&rig.faults);
+            let rolls_back = move |_| faults.injected() > 0;
+            let wake = || world.heap.alone().wake().map(drop);
+            let (outcome, panicked) = panics_at(&rig, nth, rolls_back, wake);
+            rig.faults.disarm();
+            assert_eq!(outcome.is_none(), panicked);
+            assert!(world.heap.is_asleep(), "{nth}");
+            assert_eq!(world.heap.stats().asleep, asleep);
+            assert_eq!(world.pool.stats().committed, 2 * G, "{nth}");
+            books(&world.pool);
+            match world.heap.alone().wake() {
+                Ok(woken) => assert_eq!(woken.mapped, asleep),
+                Err(error) => {
+                    let is_lost = matches!(&error, SleepError::Block { .. });
+                    assert!(panicked && is_lost, "{nth}: {error:?}");
+                }
+            }
+            drop(world);
+            if !panicked {
+                assert!(nth > 3, "three mappings were unmapped");
+                break;
+            }
+        }
     }
 }

@@ -4,12 +4,12 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+use crate::common::panics::panics_at;
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
 use crate::common::{self, D0, G, Rig, limited};
@@ -237,24 +237,6 @@ fn what_stays_mapped_is_quarantined_and_the_cache_does_not_wake_over_it() {
     }
 }
 
-/// Panics in the nth call that this thread makes. Returns `true` if it made that many.
-fn panics_in(rig: &Rig<impl Backing + 'static>, nth: u64, operate: impl FnOnce()) -> bool {
-    let (seen, here) = (AtomicU64::new(0), std::thread::current().id());
-    rig.faults.watch(Some(Arc::new(move |call| {
-        // A panic of the pool in these calls loses the memory, as elsewhere.
-        let is_the_pools = matches!(call, Call::MemCreate | Call::MemRelease);
-        if std::thread::current().id() == here
-            && !is_the_pools
-            && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth
-        {
-            panic!("a mistake in the driver");
-        }
-    })));
-    let outcome = catch_unwind(AssertUnwindSafe(operate));
-    rig.faults.watch(None);
-    outcome.is_err()
-}
-
 // I-108
 #[test]
 fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
@@ -268,10 +250,13 @@ fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
                     world.kv.alone().sleep(world.contents(keeps)).unwrap();
                     world.soil(&rig);
                 }
-                let panicked = panics_in(&rig, nth, || match wakes {
+                // A panic while the pool gets memory for the cache leaves the charge for it.
+                let counts = |call| !matches!(call, Call::MemCreate | Call::MemRelease);
+                let moves = || match wakes {
                     true => drop(world.kv.alone().wake().unwrap()),
                     false => drop(world.kv.alone().sleep(world.contents(true)).unwrap()),
-                });
+                };
+                let (_, panicked) = panics_at(&rig, nth, counts, moves);
                 let hazards = rig.machine.take_hazards();
                 assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
                 // The other tenant uses all the memory that there is.
@@ -290,6 +275,49 @@ fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
                 }
                 drop(world);
                 if !panicked {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The driver refuses the second mapping of a wake, and panics in a call of the roll-back.
+// I-108
+#[test]
+fn a_panic_in_the_roll_back_of_a_wake_leaves_the_cache_asleep() {
+    for layout in LAYOUTS {
+        for keeps in [false, true] {
+            for nth in 1.. {
+                let rig = common::host();
+                let world = world(&rig, layout);
+                world.kv.alone().sleep(world.contents(keeps)).unwrap();
+                let asleep = world.kv.stats().unwrap().asleep;
+                world.soil(&rig);
+                rig.faults.forget();
+                let fault = Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN);
+                rig.faults.arm(fault.of(Call::MemMap));
+                let faults = Arc::clone(&rig.faults);
+                let rolls_back = move |_| faults.injected() > 0;
+                let wake = || world.kv.alone().wake().map(drop);
+                let (outcome, panicked) = panics_at(&rig, nth, rolls_back, wake);
+                rig.faults.disarm();
+                assert_eq!(outcome.is_none(), panicked);
+                assert!(world.kv.is_asleep(), "{layout:?}, {nth}");
+                let stats = world.pool.stats();
+                assert_eq!((stats.committed, stats.asleep), (0, asleep), "{nth}");
+                books(&world.pool);
+                world.soil(&rig);
+                match world.kv.alone().wake() {
+                    Ok(_) => world.shows(&rig, keeps),
+                    Err(error) => {
+                        let is_lost = matches!(&error, SleepError::Block { .. });
+                        assert!(panicked && is_lost, "{nth}: {error:?}");
+                    }
+                }
+                drop(world);
+                if !panicked {
+                    assert!(nth > 1);
                     break;
                 }
             }

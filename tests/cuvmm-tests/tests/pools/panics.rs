@@ -3,9 +3,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common;
+use crate::common::panics::panics_at;
 use crate::common::{D0, G, Rig};
 use cuvmm::driver::Call;
 use cuvmm::driver::host::HostMemory;
@@ -22,37 +22,19 @@ fn block(tenant: &Tenant, granules: u64) -> Block {
 /// Lets the driver panic once in each call that `run` makes after `prepare`. In debug builds a call
 /// under the lock of a pool ends the process.
 fn each_call(prepare: impl Fn(&Tenant) -> Made, run: impl Fn(&Tenant, &mut Made)) {
-    for nth in 0..80 {
+    for nth in 1..80 {
         let rig = common::host();
         let pool = common::pool(&rig, 64);
         let tenant = pool.tenant("a").register().unwrap();
         let mut blocks = prepare(&tenant);
-        let (left, here) = (Arc::new(AtomicU64::new(nth)), std::thread::current().id());
-        let calls = Arc::clone(&left);
-        rig.faults.watch(Some(Arc::new(move |_| {
-            let elsewhere = std::thread::current().id() != here;
-            if elsewhere || std::thread::panicking() {
-                return;
-            }
-            match calls.load(Ordering::SeqCst) {
-                u64::MAX => {}
-                0 => {
-                    calls.store(u64::MAX, Ordering::SeqCst);
-                    panic!("on purpose");
-                }
-                n => calls.store(n - 1, Ordering::SeqCst),
-            }
-        })));
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(&tenant, &mut blocks)));
-        rig.faults.watch(None);
-        let ended = left.load(Ordering::SeqCst) != u64::MAX;
-        assert_eq!(outcome.is_ok(), ended, "{nth}");
+        let (outcome, panicked) = panics_at(&rig, nth, |_| true, || run(&tenant, &mut blocks));
+        assert_eq!(outcome.is_none(), panicked, "{nth}");
         let new = block(&tenant, 4);
         new.write(0, &[7; 100]).unwrap();
         drop((new, blocks));
         let hazards = rig.machine.take_hazards();
         assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
-        if ended {
+        if !panicked {
             return;
         }
     }
@@ -87,8 +69,8 @@ fn a_panic_in_a_fork_makes_no_call_under_the_lock() {
     });
 }
 
-/// Lets the driver panic in the calls of some kinds that this thread makes in `run`.
-fn panics_in(rig: &Rig<HostMemory>, kinds: &'static [Call], run: impl FnOnce()) {
+/// Lets the driver panic in all calls of some kinds that this thread makes in `run`.
+fn panics_in_all(rig: &Rig<HostMemory>, kinds: &'static [Call], run: impl FnOnce()) {
     let here = std::thread::current().id();
     rig.faults.watch(Some(Arc::new(move |call| {
         let counts = std::thread::current().id() == here && !std::thread::panicking();
@@ -106,7 +88,7 @@ fn memory_whose_release_panicked_is_quarantined_and_the_rest_released() {
     let tenant = pool.tenant("a").register().unwrap();
     let blocks = [1, 2, 4].map(|granules| block(&tenant, granules));
     drop(blocks);
-    panics_in(&rig, &[Call::MemRelease], || assert!(pool.trim(0).is_ok()));
+    panics_in_all(&rig, &[Call::MemRelease], || assert!(pool.trim(0).is_ok()));
     let stats = pool.stats();
     let left = stats.quarantined;
     assert!(
@@ -140,7 +122,7 @@ fn a_slot_whose_poll_panicked_is_purged_later() {
     let other = Stream::new(&rig.device).unwrap();
     let allocate = || tenant.allocate_on(&other, G).unwrap();
     let polls = &[Call::EventQuery, Call::StreamQuery];
-    panics_in(&rig, polls, || drop(allocate()));
+    panics_in_all(&rig, polls, || drop(allocate()));
     drop(allocate());
     other.synchronize().unwrap();
     pool.trim(0).unwrap();

@@ -1,15 +1,11 @@
 //! A driver that panics in a call of a plain sleep or wake.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::exchange::{World, shows};
 use crate::common;
 use crate::common::G;
+use crate::common::panics::panics_at;
 use cuvmm::Contents;
-use cuvmm::driver::Call;
 use cuvmm::error::{BlockError, SleepError};
 
 /// The blocks of one tenant fall asleep and those of the other wake, and the driver panics once in any
@@ -18,36 +14,20 @@ use cuvmm::error::{BlockError, SleepError};
 #[test]
 fn a_block_that_the_driver_panicked_for_is_lost_at_most() {
     let mut ended = [false; 2];
-    for (nth, wakes) in (0..80).flat_map(|nth| [(nth, false), (nth, true)]) {
+    for (nth, wakes) in (1..80).flat_map(|nth| [(nth, false), (nth, true)]) {
         let rig = common::host();
         let world = World::new(&rig, 40, &[6 * G, G], &[4 * G, G]);
-        let (left, here) = (Arc::new(AtomicU64::new(nth)), std::thread::current().id());
-        let calls = Arc::clone(&left);
-        rig.faults.watch(Some(Arc::new(move |call| {
-            // A panic in a release loses the memory, as elsewhere.
-            if std::thread::current().id() != here || call == Call::MemRelease {
-                return;
-            }
-            match calls.load(Ordering::SeqCst) {
-                u64::MAX => {}
-                0 => {
-                    calls.store(u64::MAX, Ordering::SeqCst);
-                    panic!("on purpose");
-                }
-                n => calls.store(n - 1, Ordering::SeqCst),
-            }
-        })));
-        let outcome = catch_unwind(AssertUnwindSafe(|| match wakes {
+        let moves = || match wakes {
             true => world.asleep.blocks().wake().map(drop),
             false => {
                 let contents = Contents::Keep(&world.store);
                 world.awake.blocks().sleep(contents).map(drop)
             }
-        }));
-        rig.faults.watch(None);
+        };
+        let (outcome, panicked) = panics_at(&rig, nth, |_| true, moves);
         let hazards = rig.machine.take_hazards();
         assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
-        ended[usize::from(wakes)] |= left.load(Ordering::SeqCst) != u64::MAX && outcome.is_ok();
+        ended[usize::from(wakes)] |= !panicked && outcome.is_some();
         // The other tenant, and new blocks, are as they should be.
         let (blocks, seed) = match wakes {
             true => (&world.old, 1),

@@ -5,6 +5,8 @@
 //! whose size is not a power of two goes to the driver, because blocks are made of extents of such
 //! sizes only. Memory that the driver's pools give is with the driver already: only its charge
 //! ends.
+//!
+//! Keeps I-120.
 
 use std::sync::Arc;
 
@@ -30,7 +32,45 @@ impl Drop for Tidying<'_, '_> {
     }
 }
 
+/// Memory that is leaving a holder. The drop of this value ends the charge for what has left, also
+/// after a panic of the driver.
+struct Leaving<'b, 'a> {
+    state: &'b mut Locked<'a>,
+    id: HolderId,
+    given: Given,
+}
+
+impl Drop for Leaving<'_, '_> {
+    fn drop(&mut self) {
+        let mut given = std::mem::take(&mut self.given);
+        if std::thread::panicking() {
+            // No memory is released here: the driver could panic again.
+            let extents = given.extents.iter_mut();
+            extents.for_each(|unmapped| unmapped.fresh = false);
+            self.state.memory.has_deferred = true;
+        }
+        self.state.receive(self.id, given);
+    }
+}
+
 impl Locked<'_> {
+    /// Lets `take` unmap memory of a holder, and ends the charge for it. Returns the bytes, and the
+    /// error that ended the taking. Releases the lock.
+    pub(super) fn receive_from(
+        &mut self,
+        id: HolderId,
+        take: impl FnOnce(&mut Given),
+    ) -> (u64, Option<CallError>) {
+        let mut leaving = Leaving {
+            state: self,
+            id,
+            given: Given::default(),
+        };
+        let Leaving { state, given, .. } = &mut leaving;
+        state.unlocked(|| take(given));
+        (leaving.given.bytes(), leaving.given.error.take())
+    }
+
     /// Takes at most about `wanted` bytes. Returns their number.
     pub(in crate::pool) fn take_from_holder(
         &mut self,
@@ -43,9 +83,7 @@ impl Locked<'_> {
         if self.memory.gate.is_capturing() && holder.is_of_driver() {
             return Ok(0);
         }
-        let given = self.unlocked(move || holder.give(wanted));
-        let (bytes, error) = (given.bytes(), given.error);
-        self.receive(id, given);
+        let (bytes, error) = self.receive_from(id, move |given| holder.give(wanted, given));
         if self.memory.holders.get(id).is_some_and(Held::is_untidy) {
             self.tidy_soon(id);
         }
@@ -316,10 +354,9 @@ mod tests {
             Vec::new()
         }
 
-        fn give(&self, _: u64) -> Given {
+        fn give(&self, _: u64, _: &mut Given) {
             assert!(!self.breaks.load(Ordering::SeqCst), "on purpose");
             self.has_given.store(true, Ordering::SeqCst);
-            Given::default()
         }
 
         fn is_untidy(&self) -> bool {

@@ -75,8 +75,9 @@ pub(crate) trait Holder: Send + Sync {
     fn reclaimable(&self, polls: bool) -> Vec<u64>;
 
     /// Takes out wholly free extents whose work is complete, the least recently used first, until
-    /// they have `wanted` bytes (`cuMemUnmap`). Called without the pool's lock.
-    fn give(&self, wanted: u64) -> Given;
+    /// they have `wanted` bytes (`cuMemUnmap`), and adds them to `given` one by one: what was taken out
+    /// before a panic of the driver is given. Called without the pool's lock.
+    fn give(&self, wanted: u64, given: &mut Given);
 
     /// Gives up memory that is not worth keeping: unused mappings (`cuMemUnmap`), or memory of the
     /// driver's pools that was freed meanwhile. Polls no fence. Called without the pool's lock, by

@@ -164,12 +164,39 @@ impl Tenant {
         }
     }
 
-    /// [Gives up](Self::give_up) memory of a holder; with `release`, releases it to the driver.
-    pub(crate) fn give_up_to(&self, holder: HolderId, given: Given, release: bool) -> GivenUp {
+    /// [Gives up](Self::give_up) memory of a holder that `take` unmaps, and what was unmapped before a
+    /// panic of the driver. Returns the bytes, and the error that ended the taking.
+    pub(crate) fn give_up_by(
+        &self,
+        holder: HolderId,
+        take: impl FnOnce(&mut Given),
+    ) -> (u64, Option<CallError>) {
         let core = self.core();
         let mut state = core.lock();
-        let (free_list, bytes) = (state.memory.supply.free(), given.bytes());
-        state.receive(holder, given);
+        let taken = state.receive_from(holder, take);
+        state.release_marked();
+        drop(state);
+        if taken.0 > 0 {
+            core.announce();
+        }
+        taken
+    }
+
+    /// [Gives up](Self::give_up) memory of a holder that `take` unmaps; with `release`, releases it
+    /// to the driver. What was unmapped before a panic of the driver is given up too.
+    pub(crate) fn give_up_to(
+        &self,
+        holder: HolderId,
+        release: bool,
+        take: impl FnOnce(&mut Given),
+    ) -> GivenUp {
+        let core = self.core();
+        let mut state = core.lock();
+        let free_list = state.memory.supply.free();
+        let (bytes, error) = state.receive_from(holder, take);
+        if let Some(error) = error {
+            log!(warn, %error, "unused memory of a heap or cache could not be unmapped: it stays for now");
+        }
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
         core.announce();
@@ -178,7 +205,7 @@ impl Tenant {
 
     /// Repeats an attempt of a holder that fails because of work, while `again` returns `true` for
     /// the error and until the deadline. No lock is held meanwhile.
-    pub(super) fn repeat<T>(
+    pub(crate) fn repeat<T>(
         &self,
         deadline: Option<Instant>,
         attempt: impl Fn() -> Result<T, SleepError>,

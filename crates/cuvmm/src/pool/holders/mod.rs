@@ -15,5 +15,6 @@ pub(in crate::pool) use held::Holders;
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
 pub(crate) use resting::{
-    CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, Parts, WakingHolder, WakingParts,
+    Attempts, CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, Parts, WakingHolder,
+    WakingParts,
 };

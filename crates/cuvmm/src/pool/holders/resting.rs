@@ -4,6 +4,7 @@
 //! Either move has two steps, of which the second cannot fail. A value of a move that is dropped
 //! before its second step leaves the holder as it was.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,13 +22,8 @@ pub(crate) trait CanSleep: Send + Sync {
 
     fn is_heap(&self) -> bool;
 
-    /// Marks the holder as moving, once all work that may use its memory is complete. Waits for that
-    /// until `until`, and while `wanted` returns `true`. Returns `None` if it sleeps.
-    fn begin_sleep(
-        self: Arc<Self>,
-        until: Option<Instant>,
-        wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError>;
+    /// Marks the holder as moving, if it is awake and all work that may use its memory is complete.
+    fn mark(self: Arc<Self>, attempts: &Attempts) -> Result<Marked, SleepError>;
 
     /// Marks the holder as moving, if it sleeps.
     fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError>;
@@ -37,26 +33,17 @@ impl dyn CanSleep {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         std::ptr::addr_eq(self, other)
     }
-}
 
-/// The outcome of an attempt to mark a holder as moving.
-pub(crate) enum Marked<T> {
-    Asleep,
-    Moving(T),
-    /// Work is not complete. Only a wait for it tells when it is. The error is that of a holder in use.
-    Waits(Fence, SleepError),
-}
-
-impl Tenant {
-    /// Makes attempts to mark a holder as moving, until `until` and while `wanted` returns `true`.
-    /// Returns `None` if the holder sleeps.
-    pub(crate) fn mark<T>(
-        &self,
+    /// Marks the holder as moving, once all work that may use its memory is complete. Waits for that
+    /// until `until`, and while `wanted` returns `true`. Returns `None` if it sleeps.
+    pub(crate) fn begin_sleep(
+        self: &Arc<Self>,
         until: Option<Instant>,
         wanted: &dyn Fn() -> bool,
-        mark: impl Fn() -> Result<Marked<T>, SleepError>,
-    ) -> Result<Option<T>, SleepError> {
-        self.device().own_process()?;
+    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError> {
+        self.tenant().device().own_process()?;
+        let attempts = Attempts::new(until);
+        let mark = || Arc::clone(self).mark(&attempts);
         let attempt = || {
             let mut marked = mark()?;
             if let Marked::Waits(work, _) = &mut marked
@@ -77,8 +64,47 @@ impl Tenant {
                 SleepError::HeapBusy { .. } | SleepError::CacheBusy { .. }
             )
         };
-        self.repeat(until, attempt, |error| is_busy(error) && wanted())
+        let again = |error: &SleepError| is_busy(error) && wanted();
+        self.tenant().repeat(until, attempt, again)
     }
+}
+
+/// What the attempts of one move have in common.
+pub(crate) struct Attempts {
+    until: Option<Instant>,
+    /// Work that an attempt found incomplete, and the number of the holder's uses by then.
+    awaited: RefCell<Option<(u64, Fence)>>,
+}
+
+impl Attempts {
+    pub(crate) fn new(until: Option<Instant>) -> Self {
+        let awaited = RefCell::default();
+        Self { until, awaited }
+    }
+
+    /// Returns the time until which attempts are made.
+    pub(crate) const fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    /// Takes the work that an earlier attempt found incomplete, unless the holder was used since.
+    pub(crate) fn awaited(&self, uses: u64) -> Option<Fence> {
+        let found = self.awaited.take();
+        found.and_then(|(before, work)| (before == uses).then_some(work))
+    }
+
+    /// Keeps incomplete work for the next attempt.
+    pub(crate) fn keep(&self, uses: u64, work: Fence) {
+        *self.awaited.borrow_mut() = Some((uses, work));
+    }
+}
+
+/// The outcome of an attempt to mark a holder as moving.
+pub(crate) enum Marked {
+    Asleep,
+    Moving(Box<dyn HolderToSleep>),
+    /// Work is not complete. Only a wait for it tells when it is. The error is that of a holder in use.
+    Waits(Fence, SleepError),
 }
 
 /// A holder whose contents are being copied out.

@@ -1,0 +1,35 @@
+//! A driver that panics inside of a call.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cuvmm::driver::Call;
+use cuvmm::driver::model::Backing;
+
+use super::Rig;
+
+/// Lets the driver panic once, in the nth call, from 1, of those that `counts` and that this thread
+/// makes in `operate` while it does not unwind. Returns the outcome, unless the operation panicked, and
+/// `true` if the driver did.
+pub fn panics_at<T>(
+    rig: &Rig<impl Backing + 'static>,
+    nth: u64,
+    counts: impl Fn(Call) -> bool + Send + Sync + 'static,
+    operate: impl FnOnce() -> T,
+) -> (Option<T>, bool) {
+    let (seen, here) = (Arc::new(AtomicU64::new(0)), std::thread::current().id());
+    let calls = Arc::clone(&seen);
+    rig.faults.watch(Some(Arc::new(move |call| {
+        if std::thread::current().id() == here
+            && !std::thread::panicking()
+            && counts(call)
+            && calls.fetch_add(1, Ordering::SeqCst) + 1 == nth
+        {
+            panic!("on purpose");
+        }
+    })));
+    let outcome = catch_unwind(AssertUnwindSafe(operate));
+    rig.faults.watch(None);
+    (outcome.ok(), seen.load(Ordering::SeqCst) >= nth)
+}

@@ -182,7 +182,7 @@ pub struct Blocks<'a> {
     tenant: &'a Tenant,
     /// The blocks with one of these tags, all without tags; `None` for no block.
     tags: Option<Vec<Arc<str>>>,
-    /// Heaps and paged caches.
+    /// Heaps and paged caches, in the order of their addresses in this process.
     holders: Vec<Arc<dyn CanSleep>>,
     wait: Option<Duration>,
     release: bool,
@@ -252,9 +252,13 @@ impl<'a> Blocks<'a> {
         self
     }
 
+    /// Adds a holder once. All selections have their holders in one order, so that threads which move
+    /// the same ones do not wait for each other.
     fn add(&mut self, holder: Arc<dyn CanSleep>) {
-        if !self.holders.iter().any(|known| known.is_same(&*holder)) {
-            self.holders.push(holder);
+        let address = |it: &Arc<dyn CanSleep>| Arc::as_ptr(it).cast::<()>().addr();
+        let place = (self.holders).binary_search_by_key(&address(&holder), address);
+        if let Err(index) = place {
+            self.holders.insert(index, holder);
         }
     }
 
@@ -429,5 +433,46 @@ impl fmt::Debug for Blocks<'_> {
             .field("tags", &self.tags)
             .field("holders", &self.holders.len())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use crate::extents::rig::{G, rig};
+    use crate::heap::Heap;
+    use crate::own::Stream;
+    use crate::paged::{LayerGroup, PagedKv};
+    use crate::pool::{Limit, Pool};
+
+    #[test]
+    fn all_selections_move_their_heaps_and_caches_in_one_order() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(32 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let cache = |_| {
+            let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+            let builder = PagedKv::builder(&tenant, &home, 4).group(group);
+            builder.build().unwrap()
+        };
+        let caches: Vec<PagedKv> = (0..4).map(cache).collect();
+        let heaps = [0; 2].map(|_| Heap::builder(&tenant).build().unwrap());
+        let all = |order: &[usize]| {
+            let mut blocks = heaps[order[0] % 2].alone();
+            for &index in order {
+                blocks = blocks.paged(&caches[index]).heap(&heaps[index % 2]);
+            }
+            blocks.holders
+        };
+        let first = all(&[0, 1, 2, 3]);
+        assert_eq!(first.len(), 6);
+        for order in [[3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+            let holders = all(&order);
+            let mut both = first.iter().zip(&holders);
+            assert!(both.all(|(one, other)| one.is_same(&**other)));
+            assert_eq!(holders.len(), 6);
+        }
     }
 }

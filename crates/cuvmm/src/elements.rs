@@ -213,7 +213,7 @@ impl<T: Pod> Elements<T> {
     /// Withdraws committed bytes, whole granules, behind all work that may use them.
     pub(crate) fn withdraw(&mut self, bytes: Range<u64>) -> Result<(), ContainerError> {
         let fence = self.fence();
-        Ok(self.region.decommit_behind(bytes, fence)?)
+        Ok(self.region.decommit_behind(&[bytes], fence)?)
     }
 }
 

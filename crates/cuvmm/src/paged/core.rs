@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::extents::rig::{G, rig};
     use crate::paged::rest::Rest;
-    use crate::paged::{LayerGroup, PagedKv};
+    use crate::paged::{LayerGroup, Layout, PagedKv};
     use crate::pool::{Limit, Pool};
 
     #[test]
@@ -153,5 +153,33 @@ mod tests {
         assert_eq!(kv.stats().unwrap().precommitted, 0);
         assert!(!kv.core.work_ahead());
         assert_eq!(kv.stats().unwrap().precommitted, 2 * G);
+    }
+
+    #[test]
+    fn a_release_of_many_extents_wakes_waiting_requests_once() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let home = rig.busy_stream();
+        let group = LayerGroup::new(4, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 2).group(group);
+        let kv = kv.layout(Layout::LayerMajor).build().unwrap();
+        kv.back(&[0, 1]).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let block = other.block(8 * G).timeout(Duration::from_secs(120));
+                block.allocate().map(drop)
+            });
+            while !other.is_awaited() {
+                thread::yield_now();
+            }
+            let told = other.told();
+            // The work of the home stream keeps the memory from the request.
+            kv.release(&[0, 1]).unwrap();
+            assert_eq!(other.told(), told + 1);
+            rig.finish(&home);
+            waiting.join().unwrap().unwrap();
+        });
     }
 }

@@ -4,6 +4,7 @@
 //! they have one count for the extents at the same place of each. In interleaved layouts there is
 //! one tensor of whole blocks; in layer-major layout there is one for each layer and part.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Tensors with equal bytes a block.
@@ -66,26 +67,23 @@ impl Plane {
 }
 
 impl Planes {
-    pub(super) const fn new(extent: u64) -> Self {
+    /// Returns the extents of tensors, each with its offset, the bytes of a block and all its bytes.
+    pub(super) fn new(extent: u64, tensors: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+        let mut planes = BTreeMap::new();
+        for (base, stride, length) in tensors {
+            let plane = planes.entry(stride).or_insert_with(|| Plane {
+                stride,
+                length,
+                bases: Vec::new(),
+                counts: vec![0; length.div_ceil(extent) as usize],
+            });
+            plane.bases.push(base);
+        }
         Self {
             extent,
-            planes: Vec::new(),
+            planes: planes.into_values().collect(),
             in_use: 0,
         }
-    }
-
-    /// Adds a tensor of `length` bytes at an offset, whose blocks have `stride` bytes.
-    pub(super) fn add(&mut self, base: u64, stride: u64, length: u64) {
-        if let Some(plane) = self.planes.iter_mut().find(|it| it.stride == stride) {
-            plane.bases.push(base);
-            return;
-        }
-        self.planes.push(Plane {
-            stride,
-            length,
-            bases: vec![base],
-            counts: vec![0; length.div_ceil(self.extent) as usize],
-        });
     }
 
     /// The bytes of extents that blocks in use touch.
@@ -190,8 +188,7 @@ mod tests {
     #[test]
     fn an_extent_is_entered_by_the_first_block_that_touches_it_and_emptied_by_the_last() {
         // Blocks of 6 bytes in extents of 4; the last extent has 2 bytes.
-        let mut planes = Planes::new(4);
-        planes.add(100, 6, 18);
+        let mut planes = Planes::new(4, [(100, 6, 18)]);
         let (mut entered, mut emptied) = (Vec::new(), Vec::new());
         planes.enter(0, &mut entered);
         assert_eq!(entered, [100..104, 104..108]);
@@ -213,19 +210,16 @@ mod tests {
 
     #[test]
     fn tensors_with_equal_bytes_are_counted_once() {
-        let mut planes = Planes::new(8);
-        for base in [0, 16, 32] {
-            planes.add(base, 2, 16);
-        }
-        planes.add(48, 1, 8);
+        let tensors = [(0, 2, 16), (16, 2, 16), (48, 1, 8), (32, 2, 16)];
+        let mut planes = Planes::new(8, tensors);
         let mut ranges = Vec::new();
         planes.enter(1, &mut ranges);
-        assert_eq!(ranges, [0..8, 16..24, 32..40, 48..56]);
+        assert_eq!(ranges, [48..56, 0..8, 16..24, 32..40]);
         planes.enter(4, &mut ranges);
         assert_eq!(ranges.split_off(4), [8..16, 24..32, 40..48]);
         assert_eq!(planes.in_use(), 56);
         let columns: Vec<Column> = planes.columns(8).collect();
-        let known = [(24, 1, 0..4), (24, 1, 4..8), (8, 2, 0..8)];
+        let known = [(8, 2, 0..8), (24, 1, 0..4), (24, 1, 4..8)];
         let known = known.map(|(bytes, uses, blocks)| Column {
             bytes,
             uses,

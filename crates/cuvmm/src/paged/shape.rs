@@ -120,26 +120,37 @@ impl LayerGroup {
         (self.layers as u64).saturating_mul(self.parts.len() as u64)
     }
 
-    /// The bytes of a token's row in each part.
-    fn rows(&self) -> Option<Vec<u64>> {
-        self.parts.iter().map(|rows| rows.bytes()).collect()
-    }
-
-    /// The bytes of a block: `None` on overflow.
-    fn block_bytes(&self) -> Option<u64> {
-        let mut layer = 0_u64;
-        for row in self.rows()? {
-            layer = layer.checked_add(row)?;
-        }
-        let token = layer.checked_mul(self.layers.into())?;
+    /// The bytes of a block whose tokens have `row` bytes in each layer: `None` on overflow.
+    fn block_bytes(&self, row: u64) -> Option<u64> {
+        let token = row.checked_mul(self.layers.into())?;
         token.checked_mul(self.tokens.into())
     }
 
     /// The bytes of a block in each tensor of the layer-major layout.
     fn tensors(&self) -> Option<Vec<u64>> {
-        let tokens = |row: u64| row.checked_mul(self.tokens.into());
-        let layer: Option<Vec<u64>> = self.rows()?.into_iter().map(tokens).collect();
+        let tokens = |rows: &Rows| rows.bytes()?.checked_mul(self.tokens.into());
+        let layer: Option<Vec<u64>> = self.parts.iter().map(tokens).collect();
         Some(layer?.repeat(self.layers as usize))
+    }
+}
+
+/// The bytes of a token's rows in one layer of a group.
+#[derive(Clone, Debug)]
+struct LayerRows {
+    /// For each part, the bytes of the rows of the parts before it.
+    before: Vec<u64>,
+    all: u64,
+}
+
+impl LayerRows {
+    /// `None` on overflow.
+    fn of(group: &LayerGroup) -> Option<Self> {
+        let (mut before, mut all) = (Vec::with_capacity(group.parts.len()), 0_u64);
+        for rows in &group.parts {
+            before.push(all);
+            all = all.checked_add(rows.bytes()?)?;
+        }
+        Some(Self { before, all })
     }
 }
 
@@ -159,6 +170,8 @@ pub(super) struct Geometry {
     pub(super) blocks: u32,
     pub(super) layout: Layout,
     groups: Vec<LayerGroup>,
+    /// The rows of each group.
+    rows: Vec<LayerRows>,
     tensors: Vec<Tensor>,
     /// The bytes of a block in all tensors.
     pub(super) block_bytes: u64,
@@ -185,22 +198,27 @@ impl Geometry {
             what: "bytes of all blocks",
             value: u64::MAX,
         };
-        let first = groups.first().and_then(LayerGroup::block_bytes);
-        let block_bytes = first.ok_or_else(overflow)?;
-        for (index, group) in groups.iter().enumerate() {
-            let bytes = group.block_bytes().ok_or_else(overflow)?;
-            if bytes != block_bytes {
-                return Err(PagedKvError::GroupBytes {
-                    group: index,
-                    bytes,
-                    first: block_bytes,
-                });
-            }
+        let rows: Option<Vec<LayerRows>> = groups.iter().map(LayerRows::of).collect();
+        let rows = rows.ok_or_else(overflow)?;
+        let blocks_of = groups.iter().zip(&rows);
+        let blocks_of: Option<Vec<u64>> = blocks_of
+            .map(|(group, rows)| group.block_bytes(rows.all))
+            .collect();
+        let blocks_of = blocks_of.ok_or_else(overflow)?;
+        let block_bytes = blocks_of.first().copied().unwrap_or_default();
+        let differs = |&(_, &bytes): &(usize, &u64)| bytes != block_bytes;
+        if let Some((group, &bytes)) = blocks_of.iter().enumerate().find(differs) {
+            return Err(PagedKvError::GroupBytes {
+                group,
+                bytes,
+                first: block_bytes,
+            });
         }
         let mut geometry = Self {
             blocks,
             layout,
             groups,
+            rows,
             tensors: Vec::new(),
             block_bytes,
             size: 0,
@@ -268,20 +286,17 @@ impl Geometry {
 
     /// Returns the counts of blocks that touch each extent.
     pub(super) fn planes(&self, extent: u64) -> Planes {
-        let mut planes = Planes::new(extent);
-        for tensor in &self.tensors {
-            planes.add(tensor.base, tensor.stride, tensor.length);
-        }
-        planes
+        let tensors = self.tensors.iter();
+        Planes::new(extent, tensors.map(|it| (it.base, it.stride, it.length)))
     }
 
     /// Returns the place of a layer's part; `None` if there is none.
     pub(super) fn place(&self, group: usize, layer: u32, part: usize) -> Option<Place> {
+        let rows = self.rows.get(group)?;
         let group = self.groups.get(group).filter(|it| layer < it.layers)?;
-        let rows = group.rows()?;
-        let (of_part, &row) = (group.parts.get(part)?, rows.get(part)?);
-        let before: u64 = rows.iter().take(part).sum();
-        let (all, tokens) = (rows.iter().sum::<u64>(), u64::from(group.tokens));
+        let (of_part, &before) = (group.parts.get(part)?, rows.before.get(part)?);
+        let (row, all) = (of_part.bytes()?, rows.all);
+        let tokens = u64::from(group.tokens);
         let layers_before = u64::from(layer) * all;
         let (offset, block, token) = match self.layout {
             Layout::BlockMajor => (tokens * (layers_before + before), self.block_bytes, row),
@@ -487,6 +502,13 @@ mod tests {
             assert_eq!(argument(&groups), known);
         }
         geometry(1, Layout::BlockMajor, &[half]).unwrap();
+        // As many parts in one layer, no two of them equal.
+        let parts = (1..=1 << 16).fold(LayerGroup::new(1, 1), |it, head| it.part(1, head, 1));
+        for layout in ALL {
+            let known = geometry(1, layout, std::slice::from_ref(&parts)).unwrap();
+            assert_eq!(known.block_bytes, (1 << 15) * ((1 << 16) + 1));
+            known.planes(2 * G);
+        }
         // Scales of four bytes behind rows of three.
         let odd = LayerGroup::new(1, 1).part(1, 3, 1).part(1, 1, 4);
         assert!(matches!(argument(&[odd]), ArgumentError::Misaligned { .. }));

@@ -216,8 +216,9 @@ impl State {
         self.precommit > 0
     }
 
-    /// Maps memory ahead of use at the first place where it lacks. Returns `false` if it lacks
-    /// nowhere, or no memory is to be had without reclaiming any.
+    /// Maps memory ahead of use at the first place where it lacks. Returns `false` if it lacks at no
+    /// other place, or no memory is to be had without reclaiming any: the mapper does not take the lock
+    /// again then, for which a step of the engine would wait.
     pub(super) fn map_ahead(&mut self) -> Result<bool, BlockError> {
         if !self.rest.is_awake() {
             return Ok(false);
@@ -226,14 +227,18 @@ impl State {
         if let Some(&first) = next.first() {
             self.floor = first;
         }
-        for ranges in self.planes.unused(&next) {
+        let places = self.planes.unused(&next).into_iter();
+        let mut lacking = places.filter_map(|ranges| {
             let bare = ranges.into_iter().filter(|it| self.region.is_bare(it));
             let bare: Vec<Range<u64>> = bare.collect();
-            if !bare.is_empty() {
-                return self.region.map_ahead(&bare);
-            }
-        }
-        Ok(false)
+            (!bare.is_empty()).then_some(bare)
+        });
+        let Some(bare) = lacking.next() else {
+            return Ok(false);
+        };
+        let more = lacking.next().is_some();
+        drop(lacking);
+        Ok(self.region.map_ahead(&bare)? && more)
     }
 
     fn begin(&mut self, number: u32, to: Use) {
@@ -274,7 +279,7 @@ impl State {
             }
         }
         self.backed -= released;
-        self.withdraw(emptied, home);
+        self.withdraw(&emptied, home);
         Ok(())
     }
 
@@ -310,7 +315,7 @@ impl State {
         for &number in numbers {
             self.leave_one(number, &mut emptied);
         }
-        self.withdraw(emptied, home);
+        self.withdraw(&emptied, home);
     }
 
     /// Ends a use of a block. Adds the ranges of extents that have none any more.
@@ -322,15 +327,13 @@ impl State {
 
     /// Withdraws extents without a use behind the work of the home stream and of the recorded
     /// streams, which is queued by now.
-    fn withdraw(&mut self, emptied: Vec<Range<u64>>, home: &Stream) {
+    fn withdraw(&mut self, emptied: &[Range<u64>], home: &Stream) {
         if emptied.is_empty() {
             return;
         }
         let fence = Fence::stream(home.clone());
-        for range in emptied {
-            if let Err(error) = self.region.decommit_behind(range, fence.clone()) {
-                log!(error, %error, "an extent without a block in use stays in its cache");
-            }
+        if let Err(error) = self.region.decommit_behind(emptied, fence) {
+            log!(error, %error, "extents without a block in use stay in their cache");
         }
     }
 

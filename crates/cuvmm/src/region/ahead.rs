@@ -30,9 +30,7 @@ impl Region {
             return Ok(false);
         };
         self.place_lent(&family, &planned, lent)?;
-        for range in ranges {
-            self.hand_over(&family, range, Use::Ahead);
-        }
+        self.hand_over(&family, ranges, Use::Ahead);
         Ok(true)
     }
 

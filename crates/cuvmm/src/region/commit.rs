@@ -22,9 +22,7 @@ struct Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        for range in self.ranges {
-            self.region.note_pending(range);
-        }
+        self.region.note_pending_in(self.ranges);
     }
 }
 
@@ -202,10 +200,10 @@ impl Region {
     ) -> Result<(), BlockError> {
         family.may_grow()?;
         let mut planned: Vec<(u64, u64)> = Vec::new();
+        let is_unclean = self.take_back(family, ranges);
         for range in ranges {
-            self.take_back(family, range);
             // Memory that could not be zeroed.
-            if self.withdrawn_bytes(range) > 0 {
+            if is_unclean && self.withdrawn_bytes(range) > 0 {
                 self.purge_in(range)?;
             }
             self.clear_for(range)?;

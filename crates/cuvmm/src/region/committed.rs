@@ -113,6 +113,12 @@ impl Region {
     /// Updates which extents that overlap a range are pending, after its committed bytes have
     /// changed. In a tenant they are handed to its pool.
     pub(super) fn note_pending(&mut self, range: &Range<u64>) {
+        self.note_pending_in(std::slice::from_ref(range));
+    }
+
+    /// Updates which extents that overlap some ranges are pending, after their committed bytes have
+    /// changed. In a tenant they are handed to its pool, all at once.
+    pub(super) fn note_pending_in(&mut self, ranges: &[Range<u64>]) {
         // Another thread may have held the lock at the fork: a child never gets it.
         if let Some(family) = self
             .supply
@@ -120,9 +126,10 @@ impl Region {
             .filter(|_| !self.space.device().is_forked())
         {
             let family = Arc::clone(family);
-            return self.hand_over(&family, range, Use::Used);
+            return self.hand_over(&family, ranges, Use::Used);
         }
-        for extent in self.space.extents_in(range.start, range.end) {
+        let extents = ranges.iter();
+        for extent in extents.flat_map(|it| self.space.extents_in(it.start, it.end)) {
             match self.committed.overlaps(&(extent.offset..extent.end())) {
                 true => self.pending.remove(extent.offset),
                 false => self.pending.insert(extent.offset, extent.size),
@@ -155,10 +162,11 @@ impl Region {
         withdrawn.map(|(_, size)| size).sum()
     }
 
-    /// Hands the extents of a range without a committed byte to the pool of the region's tenant,
-    /// behind their fences.
-    pub(super) fn hand_over(&mut self, family: &Family, range: &Range<u64>, known: Use) {
-        let extents = self.space.extents_in(range.start, range.end);
+    /// Hands the extents of some ranges without a committed byte to the pool of the region's tenant,
+    /// behind their fences. Requests that wait for memory are woken once.
+    pub(super) fn hand_over(&mut self, family: &Family, ranges: &[Range<u64>], known: Use) {
+        let extents = ranges.iter();
+        let extents = extents.flat_map(|it| self.space.extents_in(it.start, it.end));
         let unused = extents
             .filter(|extent| !self.committed.overlaps(&(extent.offset..extent.end())))
             .map(|extent| extent.offset);

@@ -285,11 +285,11 @@ impl Shared {
         work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Works on the state once no extent that overlaps a range is leaving.
-    fn with_settled<T>(&self, range: &Range<u64>, work: impl FnOnce(&mut State) -> T) -> T {
+    /// Works on the state once no extent that overlaps some ranges is leaving.
+    fn with_settled<T>(&self, ranges: &[Range<u64>], work: impl FnOnce(&mut State) -> T) -> T {
         let _section = Section::enter();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.is_leaving(range) {
+        while ranges.iter().any(|range| state.is_leaving(range)) {
             let waited = self.settled.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
@@ -355,18 +355,18 @@ impl Shared {
         self.with(|state| (state.sums, state.withdrawn.len() as u64))
     }
 
-    /// Takes the withdrawn extents that overlap a range back from the pool. Waits for the end of a
-    /// removal.
-    pub(super) fn take_back(&self, range: &Range<u64>) -> Vec<(Placed, Fence)> {
-        self.with_settled(range, |state| {
-            let here = state
-                .meeting(range)
-                .filter(|(_, one)| one.known != Use::Unclean && !one.lost);
-            let here: Vec<u64> = here.map(|(at, _)| at).collect();
-            let taken = here.into_iter().filter_map(|at| state.remove(at));
-            taken
-                .filter_map(|one| Some((one.placed?, one.fence)))
-                .collect()
+    /// Takes the withdrawn extents that overlap some ranges back from the pool, all under one lock.
+    /// Waits for the end of a removal. Also returns `true` if some extents there are left to the pool.
+    pub(super) fn take_back(&self, ranges: &[Range<u64>]) -> (Vec<(Placed, Fence)>, bool) {
+        self.with_settled(ranges, |state| {
+            let here = ranges.iter().flat_map(|range| state.meeting(range));
+            let here = here.map(|(at, one)| (at, one.known != Use::Unclean && !one.lost));
+            let here: Vec<(u64, bool)> = here.collect();
+            let left = here.iter().any(|&(_, taken)| !taken);
+            let taken = here.into_iter().filter(|&(_, taken)| taken);
+            let taken = taken.filter_map(|(at, _)| state.remove(at));
+            let taken = taken.filter_map(|one| Some((one.placed?, one.fence)));
+            (taken.collect(), left)
         })
     }
 
@@ -376,7 +376,7 @@ impl Shared {
         if self.device.is_forked() {
             return Vec::new();
         }
-        self.with_settled(range, |state| {
+        self.with_settled(std::slice::from_ref(range), |state| {
             let here = state.meeting(range).map(|(_, one)| (one.handle, one.size));
             here.collect()
         })
@@ -578,8 +578,9 @@ mod tests {
         assert_eq!(given.extents[0].last_writer.unwrap().by, 7);
         assert!(shared.with(|state| !state.withdrawn.contains_key(&first)));
         // Taken back and withdrawn again, it is the last.
-        let again = shared.take_back(&(first + 2 * G..first + 3 * G));
-        assert_eq!(again.len(), 1);
+        let range = first + 2 * G..first + 3 * G;
+        let (again, left) = shared.take_back(std::slice::from_ref(&range));
+        assert_eq!((again.len(), left), (1, false));
         assert_eq!(figures(&shared), [3, 1, 1, 2]);
         shared.withdraw(again.into_iter(), Use::Used);
         assert_eq!(give(&shared, G).bytes(), G);
@@ -600,10 +601,9 @@ mod tests {
         let shared = withdrawn(&rig, &[None; 4]);
         let ends = |at: u64| shared.with(|state| *state.withdrawn.keys().nth(at as usize).unwrap());
         let at = [0, 1, 2, 3].map(ends);
-        for at in [at[1], at[2]] {
-            let ahead = shared.take_back(&(at..at + G));
-            shared.withdraw(ahead.into_iter(), Use::Ahead);
-        }
+        let (ahead, left) = shared.take_back(&[at[1]..at[1] + G, at[2]..at[2] + G]);
+        assert_eq!((ahead.len(), left), (2, false));
+        shared.withdraw(ahead.into_iter(), Use::Ahead);
         assert_eq!(
             (shared.sums().0.ahead, figures(&shared)),
             (2 * G, [4, 0, 0, 4])

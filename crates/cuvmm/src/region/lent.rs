@@ -16,14 +16,17 @@ use crate::extents::{Fence, Placed, Unmapped};
 use crate::ledger::InLine;
 
 impl Region {
-    /// Takes the withdrawn extents of a range back from the pool of the region's tenant, except for
-    /// those that could not be zeroed.
-    pub(super) fn take_back(&mut self, family: &Family, range: &Range<u64>) {
-        for (placed, fence) in family.shared.take_back(&self.addresses(range)) {
+    /// Takes the withdrawn extents of ranges back from the pool of the region's tenant, except for
+    /// those that could not be zeroed. Returns `true` if there are some of these.
+    pub(super) fn take_back(&mut self, family: &Family, ranges: &[Range<u64>]) -> bool {
+        let ranges: Vec<Range<u64>> = ranges.iter().map(|it| self.addresses(it)).collect();
+        let (taken, left) = family.shared.take_back(&ranges);
+        for (placed, fence) in taken {
             let offset = placed.address().0 - self.address().0;
             self.withdrawn.insert(offset, fence);
             self.space.adopt(placed);
         }
+        left
     }
 
     /// Makes a change to all mapped memory, withdrawn memory included.
@@ -33,7 +36,7 @@ impl Region {
         };
         let all = 0..self.size();
         if !self.device().is_forked() {
-            self.take_back(&family, &all);
+            self.take_back(&family, std::slice::from_ref(&all));
         }
         let done = change(self);
         self.note_pending(&all);

@@ -29,7 +29,7 @@ impl Region {
     /// [`MemoryError`]; nothing has changed.
     #[doc(alias = "free")]
     pub fn decommit(&mut self, range: Range<u64>) -> Result<(), MemoryError> {
-        self.withdraw(range, |region| Ok(region.fence_of_all()))
+        self.withdraw(&[range], |region| Ok(region.fence_of_all()))
     }
 
     /// Withdraws a range after the work of the streams that used it. The region's own
@@ -50,16 +50,17 @@ impl Region {
         range: Range<u64>,
         streams: &[Stream],
     ) -> Result<(), MemoryError> {
-        self.withdraw(range, |region| region.fence_after(streams))
+        self.withdraw(&[range], |region| region.fence_after(streams))
     }
 
-    /// Withdraws a range after the work of a fence and that which the region has noted.
+    /// Withdraws ranges, which have no extent in common, after the work of a fence and that which the
+    /// region has noted: all or none.
     pub(crate) fn decommit_behind(
         &mut self,
-        range: Range<u64>,
+        ranges: &[Range<u64>],
         fence: Fence,
     ) -> Result<(), MemoryError> {
-        self.withdraw(range, |region| Ok(region.and_noted(fence)))
+        self.withdraw(ranges, |region| Ok(region.and_noted(fence)))
     }
 
     /// Unmaps and releases pending frees whose fences are complete. Never waits. The result says how
@@ -158,24 +159,28 @@ impl Region {
 
     fn withdraw(
         &mut self,
-        range: Range<u64>,
+        ranges: &[Range<u64>],
         fence: impl FnOnce(&Self) -> Result<Fence, ArgumentError>,
     ) -> Result<(), MemoryError> {
-        self.check_committed(&range)?;
-        self.unregistered(&range)?;
+        for range in ranges {
+            self.check_committed(range)?;
+            self.unregistered(range)?;
+        }
         // Until the last registration has ended, another thread may record a stream through it.
         let fence = fence(self)?;
-        self.committed.remove(range.clone());
-        let extents = self.space.extents_in(range.start, range.end);
-        for extent in extents {
-            // Parts of an extent may have been withdrawn after different streams: all must be
-            // complete.
-            self.withdrawn
-                .entry(extent.offset)
-                .or_insert_with(Fence::complete)
-                .merge(fence.clone());
+        for range in ranges {
+            self.committed.remove(range.clone());
+            let extents = self.space.extents_in(range.start, range.end);
+            for extent in extents {
+                // Parts of an extent may have been withdrawn after different streams: all must be
+                // complete.
+                self.withdrawn
+                    .entry(extent.offset)
+                    .or_insert_with(Fence::complete)
+                    .merge(fence.clone());
+            }
         }
-        self.note_pending(&range);
+        self.note_pending_in(ranges);
         Ok(())
     }
 

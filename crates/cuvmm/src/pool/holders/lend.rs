@@ -287,6 +287,12 @@ impl Tenant {
         self.core().is_awaited()
     }
 
+    /// Returns how often waiting requests were told of memory.
+    #[cfg(test)]
+    pub(crate) fn told(&self) -> u64 {
+        self.core().look(|state| state.memory.line.told())
+    }
+
     pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
         self.core().look(|state| state.captured(self.id(), wanted))
     }

@@ -47,7 +47,7 @@ pub(crate) struct Line {
 impl Line {
     /// Returns how often waiting requests were notified that memory became idle. An attempt
     /// releases the lock, and may miss memory that becomes idle meanwhile.
-    const fn told(&self) -> u64 {
+    pub(in crate::pool) const fn told(&self) -> u64 {
         self.told
     }
 

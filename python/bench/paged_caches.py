@@ -71,6 +71,8 @@ class Paged:
         if count > len(self.free):
             return None
         numbers = self.free.popleft_n(count)
+        if self.kv.try_back(numbers):
+            return numbers
         try:
             self.kv.back(numbers)
         except self.error:

@@ -267,6 +267,69 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_an_attempt_without_waiting_calls_no_hook_and_collects_no_garbage(self):
+        case(
+            """
+            cuvmm.configure(limit="16MiB")
+            gc.disable()
+            asked, collected = [], []
+            gc.callbacks.append(lambda phase, info: collected.append(phase))
+            other = make(name="code", on_pressure=lambda kv, missing: asked.append(missing))
+            other.back(range(16))
+            kv = make(name="chat")
+            assert kv.try_back([]) and not kv.try_back([0, 1]) and kv.stats().in_use == 0
+            assert not asked and not collected and not kv.can_allocate(1)
+            fails(cuvmm.OutOfMemoryError, "cannot back 2 blocks", lambda: kv.back([0, 1]))
+            assert asked and collected == ["start", "stop"], (asked, collected)
+            other.release([14, 15])
+            assert kv.can_allocate(2) and kv.try_back([0, 1]) and kv.stats().in_use == 2
+            fails(cuvmm.Error, "block 64", lambda: kv.try_back([64]))
+            cuvmm.sleep("chat")
+            fails(cuvmm.Error, "sleeps", lambda: kv.try_back([0]))
+            kv.close()
+            fails(cuvmm.Error, "closed", lambda: kv.try_back([0]))
+            """
+        )
+
+    def test_a_hint_counts_what_other_processes_have_idle(self):
+        case(
+            """
+            import subprocess, sys, tempfile, textwrap, time
+            with tempfile.TemporaryDirectory() as folder:
+                cuvmm.configure(ledger=folder, ledger_limit="64MiB", tenant="first")
+                kv = make(name="chat", timeout=100.0)
+                other = '''
+            import sys, cuvmm, torch, cuvmm.torch
+            cuvmm.configure(ledger=sys.argv[1], tenant="second")
+            group = cuvmm.torch.LayerGroup.keys_and_values(2, 16, 8, 1024, "float16")
+            kv = cuvmm.torch.paged_kv(64, group, extent="2MiB", pinned=(), name="code")
+            kv.back(range(64))
+            print("has all", flush=True)
+            sys.stdin.readline()
+            kv.release(range(32))
+            torch.cuda.synchronize()
+            print("has half", flush=True)
+            sys.stdin.readline()
+            '''
+                child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(other), folder],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                assert child.stdout.readline() == "has all\\n"
+                assert not kv.can_allocate(1) and not kv.try_back([0])
+                child.stdin.write("\\n")
+                child.stdin.flush()
+                assert child.stdout.readline() == "has half\\n"
+                # The other process finds it idle about once a second.
+                until = time.monotonic() + 100
+                while not kv.can_allocate(32):
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+                assert not kv.can_allocate(33) and not kv.try_back([0])
+                kv.back(range(32))
+                child.communicate("\\n")
+                assert child.returncode == 0
+            """
+        )
+
     def test_a_hook_gives_blocks_up_for_another_process(self):
         case(
             """
@@ -380,13 +443,38 @@ class Paged(unittest.TestCase):
             assert len(asked) == 1
             with cuvmm.torch.pool("chat"):
                 torch.empty(1)
-            fails(cuvmm.Error, "heap", lambda: make(name="torch"))
+            fails(cuvmm.Error, "configure(tenant", lambda: make(name="torch"))
             with cuvmm.torch.pool("sent", shareable=True):
                 pass
             fails(cuvmm.Error, "shareable", lambda: make(name="sent"))
             fails(cuvmm.Error, "not shareable", lambda: cuvmm.torch.pool("code", shareable=True).__enter__())
             """
         )
+
+    def test_a_cache_has_no_name_of_the_process(self):
+        text = "configure(tenant=...)): use another name"
+        for before in ("", "with cuvmm.torch.pool('chat'): tensor = torch.empty(MIB)"):
+            case(
+                f"""
+                cuvmm.configure(tenant="chat")
+                {before}
+                fails(cuvmm.Error, {text!r}, lambda: make(name="chat"))
+                with cuvmm.torch.pool("chat"):
+                    other = torch.empty(MIB)
+                fails(cuvmm.Error, {text!r}, lambda: make(name="chat"))
+                kv = make(name="torch")
+                kv.back([0])
+                with cuvmm.torch.pool("torch"):
+                    third = torch.empty(MIB)
+                # The device's memory has its terms by now.
+                fails(cuvmm.Error, "", lambda: cuvmm.configure(tenant="torch"))
+                assert kv.try_back([1, 2]) and kv.name == "torch"
+                cuvmm.sleep("torch")
+                assert (kv.stats().asleep, cuvmm.stats().sleeping) == (4 * MIB, 5 * MIB), cuvmm.stats()
+                cuvmm.wake("torch")
+                assert kv.stats().in_use == 3 and cuvmm.stats().sleeping == 0
+                """
+            )
 
     def test_a_forked_child_changes_nothing(self):
         case(

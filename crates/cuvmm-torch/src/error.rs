@@ -203,7 +203,10 @@ pub(crate) enum Error {
         "the pool {0:?} is shareable, and a paged cache has memory that is not: use another name"
     )]
     PagedInShareable(String),
-    #[error("a paged cache cannot have the name {0:?}, which is the heap's: use another name")]
+    #[error(
+        "a paged cache cannot have the name {0:?}, which is that of the process's other memory \
+         (cuvmm.configure(tenant=...)): use another name"
+    )]
     PagedInHeap(String),
     #[error("the paged cache has no part {part} of layer {layer} in group {group}")]
     NoPart { group: u32, layer: u32, part: u32 },

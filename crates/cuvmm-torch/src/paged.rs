@@ -18,7 +18,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use serde_json::json;
 
-use self::caches::{Cache, find};
+use self::caches::{Cache, Turn, find};
 use self::pressure::OnPressure;
 use crate::collecting::{self, Collector};
 use crate::edge::{self, guard, status};
@@ -123,8 +123,9 @@ pub unsafe extern "C" fn cuvmm_paged_stats(
 
 /// Backs blocks with memory, all or none. Makes no driver call where the memory is there. If memory is
 /// short, calls functions of [`cuvmm_paged_on_pressure`], gives free memory of the heap back, and waits
-/// for work; then calls `collector`, if it is not null, as
-/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) does. Too little memory is -3.
+/// for work or up to the cache's timeout; then calls `collector`, if it is not null, as
+/// [`cuvmm_collecting_malloc`](crate::cuvmm_collecting_malloc) does, and tries once more without a
+/// timeout. Too little memory is -3.
 ///
 /// # Safety
 /// `numbers` has `count` integers of `width` bytes. The collector unwinds into no caller.
@@ -140,7 +141,28 @@ pub unsafe extern "C" fn cuvmm_paged_back(
         // SAFETY: the caller says so.
         let numbers = unsafe { numbers::read(numbers, count, width) }?;
         let cache = find(token)?;
-        requested(collector, || cache.back(&numbers))
+        requested(collector, |turn| cache.back(&numbers, turn))
+    })
+}
+
+/// Backs blocks like [`cuvmm_paged_back`] if that needs no waiting: with memory that is free or idle in
+/// the process, or charged to no process of the ledger. Calls no function, collects no garbage, and waits
+/// for no work. Returns 1 if the blocks have memory, 0 if memory is short, and a negative number after an
+/// error. No block has changed then.
+///
+/// # Safety
+/// `numbers` has `count` integers of `width` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_try_back(
+    token: u64,
+    numbers: *const c_void,
+    count: usize,
+    width: c_int,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the caller says so.
+        let numbers = unsafe { numbers::read(numbers, count, width) }?;
+        find(token)?.try_back(&numbers)
     })
 }
 
@@ -157,21 +179,35 @@ pub unsafe extern "C" fn cuvmm_paged_reserve(
 ) -> c_int {
     status(|| {
         let cache = find(token)?;
-        requested(collector, || cache.reserve(count))
+        requested(collector, |turn| cache.reserve(count, turn))
     })
 }
 
-/// Makes a request during which functions of the program may be called, and a second one if garbage was
-/// collected after the first.
+/// Makes a request during which functions of the program may be called, and a second one, which does not
+/// wait again, if garbage was collected after the first.
 fn requested(
     collector: Option<Collector>,
-    request: impl Fn() -> Result<(), Error>,
+    request: impl Fn(Turn) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    match edge::calling_back(&request) {
+    match edge::calling_back(|| request(Turn::First)) {
         Err(error) if collector.is_some() && collecting::collects(&error, collector) => {
-            edge::calling_back(request)
+            edge::calling_back(|| request(Turn::AfterCollecting))
         }
         outcome => outcome,
+    }
+}
+
+/// Runs the body of a C function that answers a question. Returns 1 for yes, 0 for no, and a negative
+/// number after an error.
+fn answer(body: impl FnOnce() -> Result<bool, Error>) -> c_int {
+    let mut yes = false;
+    let status = status(|| {
+        yes = body()?;
+        Ok(())
+    });
+    match status {
+        0 => c_int::from(yes),
+        failed => failed,
     }
 }
 
@@ -220,15 +256,7 @@ pub extern "C" fn cuvmm_paged_step_end(token: u64, step: u64) {
 /// A hint: another tenant or process may be faster.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_paged_can_allocate(token: u64, count: u32) -> c_int {
-    let mut can = false;
-    let status = status(|| {
-        can = find(token)?.kv().can_allocate(count)?;
-        Ok(())
-    });
-    match status {
-        0 => c_int::from(can),
-        failed => failed,
-    }
+    answer(|| Ok(find(token)?.kv().can_allocate(count)?))
 }
 
 /// Chooses blocks among `numbers` whose release empties extents of at least `bytes` bytes, or fewer if

@@ -47,6 +47,25 @@ unsafe extern "C" fn notes(_: u64, _: u64) {
     CALLS.fetch_add(1, Ordering::SeqCst);
 }
 
+static COLLECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Collects no garbage.
+unsafe extern "C" fn collects_nothing() {
+    COLLECTIONS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The cache whose blocks are garbage.
+static GARBAGE: AtomicU64 = AtomicU64::new(0);
+
+/// Collects garbage: blocks 0 to 3 of the cache.
+unsafe extern "C" fn collects_blocks() {
+    COLLECTIONS.fetch_add(1, Ordering::SeqCst);
+    let paged = Paged::load();
+    paged
+        .release(GARBAGE.load(Ordering::SeqCst), &[0, 1, 2, 3])
+        .unwrap();
+}
+
 fn calls() -> u64 {
     CALLS.swap(0, Ordering::SeqCst)
 }
@@ -266,7 +285,7 @@ over_the_stand_in! {
             refused(paged.back(token, &[1]), "there is no paged cache");
             refused(paged.release(token, &[1]), "there is no paged cache");
             refused(paged.record(token, null_mut()), "there is no paged cache");
-            assert_eq!(paged.can_allocate(token, 1), -1);
+            assert_eq!((paged.can_allocate(token, 1), paged.try_back(token, &[1])), (-1, -1));
             paged.end_step(token, 1);
             paged.end(token);
         }
@@ -316,6 +335,47 @@ over_the_stand_in! {
         cuda.synchronize(null_mut());
         paged.torch.reset();
         assert_eq!(cuda.physicals_and_mappings(), (0, 0));
+    }
+
+    an_attempt_without_waiting_calls_nothing_and_a_request_waits_once ["CUVMM_TORCH_LIMIT" = "8MiB"] says [] {
+        let (paged, tags) = (Paged::load(), Tags::load());
+        let chat = paged.cache("chat", 64, "").unwrap();
+        paged.back(chat, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        paged.on_pressure(chat, Some(notes));
+        for timeout in ["", r#", "timeout": 0"#] {
+            let code = paged.cache("code", 64, timeout).unwrap();
+            assert_eq!(paged.try_back(code, &[0]), 0);
+            assert_eq!((calls(), paged.figure(code, "in_use")), (0, 0));
+            assert!(paged.back(code, &[0]).is_err());
+            let in_one_turn = calls();
+            assert!(in_one_turn > 0);
+            // The turn after a collection of garbage waits for nothing, and calls no function.
+            let numbers = [0_i32];
+            let back = |collector| {
+                // SAFETY: the slice has this number, and the collectors may be called at any time.
+                unsafe { (paged.back)(code, numbers.as_ptr().cast(), 1, 4, Some(collector)) }
+            };
+            assert_eq!(back(collects_nothing), -3);
+            assert_eq!((calls(), COLLECTIONS.swap(0, Ordering::SeqCst)), (in_one_turn, 1));
+            // SAFETY: it may be called at any time.
+            assert_eq!(unsafe { (paged.reserve)(code, 1, Some(collects_nothing)) }, -3);
+            assert_eq!((calls(), COLLECTIONS.swap(0, Ordering::SeqCst)), (in_one_turn, 1));
+            // It gets what was collected.
+            GARBAGE.store(chat, Ordering::SeqCst);
+            assert_eq!(back(collects_blocks), 0);
+            assert_eq!((calls(), COLLECTIONS.swap(0, Ordering::SeqCst)), (in_one_turn, 1));
+            assert_eq!(paged.try_back(code, &[0, 1]), 1);
+            assert_eq!(paged.figure(code, "in_use"), 2);
+            assert_eq!(paged.try_back(code, &[64]), -1);
+            tags.sleep("[\"code\"]", false).unwrap();
+            assert_eq!(paged.try_back(code, &[2]), -1);
+            assert!(paged.torch.last_error().contains("code"), "{}", paged.torch.last_error());
+            tags.wake("[\"code\"]").unwrap();
+            paged.end(code);
+            paged.back(chat, &[0, 1, 2, 3]).unwrap();
+            calls();
+        }
+        paged.end(chat);
     }
 
     no_function_is_called_where_locks_may_be_held ["CUVMM_TORCH_LIMIT" = "8MiB"] says ["under a tag"] {
@@ -371,7 +431,8 @@ over_the_stand_in! {
             let forked = |it: &Result<(), String>| it.as_ref().is_err_and(|it| it.contains("forked"));
             paged.end_step(cache, step);
             paged.end(cache);
-            i32::from(!refused.iter().all(forked) || paged.can_allocate(cache, 1) != -1)
+            let asked = (paged.can_allocate(cache, 1), paged.try_back(cache, &[2]));
+            i32::from(!refused.iter().all(forked) || asked != (-1, -1))
         });
         assert_eq!(code, 0);
         paged.end_step(cache, step);

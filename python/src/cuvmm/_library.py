@@ -84,6 +84,7 @@ _TYPES: dict[str, tuple[Any, list[Any]]] = {
     "cuvmm_paged_view": (_size, [_number, _u32, _u32, _u32, _text, _size]),
     "cuvmm_paged_stats": (_size, [_number, _text, _size]),
     "cuvmm_paged_back": (_int, [_number, _pointer, _size, _int, _pointer]),
+    "cuvmm_paged_try_back": (_int, [_number, _pointer, _size, _int]),
     "cuvmm_paged_reserve": (_int, [_number, _u32, _pointer]),
     "cuvmm_paged_release": (_int, [_number, _pointer, _size, _int]),
     "cuvmm_paged_step_begin": (_int, [_number, _result]),

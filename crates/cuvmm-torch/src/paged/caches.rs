@@ -29,6 +29,15 @@ pub(crate) struct Cache {
     hook: Mutex<Option<OnPressure>>,
 }
 
+/// A turn of a request for memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It waits as the cache's terms say.
+    First,
+    /// Garbage has been collected after a first turn. It does not wait again.
+    AfterCollecting,
+}
+
 #[derive(Default)]
 struct Steps {
     open: BTreeMap<u64, Step<'static>>,
@@ -178,16 +187,37 @@ impl Cache {
         hook_tenant(self.of, self)
     }
 
-    pub(super) fn back(&self, numbers: &[u32]) -> Result<(), Error> {
-        let request = || self.kv.back(numbers);
-        let backed = repeated(self.of, self.kv.home_stream(), self.waits, request);
-        backed.map_err(|error| self.explained(error))
+    pub(super) fn back(&self, numbers: &[u32], turn: Turn) -> Result<(), Error> {
+        self.request(turn, || match turn {
+            Turn::First => self.kv.back(numbers),
+            Turn::AfterCollecting => self.kv.try_back(numbers),
+        })
     }
 
-    pub(super) fn reserve(&self, count: u32) -> Result<(), Error> {
-        let request = || self.kv.reserve(count);
-        let reserved = repeated(self.of, self.kv.home_stream(), self.waits, request);
-        reserved.map_err(|error| self.explained(error))
+    /// Returns `false` if memory is short.
+    pub(super) fn try_back(&self, numbers: &[u32]) -> Result<bool, Error> {
+        match self.kv.try_back(numbers) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_shortage() => Ok(false),
+            Err(error) => Err(self.explained(error.into())),
+        }
+    }
+
+    pub(super) fn reserve(&self, count: u32, turn: Turn) -> Result<(), Error> {
+        self.request(turn, || match turn {
+            Turn::First => self.kv.reserve(count),
+            Turn::AfterCollecting => self.kv.try_reserve(count),
+        })
+    }
+
+    fn request(
+        &self,
+        turn: Turn,
+        request: impl FnMut() -> Result<(), PagedKvError>,
+    ) -> Result<(), Error> {
+        let waits = self.waits && turn == Turn::First;
+        let done = repeated(self.of, self.kv.home_stream(), waits, request);
+        done.map_err(|error| self.explained(error))
     }
 
     pub(super) fn release(&self, numbers: &[u32]) -> Result<(), Error> {

@@ -14,7 +14,8 @@ pub(crate) struct Paged {
     new: unsafe extern "C" fn(*const c_char, *mut u64) -> c_int,
     end: unsafe extern "C" fn(u64),
     pub(crate) back: unsafe extern "C" fn(u64, *const c_void, usize, c_int, Collector) -> c_int,
-    reserve: unsafe extern "C" fn(u64, u32, Collector) -> c_int,
+    try_back: unsafe extern "C" fn(u64, *const c_void, usize, c_int) -> c_int,
+    pub(crate) reserve: unsafe extern "C" fn(u64, u32, Collector) -> c_int,
     release: unsafe extern "C" fn(u64, *const c_void, usize, c_int) -> c_int,
     begin: unsafe extern "C" fn(u64, *mut u64) -> c_int,
     finish: unsafe extern "C" fn(u64, u64),
@@ -43,6 +44,7 @@ impl Paged {
             new: torch.function("cuvmm_paged_new"),
             end: torch.function("cuvmm_paged_end"),
             back: torch.function("cuvmm_paged_back"),
+            try_back: torch.function("cuvmm_paged_try_back"),
             reserve: torch.function("cuvmm_paged_reserve"),
             release: torch.function("cuvmm_paged_release"),
             begin: torch.function("cuvmm_paged_step_begin"),
@@ -83,6 +85,7 @@ impl Paged {
             assert_eq!((self.new)(c"{}".as_ptr(), std::ptr::null_mut()), -1);
             assert_eq!((self.begin)(token, std::ptr::null_mut()), -1);
             assert_eq!((self.back)(token, std::ptr::null(), 1, 4, None), -1);
+            assert_eq!((self.try_back)(token, std::ptr::null(), 1, 4), -1);
             assert_eq!((self.release)(token, std::ptr::null(), 1, 8), -1);
             assert_eq!((self.purge)(token, std::ptr::null_mut()), 0);
         }
@@ -97,6 +100,11 @@ impl Paged {
     pub(crate) fn back(&self, token: u64, numbers: &[i32]) -> Result<(), String> {
         // SAFETY: the slice has these numbers.
         self.outcome(unsafe { (self.back)(token, numbers.as_ptr().cast(), numbers.len(), 4, None) })
+    }
+
+    pub(crate) fn try_back(&self, token: u64, numbers: &[i32]) -> c_int {
+        // SAFETY: the slice has these numbers.
+        unsafe { (self.try_back)(token, numbers.as_ptr().cast(), numbers.len(), 4) }
     }
 
     pub(crate) fn release(&self, token: u64, numbers: &[i64]) -> Result<(), String> {

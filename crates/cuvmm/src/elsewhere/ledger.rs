@@ -112,6 +112,10 @@ impl Member {
         match *self {}
     }
 
+    pub(crate) const fn left_with_idle(&self) -> u64 {
+        match *self {}
+    }
+
     pub(crate) const fn export(&self, _: Option<u64>, _: u64) -> Option<u64> {
         match *self {}
     }

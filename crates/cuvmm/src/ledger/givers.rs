@@ -3,7 +3,9 @@
 
 use std::sync::{PoisonError, Weak};
 
+use super::charge::Count;
 use super::control::{Change, PoolReport};
+use super::layout::Layout;
 use crate::sync::thread::{self, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -147,10 +149,32 @@ pub(super) struct Offer {
     /// The charge above the guarantee.
     pub(super) above: u64,
     pub(super) priority: i64,
+    /// The memory that it could release without waiting, as it last found: the part above the
+    /// guarantee.
     pub(super) idle: u64,
 }
 
 impl Offer {
+    /// Returns the offer of the process of a slot, if it is charged.
+    pub(super) fn of(layout: &Layout, index: usize) -> Option<Self> {
+        // The charges lie together, and each slot has cache lines of its own: while a request waits,
+        // all members read offers again and again.
+        let charged = Count::of(layout.charges.get(index)?.load()).charged();
+        let slot = layout.slots.get(index).filter(|_| charged > 0)?;
+        let above = charged.saturating_sub(slot.guarantee.load());
+        Some(Self {
+            index,
+            above,
+            priority: slot.priority.load().cast_signed(),
+            idle: slot.idle.load().min(above),
+        })
+    }
+
+    /// Returns the offers of all processes.
+    pub(super) fn all(layout: &Layout) -> impl Iterator<Item = Self> {
+        (0..layout.charges.len()).filter_map(|index| Self::of(layout, index))
+    }
+
     /// Returns the key of the order in which processes release: first the process furthest above
     /// its guarantee, then the lower priority.
     pub(super) const fn order(&self) -> (std::cmp::Reverse<u64>, i64, usize) {

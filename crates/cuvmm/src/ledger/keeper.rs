@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::appeal::Appeals;
-use super::charge::Count;
 use super::clock;
 use super::control::Commands;
 use super::dead;
@@ -179,24 +178,7 @@ fn give(member: &Member, unmet: &Unmet) -> Vec<Offer> {
     let _giving = member.giving();
     let layout = member.file().layout();
     publish_idle(member);
-    // The charges lie together, and each slot has cache lines of its own: while a request waits,
-    // all members come here again and again.
-    let offer = |(index, charge): (usize, &Word)| {
-        let charged = Count::of(charge.load()).charged();
-        let slot = &layout.slots[index];
-        (charged > 0).then(|| Offer {
-            index,
-            above: charged.saturating_sub(slot.guarantee.load()),
-            priority: slot.priority.load().cast_signed(),
-            idle: slot.idle.load(),
-        })
-    };
-    let offers: Vec<Offer> = layout
-        .charges
-        .iter()
-        .enumerate()
-        .filter_map(offer)
-        .collect();
+    let offers: Vec<Offer> = Offer::all(layout).collect();
     let mine = match unmet.rounds > 0 {
         true => offers
             .iter()

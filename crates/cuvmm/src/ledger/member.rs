@@ -19,7 +19,7 @@ use super::clock;
 use super::control::Served;
 use super::file::{LedgerFile, Terms};
 use super::foreign::Foreign;
-use super::givers::Givers;
+use super::givers::{Givers, Offer};
 use super::joining::{self, Wishes};
 use super::layout::{SLOTS, Slot};
 use super::passing::{self, Older};
@@ -270,14 +270,32 @@ impl Member {
         self.foreign.expire();
     }
 
+    /// Returns the bytes that this process's pools could be granted beyond what they need.
     pub(crate) fn left(&self) -> u64 {
+        self.left_with(|_| 0)
+    }
+
+    /// Returns the bytes that this process's pools could be granted beyond what they need if other
+    /// processes released what they last found idle above their guarantees, about once a second. An
+    /// older request of another process has that first: while one waits, it does not count.
+    pub(crate) fn left_with_idle(&self) -> u64 {
+        self.left_with(|older| {
+            let offers = Offer::all(self.file.layout());
+            let others = offers.filter(|it| it.index != self.index && older.is_empty());
+            others.map(|offer| offer.idle).sum()
+        })
+    }
+
+    /// Returns what is [left](Self::left) once other processes have released granules, which `comes`
+    /// counts from the older requests of other processes.
+    fn left_with(&self, comes: impl FnOnce(&[Older]) -> u64) -> u64 {
         if self.own_process().is_err() {
             return 0;
         }
         let account = self.account();
         let (layout, limit) = (self.file.layout(), self.limit_now());
         let older = self.older(None);
-        let left = self.uncharged();
+        let left = self.uncharged_after(comes(&older));
         let left = left.saturating_sub(passing::owed_to(layout, &older, limit));
         let left = left.min(passing::left_behind(layout, &older, limit));
         let charged = self.count().charged().saturating_add(left);
@@ -287,9 +305,16 @@ impl Member {
 
     /// Returns the granules that no process is charged, within this process's own limit.
     fn uncharged(&self) -> u64 {
+        self.uncharged_after(0)
+    }
+
+    /// Returns the granules that are [uncharged](Self::uncharged) once other processes have released
+    /// some.
+    fn uncharged_after(&self, released: u64) -> u64 {
         let charges = self.file.layout().charges.iter();
-        let charged = charges.map(|it| Count::of(it.load()).total()).sum();
+        let charged: u64 = charges.map(|it| Count::of(it.load()).total()).sum();
         let own = self.slot().limit.load();
+        let charged = charged.saturating_sub(released);
         let left = self.limit_now().saturating_sub(charged);
         left.min(own.saturating_sub(self.count().charged()))
     }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::charge::Count;
 use super::givers::Offer;
 use super::layout::{Layout, Slot};
 use super::seen::Seen;
@@ -39,25 +38,14 @@ pub struct HolderStats {
 
 /// Returns the reasons of all live processes that wait, by slot.
 pub(super) fn all(layout: &Layout, alive: &[usize], seen: &mut Seen) -> BTreeMap<usize, WaitStats> {
-    let slots = alive.iter().filter_map(|&index| {
-        let charge = layout.charges.get(index)?;
-        Some((index, layout.slots.get(index)?, Count::of(charge.load())))
-    });
-    let slots: Vec<_> = slots.collect();
     let mut ticket = |index| seen.waiting_ticket(layout, index);
-    let waiting = slots.iter();
-    let waiting = waiting.map(|(index, slot, _)| (ticket(*index), *index, *slot));
+    let waiting = alive.iter();
+    let waiting =
+        waiting.filter_map(|&index| Some((ticket(index), index, layout.slots.get(index)?)));
     let mut waiting: Vec<(u64, usize, &Slot)> = waiting.filter(|it| it.0 != 0).collect();
     waiting.sort_by_key(|&(ticket, index, _)| (ticket, index));
-    let offers = slots.iter().map(|(index, slot, count)| {
-        let above = count.charged().saturating_sub(slot.guarantee.load());
-        Offer {
-            index: *index,
-            above,
-            priority: slot.priority.load().cast_signed(),
-            idle: slot.idle.load().min(above),
-        }
-    });
+    let offers = alive.iter();
+    let offers = offers.filter_map(|&index| Offer::of(layout, index));
     let mut offers: Vec<Offer> = offers.filter(|offer| offer.above > 0).collect();
     offers.sort_by_key(Offer::order);
     let bytes = |granules: u64| granules.saturating_mul(layout.header.granule.load());

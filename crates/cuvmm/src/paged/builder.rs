@@ -9,7 +9,7 @@ use super::shape::{Geometry, LayerGroup, Layout};
 use super::state::{State, Use};
 use crate::error::{ArgumentError, PagedKvError};
 use crate::own::Stream;
-use crate::pool::Tenant;
+use crate::pool::{Tenant, Wait};
 
 /// The default bytes of an extent: 16 MiB. It takes a mapping for eight granules, and comes back
 /// when its last block is released.
@@ -169,7 +169,7 @@ impl<'a> PagedKvBuilder<'a> {
             extent,
             timeout,
         };
-        kv.back_as(&pinned, Use::Pinned)?;
+        kv.back_as(&pinned, Use::Pinned, Wait::of(timeout))?;
         Ok(kv)
     }
 }

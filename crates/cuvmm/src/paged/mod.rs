@@ -164,24 +164,23 @@ impl PagedKv {
     /// figures. No block has changed then.
     #[doc(alias("map", "alloc"))]
     pub fn back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
-        self.back_as(numbers, Use::Backed)
+        self.back_as(numbers, Use::Backed, Wait::of(self.timeout))
     }
 
-    /// Backs blocks like [`back`](Self::back), without waiting or calling hooks.
+    /// Backs blocks like [`back`](Self::back), without waiting or calling hooks: with memory that is
+    /// free, idle in the pool, or charged to no process of a ledger.
     ///
     /// # Errors
-    /// Those of [`back`](Self::back).
+    /// Those of [`back`](Self::back). [`is_shortage`](PagedKvError::is_shortage) tells whether another
+    /// attempt may succeed.
     pub fn try_back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
-        let attempt = |state: &mut State, place| state.attempt(numbers, Use::Backed, place);
-        let missing = |state: &State| state.missing(numbers);
-        let backed = self.request(Wait::Never, missing, attempt);
-        backed.map_err(|cause| refused(numbers.len(), cause))
+        self.back_as(numbers, Use::Backed, Wait::Never)
     }
 
-    fn back_as(&self, numbers: &[u32], to: Use) -> Result<(), PagedKvError> {
+    fn back_as(&self, numbers: &[u32], to: Use, wait: Wait) -> Result<(), PagedKvError> {
         let attempt = |state: &mut State, place| state.attempt(numbers, to, place);
         let missing = |state: &State| state.missing(numbers);
-        let backed = self.request(Wait::of(self.timeout), missing, attempt);
+        let backed = self.request(wait, missing, attempt);
         backed.map_err(|cause| refused(numbers.len(), cause))
     }
 
@@ -228,33 +227,49 @@ impl PagedKv {
     /// figures. The reserve is then as before.
     #[doc(alias("precommit", "admission"))]
     pub fn reserve(&self, count: u32) -> Result<(), PagedKvError> {
+        self.reserve_as(count, Wait::of(self.timeout))
+    }
+
+    /// Reserves memory like [`reserve`](Self::reserve), without waiting or calling hooks.
+    ///
+    /// # Errors
+    /// Those of [`reserve`](Self::reserve).
+    pub fn try_reserve(&self, count: u32) -> Result<(), PagedKvError> {
+        self.reserve_as(count, Wait::Never)
+    }
+
+    fn reserve_as(&self, count: u32, wait: Wait) -> Result<(), PagedKvError> {
         let attempt = |state: &mut State, place| state.reserve(count, &self.core.home, place);
         let missing = |state: &State| state.missing(&state.lowest(count));
-        let reserved = self.request(Wait::of(self.timeout), missing, attempt);
+        let reserved = self.request(wait, missing, attempt);
         reserved.map_err(|cause| refused(count as usize, cause))
     }
 
-    /// Returns `true` if `count` more blocks, the lowest that are not in use, can have memory now:
-    /// a hint, since another tenant or process may be faster. Returns `false` while the cache sleeps. The only driver calls are those of
-    /// [`Tenant::headroom`].
+    /// Returns `true` if `count` more blocks, the lowest that are not in use, can have memory now: a
+    /// hint, since another tenant or process may be faster. `false` while the cache sleeps.
+    ///
+    /// It counts memory whose work is complete and that [`back`](Self::back) gets without calling a
+    /// hook: free memory, what the tenant and others of the pool have idle, memory that is charged to
+    /// no process of the ledger, and what other processes last found idle, about once a second. Of
+    /// others it counts only what is above their guarantees. [`try_back`](Self::try_back) does not get
+    /// the part of other processes, for which `back` waits. While an older request of another process
+    /// waits, that part does not count.
+    ///
+    /// The only driver calls are those of [`Tenant::headroom`].
     ///
     /// # Errors
     /// [`PagedKvError`] in a forked child.
     #[doc(alias = "admission")]
     pub fn can_allocate(&self, count: u32) -> Result<bool, PagedKvError> {
-        let (found, missing) = {
+        let missing = {
             let state = self.lock()?;
-            if !state.rest.is_awake() {
+            let lowest = state.lowest(count);
+            if !state.rest.is_awake() || lowest.len() < count as usize {
                 return Ok(false);
             }
-            let lowest = state.lowest(count);
-            (lowest.len(), state.missing(&lowest))
+            state.missing(&lowest)
         };
-        let room = || {
-            let tenant = &self.core.tenant;
-            tenant.headroom().map(|room| room.taking_back.max(room.now))
-        };
-        Ok(found == count as usize && (missing == 0 || missing <= room()?))
+        Ok(missing == 0 || missing <= self.core.tenant.room_in_ledger()?)
     }
 
     /// Records that kernels on another stream use blocks, now and later: memory waits for the work of

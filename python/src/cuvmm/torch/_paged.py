@@ -255,7 +255,8 @@ class PagedKv:
         numbers: whole numbers, as a list, an array of NumPy, or a tensor in host memory; fastest as int32 or int64.
 
         Makes no driver call where the memory is there. If memory is short, the hooks of caches are called, what is
-        free elsewhere is taken, and garbage is collected once.
+        free elsewhere is taken, and the timeout is waited for; then garbage is collected, and a last attempt made
+        that does not wait. A scheduler's loop calls `try_back`, which does none of this.
 
         >>> kv.back(free.popleft_n(4))  # doctest: +SKIP
 
@@ -265,6 +266,25 @@ class PagedKv:
         library = _library.get()
         library.end_calls_at_exit()
         library.check(library.paged_back(self._token(), *packed(numbers), _library.COLLECT))
+
+    def try_back(self, numbers: Any) -> bool:
+        """Backs blocks like `back` if that needs no waiting. Returns False, with nothing changed, if memory is short.
+
+        numbers: as for `back`.
+
+        Takes memory that is free, that this process has idle, and that no process of the ledger has. Calls no hook,
+        collects no garbage, and waits neither for work nor for other processes: what those have idle comes to `back`
+        only. A scheduler tries this for each request, and runs the others meanwhile.
+
+        >>> if not kv.try_back(numbers):  # doctest: +SKIP
+        ...     free.append_n(numbers)  # the request waits for its turn
+
+        Raises `cuvmm.Error` if a block does not exist or the cache sleeps.
+        """
+        library = _library.get()
+        found = library.paged_try_back(self._token(), *packed(numbers))
+        library.check(found)
+        return bool(found)
 
     def release(self, numbers: Any) -> None:
         """Gives blocks up, all or none. Memory that no block in use touches any more can be taken by others, behind the
@@ -305,7 +325,12 @@ class PagedKv:
         library.check(library.paged_reserve(self._token(), _count("count", count), _library.COLLECT))
 
     def can_allocate(self, count: int) -> bool:
-        """Returns True if `count` more blocks can have memory now. A hint: others may be faster. False while asleep."""
+        """Returns True if `count` more blocks can have memory now: a hint, since others may be faster.
+
+        It counts memory that `back` gets without calling a hook: what is free, what this process has idle, what no
+        process of the ledger has, and what other processes last found idle above their guarantees, about once a
+        second. `try_back` does not get the last part. False while the cache sleeps.
+        """
         library = _library.get()
         found = library.paged_can_allocate(self._token(), _count("count", count))
         library.check(found)

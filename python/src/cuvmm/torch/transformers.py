@@ -43,6 +43,8 @@ _originals = {
 }
 #: The seconds between two looks for memory that other models have.
 _PAUSE = 0.01
+#: Of the requests that find too little memory in a row, each of this number asks others for theirs.
+_ASKS = 32
 
 
 class _Options(NamedTuple):
@@ -66,19 +68,28 @@ class _Free:
     def __len__(self) -> int:
         return len(self._numbers) + len(self._ready)
 
-    def back(self, count: int) -> None:
-        """Backs the next `count` blocks. Raises `cuvmm.OutOfMemoryError` with nothing changed."""
+    def back(self, count: int, asks: bool = True) -> bool:
+        """Backs the next `count` blocks. Returns False, with nothing changed, if memory is short.
+
+        asks: others are asked for memory, and may be waited for.
+        """
         # A hook that is called meanwhile gives further numbers back.
         numbers = self._numbers.popleft_n(max(0, count - len(self._ready)))
+        backed = False
         try:
-            self._kv.back(numbers)
-        except BaseException:
-            self._numbers.append_n(numbers)
-            raise
-        self._ready.extend(numbers)
+            backed = self._kv.try_back(numbers)
+            if asks and not backed:
+                self._kv.back(numbers)
+                backed = True
+        except OutOfMemoryError:
+            pass
+        finally:
+            (self._ready.extend if backed else self._numbers.append_n)(numbers)
+        return backed
 
     def popleft(self) -> int:
-        self.back(1)
+        if not self.back(1):
+            raise OutOfMemoryError("there is no memory for a block of the paged cache")
         return self._ready.popleft()
 
     def append(self, number: int) -> None:
@@ -101,6 +112,8 @@ class _BlockManager(_cache_manager.BlockManager):
         self._kv = kv
         # How many blocks could have memory when it was short last, if it was not found since.
         self._left: int | None = None
+        # The requests that found too little memory since one found enough.
+        self._refused = 0
         #: Held while blocks change hands. A hook of another thread evicts nothing meanwhile.
         self.turn = threading.RLock()
 
@@ -114,13 +127,11 @@ class _BlockManager(_cache_manager.BlockManager):
         """Backs the blocks that are given out next. Returns False if there are too few, or memory is short."""
         if not self.has_enough_free_blocks(count):
             return False
-        try:
-            self._uninit_block_ids.back(count)
-        except OutOfMemoryError:
-            self._left = self._can_have(count)
-            return False
-        self._left = None
-        return True
+        # Others are waited for, and garbage is collected: that is too much for each step of a scheduler.
+        backed = self._uninit_block_ids.back(count, asks=self._refused % _ASKS == 0)
+        self._refused = 0 if backed else self._refused + 1
+        self._left = None if backed else self._can_have(count)
+        return backed
 
     def _can_have(self, count: int) -> int:
         """Returns how many of `count` blocks, one at least too many, can have memory."""

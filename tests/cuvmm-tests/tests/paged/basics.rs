@@ -2,9 +2,10 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use crate::common::books::books;
-use crate::common::{D0, G, Rig, limited, model, nothing_left, pool};
+use crate::common::{D0, G, Rig, limited, model, nothing_left, pool, until};
 use crate::on_both;
 use crate::scene::{LAYOUTS, builder, extents_under, rows, stamp};
 use cuvmm::driver::Driver;
@@ -301,6 +302,36 @@ fn what_is_reserved_is_charged_in_the_ledger() {
     let lowest: Vec<u32> = (0..8).collect();
     kv.try_back(&lowest).unwrap();
     assert_eq!(ledger.stats().processes[0].obtained, 6 * G);
+}
+
+#[test]
+fn the_hint_counts_what_other_processes_have_idle_above_their_guarantees() {
+    let rig = model();
+    let directory = tempfile::tempdir().unwrap();
+    let joined = |name: &str, guarantee: u64| {
+        let ledger = Ledger::builder(&rig.device, directory.path()).limit(16 * G);
+        let ledger = ledger.name(name).guarantee(guarantee).open().unwrap();
+        let pool = limited(&rig, 16).ledger(&ledger).build().unwrap();
+        (pool.tenant(name).register().unwrap(), pool, ledger)
+    };
+    let (theirs, ..) = joined("theirs", 4 * G);
+    let (ours, pool, _ledger) = joined("ours", 0);
+    let home = Stream::new(&rig.device).unwrap();
+    // Extents of two granules, under 16 blocks of three quarters.
+    let kv = builder(&ours, &home, 64, Layout::BlockMajor);
+    let kv = kv.timeout(Duration::from_secs(120)).build().unwrap();
+    let held = theirs.allocate(16 * G).unwrap();
+    assert!(!kv.can_allocate(1).unwrap());
+    drop(held);
+    until(&pool, "the other process says what it has idle", || {
+        kv.can_allocate(16).unwrap()
+    });
+    assert!(!kv.can_allocate(17).unwrap());
+    let numbers: Vec<u32> = (0..16).collect();
+    let refused = kv.try_back(&numbers).unwrap_err();
+    assert!(refused.is_shortage(), "{refused}");
+    kv.back(&numbers).unwrap();
+    assert!(!kv.can_allocate(1).unwrap());
 }
 
 #[test]

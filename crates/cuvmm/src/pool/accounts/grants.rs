@@ -10,6 +10,7 @@
 use super::budget::TenantId;
 use crate::error::{LedgerShortage, PoolError, ShareError};
 use crate::extents::Extent;
+use crate::ledger::Member;
 #[cfg(target_os = "linux")]
 use crate::ledger::OpenOffer;
 use crate::own::Physical;
@@ -169,8 +170,19 @@ impl Locked<'_> {
     }
 
     pub(in crate::pool) fn left_in_ledger(&self) -> u64 {
+        self.could_be_granted(Member::left)
+    }
+
+    /// Returns the bytes that are left in the ledger once other processes have released what they last
+    /// found idle above their guarantees.
+    pub(in crate::pool) fn left_with_idle_in_ledger(&self) -> u64 {
+        self.could_be_granted(Member::left_with_idle)
+    }
+
+    /// Returns the bytes that the ledger could grant within the pool's limit, as `left` reads them.
+    fn could_be_granted(&self, left: impl FnOnce(&Member) -> u64) -> u64 {
         let joined = self.core().ledger.get();
-        let left = joined.map_or(0, |joined| joined.member.left());
+        let left = joined.map_or(0, |joined| left(&joined.member));
         left.min(self.memory.budget.ungranted())
     }
 }

@@ -112,6 +112,19 @@ impl Tenant {
         idle
     }
 
+    /// Returns the bytes that the tenant can get when other tenants give what they have idle above
+    /// their guarantees, and other processes of the ledger what they last found idle above theirs. The
+    /// driver calls are those of [`headroom`](Self::headroom).
+    pub(crate) fn room_in_ledger(&self) -> Result<u64, CallError> {
+        let (core, id) = (self.core(), self.id());
+        core.device.own_process()?;
+        let mut state = core.lock();
+        let (own, others) = state.reach(id);
+        let left = state.left_with_idle_in_ledger();
+        let budget = &state.memory.budget;
+        Ok(budget.available_after(id, own.gained(), others.gained(), left))
+    }
+
     /// Visits the memory under groups of this tenant's blocks, each with the number of bytes of
     /// each block to count. Calls `see` for each block with the index of its group, and returns the
     /// memory that all blocks have in common. Releases the lock between groups.

@@ -1,8 +1,9 @@
 """Paged caches, over the stand-in for libcuda."""
 
+import os
 import unittest
 
-from support import needs_stand_in, run
+from support import HERE, needs_stand_in, run
 
 #: A cache of blocks of 1 MiB in extents of 2 MiB.
 MAKE = """
@@ -329,6 +330,35 @@ class Paged(unittest.TestCase):
                 assert child.returncode == 0
             """
         )
+
+    def test_two_servers_share_memory_under_a_ledger(self):
+        out = case(
+            """
+            import os, re, signal, subprocess, sys, tempfile
+            def start(name):
+                options = ["--ledger", folder, "--limit", "192MiB", "--extent", "2MiB", "--blocks", "256", "--pause", "0"]
+                command = [sys.executable, os.environ["SERVER"], name, *options]
+                return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            with tempfile.TemporaryDirectory() as folder:
+                servers = [start("chat"), start("code")]
+                for server in servers:
+                    while not int(re.search(r"(\\d+) ended", server.stdout.readline())[1]):
+                        pass
+                if command := os.environ.get("CUVMM_COMMAND"):
+                    top = subprocess.run([command, "top", "--json", "--ledger", folder], capture_output=True, check=True)
+                    (ledger,) = json.loads(top.stdout)["ledgers"]
+                    names = {it["name"]: {tenant["name"] for tenant in it["report"]["pools"][0]["tenants"]}
+                             for it in ledger["processes"]}
+                    assert names == {"chat": {"chat", "kv"}, "code": {"code", "kv"}}, names
+                for server in servers:
+                    server.send_signal(signal.SIGINT)
+                for server in servers:
+                    last = server.communicate()[0].splitlines()[-1]
+                    assert server.returncode == 0 and " 0 blocks in use, 0 of them prefixes" in last, last
+            """,
+            SERVER=os.path.join(os.path.dirname(HERE), "examples", "paged_server.py"),
+        )
+        self.assertEqual(out, "")
 
     def test_a_hook_gives_blocks_up_for_another_process(self):
         case(

@@ -54,6 +54,9 @@ mod memory_pool;
 #[path = "../examples/numa_spill.rs"]
 mod numa_spill;
 
+#[path = "../examples/paged_server.rs"]
+mod paged_server;
+
 #[path = "../examples/ring_buffer.rs"]
 mod ring_buffer;
 
@@ -178,6 +181,11 @@ fn a_plan_says_what_it_takes() {
 #[test]
 fn what_does_not_fit_the_device_spills() {
     numa_spill::main().unwrap();
+}
+
+#[test]
+fn two_servers_take_memory_from_each_others_prefixes() {
+    paged_server::main().unwrap();
 }
 
 #[test]

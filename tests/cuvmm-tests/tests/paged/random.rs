@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::books::{books, figures};
-use crate::common::{D0, G, Rig, cases, host, limited, model, only_counted_left};
+use crate::common::{D0, G, Rig, cases, host, limited, manner, model, only_counted_left};
 use crate::scene::{LAYOUTS, builder, extents_under, stamp, stamps};
 use crate::sleep::{is_asleep, is_busy, store};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::{Backing, Machine, Manner};
 use cuvmm::driver::{CUresult, Driver};
-use cuvmm::error::SleepError;
+use cuvmm::error::{PagedKvError, SleepError};
 use cuvmm::paged::{Evictions, Layout, Step};
 use cuvmm::sleep::{PreparedSleep, PreparedWake};
 use cuvmm::{Block, Contents, HostStore, Mapper, PagedKv, Pool, Stream, Tenant};
@@ -54,13 +54,16 @@ enum Rest {
 struct World<'a, B: Backing> {
     rig: &'a Rig<B>,
     kv: &'a PagedKv,
-    home: &'a Stream,
+    /// The home stream and a recorded one.
+    streams: &'a [Stream; 2],
+    /// The stream of the engine's kernels.
+    on: usize,
     other: &'a Tenant,
     store: &'a HostStore,
     rest: Rest,
     /// The contents of the last sleep were kept.
     keeps: bool,
-    /// Work of the home stream may be held.
+    /// Work of the streams may be held.
     held: bool,
     blocks: Vec<Block>,
     steps: Vec<(u64, Step<'a>)>,
@@ -71,7 +74,7 @@ struct World<'a, B: Backing> {
     mapped: bool,
 }
 
-impl<B: Backing + 'static> World<'_, B>
+impl<'a, B: Backing + 'static> World<'a, B>
 where
     Machine<B>: Driver,
 {
@@ -82,14 +85,48 @@ where
 
     fn back(&mut self) {
         let numbers = self.numbers();
+        let waits = self.random.bool();
+        let fails = self.fails();
+        let (kv, reserved) = (self.kv, self.kv.stats().unwrap().reserved);
+        let backed = self.faulty(fails, || match waits {
+            // Without a timeout and hooks.
+            true => kv.back(&numbers),
+            false => kv.try_back(&numbers),
+        });
+        self.was_backed(&numbers, reserved, backed);
+    }
+
+    /// The hint is right while nothing else changes memory, and names the lowest blocks.
+    fn back_lowest(&mut self) {
+        let count = self.random.u32(0..8);
+        let unused = (0..BLOCKS).filter(|it| *it != PINNED && !self.known.used.contains_key(it));
+        let lowest: Vec<u32> = unused.take(count as usize).collect();
+        let reserved = self.kv.stats().unwrap().reserved;
+        let can = self.kv.can_allocate(count).unwrap();
+        let backed = match lowest.len() == count as usize {
+            true => self.kv.try_back(&lowest),
+            false => return assert!(!can),
+        };
+        // A hostile driver may answer the same question in two ways.
+        let is_exact = !self.mapped && manner() != Manner::Hostile;
+        assert!(!is_exact || can == backed.is_ok(), "{can}: {backed:?}");
+        self.was_backed(&lowest, reserved, (backed, false));
+    }
+
+    /// Checks the outcome of a `back` and which of its driver calls failed, and writes to the blocks.
+    fn was_backed(
+        &mut self,
+        numbers: &[u32],
+        reserved: u32,
+        (backed, failed): (Result<(), PagedKvError>, bool),
+    ) {
         let new: BTreeSet<u32> = numbers.iter().copied().collect();
         let new = new
             .into_iter()
             .filter(|it| !self.known.used.contains_key(it));
         let new: Vec<u32> = new.collect();
-        let reserved = self.kv.stats().unwrap().reserved;
-        if let Err(error) = self.kv.try_back(&numbers) {
-            assert!(error.is_out_of_memory(), "{error}");
+        if let Err(error) = backed {
+            assert!(failed || error.is_out_of_memory(), "{error}");
             assert_eq!(self.kv.stats().unwrap().reserved, reserved);
             return;
         }
@@ -106,16 +143,80 @@ where
                     "block {number}: {found:?}, not {last}"
                 );
             }
-            stamp(self.rig, self.home, self.kv, number, byte);
+            stamp(self.rig, self.stream(), self.kv, number, byte);
             self.known.used.insert(number, byte);
             self.known.last.insert(number, byte);
         }
     }
 
+    const fn stream(&self) -> &'a Stream {
+        &self.streams[self.on]
+    }
+
     fn settle(&mut self) {
         self.held = false;
-        self.rig.machine.release_stream(D0, self.home.as_raw());
-        self.home.synchronize().unwrap();
+        for stream in self.streams {
+            self.rig.machine.release_stream(D0, stream.as_raw());
+            stream.synchronize().unwrap();
+        }
+    }
+
+    /// The engine goes on with its other stream, whose use it records. It orders their work.
+    fn switch(&mut self) {
+        self.settle();
+        self.on = 1 - self.on;
+        self.kv.record_use(self.stream()).unwrap();
+    }
+
+    /// Writes a block in use by the host and reads it, or is refused.
+    fn copy(&mut self) {
+        self.settle();
+        let (number, byte) = (self.random.u32(0..BLOCKS), self.random.u8(1..200));
+        let length = (self.kv.block_bytes() / 4) as usize;
+        let used = self.known.used.contains_key(&number);
+        for (layer, part) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let (written, mut read) = (vec![byte; length], vec![0; length]);
+            let place = (0, layer, part);
+            let outcome = self.kv.write(number, place, &written);
+            assert_eq!(outcome.is_ok(), used || number == PINNED, "{outcome:?}");
+            assert_eq!(
+                self.kv.read(number, place, &mut read).is_ok(),
+                outcome.is_ok()
+            );
+            assert!(outcome.is_err() || !self.rig.keeps_bytes() || read == written);
+        }
+        if used {
+            self.known.used.insert(number, byte);
+            self.known.last.insert(number, byte);
+        }
+    }
+
+    fn reserve(&mut self) {
+        let (count, waits, fails) = (self.random.u32(0..8), self.random.bool(), self.fails());
+        let kv = self.kv;
+        let (reserved, failed) = self.faulty(fails, || match waits {
+            true => kv.reserve(count),
+            false => kv.try_reserve(count),
+        });
+        match reserved {
+            Ok(()) => self.known.reserved = count,
+            Err(error) => {
+                let refused = matches!(error, PagedKvError::Argument(_));
+                assert!(failed || error.is_out_of_memory() || refused, "{error}");
+            }
+        }
+    }
+
+    fn purge(&mut self) {
+        let fails = self.fails();
+        let (purged, failed) = self.faulty(fails, || self.kv.purge());
+        assert!(failed || purged.is_ok(), "{purged:?}");
+    }
+
+    /// Chooses the driver call that fails in an operation, seldom one.
+    fn fails(&mut self) -> Option<u64> {
+        let fails = !self.mapped && self.random.u8(0..6) == 0;
+        fails.then(|| self.random.u64(1..8))
     }
 
     fn release(&mut self) {
@@ -160,7 +261,7 @@ where
         let released = self.known.steps.remove(&number).unwrap();
         for &block in &released {
             let byte = self.known.last[&block];
-            stamp(self.rig, self.home, self.kv, block, byte);
+            stamp(self.rig, self.stream(), self.kv, block, byte);
         }
         drop(step);
         if let Some((_, earlier)) = self.known.steps.range_mut(..number).next_back() {
@@ -189,11 +290,11 @@ where
 
     /// Lets one driver call fail, if `fails`, while an operation on the cache runs. Returns its
     /// outcome, and `true` if a call failed.
-    fn faulty<T>(
+    fn faulty<T, E>(
         &self,
         fails: Option<u64>,
-        operate: impl FnOnce() -> Result<T, SleepError>,
-    ) -> (Result<T, SleepError>, bool) {
+        operate: impl FnOnce() -> Result<T, E>,
+    ) -> (Result<T, E>, bool) {
         let faults = &self.rig.faults;
         faults.forget();
         if let Some(nth) = fails {
@@ -285,6 +386,10 @@ where
             self.kv.back(&numbers).unwrap_err(),
             self.kv.release(&numbers).unwrap_err(),
             self.kv.reserve(0).unwrap_err(),
+            self.kv.try_back(&numbers).unwrap_err(),
+            self.kv.try_reserve(0).unwrap_err(),
+            self.kv.write(PINNED, (0, 0, 0), &[]).unwrap_err(),
+            self.kv.read(PINNED, (0, 0, 0), &mut []).unwrap_err(),
         ] {
             assert!(is_asleep(&error), "{error}");
         }
@@ -303,30 +408,24 @@ where
             (5..10, _) => self.press(),
             (10..13, _) => self.begin_step(),
             (13..17, _) => self.end_step(),
-            (17, _) => drop(self.kv.purge().unwrap()),
-            (18, _) => self.settle(),
+            (17, _) => self.purge(),
+            (18, _) => self.switch(),
             _ => self.refuses(),
         }
     }
 
     fn awake_step(&mut self) {
-        match self.random.u8(0..24) {
+        match self.random.u8(0..28) {
             0..8 => self.back(),
             8..13 => self.release(),
             13 | 14 => self.begin_step(),
             15 | 16 => self.end_step(),
             17..20 => self.press(),
-            20 => drop(self.kv.purge().unwrap()),
-            21 => {
-                let count = self.random.u32(0..8);
-                match self.kv.reserve(count) {
-                    Ok(()) => self.known.reserved = count,
-                    Err(error) => {
-                        let refused = matches!(error, cuvmm::PagedKvError::Argument(_));
-                        assert!(error.is_out_of_memory() || refused, "{error}");
-                    }
-                }
-            }
+            20 => self.purge(),
+            21 => self.reserve(),
+            23 => self.switch(),
+            24 => self.copy(),
+            25 | 26 => self.back_lowest(),
             22 => {
                 let evictable = self.numbers();
                 let before = self.kv.stats().unwrap();
@@ -341,7 +440,7 @@ where
             _ => match self.random.bool() {
                 true => {
                     self.held = true;
-                    self.rig.machine.hold(D0, self.home.as_raw());
+                    self.rig.machine.hold(D0, self.stream().as_raw());
                 }
                 false => self.settle(),
             },
@@ -359,6 +458,10 @@ where
             ),
             (self.known.used.len(), leaving, self.known.reserved)
         );
+        for number in 0..BLOCKS {
+            let used = self.known.used.contains_key(&number) || number == PINNED;
+            assert_eq!(self.kv.is_backed(number).unwrap(), used);
+        }
         let known = extents_under(self.kv, &self.known.backed());
         let awake = matches!(self.rest, Rest::Awake);
         assert_eq!(self.kv.is_asleep(), !awake);
@@ -413,9 +516,9 @@ where
         None => pool.build().unwrap(),
     };
     let [a, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
-    let home = Stream::new(&rig.device).unwrap();
+    let streams = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
     let store = store(&rig.device, 24);
-    let kv = builder(&a, &home, BLOCKS, layout)
+    let kv = builder(&a, &streams[0], BLOCKS, layout)
         .pinned([PINNED])
         .precommit(if mapped { 8 } else { 0 })
         .build()
@@ -423,7 +526,8 @@ where
     let mut world = World {
         rig,
         kv: &kv,
-        home: &home,
+        streams: &streams,
+        on: 0,
         other: &other,
         store: &store,
         rest: Rest::Awake,

@@ -26,8 +26,12 @@ impl Default for Growth {
     }
 }
 
-/// The number of bytes up to which a region doubles: 16 MiB at once.
+/// The most bytes that any region adds by doubling: 16 MiB.
 const DOUBLED: u64 = 16 << 20;
+
+/// The part of a device's memory up to which a region doubles that has the device to itself: a
+/// 512th, 279 MiB of an H200 (`docs/decisions/17-growth-moves-exchanges.md` has the figures).
+const PART_OF_DEVICE: u64 = 512;
 
 /// The steps in which memory grows.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +46,13 @@ pub(crate) struct Steps {
 
 impl Steps {
     /// The steps of a region. A region doubles while it is small, since each step costs as much as
-    /// an extent, and no other user needs the memory that its owner has ahead.
-    pub(crate) fn of_region(granule: Granularity, largest: u64) -> Self {
+    /// an extent, and no other user needs the memory that its owner has ahead. `memory` is that of
+    /// the device, or 0 if the region shares a limit with other users.
+    pub(crate) fn of_region(granule: Granularity, largest: u64, memory: u64) -> Self {
         Self {
             granule,
             growth: Growth::default(),
-            doubled: DOUBLED,
+            doubled: DOUBLED.max(memory / PART_OF_DEVICE),
             sizes: ExtentSizes::up_to(largest),
         }
     }
@@ -113,12 +118,29 @@ mod tests {
 
     #[test]
     fn a_region_doubles_and_then_grows_by_an_eighth() {
-        let steps = Steps::of_region(granule(), LARGEST);
+        let steps = Steps::of_region(granule(), LARGEST, 0);
         let grown = |held: u64| steps.end(held * G, held * G, (held + 1) * G, u64::MAX) / G;
         assert_eq!([0, 1, 2, 3, 8].map(grown), [1, 2, 4, 5, 16]);
         assert_eq!([16, 64, 127, 128, 255].map(grown), [24, 72, 135, 144, 271]);
         assert_eq!(grown(512), 576);
         assert_eq!(grown(4096), 4096 + 64, "no more than the largest extent");
+    }
+
+    #[test]
+    fn a_region_doubles_up_to_a_512th_of_the_device() {
+        let grown = |memory: u64, held: u64| {
+            let steps = Steps::of_region(granule(), 512 * G, memory);
+            steps.end(held * G, held * G, (held + 1) * G, u64::MAX) / G
+        };
+        // A 512th of 4,096 granules is less than 16 MiB.
+        assert_eq!(
+            [8, 16, 127].map(|held| grown(4096 * G, held)),
+            [16, 24, 135]
+        );
+        // That of 71,577 granules, an H200's, is 139, of which a step has the power of two below.
+        let held = [1, 8, 64, 128, 256, 1023, 1024, 2048];
+        let after = [2, 16, 128, 256, 384, 1151, 1152, 2304];
+        assert_eq!(held.map(|held| grown(71_577 * G, held)), after);
     }
 
     #[test]

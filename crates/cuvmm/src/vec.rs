@@ -2,9 +2,10 @@
 //! copied.
 //!
 //! It reserves addresses for the most elements that it may ever have and commits memory as it
-//! grows: doubled up to 32 MiB, then in steps of 16 MiB or an eighth of its size. It has one owner;
-//! over a [region in a tenant](crate::region#regions-in-a-tenant) it shares a pool's memory with
-//! others.
+//! grows: as much again, but no more than 16 MiB, a 512th of the device's memory, or an eighth of
+//! its size, whichever is most. It has one owner; over a [region in a
+//! tenant](crate::region#regions-in-a-tenant) it shares a pool's memory with others, and the 512th
+//! does not apply.
 
 use std::ops::Range;
 

@@ -7,8 +7,9 @@ use crate::growth::Steps;
 
 impl Region {
     /// Commits the first `size` bytes, a multiple of the granule, and some beyond if there is enough
-    /// memory: as much again up to 16 MiB, then an eighth, as a [`DeviceVec`](crate::vec::DeviceVec)
-    /// grows. Returns how many bytes from the first one on are committed now.
+    /// memory, as a [`DeviceVec`](crate::vec::DeviceVec) grows: as much again up to 16 MiB, or up to
+    /// a 512th of the device's memory outside a tenant, then an eighth. Steps are powers of two
+    /// granules. Returns how many bytes from the first one on are committed now.
     ///
     /// # Errors
     /// Those of [`Self::commit`].
@@ -16,9 +17,10 @@ impl Region {
         self.check(&(0..size))?;
         let held = self.committed.prefix();
         if size > held {
-            let steps = Steps::of_region(self.device().granule(), DEFAULT_LARGEST_EXTENT);
+            let (device, family) = (self.device(), self.supply.family());
+            let memory = family.map_or(device.total_memory(), |_| 0);
+            let steps = Steps::of_region(device.granule(), DEFAULT_LARGEST_EXTENT, memory);
             let mut wish = steps.end(held, held, size, self.size());
-            let family = self.supply.family();
             // No tenant's memory is reclaimed for growth beyond the need.
             if family.is_some_and(|family| !family.tenant.has_spare(wish - held)) {
                 wish = size;

@@ -228,6 +228,11 @@ impl MemPool {
         self.shared.was_current.store(true, Ordering::Relaxed);
     }
 
+    /// Returns `true` if the pool was ever made current here.
+    pub(crate) fn was_current(&self) -> bool {
+        self.shared.was_current.load(Ordering::Relaxed)
+    }
+
     /// Makes the pool current (`cuDeviceSetMemPool`). The caller keeps it alive meanwhile.
     pub(super) fn set_current(&self) -> Result<(), CallError> {
         self.note_current();

@@ -758,6 +758,36 @@ on_both! {
         assert_eq!(memory.tenant().name(), "a");
     }
 
+    fn an_exchange_asks_little_of_an_empty_pool_that_was_never_current(rig) {
+        let pool = pool(rig, 16);
+        let tenant = tenant(&pool, "a");
+        let memory = memory(&tenant, 2, 2);
+        let stream = Stream::new(&rig.device).unwrap();
+        let asked = || {
+            [
+                Call::MemPoolCreate,
+                Call::MemPoolDestroy,
+                Call::MemPoolGetAttribute,
+                Call::MemPoolSetAttribute,
+                Call::MemPoolTrimTo,
+            ]
+            .map(|call| rig.faults.count(call))
+        };
+        rig.faults.forget();
+        memory.reserve(4 * STEP).unwrap();
+        assert_eq!(asked(), [1, 1, 4, 1, 0]);
+        // What was allocated since the figures were read is seen and stays charged.
+        let held = memory.allocate_on(&stream, 3 * STEP).unwrap();
+        memory.reserve(4 * STEP).unwrap();
+        let now = stats(&memory);
+        assert_eq!((now.maximum, now.older_pools, now.older_held), (7 * STEP, 1, 3 * STEP));
+        assert_eq!(charged(&tenant), 8);
+        drop(held);
+        stream.synchronize().unwrap();
+        let now = stats(&memory);
+        assert_eq!((now.maximum, now.older_pools, charged(&tenant)), (4 * STEP, 0, 5));
+    }
+
     fn a_capture_guard_is_left_alone(rig) {
         let pool = pool(rig, 8);
         let tenant = tenant(&pool, "a");

@@ -12,7 +12,7 @@ use cuvmm::Stream;
 use cuvmm::driver::model::Snapshot;
 use cuvmm::driver::{
     AccessDesc, AccessFlags, DeviceAddress, Driver, Exported, HandleTypes, ImportSource, Location,
-    Ordinal, PhysicalHandle, PhysicalProps, Result,
+    MemPoolAttribute, MemPoolProps, Ordinal, PhysicalHandle, PhysicalProps, Result,
 };
 
 #[derive(Clone, Debug)]
@@ -109,6 +109,22 @@ impl Hand {
             }
         }
         Ok(())
+    }
+
+    /// Creates a memory pool that keeps all its memory, and destroys it. It is never the current
+    /// one.
+    pub(super) fn memory_pool(&self, maximum: u64) -> Result<()> {
+        let mut props = MemPoolProps::device(self.device);
+        props.maximum = maximum;
+        let pool = self.driver.mem_pool_create(self.device, &props)?;
+        let threshold = MemPoolAttribute::RELEASE_THRESHOLD;
+        // SAFETY: the pool was just created, nothing allocates from it, and it is destroyed once.
+        unsafe {
+            let set = self
+                .driver
+                .mem_pool_set_attribute(self.device, pool, threshold, u64::MAX);
+            set.and(self.driver.mem_pool_destroy(self.device, pool))
+        }
     }
 
     const fn access(&self, flags: AccessFlags) -> AccessDesc {

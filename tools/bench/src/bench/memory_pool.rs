@@ -116,24 +116,16 @@ pub(super) fn change(stage: &Stage, report: &mut Report) -> anyhow::Result<()> {
     let baseline = "four figures of a pool: `cuMemPoolGetAttribute`";
     add(report, RESERVE, &pairs, baseline);
     let ours = || {
-        let (took, ()) = wall(|| {
-            memory.reserve(2 * GIB)?;
-            anyhow::Ok(())
-        })?;
+        let (took, ()) = wall(|| memory.reserve(2 * GIB))?;
         memory.shrink_to(GIB)?;
         Ok(took)
     };
     let theirs = || {
-        let (took, ()) = wall(|| {
-            let next = MemPool::builder(&stage.device).maximum(2 * GIB).create()?;
-            next.set_release_threshold(u64::MAX)?;
-            drop(next.make_current()?);
-            anyhow::Ok(())
-        })?;
+        let (took, ()) = wall(|| stage.hand.memory_pool(2 * GIB))?;
         Ok(took)
     };
     let (ours, theirs) = alternate(times, ours, theirs)?;
-    let baseline = "a pool by itself: create, set threshold, make current and no more, destroy";
+    let baseline = "the calls for the driver's pool alone: create, set its threshold, destroy";
     report.add(Row::new(EXCHANGE, &ours, baseline, &theirs));
     let ours = || {
         drop(memory.allocate_on(stream, GIB)?);

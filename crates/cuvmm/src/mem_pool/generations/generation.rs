@@ -32,6 +32,22 @@ impl Generation {
         Ok(())
     }
 
+    /// Returns memory that nothing uses to the device, and reads the figures again. Makes no call if
+    /// the pool held nothing when they were last read.
+    pub(super) fn trim(&mut self, granule: Granularity) -> Result<(), CallError> {
+        if self.reserved == 0 {
+            return Ok(());
+        }
+        self.pool.trim_to(0)?;
+        self.look(granule)
+    }
+
+    /// Returns `true` if other libraries cannot allocate from the pool, because it was never
+    /// current: what it holds does not grow while the lock is held.
+    pub(super) fn is_private(&self) -> bool {
+        !self.pool.was_current()
+    }
+
     /// Returns memory that nothing uses to the device, and charges the rest.
     pub(super) fn drain(&mut self, granule: Granularity) -> Result<(), CallError> {
         self.pool.trim_to(0)?;

@@ -315,8 +315,7 @@ impl Generations {
         }
         let mut held = newest.charged;
         if !at_worst {
-            newest.pool.trim_to(0)?;
-            newest.look(granule)?;
+            newest.trim(granule)?;
             held = granule.round_up(newest.reserved).unwrap_or(u64::MAX);
         }
         let charge = |maximum| held.saturating_add(maximum).saturating_sub(allowed);
@@ -428,8 +427,8 @@ impl Generations {
             let Some(newest) = &mut self.newest else {
                 return Ok(false);
             };
-            newest.pool.trim_to(0)?;
             newest.look(granule)?;
+            newest.trim(granule)?;
             let Some(maximum) = choose(newest.reserved) else {
                 return Ok(false);
             };
@@ -484,10 +483,15 @@ impl Generations {
         let Some(newest) = &mut self.newest else {
             return Ok(false);
         };
-        newest.look(granule)?;
-        if choose(newest.reserved).is_none_or(|most| most < maximum) {
-            return Ok(false);
+        // Nothing has allocated from a private pool since it was looked at.
+        let private = newest.is_private();
+        if !private {
+            newest.look(granule)?;
+            if choose(newest.reserved).is_none_or(|most| most < maximum) {
+                return Ok(false);
+            }
         }
+        let ended = private && newest.reserved == 0;
         if let Some(guard) = &mut self.guard {
             guard.switch(&next)?;
             self.exchanged = true;
@@ -501,8 +505,10 @@ impl Generations {
         }
         let old = self.newest.replace(Generation::new(next, maximum));
         self.barren = None;
-        if let Some(old) = old {
-            self.retire(old);
+        match old {
+            Some(old) if ended => self.keep_unless_ended(old, true),
+            Some(old) => self.retire(old),
+            None => {}
         }
         self.recount();
         Ok(true)

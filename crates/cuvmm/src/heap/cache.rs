@@ -16,7 +16,7 @@ use std::sync::PoisonError;
 
 use super::tag::StreamId;
 use crate::own::{Stream, StreamKeys};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// The most small, and the most large, allocations in a stream cache.
@@ -74,8 +74,11 @@ impl Places {
 pub(super) struct StreamCache {
     /// Large places, then small places.
     places: Mutex<[Places; 2]>,
-    /// The sizes of all places, as requested.
+    /// The sizes of all places, as requested. Written under the lock.
     bytes: AtomicU64,
+    /// `false` if there is no place. Written under the lock. Most pairs of an allocation and a free
+    /// leave it as it is, and do without a write that all processors see in one order.
+    may_have: AtomicBool,
 }
 
 impl StreamCache {
@@ -113,6 +116,12 @@ impl StreamCache {
         }
         places.push(place);
         self.set_bytes(self.bytes() + place.size);
+        // In one order with what `refuses` reads: a thread that drains sees the flag, or this thread
+        // sees what that one has changed. The thread that set the flag earlier had this lock, so what
+        // holds for it holds here.
+        if !self.may_have.load(Ordering::Relaxed) {
+            self.may_have.store(true, Ordering::SeqCst);
+        }
         if !refuses() {
             return Ok(());
         }
@@ -122,7 +131,7 @@ impl StreamCache {
     }
 
     pub(super) fn drain(&self, small: bool, mut take: impl FnMut(Place)) {
-        if self.bytes() == 0 {
+        if !self.may_have.load(Ordering::SeqCst) {
             return;
         }
         let mut both = self.lock();
@@ -130,14 +139,17 @@ impl StreamCache {
             self.set_bytes(self.bytes() - place.size);
             take(place);
         }
+        if of(&mut both, !small).sizes.is_empty() {
+            self.may_have.store(false, Ordering::SeqCst);
+        }
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::SeqCst)
+        self.bytes.load(Ordering::Relaxed)
     }
 
     fn set_bytes(&self, bytes: u64) {
-        self.bytes.store(bytes, Ordering::SeqCst);
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     fn lock(&self) -> MutexGuard<'_, [Places; 2]> {

@@ -19,9 +19,10 @@ use crate::collecting::{self, Collector};
 use crate::cxx::{Exception, Filter, StreamFilter};
 use crate::edge::{self, complain, guard, status};
 use crate::error::Error;
-use crate::graphs::{self, PoolId};
+use crate::graphs;
 use crate::settings::Configuration;
-use crate::tags::Host;
+use crate::table::PoolId;
+use crate::tags::host::Host;
 use crate::{entered, fork, heaps, history, limits, live, stats, tags};
 
 /// The function that throws if the pool is open already.
@@ -353,7 +354,11 @@ pub extern "C" fn cuvmm_tag_malloc(
     guard(ptr::null_mut(), || {
         // PyTorch may hold locks.
         let seen = history::begin(false);
-        answered(size, device, tags::allocate(size, device, seen.as_ref()))
+        answered(
+            size,
+            device,
+            tags::allocations::allocate(size, device, seen.as_ref()),
+        )
     })
 }
 
@@ -392,7 +397,7 @@ pub unsafe extern "C" fn cuvmm_tag_free(
     guard((), || {
         // PyTorch may hold locks.
         let seen = history::begin_end(false);
-        if let Err(error) = tags::free(address.addr(), seen.as_ref()) {
+        if let Err(error) = tags::allocations::free(address.addr(), seen.as_ref()) {
             complain(&error, &format!("free of {:#x}: {error}", address.addr()));
         }
     });
@@ -417,7 +422,7 @@ pub unsafe extern "C" fn cuvmm_tag_free(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_sleep(tags: *const c_char, keep: c_int) -> c_int {
     // SAFETY: the caller says so.
-    unsafe { cuvmm_sleep_within(tags, keep, tags::LONGEST.as_secs_f64()) }
+    unsafe { cuvmm_sleep_within(tags, keep, tags::sleep::LONGEST.as_secs_f64()) }
 }
 
 /// Puts tags to sleep as [`cuvmm_sleep`] does, and waits for work at most some seconds in all, from 0
@@ -434,7 +439,7 @@ pub unsafe extern "C" fn cuvmm_sleep_within(
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::sleep(tags, Host::of(keep)?, edge::timeout(seconds)?)
+        tags::sleep::sleep(tags, Host::of(keep)?, edge::timeout(seconds)?)
     })
 }
 
@@ -494,7 +499,7 @@ pub extern "C" fn cuvmm_host_limit(bytes: u64) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuvmm_wake(tags: *const c_char) -> c_int {
     // SAFETY: the caller says so.
-    unsafe { cuvmm_wake_within(tags, tags::LONGEST.as_secs_f64()) }
+    unsafe { cuvmm_wake_within(tags, tags::sleep::LONGEST.as_secs_f64()) }
 }
 
 /// Wakes tags as [`cuvmm_wake`] does, and waits for memory at most some seconds in all, from 0 to
@@ -507,7 +512,7 @@ pub unsafe extern "C" fn cuvmm_wake_within(tags: *const c_char, seconds: c_doubl
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.unwrap_or("null");
-        tags::wake(tags, edge::timeout(seconds)?)
+        tags::sleep::wake(tags, edge::timeout(seconds)?)
     })
 }
 

@@ -60,7 +60,7 @@ pub extern "C" fn cuvmm_graph_malloc(
     guard(std::ptr::null_mut(), || {
         // PyTorch may hold locks.
         let seen = history::begin(false);
-        let outcome = tags::allocate_for_graphs(size, device, seen.as_ref());
+        let outcome = tags::allocations::allocate_for_graphs(size, device, seen.as_ref());
         answered(size, device, outcome)
     })
 }

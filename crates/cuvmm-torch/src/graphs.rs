@@ -18,19 +18,14 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use cuvmm::Heap;
 use cuvmm::driver::StreamHandle;
-use serde::Serialize;
 
 use crate::captures::{Capture, Open};
 use crate::cxx::Filter;
 use crate::entered::{self, OfGraphs};
 use crate::error::Error;
 use crate::heaps::{self, DeviceHeap};
+use crate::table::PoolId;
 use crate::{fork, guards, shareable};
-
-/// The identity of a pool: `c10::MempoolId_t`, a `std::pair`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct PoolId(pub u64, pub u64);
 
 /// The first number of the pools of tags. PyTorch counts from 0.
 const OF_TAGS: u64 = u64::MAX;

@@ -15,7 +15,8 @@ use serde::Deserialize;
 
 use crate::edge::{self, guard, status};
 use crate::error::Error;
-use crate::tags::{self, Host};
+use crate::tags;
+use crate::tags::host::Host;
 use crate::{asked, folder, fork, heaps};
 
 #[derive(Debug, Deserialize)]
@@ -107,14 +108,14 @@ fn sleep(group: &Group, tags: &str, keep: Option<Host>, timeout: Duration) -> Re
     let treated = if keep.is_some() { "keep" } else { "discard" };
     let operation = format!("sleep {} {treated}", named(tags));
     together(group, &operation, timeout, |wait, agreed| {
-        tags::sleep_if(tags, keep, wait, agreed)
+        tags::sleep::sleep_if(tags, keep, wait, agreed)
     })
 }
 
 fn wake(group: &Group, tags: &str, timeout: Duration) -> Result<(), Error> {
     let operation = format!("wake {}", named(tags));
     together(group, &operation, timeout, |wait, agreed| {
-        tags::wake_if(tags, wait, agreed)
+        tags::sleep::wake_if(tags, wait, agreed)
     })
 }
 

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use cuvmm::driver::cuda::CudaDriver;
@@ -21,8 +21,8 @@ use cuvmm::{Access, CallError, Device, Heap, Ledger, Limit, Mapper, Pool, Stream
 
 use crate::edge::message;
 use crate::error::{DEVICES, Error};
-use crate::figures::Figures;
 use crate::settings::{Configuration, Rdma, Settings};
+use crate::table::Table;
 use crate::{asked, exit, fork, guards};
 
 const PUBLISHED: &str = "published";
@@ -34,6 +34,9 @@ const PUBLISHED_EXTENT: u64 = 64 << 30;
 /// The heaps by device number. They are never dropped: at the exit the driver may be gone before
 /// this library's statics, and releases all memory then.
 static HEAPS: [OnceLock<DeviceHeap>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+
+/// The number of devices up to the last one that has a heap.
+static NUMBERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Parts that all heaps share. Locked while a heap is made.
 static COMMON: Mutex<Common> = Mutex::new(Common {
@@ -103,7 +106,7 @@ pub(crate) struct DeviceHeap {
     tagged: Mutex<Vec<(Tenant, bool)>>,
     /// Streams by their handles: allocations for one stream share one table of events.
     streams: RwLock<HashMap<u64, Stream>>,
-    figures: Mutex<Figures>,
+    table: Mutex<Table>,
     pub(crate) failed: AtomicU64,
 }
 
@@ -135,7 +138,9 @@ fn make(device: i32) -> Result<&'static DeviceHeap, Error> {
     let driver = common.open()?;
     let heap = DeviceHeap::new(driver, index, settings)?;
     guards::add(&heap.pool);
-    Ok(place.get_or_init(|| heap))
+    let heap = place.get_or_init(|| heap);
+    NUMBERS.fetch_max(index + 1, Ordering::AcqRel);
+    Ok(heap)
 }
 
 /// Sets how the heaps are made. Keys that are missing keep their earlier values.
@@ -179,6 +184,7 @@ pub(crate) fn driver() -> Option<&'static CudaDriver> {
 
 pub(crate) fn all() -> impl Iterator<Item = (usize, &'static DeviceHeap)> {
     let heaps = HEAPS.iter().enumerate();
+    let heaps = heaps.take(NUMBERS.load(Ordering::Acquire));
     heaps.filter_map(|(device, place)| Some((device, place.get()?)))
 }
 
@@ -314,7 +320,7 @@ impl DeviceHeap {
             settings,
             tagged: Mutex::default(),
             streams: RwLock::default(),
-            figures: Mutex::default(),
+            table: Mutex::default(),
             failed: AtomicU64::new(0),
         })
     }
@@ -418,8 +424,8 @@ impl DeviceHeap {
     }
 
     #[inline]
-    pub(crate) fn figures(&self) -> MutexGuard<'_, Figures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the bytes held for allocations: of the heap, and of tags in either pool.
@@ -430,7 +436,7 @@ impl DeviceHeap {
     /// Gives free memory whose work is complete back to the driver.
     pub(crate) fn trim(&self) -> Result<(), CallError> {
         let held = self.held();
-        self.figures().look(held);
+        self.table().figures.look(held);
         // The heap gives extents to the pool, and the pool its free memory to the driver.
         self.heap.trim()?;
         self.pool.trim(0)?;
@@ -447,11 +453,11 @@ impl DeviceHeap {
     /// outside the contexts of the heap's device and its peers, for whose work the heap could not
     /// wait.
     #[inline]
-    pub(crate) fn with_stream<T>(
+    pub(crate) fn with_stream<T, E: From<Error>>(
         &'static self,
         handle: u64,
-        act: impl FnOnce(&Stream) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+        act: impl FnOnce(&Stream) -> Result<T, E>,
+    ) -> Result<T, E> {
         let mut act = Some(act);
         let acted = LAST.try_with(|last| {
             let last = last.try_borrow().ok()?;
@@ -460,7 +466,9 @@ impl DeviceHeap {
         });
         match (acted.ok().flatten(), act) {
             (None, Some(act)) => act(&self.other_stream(handle)?),
-            (acted, _) => acted.unwrap_or(Err(Error::OtherContext(self.device.ordinal().0))),
+            (acted, _) => {
+                acted.unwrap_or_else(|| Err(Error::OtherContext(self.device.ordinal().0).into()))
+            }
         }
     }
 

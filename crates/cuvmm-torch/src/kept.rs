@@ -22,7 +22,7 @@ pub unsafe extern "C" fn cuvmm_sleep_each(tags: *const c_char) -> c_int {
     status(|| {
         // SAFETY: the caller says so.
         let tags = unsafe { edge::read(tags) }?.ok_or(Error::NotText)?;
-        tags::sleep_each(tags)
+        tags::sleep::sleep_each(tags)
     })
 }
 

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::edge::guard;
 use crate::paged::caches;
-use crate::{attachments, fork, heaps, live, tags};
+use crate::{attachments, fork, heaps, tags};
 
 /// Calls `visit` with `visitor` and the address, bytes and device of each live allocation, attachment
 /// and paged cache.
@@ -24,8 +24,8 @@ pub extern "C" fn fakecuda_lent(
         let mut memory = attachments::memory();
         for (device, of) in heaps::all() {
             let device = c_int::try_from(device).unwrap_or(c_int::MAX);
-            let entries = tags::with_entries(of, |tagged, _| {
-                let (awake, asleep) = live::entries(of);
+            let entries = tags::figures::with_entries(of, |tagged, table| {
+                let (awake, asleep) = table.entries();
                 let all = [awake, asleep, tagged.awake, tagged.asleep];
                 all.into_iter().flatten().collect::<Vec<_>>()
             });

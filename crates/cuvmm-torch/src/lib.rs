@@ -52,6 +52,7 @@ mod settings;
 mod shareable;
 mod sharing;
 mod stats;
+mod table;
 mod tags;
 mod waits;
 
@@ -137,7 +138,9 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void, route: Option<Rout
     let seen = seen.as_ref();
     let stream = handle(stream);
     let attempt = || match pool {
-        None if entered::is_entered() => tags::allocate(size, device, seen),
+        None if entered::is_entered() => {
+            tags::allocations::allocate(size, device, seen).map_err(Box::new)
+        }
         None => edge::calling_back(|| live::allocate(size, device, stream, pool, seen)),
         Some(_) => live::allocate(size, device, stream, pool, seen),
     };
@@ -259,8 +262,9 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
 /// Frees an allocation in the order of its home stream and its recorded streams (`free_fn`).
 /// `stream` counts as a recorded stream.
 ///
-/// Finds the allocation by its address; size and device are ignored. Prints one line on standard
-/// error for an address that is not allocated. Does nothing for null and in a forked child.
+/// Finds the allocation by its address, sooner if it is of `device`; the size is ignored. Prints
+/// one line on standard error for an address that is not allocated. Does nothing for null and in a
+/// forked child.
 ///
 /// # Safety
 /// The requirements of [`cuvmm_malloc`]. Only work already queued on these streams still uses the
@@ -269,28 +273,29 @@ fn failed(size: isize, device: c_int, error: &Error, advice: &str) -> Outcome {
 pub unsafe extern "C" fn cuvmm_free(
     address: *mut c_void,
     _size: isize,
-    _device: c_int,
+    device: c_int,
     stream: *mut c_void,
 ) {
     guard((), || {
         let address = address.addr();
         let seen = history::begin_end(true);
         let seen = seen.as_ref();
-        let freed = live::free(address, handle(stream), seen).or_else(|error| match error {
-            Error::NotAllocated => tags::free(address, seen),
-            error => Err(error),
-        });
-        match freed {
-            Ok(()) => {}
-            Err(error @ Error::NotAllocated) => {
-                complain(&error, &format!("free of {address:#x}: {error}"))
-            }
-            Err(error) => complain(
-                &error,
-                &format!("free of {address:#x}: {error}; the memory is not reused"),
-            ),
+        let freed = live::free(address, device, handle(stream), seen);
+        let freed =
+            freed.unwrap_or_else(|| tags::allocations::free(address, seen).map_err(Box::new));
+        if let Err(error) = freed {
+            not_freed(address, &error);
         }
     });
+}
+
+#[cold]
+fn not_freed(address: usize, error: &Error) {
+    let text = match error {
+        Error::NotAllocated => format!("free of {address:#x}: {error}"),
+        error => format!("free of {address:#x}: {error}; the memory is not reused"),
+    };
+    complain(error, &text);
 }
 
 /// Records that work of another stream uses an allocation (`set_record_stream_fn`).

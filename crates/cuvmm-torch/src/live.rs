@@ -1,133 +1,93 @@
 //! Live allocations by address: allocating, freeing, recording uses.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cuvmm::driver::StreamHandle;
-use cuvmm::{Allocation, Heap, Stream};
-use serde::Serialize;
+use cuvmm::{Allocation, BlockError, Heap, Stream};
 
 use crate::edge;
 use crate::error::Error;
 use crate::fork;
-use crate::graphs::{self, PoolId};
+use crate::graphs;
 use crate::heaps::{self, DeviceHeap};
 use crate::history::{self, Seen};
 use crate::limits;
-
-/// The number of locks over the table, so that threads seldom wait for each other.
-const SHARDS: usize = 64;
+use crate::table::{Held, Live, PoolId};
 
 /// The timeout of a request to other processes of a ledger for memory.
 pub(crate) const NEIGHBOURS: Duration = Duration::from_secs(2);
 
-type Shard = HashMap<usize, Live, BuildHasherDefault<AddressHasher>>;
-
-/// The table. An address is removed before its memory is freed, so the next allocation there finds
-/// its place empty.
-static TABLE: [Mutex<Shard>; SHARDS] =
-    [const { Mutex::new(HashMap::with_hasher(BuildHasherDefault::new())) }; SHARDS];
-
-struct Live {
-    allocation: Held,
-    heap: &'static DeviceHeap,
-    home: u64,
-    /// The number of ended streams at the allocation.
-    ended: u64,
-    /// The pool of graphs that the allocation belongs to.
-    pool: Option<PoolId>,
-    /// `true` if the allocation counts as asleep.
-    is_asleep: bool,
-    /// `true` if a use could not be recorded: the memory is never reused.
-    is_kept: bool,
-}
-
-/// An allocation, which offers keep too once it was offered.
-enum Held {
-    Own(Allocation),
-    Shared(Arc<Allocation>),
-}
-
-impl Deref for Held {
-    type Target = Allocation;
-
-    #[inline]
-    fn deref(&self) -> &Allocation {
-        match self {
-            Self::Own(allocation) => allocation,
-            Self::Shared(allocation) => allocation,
-        }
-    }
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Entry {
-    pub(crate) address: usize,
-    size: u64,
-    pub(crate) requested: u64,
-    stream: u64,
-    pool: Option<PoolId>,
-}
-
 /// Allocates memory and returns its address, or 0 for a size of 0.
+///
+/// Errors are boxed: an address is passed on in a register then.
 pub(crate) fn allocate(
     size: isize,
     device: i32,
     stream: u64,
     pool: Option<PoolId>,
     seen: Option<&Seen>,
-) -> Result<usize, Error> {
+) -> Result<usize, Box<Error>> {
     fork::check()?;
     let size = match u64::try_from(size) {
         Ok(0) => return Ok(0),
         Ok(size) => size,
-        Err(_) => return Err(Error::NegativeSize),
+        Err(_) => return Err(Box::new(Error::NegativeSize)),
     };
-    let heap = heaps::of(device)?;
+    let of = heaps::of(device)?;
     let home = one_name(stream);
     let ended = heaps::ended();
-    let allocation = heap.with_stream(home, |stream| match pool {
-        None => from_heap(heap, &heap.heap, size, stream),
-        Some(pool) => from_heap(heap, &graphs::heap(device, pool)?, size, stream)
-            .map_err(|error| error.in_pool(pool.0, pool.1)),
+    let address = of.with_stream(home, |stream| -> Result<usize, Box<Error>> {
+        let allocation = match pool {
+            None => match of.heap.allocate(size, 1, stream) {
+                Ok(allocation) => allocation,
+                Err(error) => retry(of, &of.heap, size, stream, error)?,
+            },
+            Some(pool) => from_pool(of, pool, size, stream)?,
+        };
+        let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
+        if let Some(seen) = seen {
+            seen.made(of, address, size, home);
+        }
+        let live = Live {
+            allocation: Held::Own(allocation),
+            home,
+            ended,
+            pool,
+            is_asleep: false,
+            is_kept: false,
+        };
+        of.table().add(address, live);
+        Ok(address)
     })?;
-    let address = usize::try_from(allocation.address().0).unwrap_or(usize::MAX);
-    let live = Live {
-        allocation: Held::Own(allocation),
-        heap,
-        home,
-        ended,
-        pool,
-        is_asleep: false,
-        is_kept: false,
-    };
-    // First, so that what counts as asleep was counted.
-    heap.figures().made(size);
     if let Some(seen) = seen {
-        seen.made(heap, address, size, home);
-    }
-    shard(address).insert(address, live);
-    if let Some(seen) = seen {
-        seen.report(heap, address, size);
+        seen.report(of, address, size);
     }
     Ok(address)
 }
 
-#[inline]
-fn from_heap(
+#[cold]
+fn from_pool(
+    of: &DeviceHeap,
+    pool: PoolId,
+    size: u64,
+    stream: &Stream,
+) -> Result<Allocation, Box<Error>> {
+    let heap = graphs::heap(of.device.ordinal().0, pool)?;
+    let allocated = heap.allocate(size, 1, stream);
+    let allocated = allocated.or_else(|error| retry(of, &heap, size, stream, error));
+    allocated.map_err(|error| Box::new(error.in_pool(pool.0, pool.1)))
+}
+
+#[cold]
+fn retry(
     of: &DeviceHeap,
     heap: &Heap,
     size: u64,
     stream: &Stream,
+    error: BlockError,
 ) -> Result<Allocation, Error> {
-    let error = match heap.allocate(size, 1, stream) {
-        Ok(allocation) => return Ok(allocation),
-        Err(error) => error.into(),
-    };
-    again(of, Some(stream), error, |wait| {
+    again(of, Some(stream), error.into(), |wait| {
         Ok(match wait {
             Some(wait) => heap.allocate_timeout(size, 1, stream, wait),
             None => heap.allocate(size, 1, stream),
@@ -148,7 +108,7 @@ pub(crate) fn again<T>(
     if !error.is_out_of_memory() {
         return Err(error);
     }
-    of.figures().retries += 1;
+    of.table().figures.retries += 1;
     graphs::collect();
     // If the driver refuses, the second attempt says more.
     let _ = of.trim();
@@ -165,7 +125,7 @@ pub(crate) fn again<T>(
     // Memory freed under a tag waits for all work of its devices. Memory of a heap waits for
     // streams, which a stream can do itself unless that was turned off.
     if leave.is_some() && outcome.as_ref().is_err_and(Error::is_pending) && of.waits() {
-        of.figures().syncs += 1;
+        of.table().figures.syncs += 1;
         if of.synchronize().is_ok() {
             outcome = allocate(None);
         }
@@ -174,39 +134,87 @@ pub(crate) fn again<T>(
         outcome = allocate(Some(NEIGHBOURS)).or(outcome);
     }
     if outcome.is_err() {
-        of.figures().ooms += 1;
+        of.table().figures.ooms += 1;
     }
     outcome
 }
 
-/// Frees the allocation at an address, behind the queued work of its streams and of `stream`.
+/// Frees the allocation at an address, behind the queued work of its streams and of `stream`. Looks
+/// first among the allocations of `device`. Returns `None` if there is none. Does nothing for address
+/// 0 and in a forked child.
 ///
 /// # Errors
-/// The address is not allocated, or the use of a stream cannot be recorded: the memory is then
-/// never reused.
-pub(crate) fn free(address: usize, stream: u64, seen: Option<&Seen>) -> Result<(), Error> {
+/// The use of a stream cannot be recorded: the memory is then never reused.
+pub(crate) fn free(
+    address: usize,
+    device: i32,
+    stream: u64,
+    seen: Option<&Seen>,
+) -> Option<Result<(), Box<Error>>> {
     if address == 0 || fork::is_child() {
-        return Ok(());
+        return Some(Ok(()));
     }
-    let live = shard(address).remove(&address);
-    let mut live = live.ok_or(Error::NotAllocated)?;
-    let recorded = live.record(stream);
+    let named = heaps::known(device);
+    let freed = named.and_then(|of| free_of(of, address, stream, seen));
+    freed.or_else(|| heaps::all().find_map(|(_, of)| free_of(of, address, stream, seen)))
+}
+
+fn free_of(
+    of: &'static DeviceHeap,
+    address: usize,
+    stream: u64,
+    seen: Option<&Seen>,
+) -> Option<Result<(), Box<Error>>> {
+    let mut table = of.table();
+    let live = table.remove(address)?;
+    let is_home = live.home == one_name(stream) && live.ended == heaps::ended();
+    if live.is_kept || !is_home || seen.is_some() {
+        drop(table);
+        return Some(free_slowly(of, live, address, stream, seen));
+    }
+    table.count_end(&live);
+    drop(table);
+    drop(live);
+    Some(Ok(()))
+}
+
+/// Frees an allocation that was used on another stream perhaps, or whose end is recorded.
+#[cold]
+fn free_slowly(
+    of: &'static DeviceHeap,
+    mut live: Live,
+    address: usize,
+    stream: u64,
+    seen: Option<&Seen>,
+) -> Result<(), Box<Error>> {
+    let recorded = live.record(of, stream);
     if live.is_kept {
         std::mem::forget(live.allocation);
-        return recorded;
+        return Ok(recorded?);
     }
+    of.table().count_end(&live);
     let size = live.allocation.size();
-    match live.is_asleep {
-        true => live.heap.figures().ended_asleep(size),
-        false => live.heap.figures().ended(size),
-    }
     if let Some(seen) = seen {
-        seen.ended(live.heap, (address, size), live.home, live.is_asleep);
-        let (of, size) = (live.heap, size);
-        drop(live);
+        seen.ended(of, (address, size), live.home, live.is_asleep);
+    }
+    drop(live);
+    if let Some(seen) = seen {
         seen.report_end(of, address, size);
     }
-    recorded
+    Ok(recorded?)
+}
+
+/// Calls a function with the allocation at an address, if any, and with its device.
+fn with_live<T>(
+    address: usize,
+    act: impl FnOnce(&'static DeviceHeap, &mut Live) -> T,
+) -> Option<T> {
+    let mut act = Some(act);
+    heaps::all().find_map(|(_, of)| {
+        let mut table = of.table();
+        let live = table.get_mut(address)?;
+        Some(act.take()?(of, live))
+    })
 }
 
 /// Records that work of a stream uses the allocation at an address, if any.
@@ -217,10 +225,7 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
     if address == 0 || fork::is_child() {
         return Ok(());
     }
-    match shard(address).get_mut(&address) {
-        Some(live) => live.record(stream),
-        None => Ok(()),
-    }
+    with_live(address, |of, live| live.record(of, stream)).unwrap_or(Ok(()))
 }
 
 /// Records a use like [`record`], or changes nothing: then the caller does not use the memory.
@@ -229,25 +234,33 @@ pub(crate) fn record(address: usize, stream: u64) -> Result<(), Error> {
 /// The address is not allocated, or the use cannot be recorded.
 pub(crate) fn try_record(address: usize, stream: u64) -> Result<(), Error> {
     fork::check()?;
-    let shard = shard(address);
-    let live = shard.get(&address).ok_or(Error::NotAllocated)?;
-    live.try_record(stream)
+    let recorded = with_live(address, |of, live| live.try_record(of, stream));
+    recorded.unwrap_or(Err(Error::NotAllocated))
 }
 
 /// Returns the first address and the bytes of the allocation that contains an address. Looks at all
 /// allocations, unless the address is the first.
 pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
+    let (_, first, bytes) = found(address)?;
+    Some((first, bytes))
+}
+
+fn found(address: usize) -> Option<(&'static DeviceHeap, usize, usize)> {
     if fork::is_child() {
         return None;
     }
     let bytes = |live: &Live| usize::try_from(live.allocation.size()).unwrap_or(usize::MAX);
-    if let Some(live) = shard(address).get(&address) {
-        return Some((address, bytes(live)));
+    if let Some((of, bytes)) = with_live(address, |of, live| (of, bytes(live))) {
+        return Some((of, address, bytes));
     }
-    TABLE.iter().find_map(|shard| {
-        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = shard.iter().map(|(&first, live)| (first, bytes(live)));
-        all.find(|&(first, bytes)| address.checked_sub(first).is_some_and(|at| at < bytes))
+    heaps::all().find_map(|(_, of)| {
+        let table = of.table();
+        let mut all = table.iter().map(|(first, live)| (first, bytes(live)));
+        let is_in = |&(first, bytes): &(usize, usize)| {
+            address.checked_sub(first).is_some_and(|at| at < bytes)
+        };
+        let (first, bytes) = all.find(is_in)?;
+        Some((of, first, bytes))
     })
 }
 
@@ -256,114 +269,43 @@ pub(crate) fn containing(address: usize) -> Option<(usize, usize)> {
 /// allocation.
 pub(crate) fn share(address: u64, size: u64) -> Option<(Arc<Allocation>, i32)> {
     let address = usize::try_from(address).ok()?;
-    let (first, _) = containing(address)?;
+    let (of, first, _) = found(address)?;
     let end = ((address - first) as u64).checked_add(size)?;
-    let mut shard = shard(first);
+    let mut table = of.table();
     // Another allocation may have come there meanwhile.
-    let live = shard.get(&first)?;
-    let is_within = end <= live.allocation.size();
-    if !is_within || !live.heap.is_shareable() || live.pool.is_some() {
+    let live = table.get(first)?;
+    if end > live.allocation.size() || !of.is_shareable() || live.pool.is_some() {
         return None;
     }
-    let device = live.heap.device.ordinal().0;
-    let mut live = shard.remove(&first)?;
-    let shared = match live.allocation {
-        Held::Own(allocation) => Arc::new(allocation),
-        Held::Shared(allocation) => allocation,
-    };
-    live.allocation = Held::Shared(Arc::clone(&shared));
-    shard.insert(first, live);
-    Some((shared, device))
-}
-
-/// Returns the allocations of a device's heaps that are awake, and those that sleep.
-pub(crate) fn entries(of: &DeviceHeap) -> (Vec<Entry>, Vec<Entry>) {
-    let (mut awake, mut asleep) = (Vec::new(), Vec::new());
-    for shard in &TABLE {
-        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        for (&address, live) in shard.iter().filter(|(_, live)| std::ptr::eq(live.heap, of)) {
-            let list = match live.is_asleep {
-                true => &mut asleep,
-                false => &mut awake,
-            };
-            list.push(live.entry(address));
-        }
-    }
-    for list in [&mut awake, &mut asleep] {
-        list.sort_unstable_by_key(|entry: &Entry| entry.address);
-    }
-    (awake, asleep)
+    Some((table.share(first)?, of.device.ordinal().0))
 }
 
 /// Counts the allocations of a device's pools of graphs as asleep, or as awake.
 pub(crate) fn set_asleep(of: &DeviceHeap, pools: &[PoolId], is_asleep: bool) {
-    if pools.is_empty() {
-        return;
-    }
-    // Locked first: an allocation that ends is counted as what it is marked as.
-    let mut figures = of.figures();
-    for shard in &TABLE {
-        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = shard
-            .iter_mut()
-            .filter(|(_, live)| std::ptr::eq(live.heap, of));
-        let chosen = all.filter(|(_, live)| live.pool.is_some_and(|pool| pools.contains(&pool)));
-        for (&address, live) in chosen.filter(|(_, live)| live.is_asleep != is_asleep) {
-            live.is_asleep = is_asleep;
-            let size = live.allocation.size();
-            match is_asleep {
-                true => figures.slept(size),
-                false => figures.woke(size),
-            }
-            history::moved(of, address, size, live.home, is_asleep);
-        }
-    }
-}
-
-impl Entry {
-    /// Describes a block of a tag, without a stream and a pool.
-    pub(crate) const fn block(address: usize, requested: u64) -> Self {
-        Self {
-            address,
-            size: requested.next_multiple_of(cuvmm::heap::ALIGNMENT),
-            requested,
-            stream: 0,
-            pool: None,
-        }
+    if !pools.is_empty() {
+        let moved = |address, size, home| history::moved(of, address, size, home, is_asleep);
+        of.table().set_asleep(pools, is_asleep, moved);
     }
 }
 
 impl Live {
     /// Records a use. On failure the memory is never reused.
-    #[inline]
-    fn record(&mut self, stream: u64) -> Result<(), Error> {
-        let recorded = self.try_record(stream);
+    fn record(&mut self, of: &'static DeviceHeap, stream: u64) -> Result<(), Error> {
+        let recorded = self.try_record(of, stream);
         self.is_kept |= recorded.is_err();
         recorded
     }
 
-    #[inline]
-    fn try_record(&self, stream: u64) -> Result<(), Error> {
+    fn try_record(&self, of: &'static DeviceHeap, stream: u64) -> Result<(), Error> {
         let stream = one_name(stream);
         // A stream that has ended is not known, and all its work is complete.
-        let is_home = || self.ended == heaps::ended() || !self.heap.knows(stream);
+        let is_home = || self.ended == heaps::ended() || !of.knows(stream);
         if stream == self.home && is_home() {
             return Ok(());
         }
         let allocation = &self.allocation;
         let record = |other: &Stream| Ok(allocation.record_use(other)?);
-        self.heap.with_stream(stream, record)
-    }
-
-    fn entry(&self, address: usize) -> Entry {
-        let requested = self.allocation.size();
-        Entry {
-            address,
-            size: requested.next_multiple_of(cuvmm::heap::ALIGNMENT),
-            requested,
-            stream: self.home,
-            pool: self.pool,
-        }
+        of.with_stream(stream, record)
     }
 }
 
@@ -376,72 +318,14 @@ const fn one_name(stream: u64) -> u64 {
     }
 }
 
-/// Returns a hash whose bits depend on all bits of an address.
-const fn mixed(address: usize) -> u64 {
-    // Addresses are multiples of 512, and large ones of 2 MiB.
-    let product = (address as u64 >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    product ^ (product >> 32)
-}
-
-const fn shard_of(address: usize) -> usize {
-    // Other bits than the shard's map uses to find a place.
-    (mixed(address) >> 8) as usize % SHARDS
-}
-
-#[inline]
-fn shard(address: usize) -> MutexGuard<'static, Shard> {
-    TABLE[shard_of(address)]
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-}
-
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(byte);
-        }
-    }
-
-    #[inline]
-    fn write_usize(&mut self, address: usize) {
-        // The map takes the low bits for the place, and the uppermost for a tag.
-        self.0 = mixed(address).rotate_left(18);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-    use std::hash::Hasher as _;
-
-    use super::{AddressHasher, one_name, shard_of};
+    use super::one_name;
 
     #[test]
     fn the_legacy_stream_has_one_name() {
         assert_eq!(one_name(0), one_name(1));
         assert_ne!(one_name(2), one_name(0));
         assert_eq!(one_name(0x1000), 0x1000);
-    }
-
-    #[test]
-    fn addresses_spread_over_shards_and_places() {
-        for step in [512, 2 << 20, 20 << 20, 1 << 30] {
-            let addresses = (0..1024).map(|number| 0x7f00_0000_0000 + number * step);
-            let places = addresses.map(|address: usize| {
-                let mut hasher = AddressHasher::default();
-                hasher.write_usize(address);
-                (shard_of(address), hasher.finish() % 64)
-            });
-            let different: HashSet<(usize, u64)> = places.collect();
-            // Of 4096 pairs, 1024 at random have about 900.
-            assert!(different.len() > 600, "{step}: {}", different.len());
-        }
     }
 }

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn cuvmm_paged_new(json: *const c_char, token: *mut u64) -
 pub extern "C" fn cuvmm_paged_end(token: u64) {
     guard((), || {
         if let Some((of, tag)) = caches::end(token) {
-            tags::ended_cache(of, &tag);
+            tags::paged::ended_cache(of, &tag);
         }
     });
 }

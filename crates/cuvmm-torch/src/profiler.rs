@@ -64,7 +64,7 @@ pub(crate) fn report(of: &DeviceHeap, address: usize, bytes: i64) {
         return;
     };
     let held = of.held();
-    let allocated = of.figures().all.bytes.current;
+    let allocated = of.table().figures.all.bytes.current;
     let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let place = Place {
         kind: CUDA,

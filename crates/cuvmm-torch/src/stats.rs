@@ -13,8 +13,8 @@ use crate::error::{as_pytorch, size};
 use crate::figures::{Figure, Figures};
 use crate::heaps::DeviceHeap;
 use crate::paged::caches;
-use crate::tags::TagFigures;
-use crate::{fork, graphs, heaps, live, tags};
+use crate::tags::figures::TagFigures;
+use crate::{fork, graphs, heaps, tags};
 
 /// The figures. The keys are a stable interface; further keys may be added.
 #[derive(Debug, Serialize)]
@@ -98,7 +98,7 @@ fn usable(device: i32) -> Option<&'static DeviceHeap> {
 pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
     let graphs = graph_heaps(known);
-    let pools = tags::figures(known);
+    let pools = tags::figures::figures(known);
     let (figures, heap, pool) = together(known);
     let heaps = || std::iter::once(&heap).chain(graphs.iter().map(|(heap, _)| heap));
     let free = heaps().map(|it| it.free).sum::<u64>();
@@ -123,7 +123,7 @@ pub(crate) fn json(device: i32) -> Option<Vec<u8>> {
             live,
             peak_live: figures.all.requested.peak,
             held,
-            peak_held: known.figures().look(held),
+            peak_held: known.table().figures.look(held),
             free: free.min(held.saturating_sub(live)),
             pending_free: pending,
             mapped: pool.calls.count(Call::MemMap),
@@ -147,10 +147,11 @@ fn graph_heaps(of: &DeviceHeap) -> Vec<(HeapStats, bool)> {
 /// Returns a device's figures at one moment, in which no allocation begins or ends: no more is
 /// allocated than held.
 fn together(of: &DeviceHeap) -> (Figures, HeapStats, PoolStats) {
-    let mut figures = of.figures();
+    let mut table = of.table();
     let (heap, pool) = (of.heap.stats(), of.pool.stats());
-    figures.look(heaps::held_of(&pool) + of.held_shareable());
-    (*figures, heap, pool)
+    let held = heaps::held_of(&pool) + of.held_shareable();
+    table.figures.look(held);
+    (table.figures, heap, pool)
 }
 
 /// Formats a figure that is not kept apart by size: all of it counts as large.
@@ -214,25 +215,25 @@ pub(crate) fn memory(device: i32) -> Option<Vec<u8>> {
 pub(crate) fn reset_peaks(device: i32) {
     if let Some(known) = usable(device) {
         let held = known.held();
-        known.figures().reset_peaks(held);
+        known.table().figures.reset_peaks(held);
     }
 }
 
 pub(crate) fn reset_accumulated(device: i32) {
     if let Some(known) = usable(device) {
-        known.figures().reset_accumulated();
+        known.table().figures.reset_accumulated();
     }
 }
 
 pub(crate) fn snapshot(device: i32) -> Option<Vec<u8>> {
     let known = usable(device)?;
-    let snapshot = tags::with_entries(known, |tagged, figures| {
-        let (mut awake, mut asleep) = live::entries(known);
+    let snapshot = tags::figures::with_entries(known, |tagged, table| {
+        let (mut awake, mut asleep) = table.entries();
         awake.extend(tagged.awake);
         asleep.extend(tagged.asleep);
         // Read after the allocations, whose memory cannot go meanwhile.
         let held = known.held();
-        figures.look(held);
+        table.figures.look(held);
         json!({
             "version": 1,
             "device": device,
@@ -311,7 +312,10 @@ pub(crate) fn table(device: i32) -> Option<String> {
         known.failed.load(Ordering::Relaxed),
         figures.ooms
     );
-    let host: u64 = tags::figures(known).iter().map(TagFigures::host).sum();
+    let host: u64 = tags::figures::figures(known)
+        .iter()
+        .map(TagFigures::host)
+        .sum();
     let sleeping = figures.sleeping + caches::asleep(known);
     if sleeping > 0 || host > 0 {
         let _ = writeln!(

@@ -60,7 +60,7 @@ pub unsafe extern "C" fn cuvmm_settle(device: c_int, stream: *mut c_void) -> c_i
         let handle = crate::handle(stream);
         let settled = match StreamHandle(handle) {
             StreamHandle::PER_THREAD => Stream::settle_per_thread(&of.device),
-            _ => of.with_stream(handle, |stream| Ok(stream.settle()))?,
+            _ => of.with_stream(handle, |stream| Ok::<_, Error>(stream.settle()))?,
         };
         captures = settled == Err(CallError::Capturing);
         match captures {

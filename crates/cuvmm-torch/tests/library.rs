@@ -267,6 +267,28 @@ over_the_stand_in! {
         assert_eq!(cuda.physicals_and_mappings(), (0, 0));
     }
 
+    a_free_that_names_another_device_finds_the_memory [] says [] {
+        let (torch, cuda) = (Torch::load(), Cuda::load());
+        let streams = [0, 1].map(|device| {
+            cuda.enter(device);
+            cuda.stream()
+        });
+        // Device 0 has no heap yet.
+        for named in [0, 1, 2, 64, -1] {
+            let address = torch.malloc_on(1, 512, streams[1]);
+            torch.free_on(named, address, streams[1]);
+            assert_eq!(torch.figure_of(1, "live"), 0);
+        }
+        let addresses = [0, 1].map(|device| torch.malloc_on(device, 512, streams[device as usize]));
+        torch.record(addresses[1], streams[1]);
+        for device in [0, 1] {
+            assert_eq!(torch.figure_of(device, "live"), 512);
+            let (other, at) = (1 - device, device as usize);
+            torch.free_on(other, addresses[at], streams[at]);
+            assert_eq!(torch.figure_of(device, "live"), 0);
+        }
+    }
+
     streams_of_another_device [] says [
         "allocation of 512 B on device 0 failed: the stream does not belong to the primary context of device 0",
         "by another stream: the stream does not belong to the primary context of device 0; the memory is not reused",

@@ -55,14 +55,14 @@ pub(super) fn build(json: &str) -> Result<u64, Error> {
     let of = heaps::of(request.device)?;
     // Other processes give what they do not need only to a request that waits.
     let wait = wait.or_else(|| of.ledger().map(|_| live::NEIGHBOURS));
-    let (tag, tenant) = tags::for_cache(of, &request.name)?;
+    let (tag, tenant) = tags::paged::for_cache(of, &request.name)?;
     let kv = of.with_stream(request.stream, |home| {
         let mut kv = None;
         let build = || request.build(&tenant, home, wait).map(|it| kv = Some(it));
         repeated(of, home, wait.is_some(), build)?;
         kv.ok_or(Error::Null)
     })?;
-    tags::admit(tag, Arc::new(Cache::new(kv, of, wait.is_some())))
+    tags::paged::admit(tag, Arc::new(Cache::new(kv, of, wait.is_some())))
 }
 
 impl Request {

@@ -4,10 +4,11 @@ use std::sync::PoisonError;
 
 use cuvmm::{Contents, Exchange, HostStore, SleepError};
 
+use super::host::Host;
 use super::members::Members;
-use super::moving::Moving;
-use super::{Host, LONGEST, MOVING, chosen, fates, give_up_cached, lock, names, refused};
-use super::{host, shared};
+use super::moving::{MOVING, Moving};
+use super::sleep::{LONGEST, fates, give_up_cached};
+use super::{chosen, host, lock, names, refused, shared};
 use crate::error::Error;
 use crate::{fork, graphs};
 

@@ -12,9 +12,37 @@ use cuvmm::driver::Location;
 use cuvmm::{HostStore, MemoryError, SleepError};
 
 use super::members::Members;
-use super::{Host, MOVING, PART, chosen, lock, names};
+use super::moving::MOVING;
+use super::{chosen, lock, names, refused};
 use crate::error::Error;
 use crate::{exit, fork, graphs};
+
+/// Stores of contents are multiples of this, in bytes.
+const PART: u64 = 2 << 20;
+
+/// The use of the host memory of contents after waking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// It is kept for the next sleep.
+    Keep,
+    /// It goes back to the system.
+    Release,
+}
+
+impl Host {
+    /// Returns the use that C names by 1 or 2, or `None` for 0: the contents are lost.
+    ///
+    /// # Errors
+    /// Another number.
+    pub(crate) fn of(keep: i32) -> Result<Option<Self>, Error> {
+        match keep {
+            0 => Ok(None),
+            1 => Ok(Some(Self::Keep)),
+            2 => Ok(Some(Self::Release)),
+            _ => Err(Error::Keep(keep)),
+        }
+    }
+}
 
 /// The most bytes of all stores.
 static LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -129,7 +157,7 @@ pub(crate) fn prepare(json: &str) -> Result<(), Error> {
         let reserved = store(index, needed)?.reserve(needed);
         match reserved {
             Err(error) if is_unpinned(&error) => drop(pageable(index, needed)?),
-            reserved => reserved.map_err(|cause| super::refused(index, cause))?,
+            reserved => reserved.map_err(|cause| refused(index, cause))?,
         }
     }
     Ok(())

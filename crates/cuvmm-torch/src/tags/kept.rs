@@ -4,7 +4,9 @@ use std::sync::PoisonError;
 
 use cuvmm::SleepError;
 
-use super::{Blocks, MOVING, lock};
+use super::lock;
+use super::moving::MOVING;
+use crate::blocks::Blocks;
 use crate::error::Error;
 use crate::fork;
 use crate::paged::caches;

@@ -1,11 +1,14 @@
 //! Tags on their way to sleep or awake, which no allocation enters.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::lock;
 use super::members::Members;
-use crate::graphs::PoolId;
 use crate::live;
+use crate::table::PoolId;
+
+/// Held while tags are put to sleep or woken.
+pub(super) static MOVING: Mutex<()> = Mutex::new(());
 
 /// Tags on their way to sleep or awake. They count as asleep: no allocation under them begins, earlier
 /// ones have ended, and no paged cache is added.

@@ -274,8 +274,13 @@ impl Torch {
 
     /// Frees on device 0.
     pub(crate) fn free(&self, address: usize, stream: Handle) {
+        self.free_on(0, address, stream);
+    }
+
+    /// Frees memory that is said to be of a device.
+    pub(crate) fn free_on(&self, device: c_int, address: usize, stream: Handle) {
         // SAFETY: the tests do not use memory that they have freed.
-        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, 0, stream) };
+        unsafe { (self.free)(std::ptr::without_provenance_mut(address), 0, device, stream) };
     }
 
     pub(crate) fn record(&self, address: usize, stream: Handle) {

@@ -102,12 +102,7 @@ impl Locked<'_> {
 
     /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
     /// but they may have been promised to another tenant meanwhile: then other tenants give first.
-    pub(super) fn permit_reuse(
-        &mut self,
-        slot: SlotId,
-        bytes: u64,
-        purpose: Purpose,
-    ) -> Result<(), BlockError> {
+    pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
         let id = slot.tenant;
         if bytes > 0 && self.memory.terms.is_beyond(id) {
             let limit = self.memory.budget.account(id).limit;
@@ -116,7 +111,7 @@ impl Locked<'_> {
             }
         }
         if bytes > 0 && self.memory.budget.is_overdrawn() {
-            self.make_room(id, bytes, purpose, true)?;
+            self.make_room(id, bytes, Purpose::New, true)?;
         }
         // From here on the bytes are promised to no other tenant.
         self.blocks.slots.note_revived(slot, bytes);

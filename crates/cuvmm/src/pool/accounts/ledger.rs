@@ -283,31 +283,7 @@ mod tests {
     use super::*;
     use crate::extents::rig::{G, rig};
     use crate::ledger::Ledger;
-    use crate::pool::{Growth, Limit, Pool};
-    use crate::wanted::Purpose;
-
-    #[test]
-    fn a_block_grows_over_its_idle_memory_beside_an_older_request() {
-        let rig = rig();
-        let dir = tempfile::tempdir().unwrap();
-        let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G);
-        let ledger = ledger.open().unwrap();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
-        let pool = pool.largest_extent(G).growth(Growth::Exact).ledger(&ledger);
-        let pool = pool.build().unwrap();
-        let me = pool.tenant("me").register().unwrap();
-        let mut block = me.block(8 * G).try_allocate().unwrap();
-        block.shrink_to(G).unwrap();
-        pool.core.lock().return_unneeded(0);
-        let _late = pool.tenant("late").guarantee(6 * G).register().unwrap();
-        assert!(pool.core.lock().memory.budget.is_overdrawn());
-        let member = &pool.core.ledger.get().unwrap().member;
-        let older = member.wait(member.line_up(), 64 * G);
-        let refused = pool.core.lock().grant_for(TenantId::NONE, 0, Purpose::New);
-        assert!(refused.is_some(), "the older request comes first");
-        block.try_grow_to(8 * G).unwrap();
-        drop(older);
-    }
+    use crate::pool::{Limit, Pool};
 
     #[test]
     fn idle_memory_wakes_threads_that_wait_for_refunds() {

@@ -154,7 +154,7 @@ const ADDRESSES: u64 = 32;
 #[non_exhaustive]
 pub enum Preset {
     /// Holds little more than the live bytes: new extents of at most 160 MiB (128 MiB if the tenant
-    /// may hold less than 32 GiB), as large as most allocations (8 to 16 MiB in most cases once the
+    /// may hold less than 32 GiB), as large as most allocations (8 to 32 MiB in most cases once the
     /// heap holds 7/16 of the bytes that the tenant may hold), and memory is stitched as soon as the
     /// heap holds 1 % more than the peak of live bytes. If a request would be stitched from many much
     /// smaller extents, it gets few new ones of at most 256 MiB (less if the tenant may hold less than

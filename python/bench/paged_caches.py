@@ -8,6 +8,7 @@ tensor whose first byte has none.
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 GIB = 1 << 30
@@ -50,35 +51,54 @@ class Whole:
 
 
 class Paged:
-    """A paged cache of cuvmm, under the ledger of both servers."""
+    """A paged cache of cuvmm, under the ledger of both servers, each of which always has a part of the memory."""
+
+    #: Seconds between calls that wait for what the other server has idle, as engines are told to.
+    PACE = 0.05
 
     def __init__(
-        self, blocks: int, name: str, ledger: str | None, extent: str | None = None, precommit: int = 0
+        self,
+        blocks: int,
+        name: str,
+        ledger: str | None,
+        extent: str | None = None,
+        precommit: int = 0,
+        guarantee: float = 0.0,
     ) -> None:
         import cuvmm
         import cuvmm.torch
 
         if ledger is not None:
-            cuvmm.configure(ledger=ledger, ledger_limit=blocks * BLOCK_BYTES, tenant=f"server {name}")
+            whole = blocks * BLOCK_BYTES
+            sizes = {"ledger_limit": whole, "guarantee": int(whole * guarantee)}
+            cuvmm.configure(ledger=ledger, tenant=f"server {name}", **sizes)
         self.error = cuvmm.OutOfMemoryError
         group = cuvmm.torch.LayerGroup.keys_and_values(LAYERS, BLOCK, HEADS, SIZE, "bfloat16")
         # A short wait: the other server gives memory back that it does not use.
         options = {"extent": extent, "timeout": 0.002, "precommit": precommit, "pinned": [0]}
         self.kv = cuvmm.torch.paged_kv(blocks, group, name=name, **options)
         self.free = self.kv.free_numbers()
+        self.waited = 0.0
 
     def take(self, count: int) -> list[int] | None:
         if count > len(self.free):
             return None
         numbers = self.free.popleft_n(count)
-        if self.kv.try_back(numbers):
+        if self.kv.try_back(numbers) or self.wait(numbers):
             return numbers
+        self.free.append_n(numbers)
+        return None
+
+    def wait(self, numbers: list[int]) -> bool:
+        """Asks the other server for memory too, unless that was done a moment ago."""
+        if time.monotonic() - self.waited < self.PACE:
+            return False
         try:
             self.kv.back(numbers)
         except self.error:
-            self.free.append_n(numbers)
-            return None
-        return numbers
+            self.waited = time.monotonic()
+            return False
+        return True
 
     def give(self, numbers: list[int]) -> None:
         self.kv.release(numbers)

@@ -112,12 +112,13 @@ class Order:
     memory: int
     ledger: str | None
     precommit: int = 0
+    guarantee: float = 0.0
 
 
 def cache_of(order: Order) -> Any:
     blocks = order.memory // BLOCK_BYTES
     if order.policy == "cuvmm":
-        return Paged(blocks, order.name, order.ledger, precommit=order.precommit)
+        return Paged(blocks, order.name, order.ledger, precommit=order.precommit, guarantee=order.guarantee)
     if order.policy == "kvcached":
         return Kvcached(blocks, order.name)
     return Whole(blocks // 2 if order.policy == "halves" else blocks)
@@ -213,7 +214,15 @@ def orders_of(given: argparse.Namespace, ledger: str | None) -> list[Order]:
     names = SERVICES if given.policy != "find" else (given.service,)
     return [
         Order(
-            name, given.policy, getattr(given, name), given.scale, given.seconds, given.memory, ledger, given.precommit
+            name,
+            given.policy,
+            getattr(given, name),
+            given.scale,
+            given.seconds,
+            given.memory,
+            ledger,
+            given.precommit,
+            given.guarantee,
         )
         for name in names
     ]
@@ -247,6 +256,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="how long requests arrive; 20, or 5 for each scale")
     parser.add_argument("--memory", type=float, default=MEMORY / GIB, help="GiB of keys and values of both")
     parser.add_argument("--precommit", type=int, default=0, help="blocks that the paged caches map ahead")
+    parser.add_argument("--guarantee", type=float, default=0.0, help="the part of the memory that each always has")
     parser.add_argument("--dry", action="store_true", help="play `halves` in virtual time, without a GPU")
     parser.add_argument("--json", metavar="FILE", help="writes the figures there")
     given = parser.parse_args(arguments)
@@ -257,6 +267,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     missing = [name for name in needed if getattr(given, name) is None]
     if missing:
         parser.error(f"name the trace: --{missing[0]} FILE")
+    if not 0 <= given.guarantee <= 0.5:
+        parser.error("each of two servers can always have at most a half")
     if given.dry and given.policy != "halves":
         parser.error("--dry is for halves")
     if not (given.scale > 0 and given.seconds > 0 and given.memory >= 2 * blocks_of(LONGEST) * BLOCK_BYTES):
@@ -272,7 +284,8 @@ def main() -> None:
 
         found: dict[str, Any] = {"rows": kernel_rows()}
     else:
-        print(f"# {given.policy}, {given.memory / GIB:g} GiB, scale {given.scale:g}, {given.seconds:g} s")
+        kept = f", {given.guarantee:.0%} guaranteed to each" if given.guarantee else ""
+        print(f"# {given.policy}{kept}, {given.memory / GIB:g} GiB, scale {given.scale:g}, {given.seconds:g} s")
         if given.dry:
             found = report(given, dry(given))
         else:
@@ -283,7 +296,8 @@ def main() -> None:
     print(f"# {time.monotonic() - begun:.0f} s in all")
     if given.json:
         with open(given.json, "w") as file:
-            terms = {"policy": given.policy, "scale": given.scale, "seconds": given.seconds}
+            names = ("policy", "scale", "seconds", "guarantee")
+            terms = {name: getattr(given, name) for name in names}
             json.dump({**terms, **found}, file, indent=1)
 
 

@@ -69,7 +69,7 @@ impl dyn CanSleep {
     }
 }
 
-/// What the attempts of one move have in common.
+/// State that all attempts of one move share.
 pub(crate) struct Attempts {
     until: Option<Instant>,
     /// Work that an attempt found incomplete, and the number of the holder's uses by then.

@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn later_settings_go_over_earlier_ones() {
-        let parse = |json| Configuration::parse(json).expect("settings");
+        let parse = |json: &str| Configuration::parse(json).expect("settings");
         let earlier = parse(
             r#"{"limit": 4096, "preset": "fast", "tenant": "a", "ledger": "/b", "peers": [0, 1],
                 "aliases": false, "stream_waits": false, "rdma": "off", "shareable": true}"#,

@@ -359,14 +359,18 @@ impl State {
         if plan.gained >= total {
             return;
         }
-        let terms = &self.memory.terms;
-        let others = terms.ids().filter(|&other| other != id);
-        let mut others: Vec<((bool, i32), TenantId)> = others
-            .filter(|&other| {
-                let holds = give == Give::Cached && self.memory.holders.has(other);
-                holds || self.blocks.slots.next_giving(other, give, None).is_some()
+        // Both have the same tenants.
+        let tenants = self
+            .blocks
+            .slots
+            .givers(give)
+            .zip(self.memory.terms.ranks());
+        let mut others: Vec<((bool, i32), TenantId)> = tenants
+            .filter(|&((other, gives), _)| {
+                let holds = || give == Give::Cached && self.memory.holders.has(other);
+                other != id && (gives || holds())
             })
-            .map(|other| (terms.rank(other), other))
+            .map(|((other, _), (_, rank))| (rank, other))
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {

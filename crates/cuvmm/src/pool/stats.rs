@@ -262,18 +262,20 @@ impl State {
     }
 
     fn stats_of(&self, id: TenantId) -> TenantStats {
-        let (account, terms) = (self.memory.budget.account(id), &self.memory.terms);
+        let account = self.memory.budget.account(id);
+        let described = self.memory.terms.described(id);
+        let (name, (registered, priority), refusals) = described.unwrap_or_default();
         let mut stats = TenantStats {
-            name: terms.name_of(id),
-            draining: terms.drains(id),
+            draining: !registered && !name.is_empty(),
+            name,
             guarantee: account.guarantee,
-            limit: self.memory.budget.limit_of(id),
-            priority: terms.rank(id).1,
+            limit: account.limit.min(self.memory.budget.limits().bytes),
+            priority,
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals: terms.refusals(id),
+            refusals,
             ..TenantStats::default()
         };
         let figures = self.blocks.figures_of(id);

@@ -124,9 +124,18 @@ impl Tenants {
         rank.unwrap_or_default()
     }
 
-    /// Returns how many requests of a tenant were refused.
-    pub(in crate::pool) fn refusals(&self, id: TenantId) -> u64 {
-        self.of(id, |terms| terms.refusals).unwrap_or(0)
+    /// Returns the [ranks](Self::rank) of all tenants, in the order of their numbers.
+    pub(in crate::pool) fn ranks(&self) -> impl Iterator<Item = (TenantId, (bool, i32))> {
+        let all = self.terms.iter();
+        all.map(|(&id, terms)| (id, (terms.registered, terms.priority)))
+    }
+
+    /// Returns a tenant's name, its [rank](Self::rank), and how many of its requests were refused.
+    pub(in crate::pool) fn described(&self, id: TenantId) -> Option<(String, (bool, i32), u64)> {
+        self.of(id, |terms| {
+            let rank = (terms.registered, terms.priority);
+            (terms.name.clone(), rank, terms.refusals)
+        })
     }
 
     /// Returns the hook that a tenant's own requests call.

@@ -92,6 +92,12 @@ impl Slots {
         self.of_tenants.keys().copied().collect()
     }
 
+    /// Returns all tenants, in the order of their numbers, and `true` if their slots can give memory.
+    pub(in crate::pool) fn givers(&self, give: Give) -> impl Iterator<Item = (TenantId, bool)> {
+        let gives = move |it: &Tenancy| it.next_giving(give, None).is_some();
+        self.iter().map(move |(id, tenancy)| (id, gives(tenancy)))
+    }
+
     /// Returns the next memory after `after` that a tenant's slots can give, the oldest first.
     pub(in crate::pool) fn next_giving(
         &self,

@@ -267,6 +267,7 @@ impl Tenancy {
 
     /// Replaces a place, and counts the blocks that sleep and the slots that are taken. Returns the
     /// earlier place.
+    #[inline]
     fn set(&mut self, index: usize, place: Place) -> Option<Place> {
         let at = self.slots.get_mut(index)?;
         let before = std::mem::replace(at, place);

@@ -26,6 +26,7 @@ ALONE = (
     "test_gpu_graph_sleep",
     "test_gpu_keeping",
     "test_gpu_leaks",
+    "test_gpu_publish",
     "test_gpu_saver",
     "test_gpu_sharing",
     "test_gpu_sleep",

@@ -119,7 +119,7 @@ class Interface(unittest.TestCase):
             other = '''
             import sys
             import cuvmm
-            cuvmm.configure(ledger=sys.argv[1], tenant="other", guarantee=sys.argv[2])
+            cuvmm.configure(ledger=sys.argv[1], tenant="other", guarantee=int(sys.argv[2]))
             try:
                 print(cuvmm.empty(int(sys.argv[3])).nbytes)
             except cuvmm.Error as error:
@@ -130,13 +130,13 @@ class Interface(unittest.TestCase):
                     ledger=folder, ledger_limit="64MiB", tenant="first", guarantee="24MiB", priority=1)
                 small = cuvmm.empty(2 << 20)
                 def ask(guarantee, size):
-                    command = [sys.executable, "-c", other, folder, guarantee, str(size)]
+                    command = [sys.executable, "-c", other, folder, str(guarantee), str(size)]
                     ended = subprocess.run(command, capture_output=True, text=True)
                     assert ended.returncode == 0, ended.stderr
                     return ended.stdout
-                assert "cannot allocate 42.00 MiB" in ask("0MiB", 42 << 20)
-                assert ask("0MiB", 40 << 20) == f"{40 << 20}\\n"
-                assert "guarantee" in ask("42MiB", 2 << 20)
+                assert "cannot allocate 42.00 MiB" in ask(0, 42 << 20)
+                assert ask(0, 40 << 20) == f"{40 << 20}\\n"
+                assert "guarantee" in ask(42 << 20, 2 << 20)
                 whole = cuvmm.empty(22 << 20)
             """
         )

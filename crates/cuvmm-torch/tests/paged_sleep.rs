@@ -342,7 +342,7 @@ over_the_stand_in! {
             refused(it.paged.cache("sent", 8, ""), "the pool \"sent\" is shareable");
             let chat = it.paged.cache("chat", 8, "").unwrap();
             refused(it.tags.outcome(shareable(c"chat".as_ptr())), "not shareable");
-            refused(it.paged.cache("torch", 8, ""), "\"torch\", which is the heap's");
+            refused(it.paged.cache("torch", 8, ""), "\"torch\", which is that of the process's other memory");
             // Contents of a cache are read after it has woken, and no part of them is marked.
             it.paged.back(chat, &[0]).unwrap();
             let (address, mut byte) = (it.at(chat, 0), 0_u8);

@@ -84,7 +84,7 @@ def configure(
     if ledger_limit is not None:
         settings["ledger_limit"] = bytes_of(ledger_limit)
     if guarantee is not None:
-        settings["guarantee"] = bytes_of(guarantee)
+        settings["guarantee"] = 0 if guarantee == 0 else bytes_of(guarantee)
     if priority is not None:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority is a whole number, not {priority!r}")

@@ -13,6 +13,7 @@ use super::stitch::{Levels, Plan, Planner, Wanted};
 use super::tag::{StreamId, Tag};
 use crate::deferred;
 use crate::error::{BlockError, CallError};
+use crate::own::Physical;
 use crate::pool::{HolderId, Tenant, Wait};
 
 /// A heap that keeps all its mappings gets new memory rather than mappings once it uses this number
@@ -320,17 +321,22 @@ impl Core {
         request: Request<'_>,
         may: Growth,
     ) -> Option<Step> {
-        if self.policy.merged == 0 || self.has(PINNED) || !plan.may_merge() {
+        if !self.policy.merges || self.has(PINNED) || !plan.may_merge() {
             return None;
         }
         let Some(room) = may.room else {
             return Some(Step::Room);
         };
         state.refresh(true);
-        // Another process may have these, so that their release frees nothing.
-        let exported = state.exported_extents();
-        let planner = self.planner(state, request, may, true);
-        let merged = planner.merged(plan, room, &exported)?;
+        let merged = self.planner(state, request, may, true).merged(plan, room)?;
+        let is_exported = |&id| {
+            let physical = state.physicals.get(id).and_then(Option::as_ref);
+            physical.is_some_and(Physical::is_exported)
+        };
+        // Another process may have them, so that their release frees nothing.
+        if merged.1.iter().any(is_exported) {
+            return None;
+        }
         let build = state.begin_merged(merged, self.device.granule().bytes())?;
         Some(Step::Build(build))
     }

@@ -213,22 +213,14 @@ impl State {
         self.spaces.add(space);
     }
 
-    /// Returns the extents that were exported.
-    pub(super) fn exported_extents(&self) -> Vec<ExtentId> {
-        if !self.is_offered {
-            return Vec::new();
-        }
-        let is_exported = |physical: &Physical| physical.is_exported();
-        let all = self.physicals.iter().enumerate();
-        let exported = all.filter(|(_, it)| it.as_ref().is_some_and(is_exported));
-        exported.map(|(id, _)| id).collect()
-    }
-
     /// Returns the number of exported extents, and their bytes.
     pub(super) fn exported(&self) -> (u64, u64) {
-        let exported = self.exported_extents().into_iter();
-        let sizes = exported.filter_map(|id| Some(self.large.extent(id)?.size));
-        sizes.fold((0, 0), |(count, bytes), size| (count + 1, bytes + size))
+        if !self.is_offered {
+            return (0, 0);
+        }
+        let all = self.physicals.iter().flatten();
+        let exported = all.filter(|physical| physical.is_exported());
+        exported.fold((0, 0), |(count, bytes), it| (count + 1, bytes + it.size()))
     }
 
     /// Takes out the reservations in which nothing is mapped, nor about to be.

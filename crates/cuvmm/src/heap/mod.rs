@@ -153,15 +153,12 @@ const ADDRESSES: u64 = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
-    /// Holds little more than the live bytes: new extents of at most 160 MiB (128 MiB if the tenant
-    /// may hold less than 32 GiB), as large as most allocations (8 to 32 MiB in most cases once the
-    /// heap holds 7/16 of the bytes that the tenant may hold), and memory is stitched as soon as the
-    /// heap holds 1 % more than the peak of live bytes. If a request would be stitched from many much
-    /// smaller extents, it gets few new ones of at most 256 MiB (less if the tenant may hold less than
-    /// 64 GiB). As many bytes of small extents whose work is complete are released before
-    /// (`cuMemUnmap`, `cuMemRelease`, `cuMemCreate`). While work uses too many of them, the heap may
-    /// hold up to 7.9 % more than the peak instead. Either is done only where the tenant could get
-    /// the memory anyway.
+    /// Holds little more than the live bytes: extents of at most 256 MiB (128 MiB if the tenant may
+    /// hold less than 64 GiB), as large as most allocations (8 to 16 MiB in most cases once the heap
+    /// holds 7/16 of the bytes that the tenant may hold), and memory is stitched as soon as the heap
+    /// holds 1 % more than the peak of live bytes. If a request would be stitched from many much
+    /// smaller extents whose work is complete, these are released and fewer are created
+    /// (`cuMemUnmap`, `cuMemRelease`, `cuMemCreate`), where the tenant could get that memory anyway.
     /// The default.
     #[default]
     Tight,
@@ -175,25 +172,25 @@ impl Preset {
         const MIB: u64 = 1 << 20;
         match self {
             Self::Tight => Policy {
-                largest: (128 * MIB, 160 * MIB),
-                merged: 256 * MIB,
+                largest: (128 * MIB, 256 * MIB),
                 slack: 10,
                 parts: 4,
                 least: (8 * MIB, 32 * MIB),
                 near: 8 * MIB,
                 extra: 0,
                 aliases: true,
+                merges: true,
                 drains: true,
             },
             Self::Fast => Policy {
                 largest: (1024 * MIB, 1024 * MIB),
-                merged: 0,
                 slack: 154,
                 parts: 1,
                 least: (1024 * MIB, 1024 * MIB),
                 near: 1024 * MIB,
                 extra: u64::MAX,
                 aliases: true,
+                merges: false,
                 drains: false,
             },
         }

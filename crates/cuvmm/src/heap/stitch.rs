@@ -50,16 +50,13 @@ const LIMIT_PARTS: u64 = 256;
 const NEAR: u64 = 7;
 
 /// From then on, the number of extents of an allocation of the mean size.
-const NEAR_PARTS: u64 = 8;
+const NEAR_PARTS: u64 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
     /// An extent has at most a [`LIMIT_PARTS`]th of the limit, but may have the first size here, and
-    /// never has more than the second, in whole granules. Smaller ones are powers of two granules.
+    /// never has more than the second, in whole granules.
     pub(super) largest: (u64, u64),
-    /// The most bytes of an extent that small ones are [merged](super::merge) into, in place of the
-    /// second size of `largest`. Zero if none are merged.
-    pub(super) merged: u64,
     /// The bytes that are held beyond the peak of live bytes before memory is stitched, in 1/1024.
     pub(super) slack: u64,
     /// The least number of extents of a request that is much larger than others, as far as `least`
@@ -75,6 +72,8 @@ pub(super) struct Policy {
     pub(super) extra: u64,
     /// `false` if memory is never shown in two windows.
     pub(super) aliases: bool,
+    /// `true` if small extents are [merged](super::merge).
+    pub(super) merges: bool,
     /// `true` if each request that its stream's cache cannot serve empties the cache first, so that
     /// all free memory decides where the request lies.
     pub(super) drains: bool,
@@ -267,20 +266,10 @@ impl Planner<'_> {
         Some(())
     }
 
-    /// Returns the largest size of an extent that replaces none, in bytes.
-    fn largest(&self) -> u64 {
-        self.most(self.policy.largest.1)
-    }
-
-    /// Returns the largest size of an extent that others are merged into, in bytes.
-    pub(super) fn most_merged(&self) -> u64 {
-        self.most(self.policy.merged)
-    }
-
-    /// Returns the largest size of an extent as the limit allows, at most `high`.
-    fn most(&self, high: u64) -> u64 {
-        let part = self.granule.round_down(self.levels.limit / LIMIT_PARTS);
-        part.min(high).max(self.policy.largest.0)
+    /// Returns the largest size of an extent, in bytes.
+    pub(super) fn largest(&self) -> u64 {
+        let (low, high) = self.policy.largest;
+        (self.levels.limit / LIMIT_PARTS).clamp(low, high)
     }
 
     /// Returns the size of new extents. Extents are smaller if little more may be held, because
@@ -291,10 +280,7 @@ impl Planner<'_> {
         } = *self.policy;
         let largest = self.largest();
         let Levels { mean, peak, .. } = self.levels;
-        let within = |bytes| match bytes < largest {
-            true => self.granule.extent_within(bytes, largest),
-            false => largest,
-        };
+        let within = |bytes| self.granule.extent_within(bytes, largest);
         if self.is_near_limit() {
             return within(near.max(mean / NEAR_PARTS));
         }
@@ -306,12 +292,7 @@ impl Planner<'_> {
 
     /// Returns `true` if so much may be held soon that new extents are small.
     pub(super) const fn is_near_limit(&self) -> bool {
-        self.levels.held.saturating_add(self.wanted.size) > self.near_limit()
-    }
-
-    /// Returns the held bytes from which new extents are small.
-    pub(super) const fn near_limit(&self) -> u64 {
-        self.levels.limit / 16 * NEAR
+        self.levels.held.saturating_add(self.wanted.size) > self.levels.limit / 16 * NEAR
     }
 
     /// Returns `true` if the addresses behind the head suffice for a plan.

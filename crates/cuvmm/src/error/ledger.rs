@@ -57,6 +57,7 @@ pub enum LedgerError {
         problem: &'static str,
     },
     /// The budget that all processes share leaves too little for a guarantee.
+    #[error("no memory for the guarantee: {0}")]
     Short(LedgerShortage),
     /// The file is not a ledger, or not one of this device.
     #[error("{} is not a usable ledger: {reason}", .path.display())]

@@ -174,11 +174,14 @@ def main() -> None:
     parser.add_argument("name", help="the name of the process in the ledger")
     parser.add_argument("--ledger", required=True, help="the folder of the ledger")
     parser.add_argument("--limit", default="4GiB", help="the memory of all servers, which the first one sets")
+    parser.add_argument("--guarantee", default="512MiB", help="the memory that this server can always have")
     parser.add_argument("--blocks", type=int, default=2048, help="block numbers of 2 MiB of addresses each")
     parser.add_argument("--extent", default="16MiB", help="the bytes by which memory comes and goes")
     parser.add_argument("--pause", type=float, default=0.01, help="seconds between steps, in place of a model's kernels")
     options = parser.parse_args()
-    cuvmm.configure(ledger=options.ledger, ledger_limit=options.limit, tenant=options.name)
+    cuvmm.configure(
+        ledger=options.ledger, ledger_limit=options.limit, tenant=options.name, guarantee=options.guarantee
+    )
     server = Server(options.name, options.blocks, options.extent)
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: stop.set())

@@ -336,7 +336,8 @@ class Paged(unittest.TestCase):
             """
             import os, re, signal, subprocess, sys, tempfile
             def start(name):
-                options = ["--ledger", folder, "--limit", "192MiB", "--extent", "2MiB", "--blocks", "256", "--pause", "0"]
+                options = ["--ledger", folder, "--limit", "192MiB", "--guarantee", "48MiB", "--extent", "2MiB",
+                           "--blocks", "256", "--pause", "0"]
                 command = [sys.executable, os.environ["SERVER"], name, *options]
                 return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             with tempfile.TemporaryDirectory() as folder:

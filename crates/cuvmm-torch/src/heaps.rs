@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::driver::{
@@ -26,6 +27,9 @@ use crate::table::Table;
 use crate::{asked, exit, fork, guards};
 
 const PUBLISHED: &str = "published";
+
+/// The longest wait for the guarantee of this process in a ledger.
+const JOIN: Duration = Duration::from_secs(60);
 
 /// The largest extent of publications. Each is released as a whole, and mapped by each process that
 /// attaches it.
@@ -267,6 +271,7 @@ impl DeviceHeap {
                 let ledger = ledger.on_group(asked::answer);
                 let ledger = ledger
                     .guarantee(settings.guarantee)
+                    .timeout(JOIN)
                     .priority(settings.priority);
                 Some(match settings.ledger_limit {
                     Some(bytes) => ledger.limit(bytes).open()?,

@@ -47,8 +47,9 @@ def configure(
     ledger_limit: the most that all processes of the ledger may have together. The first process
         sets it, and others name the same or none.
     guarantee: the memory that this process can always have of the ledger, in bytes or as text. It is charged at
-        the first allocation on a device, which fails if other processes have it. Above their guarantees, memory
-        goes to the process that asks first.
+        the first allocation on a device. If other processes have it, that waits for at most 60 s, while they give
+        back what is idle and may not grow, and fails then. Above their guarantees, memory goes to the process that
+        asks first.
     priority: a whole number, 0 by default. Memory that another process of the ledger needs is taken from
         processes of lower priorities first.
     peers: the ordinals of devices that may read and write the memory of every other one, that of pools

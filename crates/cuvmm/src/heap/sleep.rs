@@ -262,6 +262,10 @@ impl State {
 }
 
 impl MovingHolder for MovingHeap {
+    fn withdraws_last(&self) -> bool {
+        self.core().has(PINNED)
+    }
+
     fn withdraw(&self) -> Result<(), SleepError> {
         let core = self.core();
         let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;

@@ -378,6 +378,34 @@ on_both! {
         }
     }
 
+    fn copies_of_other_memory_are_complete_before_memory_of_graphs_goes(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let stream = Stream::new(&rig.device).unwrap();
+        let heaps = [(); 2].map(|()| graphs_of(&tenant));
+        let memory = heaps.each_ref().map(|heap| heap.allocate(4 * G, 1, &stream).unwrap());
+        fill(rig, &stream, memory[0].address().0, 4 * G, 1);
+        fill(rig, &stream, memory[1].address().0, 4 * G, 2);
+        let mapped = || rig.machine.live().mappings;
+        let (before, seen) = (mapped(), Mutex::new(Vec::new()));
+        let watch = |_: &Progress| {
+            seen.lock().unwrap().push(mapped());
+            true
+        };
+        let all = || heaps[0].alone().heap(&heaps[1]);
+        let store = store(&rig.device, 8);
+        let slept = all().on_progress(&watch).sleep(Contents::Keep(&store));
+        assert_eq!(slept.unwrap().heaps, 2);
+        // The driver counts copies of one heap as work that may use the other.
+        let seen = seen.into_inner().unwrap();
+        assert!(seen.len() > 1, "{seen:?}");
+        assert!(seen.iter().all(|&mappings| mappings == before), "{seen:?}");
+        assert!(mapped() < before);
+        all().wake().unwrap();
+        shows(rig, memory[0].address().0, 4 * G, 1);
+        shows(rig, memory[1].address().0, 4 * G, 2);
+    }
+
     fn a_heap_sleeps_and_wakes_with_blocks_or_not_at_all(rig) {
         let pool = pool(rig, 16);
         let (tenant, other) = (pool.tenant("a").register().unwrap(), pool.tenant("b").register().unwrap());

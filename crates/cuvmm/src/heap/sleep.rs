@@ -266,7 +266,7 @@ impl MovingHolder for MovingHeap {
         self.core().has(PINNED)
     }
 
-    fn withdraw(&self) -> Result<(), SleepError> {
+    fn withdraw(&self, _: &dyn Fn() -> bool) -> Result<(), SleepError> {
         let core = self.core();
         let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;
         let state = core.lock();
@@ -337,8 +337,9 @@ impl HolderToSleep for HeapToSleep {
         Some((moving, spans.zip(&mut self.saved).collect()))
     }
 
-    fn withdraw(&self) -> Result<(), SleepError> {
-        self.moving.as_ref().map_or(Ok(()), MovingHeap::withdraw)
+    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
+        let moving = self.moving.as_ref();
+        moving.map_or(Ok(()), |moving| moving.withdraw(wanted))
     }
 
     fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {

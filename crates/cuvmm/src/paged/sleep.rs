@@ -9,6 +9,7 @@
 //! Keeps I-107 and I-111.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +41,8 @@ pub(super) struct MovingCache {
     base: DeviceAddress,
     /// How long to wait for work that was queued since the cache was marked.
     until: Option<Instant>,
+    /// The number of steps that had begun when the cache was marked.
+    begun: u64,
 }
 
 impl Core {
@@ -90,7 +93,11 @@ impl State {
         let moving = MovingCache::new(core, self.region.address());
         let until = attempts.until();
         Ok(Marked::Moving(Box::new(CacheToSleep {
-            moving: Some(MovingCache { until, ..moving }),
+            moving: Some(MovingCache {
+                until,
+                begun: self.begun(),
+                ..moving
+            }),
             memory: self.region.memory_in_use(),
             saved: Vec::new(),
         })))
@@ -103,6 +110,7 @@ impl MovingCache {
             core: Arc::clone(core),
             base,
             until: None,
+            begun: 0,
         }
     }
 
@@ -140,11 +148,16 @@ impl MovingCache {
 }
 
 impl MovingCache {
-    fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError> {
+    /// Makes an attempt to take the memory out. Sets `waits` to `true` if another one may succeed.
+    fn try_withdraw(&self, attempts: &Attempts, waits: &Cell<bool>) -> Result<(), SleepError> {
         let core = &self.core;
         let mut state = core.lock()?;
         let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
-        state.check_no_step()?;
+        // Also if the step has ended: its work may have written what had been copied.
+        waits.set(state.begun() == self.begun);
+        if !waits.get() {
+            return Err(state.busy());
+        }
         let mut work = core.work(&state, attempts);
         match work.poll()? {
             Poll::Complete => {}
@@ -164,12 +177,13 @@ impl MovingHolder for MovingCache {
     }
 
     /// Work of other users of the device is waited for as long as when the cache was marked.
-    fn withdraw(&self) -> Result<(), SleepError> {
+    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
         let until = self.until.filter(|_| self.withdraws_last());
-        let attempts = Attempts::new(until);
-        let again = |error: &SleepError| matches!(error, SleepError::CacheBusy { .. });
+        let (attempts, waits) = (Attempts::new(until), Cell::new(false));
+        let is_busy = |error: &SleepError| matches!(error, SleepError::CacheBusy { .. });
+        let again = |error: &SleepError| is_busy(error) && waits.get() && wanted();
         let tenant = &self.core.tenant;
-        tenant.repeat(until, || self.try_withdraw(&attempts), again)
+        tenant.repeat(until, || self.try_withdraw(&attempts, &waits), again)
     }
 }
 
@@ -190,8 +204,9 @@ impl HolderToSleep for CacheToSleep {
         Some((moving, spans.zip(&mut self.saved).collect()))
     }
 
-    fn withdraw(&self) -> Result<(), SleepError> {
-        self.moving.as_ref().map_or(Ok(()), MovingCache::withdraw)
+    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
+        let moving = self.moving.as_ref();
+        moving.map_or(Ok(()), |moving| moving.withdraw(wanted))
     }
 
     fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
@@ -241,5 +256,61 @@ impl CacheToSleep {
 impl Drop for CacheToSleep {
     fn drop(&mut self) {
         self.put_back();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::extents::rig::{G, rig};
+    use crate::paged::{LayerGroup, PagedKv};
+    use crate::pool::{Limit, Pool};
+    use crate::sync::atomic::{AtomicBool, Ordering};
+
+    // I-111
+    #[test]
+    fn work_that_is_queued_after_the_copies_is_waited_for_until_the_sleep_is_cancelled() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 2).group(group);
+        let kv = kv.sleep_after_all_work(true).build().unwrap();
+        kv.back(&[0, 1]).unwrap();
+        let until = Instant::now().checked_add(Duration::from_secs(600));
+        let begin = || kv.sleeper().begin_sleep(until, &|| true).unwrap().unwrap();
+        let is_busy = |it: Result<(), SleepError>| matches!(it, Err(SleepError::CacheBusy { .. }));
+
+        let (holder, foreign) = (begin(), rig.busy_stream());
+        assert!(is_busy(holder.withdraw(&|| false)));
+        // A step that has ended: waiting does not help.
+        drop(kv.step());
+        assert!(is_busy(holder.withdraw(&|| true)));
+        assert!(holder.stay());
+        rig.finish(&foreign);
+
+        let (holder, foreign) = (begin(), rig.busy_stream());
+        let asked = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let wanted = || {
+                asked.store(true, Ordering::SeqCst);
+                true
+            };
+            let waiting = scope.spawn(move || (holder.withdraw(&wanted), holder));
+            while !asked.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            rig.finish(&foreign);
+            let (withdrawn, holder) = waiting.join().unwrap();
+            withdrawn.unwrap();
+            holder.sleep(false);
+        });
+        assert!(kv.is_asleep());
     }
 }

@@ -8,7 +8,7 @@ use super::prepared::{PreparedSleep, undo};
 use super::units::{Moving, Parts, Sleeper};
 use super::{Blocks, Progress};
 use crate::error::{ArgumentError, SleepError};
-use crate::store::{Copies, Direction, Done, Growth, HostStore, Job, Ranges, copy};
+use crate::store::{Copies, Direction, Done, Grown, Growth, HostStore, Job, Ranges, copy};
 
 pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> {
     let to_sleep = begin(blocks)?;
@@ -28,7 +28,7 @@ pub(super) fn discard(blocks: &Blocks<'_>) -> Result<PreparedSleep, SleepError> 
     let total = to_sleep.iter().map(Sleeper::bytes).sum();
     let mut done = 0;
     let withdrawn = to_sleep.iter().try_for_each(|one| {
-        one.withdraw()?;
+        one.withdraw(&|| blocks.is_wanted())?;
         done += one.bytes();
         go_on(blocks, done, total)
     });
@@ -105,7 +105,7 @@ fn copy_out(
         left,
         bytes: 0,
     };
-    copy(store, |copies| {
+    let grown: Result<Grown, SleepError> = copy(store, |copies| {
         copies.add_ready(&mut jobs);
         let grown = growth.finish(|| {
             copies.add_ready(&mut jobs);
@@ -121,13 +121,16 @@ fn copy_out(
             if let Some(unit) = copied.count(copies, done)?
                 && !unit.withdraws_last()
             {
-                unit.withdraw_copied()?;
+                unit.withdraw_copied(&|| blocks.is_wanted())?;
             }
         }
-        copied.withdraw(true)?;
-        grown.keep();
-        Ok(())
-    })
+        Ok(grown)
+    });
+    let grown = grown?;
+    // These may wait for work, and others can copy with the store meanwhile.
+    copied.withdraw(true)?;
+    grown.keep();
+    Ok(())
 }
 
 /// The progress of copying blocks out.
@@ -163,7 +166,7 @@ impl<'a> Copied<'a> {
     fn withdraw(&self, last: bool) -> Result<(), SleepError> {
         let units = self.moving.iter().zip(&self.left);
         let mut copied = units.filter(|&(unit, &left)| left == 0 && unit.withdraws_last() == last);
-        copied.try_for_each(|(unit, _)| unit.withdraw_copied())
+        copied.try_for_each(|(unit, _)| unit.withdraw_copied(&|| self.blocks.is_wanted()))
     }
 }
 

@@ -45,8 +45,8 @@
 //! Views stay valid, and so do captured graphs that contain them. Blocks in use, pinned and reserved
 //! ones are so when it wakes.
 //!
-//! - It does not fall asleep while a [`Step`](crate::paged::Step) lives, or before the work of its
-//!   home stream and of [recorded](PagedKv::record_use) streams is complete, or
+//! - It does not fall asleep while a [`Step`](crate::paged::Step) lives, or if one began while it was
+//!   being copied, even if that has ended; nor before the work of its home stream and of [recorded](PagedKv::record_use) streams is complete, or
 //!   [all work](crate::paged::PagedKvBuilder::sleep_after_all_work).
 //! - Whole extents are copied: those that a block in use, pinned or reserved touches. Others are given
 //!   up. After [`Contents::Discard`] all blocks have zeros.

@@ -55,10 +55,10 @@ impl Moving<'_> {
     }
 
     /// Takes the memory out, of which a copy was made.
-    pub(super) fn withdraw_copied(self) -> Result<(), SleepError> {
+    pub(super) fn withdraw_copied(self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
         match self {
             Self::Block(block) => block.withdraw_copied(),
-            Self::Holder(holder) => holder.withdraw(),
+            Self::Holder(holder) => holder.withdraw(wanted),
         }
     }
 }
@@ -138,10 +138,10 @@ impl Sleeper {
     }
 
     /// Takes the memory out. Its contents are lost if the unit sleeps.
-    pub(super) fn withdraw(&self) -> Result<(), SleepError> {
+    pub(super) fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
         match self {
             Self::Block(block) => block.withdraw(),
-            Self::Holder(_, holder) => holder.withdraw(),
+            Self::Holder(_, holder) => holder.withdraw(wanted),
         }
     }
 

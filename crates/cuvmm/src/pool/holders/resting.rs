@@ -109,8 +109,9 @@ pub(crate) enum Marked {
 
 /// A holder whose contents are being copied out.
 pub(crate) trait MovingHolder: Sync {
-    /// Unmaps all memory, unless work was queued since the holder was marked that is not complete.
-    fn withdraw(&self) -> Result<(), SleepError>;
+    /// Unmaps all memory, unless work was queued since the holder was marked that is not complete. A
+    /// holder that waits for such work does so while `wanted` returns `true`.
+    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError>;
 
     /// Returns `true` if copies of other memory are work that `withdraw` waits for.
     fn withdraws_last(&self) -> bool {
@@ -131,8 +132,9 @@ pub(crate) trait HolderToSleep: Send + Sync {
 
     fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)>;
 
-    /// Takes the memory out. Its contents are lost if the holder sleeps.
-    fn withdraw(&self) -> Result<(), SleepError>;
+    /// Takes the memory out, as [`MovingHolder::withdraw`] does. Its contents are lost if the holder
+    /// sleeps.
+    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError>;
 
     fn sleep(self: Box<Self>, release: bool) -> GivenUp;
 

@@ -35,7 +35,7 @@ pub(crate) struct Settings {
     pub(crate) ledger_limit: Option<u64>,
     /// The bytes that this process can always have of the ledger.
     pub(crate) guarantee: u64,
-    /// Memory is reclaimed from processes of lower priorities first.
+    /// Of processes equally far above their guarantees, lower priorities release memory first.
     pub(crate) priority: i32,
     /// `true` if a mapper thread for each device unmaps memory.
     pub(crate) mapper: bool,

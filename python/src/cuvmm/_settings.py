@@ -50,8 +50,8 @@ def configure(
         the first allocation on a device. If other processes have it, that waits for at most 60 s, while they give
         back what is idle and may not grow, and fails then. Above their guarantees, memory goes to the process that
         asks first.
-    priority: a whole number, 0 by default. Memory that another process of the ledger needs is taken from
-        processes of lower priorities first.
+    priority: a whole number, 0 by default. The process furthest above its guarantee gives memory first that
+        another process of the ledger needs; of those equally far above, the one of the lowest priority.
     peers: the ordinals of devices that may read and write the memory of every other one, that of pools
         too, for copies between them in one process. Mapping memory takes many times as long then.
     aliases: False if memory must never be mapped at several addresses at once.

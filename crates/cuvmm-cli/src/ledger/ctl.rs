@@ -45,7 +45,7 @@ enum Command {
     Limit(Limit),
     /// Set the memory that a process or tenant can always have
     Guarantee(Amount),
-    /// Set a priority: memory is reclaimed from lower ones first
+    /// Set a priority: lower ones give memory first, processes if as far above their guarantees
     Priority(Priority),
     /// Give a process's idle memory back to the driver
     Trim(Trim),

@@ -74,7 +74,7 @@ pub(super) struct Slot {
     /// Granules that the process always keeps charged.
     pub(super) guarantee: Word,
     pub(super) limit: Word,
-    /// An `i64`. Memory is reclaimed from lower priorities first.
+    /// An `i64`. Of processes equally far above their guarantees, lower priorities release first.
     pub(super) priority: Word,
     /// Bytes that the process's pools have from the driver. The driver's memory pools count with
     /// what they were last seen to hold.

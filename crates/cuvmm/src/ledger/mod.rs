@@ -242,7 +242,9 @@ impl LedgerBuilder<'_> {
         self
     }
 
-    /// Sets the process's priority, 0 by default. Memory is reclaimed from lower priorities first.
+    /// Sets the process's priority, 0 by default. Of processes that are equally far above their
+    /// guarantees, those of lower priorities [release memory](self#memory-that-another-process-needs)
+    /// first.
     pub const fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self
@@ -490,7 +492,7 @@ impl Ledger {
         self.member.set_limit(bytes)
     }
 
-    /// Changes the process's priority. Memory is reclaimed from lower priorities first.
+    /// Changes the process's [priority](LedgerBuilder::priority).
     ///
     /// # Errors
     /// [`LedgerError::Call`] in a forked child.

@@ -147,7 +147,7 @@ pub struct ProcessStats {
     /// Memory of the device that no pool of the ledger has, as the process last measured; 0 if it has
     /// not.
     pub foreign: u64,
-    /// The process's priority. Memory is reclaimed from lower priorities first.
+    /// The process's [priority](super::LedgerBuilder::priority).
     pub priority: i32,
     /// The bytes that the process's requests wait for, if any waits.
     pub waits_for: Option<u64>,

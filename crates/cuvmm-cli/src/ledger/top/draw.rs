@@ -51,7 +51,7 @@ const HELP: &[&str] = &[
     "idle      memory that it could give back without waiting, as it last found",
     "guar.     memory that always stays charged to it",
     "limit     the most that can be charged: the least of its own, pool's, ledger's",
-    "prio      others take memory from the lower ones first; of tenants in a process",
+    "prio      the lower give memory first: tenants, and processes equally far above",
     "stalled   seconds in which a request of it waited for memory of others",
     "some%     share of the last 10 seconds in which one waited (decaying average)",
     "full%     share in which all its tenants with memory in use waited at once",

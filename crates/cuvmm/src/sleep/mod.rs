@@ -252,8 +252,8 @@ impl<'a> Blocks<'a> {
         self
     }
 
-    /// Adds a holder once. All selections have their holders in one order, so that threads which move
-    /// the same ones do not wait for each other.
+    /// Adds a holder once. All selections have their holders in one order: two threads that move two
+    /// holders in opposite orders would each wait for the holder that the other thread moves.
     fn add(&mut self, holder: Arc<dyn CanSleep>) {
         let address = |it: &Arc<dyn CanSleep>| Arc::as_ptr(it).cast::<()>().addr();
         let place = (self.holders).binary_search_by_key(&address(&holder), address);

@@ -6,7 +6,7 @@
 //! used memory. Whole extents move, so that many bytes cost few driver calls. Memory of heaps
 //! ([holders](super::holders::holder)) comes after the slots of tenants of the same rank.
 //!
-//! Keeps I-3, I-4, I-31 and I-90.
+//! Keeps I-3, I-4, I-31, I-90 and I-123.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -101,8 +101,14 @@ impl Locked<'_> {
     }
 
     /// Ensures that a tenant may use `bytes` of its own idle memory again. The bytes are charged,
-    /// but they may have been promised to another tenant meanwhile: then other tenants give first.
-    pub(super) fn permit_reuse(&mut self, slot: SlotId, bytes: u64) -> Result<(), BlockError> {
+    /// but they may have been promised to another tenant meanwhile: then a ledger is asked for as
+    /// many for the `purpose`, and other tenants give first.
+    pub(super) fn permit_reuse(
+        &mut self,
+        slot: SlotId,
+        bytes: u64,
+        purpose: Purpose,
+    ) -> Result<(), BlockError> {
         let id = slot.tenant;
         if bytes > 0 && self.memory.terms.is_beyond(id) {
             let limit = self.memory.budget.account(id).limit;
@@ -111,7 +117,7 @@ impl Locked<'_> {
             }
         }
         if bytes > 0 && self.memory.budget.is_overdrawn() {
-            self.make_room(id, bytes, Purpose::New, true)?;
+            self.make_room(id, bytes, purpose, true)?;
         }
         // From here on the bytes are promised to no other tenant.
         self.blocks.slots.note_revived(slot, bytes);

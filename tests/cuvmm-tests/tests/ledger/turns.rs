@@ -5,8 +5,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::G;
 use crate::common::executor::Task;
+use crate::common::{D0, G};
 use crate::on_both;
 use cuvmm::error::{BlockError, LedgerRefusal};
 use cuvmm::{Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
@@ -100,6 +100,35 @@ on_both! {
             drop((got, next));
         });
         assert!(rig.machine.live().physical_bytes <= 100 * G);
+    }
+
+    // I-123
+    fn a_block_grows_over_its_own_memory_past_an_older_request_of_another_process(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::join(&rig.device, &dir, "b", 0);
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut held = a.tenant.allocate_on(&stream, 20 * G).unwrap();
+        // The work keeps the memory behind the block's end from being given back.
+        rig.machine.hold(D0, stream.as_raw());
+        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+        held.shrink_to(16 * G).unwrap();
+        // All of the grant is promised, and the memory behind the block's end with it.
+        let granted = a.ledger.stats().charged;
+        let late = a.pool.tenant("late").guarantee(granted - 16 * G).register().unwrap();
+        assert_eq!(a.ledger.stats().charged, granted);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| b.tenant.block(98 * G).timeout(LONG).allocate());
+            until(|| b.waits());
+            let refused = a.refusal(4);
+            let grown = held.try_grow_to(20 * G);
+            let charged = a.ledger.stats().charged;
+            rig.machine.release_stream(D0, stream.as_raw());
+            drop((late, held));
+            drop(waiting.join().unwrap().unwrap());
+            assert_eq!(refused, Some(LedgerRefusal::OlderRequest));
+            assert_eq!((grown, charged), (Ok(()), granted + 4 * G));
+        });
     }
 
     fn small_blocks_pass_a_large_request_that_waits_for_older_memory(rig) {

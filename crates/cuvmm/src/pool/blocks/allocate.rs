@@ -156,7 +156,8 @@ impl Locked<'_> {
         let used = needs.used;
         // A new slot, whose memory is charged already, has none to use again.
         if charge.is_none() {
-            self.permit_reuse(slot.id, slot.space.bytes().min(used))?;
+            let revived = slot.space.bytes().min(used);
+            self.permit_reuse(slot.id, revived, slot.purpose())?;
         }
         let given = self.place_memory(slot, &Fit::new(used, home, zeroed), charge)?;
         let noted = slot.space.note_writer(0, used, slot.id.tenant.0);

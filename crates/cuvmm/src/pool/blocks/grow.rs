@@ -168,7 +168,7 @@ impl Locked<'_> {
         }
         let revived = used.min(bytes).saturating_sub(block.used);
         self.memory.check_usable(slot.id.tenant)?;
-        self.permit_reuse(slot.id, revived)?;
+        self.permit_reuse(slot.id, revived, slot.purpose())?;
         let given = self.extend(slot, used)?;
         slot.touched = self.blocks.tick();
         if let Some(block) = &mut slot.block {

@@ -256,7 +256,7 @@ fn where_nothing_is_missing_stream_caches_keep_what_they_have() {
     let mut state = pool.core.lock();
     let keeps = |state: &State| state.blocks.used_and_held(in_cache).0 > 0;
     state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
-    state.permit_reuse(id, 2 * G).unwrap();
+    state.permit_reuse(id, 2 * G, Purpose::New).unwrap();
     state.make_address_room(G).unwrap();
     assert!(!state.memory.budget.is_overdrawn() && keeps(&state));
     drop(state);
@@ -266,7 +266,7 @@ fn where_nothing_is_missing_stream_caches_keep_what_they_have() {
     drop(cached);
     let mut state = pool.core.lock();
     assert!(state.memory.budget.is_overdrawn() && keeps(&state));
-    state.permit_reuse(id, 0).unwrap();
+    state.permit_reuse(id, 0, Purpose::New).unwrap();
     assert!(keeps(&state), "nothing is to be used again");
 }
 
@@ -433,7 +433,7 @@ fn memory_that_is_to_be_used_again_counts_as_kept_meanwhile() {
     let mut state = pool.core.lock();
     let slot = state.take_out(id).unwrap();
     assert_eq!(state.kept_by(me.id()), 0);
-    state.permit_reuse(id, 3 * G).unwrap();
+    state.permit_reuse(id, 3 * G, Purpose::New).unwrap();
     assert_eq!(state.kept_by(me.id()), 3 * G);
     state.blocks.put_slot(slot);
     assert_eq!(state.kept_by(me.id()), 0);

@@ -12,7 +12,7 @@
 //!
 //! `unsafe` here: naming the memory of a moving heap as ranges to copy from.
 //!
-//! Keeps I-95.
+//! Keeps I-95 and I-125.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -161,14 +161,12 @@ impl Core {
                 continue;
             };
             let place = || {
-                part.place(
-                    at,
-                    Unmapped {
-                        physical: physical.clone(),
-                        last_writer: None,
-                        fresh: false,
-                    },
-                )
+                let unmapped = Unmapped {
+                    physical: physical.clone(),
+                    last_writer: None,
+                    fresh: false,
+                };
+                physical.with_copy(|| part.place(at, unmapped))
             };
             let placed = place().or_else(|failed| match failed.stuck.is_empty() {
                 true => {
@@ -216,6 +214,15 @@ impl Core {
 }
 
 impl State {
+    /// Leaves all that is mapped mapped for good, after a panic of the driver.
+    pub(super) fn keep_mapped(&mut self) {
+        for (_, at) in self.large.all_mappings() {
+            if let Some(placed) = self.spaces.remove(at) {
+                self.spaces.keep_stuck(at, placed);
+            }
+        }
+    }
+
     /// Takes all physicals out, of which nothing is mapped but stuck mappings. Extents that are
     /// free and that no graph needs leave the heap.
     fn take_physicals(&mut self, pinned: bool, writer: u64) -> Given {
@@ -373,20 +380,35 @@ impl HeapToSleep {
             .iter_mut()
             .flat_map(|it| it.unfinished().to_vec());
         let unfinished: Vec<Stream> = unfinished.collect();
-        let core = moving.core();
+        let shared = Arc::clone(&moving.shared);
+        let core = &shared.core;
+        let mut asleep = FallsAsleep(Some(moving), self.take_saved());
         let Err(error) = core.map_again() else {
+            asleep.0 = None;
             let mut state = core.lock();
             state.are_read_on(&unfinished);
             state.set_awake(core);
             drop(state);
-            moving.shared.tenant.note_freed(core.has(REPORTS));
+            shared.tenant.note_freed(core.has(REPORTS));
             return true;
         };
         log!(error, %error, "a heap that should have stayed awake sleeps");
         // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
         core.unmap_or_keep(unfinished);
-        moving.settle_asleep(self.take_saved(), false);
         false
+    }
+}
+
+/// A heap that lacks memory and sleeps with these contents. The drop gives its memory up, also after a
+/// panic of the driver in a call that maps or unmaps memory: what is mapped then is quarantined.
+struct FallsAsleep(Option<MovingHeap>, Contents);
+
+impl Drop for FallsAsleep {
+    fn drop(&mut self) {
+        if let Some(moving) = self.0.take() {
+            moving.core().lock().keep_mapped();
+            moving.settle_asleep(std::mem::take(&mut self.1), false);
+        }
     }
 }
 

@@ -304,11 +304,7 @@ impl Drop for StaysAsleep {
             holder,
         } = self.waking.shared();
         let mut state = core.lock();
-        for &at in extents.iter().flat_map(|extent| &extent.at) {
-            if let Some(placed) = state.spaces.remove(at) {
-                state.spaces.keep_stuck(at, placed);
-            }
-        }
+        state.keep_mapped();
         let (mut given, mut kept) = (Given::default(), Contents::new());
         for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {
             kept.extend(saved.map(|saved| (extent.id, saved)));

@@ -6,7 +6,7 @@
 //!
 //! `unsafe` here: naming the memory of a moving cache as ranges to copy from and to.
 //!
-//! Keeps I-107 and I-111.
+//! Keeps I-107, I-111 and I-125.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -22,7 +22,7 @@ use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Span, Stream};
 use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
-use crate::region::MemoryInUse;
+use crate::region::{MemoryInUse, Region};
 use crate::store::Saved;
 
 /// A cache that falls asleep. Dropping the value before that leaves the cache as it was.
@@ -132,18 +132,16 @@ impl MovingCache {
         let Ok(mut state) = self.core.lock() else {
             return GivenUp::default();
         };
-        let mut running = Fence::streams(running);
-        if let Err(error) = running.poll() {
-            log!(warn, %error, "copies of a cache's memory may still be running");
-        }
         let mut saved = saved.into_iter();
         let extents = memory.iter().map(|(offset, physical)| Sleeping {
             offset: *offset,
             size: physical.size(),
             saved: saved.next(),
         });
+        // First: the driver may panic in the calls that follow.
         state.rest = Rest::Asleep(extents.collect());
-        state.region.give_up_asleep(memory, &running, release)
+        let running = |_: &Region| running_on(running, None);
+        state.region.give_up_asleep(memory, running, release)
     }
 }
 
@@ -234,22 +232,39 @@ impl CacheToSleep {
         let (memory, mut saved) = self.take_memory();
         let running = saved.iter_mut().flat_map(|it| it.unfinished().to_vec());
         let running: Vec<Stream> = running.collect();
+        let core = Arc::clone(&moving.core);
+        // Dropped after the lock.
+        let mut asleep = FallsAsleep(Some((moving, memory, saved, running)));
         // In a forked child nothing is put back: another thread may have held the lock.
-        let Ok(mut state) = moving.core.lock() else {
+        let Ok(mut state) = core.lock() else {
             return true;
         };
-        let Err(error) = state.region.map_again(&memory) else {
+        let memory = asleep.0.as_ref().map(|(_, memory, ..)| memory.as_slice());
+        let mapped = state.region.map_again(memory.unwrap_or_default());
+        if let Err(error) = mapped {
+            log!(error, %error, "a paged cache that should have stayed awake sleeps");
+            return false;
+        }
+        if let Some((_, memory, _, running)) = asleep.0.take() {
             // The pool releases no memory that has another holder: from here on it may take this.
             drop(memory);
             state.region.note_queued(running);
-            state.set_awake();
-            return true;
-        };
-        drop(state);
-        log!(error, %error, "a paged cache that should have stayed awake sleeps");
-        // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
-        moving.fall_asleep(memory, saved, running, false);
-        false
+        }
+        state.set_awake();
+        true
+    }
+}
+
+/// A cache that lacks memory and sleeps with its contents, which may still be copied on some streams.
+/// The drop gives its memory up, also after a panic of the driver in a call that maps it. Memory is
+/// missing because it was unmapped, so all other work had been found complete.
+struct FallsAsleep(Option<(MovingCache, MemoryInUse, Vec<Saved>, Vec<Stream>)>);
+
+impl Drop for FallsAsleep {
+    fn drop(&mut self) {
+        if let Some((moving, memory, saved, running)) = self.0.take() {
+            moving.fall_asleep(memory, saved, running, false);
+        }
     }
 }
 
@@ -257,6 +272,20 @@ impl Drop for CacheToSleep {
     fn drop(&mut self) {
         self.put_back();
     }
+}
+
+/// Returns a fence over copies on some streams, and over fills, that may still be running.
+pub(super) fn running_on(copying: Vec<Stream>, fills: Option<Fence>) -> Fence {
+    let mut running = Fence::streams(copying);
+    let mut ended = running.poll().map(drop);
+    if let Some(mut fills) = fills {
+        ended = ended.and(fills.wait().map(drop));
+        running.merge(fills);
+    }
+    if let Err(error) = ended {
+        log!(warn, %error, "copies of a cache's memory may still be running");
+    }
+    running
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use super::core::Core;
 use super::rest::{Rest, Sleeping};
-use super::sleep::{self, MovingCache};
+use super::sleep::{self, MovingCache, running_on};
 use crate::error::{BlockError, SleepError};
-use crate::extents::{Fence, Unmapped};
+use crate::extents::Unmapped;
 use crate::own::Stream;
 use crate::pool::{
     Attempts, CanSleep, HolderId, HolderToWake, Lending, Marked, Tenant, WakingHolder, WakingParts,
@@ -197,20 +197,6 @@ impl HolderToWake for CacheToWake {
     }
 }
 
-/// Returns a fence over copies on some streams, and over fills, that may still be running.
-fn running(copying: Vec<Stream>, fills: Option<Fence>) -> Fence {
-    let mut running = Fence::streams(copying);
-    let mut ended = running.poll().map(drop);
-    if let Some(mut fills) = fills {
-        ended = ended.and(fills.wait().map(drop));
-        running.merge(fills);
-    }
-    if let Err(error) = ended {
-        log!(warn, %error, "copies to a cache's memory may still be running");
-    }
-    running
-}
-
 impl Drop for CacheToWake {
     fn drop(&mut self) {
         let Some(WakingCache {
@@ -244,7 +230,7 @@ impl Drop for CacheToWake {
         state.rest = Rest::Asleep(asleep);
         let filling = self.filling;
         state.region.give_back_lent(lent, |region| {
-            running(copying, filling.then(|| region.fills()))
+            running_on(copying, filling.then(|| region.fills()))
         });
     }
 }

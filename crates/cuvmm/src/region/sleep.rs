@@ -7,7 +7,7 @@
 //!
 //! No byte is copied here.
 //!
-//! Keeps I-108.
+//! Keeps I-108 and I-125.
 
 use std::ops::Range;
 
@@ -86,42 +86,35 @@ impl Region {
     }
 
     /// Gives all memory to the pool, committed memory included, of which this is a copy. What of it
-    /// is mapped still is unmapped, or quarantined if the driver refuses twice or the work of a fence
-    /// is not complete.
+    /// is mapped still is unmapped, or quarantined as by [`give_back_lent`](Self::give_back_lent).
+    /// Makes no driver call while the thread panics.
     pub(crate) fn give_up_asleep(
         &mut self,
         memory: MemoryInUse,
-        running: &Fence,
+        running: impl FnOnce(&Self) -> Fence,
         release: bool,
     ) -> GivenUp {
-        let Some(family) = self.supply.family().cloned() else {
-            return GivenUp::default();
+        let memory = memory.into_iter().map(|(at, it)| (at, self.used(it)));
+        let memory = memory.collect();
+        let mut asleep = StaysAsleep {
+            region: self,
+            memory,
         };
-        drop(self.space.empty_from(0, running));
-        let asleep = memory.iter().map(|(_, physical)| physical.size()).sum();
-        let mappings = self.unstuck(memory.iter().map(|(at, it)| (*at, it.size())));
-        let memory = memory.into_iter().map(|(_, physical)| self.used(physical));
-        let extents = family.shared.end(memory.collect());
-        family.shared.set_asleep(asleep);
-        let given = Given {
-            extents,
-            mappings,
-            ..Given::default()
+        let panics = std::thread::panicking();
+        if !panics {
+            asleep.empty(running);
+        }
+        let given = asleep.give_up(release);
+        drop(asleep);
+        let Some(family) = self.supply.family().filter(|_| !panics) else {
+            return given;
         };
-        let given = family.give_up_asleep(release, |all| *all = given);
-        // A panic of the driver in these calls finds the rest given up.
         let unused = |given: &mut Given| family.shared.give_in(&ANYWHERE, u64::MAX, given);
         let unused = family.give_up_asleep(release, unused);
         GivenUp {
             bytes: given.bytes + unused.bytes,
             refused: given.refused + unused.refused,
         }
-    }
-
-    /// Returns the number of extents at which no mapping is stuck.
-    fn unstuck(&self, extents: impl Iterator<Item = (u64, u64)>) -> u64 {
-        let is_free = |&(at, size): &(u64, u64)| self.space.stuck_in(at, at + size) == 0;
-        extents.filter(is_free).count() as u64
     }
 
     /// Returns the holder that memory is lent to when the owner wakes, unless memory is quarantined
@@ -187,45 +180,67 @@ impl Region {
         lent: Vec<(u64, Unmapped)>,
         running: impl FnOnce(&Self) -> Fence,
     ) {
-        if lent.is_empty() {
-            return;
-        }
-        let staying = StaysAsleep { region: self, lent };
-        let running = running(staying.region);
-        drop(staying.region.space.empty_from(0, &running));
-    }
-}
-
-/// A region whose owner sleeps on. The drop gives back memory that was lent, also after a panic of the
-/// driver.
-struct StaysAsleep<'a> {
-    region: &'a mut Region,
-    lent: Vec<(u64, Unmapped)>,
-}
-
-impl Drop for StaysAsleep<'_> {
-    fn drop(&mut self) {
-        let Self { region, lent } = self;
-        let Some(family) = region.supply.family().cloned() else {
-            return;
-        };
-        let mapped: Vec<u64> = region.space.extents().map(|it| it.offset).collect();
-        mapped
-            .into_iter()
-            .for_each(|at| region.space.quarantine(at));
-        let unstuck = region.unstuck(lent.iter().map(|(at, it)| (*at, it.size())));
-        family
-            .shared
-            .set_asleep(lent.iter().map(|(_, it)| it.size()).sum());
         // Bytes of the tenant may lie over those of another.
-        let lent = std::mem::take(lent).into_iter().map(|(_, lent)| Unmapped {
+        let used = |unmapped| Unmapped {
             last_writer: Some(LastWriter {
                 by: LastWriter::SEVERAL,
                 blank: false,
             }),
             fresh: false,
-            ..lent
-        });
-        family.give_back(lent.collect(), unstuck);
+            ..unmapped
+        };
+        let lent = lent.into_iter().map(|(at, unmapped)| (at, used(unmapped)));
+        let memory = lent.collect();
+        let mut asleep = StaysAsleep {
+            region: self,
+            memory,
+        };
+        asleep.empty(running);
+    }
+}
+
+/// A region whose owner sleeps, and memory of it by its offsets. The drop gives the memory up, also
+/// after a panic of the driver: what is mapped then is quarantined.
+struct StaysAsleep<'a> {
+    region: &'a mut Region,
+    memory: Vec<(u64, Unmapped)>,
+}
+
+impl StaysAsleep<'_> {
+    /// Unmaps what only the work of a fence uses.
+    fn empty(&mut self, running: impl FnOnce(&Region) -> Fence) {
+        if !self.memory.is_empty() {
+            let running = running(self.region);
+            drop(self.region.space.empty_from(0, &running));
+        }
+    }
+
+    fn give_up(&mut self, release: bool) -> GivenUp {
+        let memory = std::mem::take(&mut self.memory);
+        let Some(family) = self.region.supply.family().filter(|_| !memory.is_empty()) else {
+            return GivenUp::default();
+        };
+        let space = &mut self.region.space;
+        let mapped: Vec<u64> = space.extents().map(|it| it.offset).collect();
+        mapped.into_iter().for_each(|at| space.quarantine(at));
+        let is_free = |&(at, size): &(u64, u64)| space.stuck_in(at, at + size) == 0;
+        let extents = memory.iter().map(|(at, unmapped)| (*at, unmapped.size()));
+        let mappings = extents.clone().filter(is_free).count() as u64;
+        family
+            .shared
+            .set_asleep(extents.map(|(_, size)| size).sum());
+        let memory = memory.into_iter().map(|(_, unmapped)| unmapped).collect();
+        let given = Given {
+            extents: family.shared.end(memory),
+            mappings,
+            ..Given::default()
+        };
+        family.give_up_asleep(release, |all| *all = given)
+    }
+}
+
+impl Drop for StaysAsleep<'_> {
+    fn drop(&mut self) {
+        self.give_up(false);
     }
 }

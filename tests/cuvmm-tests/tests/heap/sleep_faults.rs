@@ -319,3 +319,117 @@ fn a_panic_in_the_roll_back_of_a_wake_leaves_the_heap_asleep() {
         }
     }
 }
+
+// I-125
+#[test]
+fn a_panic_in_the_roll_back_of_a_sleep_leaves_the_heap_asleep() {
+    for keeps in [false, true] {
+        for nth in 1.. {
+            let rig = common::model();
+            let world = world(&rig);
+            let held = world.heap.stats().held;
+            let prepared = world.heap.alone().prepare_sleep(world.contents(keeps));
+            let prepared = prepared.unwrap();
+            let maps = |call| matches!(call, Call::MemMap | Call::MemSetAccess);
+            let (outcome, panicked) = panics_at(&rig, nth, maps, || prepared.cancel());
+            assert_eq!(outcome.is_none(), panicked);
+            assert_eq!(world.heap.is_asleep(), panicked, "{nth}");
+            let stats = world.pool.stats();
+            assert_eq!(stats.committed, if panicked { 2 * G } else { 2 * G + held });
+            assert_eq!(stats.quarantined > 0, panicked, "{nth}");
+            books(&world.pool);
+            let woken = world.heap.alone().wake();
+            if let Err(error) = &woken {
+                let is_lost = matches!(error, SleepError::Block { .. });
+                assert!(panicked && is_lost, "{nth}: {error:?}");
+            }
+            let kept = if keeps && woken.is_err() { held } else { 0 };
+            assert_eq!(world.store.free(), 8 * G - kept);
+            let hazards = rig.machine.take_hazards();
+            assert!(hazards.is_empty(), "{}", hazards[0]);
+            drop(world);
+            if !panicked {
+                assert!(nth > 6, "two calls for each mapping");
+                break;
+            }
+        }
+    }
+}
+
+// I-125
+#[test]
+fn a_panic_in_a_sleep_leaves_the_heap_awake_or_asleep() {
+    for keeps in [false, true] {
+        for nth in 1.. {
+            let rig = common::model();
+            let world = world(&rig);
+            let held = world.heap.stats().held;
+            let sleep = || world.heap.alone().sleep(world.contents(keeps)).map(drop);
+            let (outcome, panicked) = panics_at(&rig, nth, |_| true, sleep);
+            assert_eq!(outcome.is_none(), panicked);
+            let asleep = world.heap.is_asleep();
+            let charged = world.pool.stats().committed;
+            assert_eq!(charged, if asleep { 2 * G } else { 2 * G + held }, "{nth}");
+            books(&world.pool);
+            match world.heap.alone().wake() {
+                Ok(woken) => assert_eq!(woken.heaps, u64::from(asleep), "{nth}"),
+                Err(error) => {
+                    let is_lost = matches!(error, SleepError::Block { .. });
+                    assert!(panicked && asleep && is_lost, "{nth}: {error:?}");
+                }
+            }
+            let hazards = rig.machine.take_hazards();
+            assert!(hazards.is_empty(), "{}", hazards[0]);
+            drop(world);
+            if !panicked {
+                assert!(nth > 6, "each mapping is unmapped");
+                break;
+            }
+        }
+    }
+}
+
+/// The memory of both heaps is lent together.
+// I-124
+#[test]
+fn a_panic_while_memory_is_gathered_for_a_wake_leaves_no_charge() {
+    for (call, least) in [(Call::MemCreate, 6), (Call::MemRelease, 2)] {
+        for nth in 1.. {
+            let rig = common::model();
+            let world = world(&rig);
+            let other = Heap::builder(&world.tenant)
+                .for_graphs(true)
+                .build()
+                .unwrap();
+            let live = other.allocate(3 * G, 1, &world.stream).unwrap();
+            let all = || world.heap.alone().heap(&other);
+            all().release(true).sleep(Contents::Discard).unwrap();
+            if call == Call::MemRelease {
+                // All memory of the pool is free in single granules.
+                let soils = world.pool.tenant("other").register().unwrap();
+                let single = |_| soils.block(G).capacity(G).try_allocate().unwrap();
+                drop((0..30).map(single).collect::<Vec<_>>());
+                soils.blocks().sleep(Contents::Discard).unwrap();
+                assert_eq!(world.pool.stats().free, 30 * G);
+            }
+            let is_it = move |it| it == call;
+            let (woken, panicked) = panics_at(&rig, nth, is_it, || all().wake().map(drop));
+            assert_eq!(woken.is_none(), panicked);
+            let asleep = [world.heap.is_asleep(), other.is_asleep()];
+            assert_eq!(asleep, [panicked; 2], "{call:?}, {nth}");
+            if panicked {
+                let stats = world.pool.stats();
+                assert_eq!(stats.committed, 2 * G, "{call:?}, {nth}");
+                assert!(stats.quarantined > 0, "{call:?}, {nth}");
+                books(&world.pool);
+                assert_eq!(all().wake().unwrap().mapped, 8 * G);
+            }
+            books(&world.pool);
+            drop((live, other, world));
+            if !panicked {
+                assert!(nth > least, "{call:?}: {nth}");
+                break;
+            }
+        }
+    }
+}

@@ -10,6 +10,7 @@ use crate::own::Stream;
 use crate::pool::accounts::{Amount, Charge, TenantId};
 use crate::pool::core::Locked;
 use crate::pool::memory::Scrub;
+use crate::pool::supply::Obtained;
 
 #[cfg(doc)]
 use crate::extents::Space;
@@ -155,10 +156,9 @@ impl Locked<'_> {
         let id = slot.id.tenant;
         let physicals = self.gather(id, range, slot.class.sizes, claims)?;
         let count = physicals.len() as u64;
-        if let Err(error) = self.make_mapping_room(id, count, claims) {
-            self.put_back(physicals);
-            return Err(error);
-        }
+        let obtained = Obtained(self, physicals);
+        obtained.0.make_mapping_room(id, count, claims)?;
+        let physicals = obtained.take();
         let mappings = self.memory.budget.charge(Some(id), Amount::mappings(count));
         Ok(Gathered {
             physicals,

@@ -9,6 +9,7 @@ use crate::error::{BlockError, MemoryError};
 use crate::pool::accounts::TenantId;
 use crate::pool::core::Locked;
 use crate::pool::line::Wait;
+use crate::pool::supply::AtDriver;
 use crate::pool::tenant::Tenant;
 
 impl Tenant {
@@ -60,7 +61,13 @@ impl Locked<'_> {
         let left = match policy.leave_free {
             0 => Ok(()),
             // The bytes are among the promised bytes.
-            _ => self.unlocked(|| core.check_left(&policy)),
+            _ => {
+                // A panic of the driver takes the bytes from the pool: its libraries may use them.
+                let at_driver = AtDriver::begin(self, bytes);
+                let left = at_driver.0.unlocked(|| core.check_left(&policy));
+                at_driver.end();
+                left
+            }
         };
         if let Err(cause) = left {
             self.memory.budget.not_created(bytes);

@@ -42,13 +42,8 @@ struct Leaving<'b, 'a> {
 
 impl Drop for Leaving<'_, '_> {
     fn drop(&mut self) {
-        let mut given = std::mem::take(&mut self.given);
-        if std::thread::panicking() {
-            // No memory is released here: the driver could panic again.
-            let extents = given.extents.iter_mut();
-            extents.for_each(|unmapped| unmapped.fresh = false);
-            self.state.memory.has_deferred = true;
-        }
+        let given = std::mem::take(&mut self.given);
+        self.state.memory.has_deferred |= std::thread::panicking();
         self.state.receive(self.id, given);
     }
 }
@@ -105,14 +100,7 @@ impl Locked<'_> {
             }
             return;
         }
-        let amount = Amount::of(given.bytes(), given.mappings, 0);
-        let Some(held) = self.memory.holders.get_mut(id) else {
-            debug_assert!(false, "extents come from a holder that is gone");
-            return;
-        };
-        held.bytes -= amount.bytes;
-        held.mappings -= amount.mappings;
-        self.memory.budget.give_up(id.tenant(), amount);
+        self.end_charge(id, Amount::of(given.bytes(), given.mappings, 0));
         if given.returned > 0 {
             self.note_returned(given.returned);
         }
@@ -120,6 +108,17 @@ impl Locked<'_> {
         if given.overdrawn > 0 {
             self.cover_overdrawn();
         }
+    }
+
+    /// Ends the charge for bytes and mappings of a holder.
+    pub(super) fn end_charge(&mut self, id: HolderId, amount: Amount) {
+        let Some(held) = self.memory.holders.get_mut(id) else {
+            debug_assert!(false, "extents come from a holder that is gone");
+            return;
+        };
+        held.bytes -= amount.bytes;
+        held.mappings -= amount.mappings;
+        self.memory.budget.give_up(id.tenant(), amount);
     }
 
     /// Makes the ledger grant the bytes that tenants are charged beyond its grants. If it refuses,
@@ -242,9 +241,11 @@ impl Locked<'_> {
         taken
     }
 
-    /// Frees addresses that a holder does not use (`cuMemAddressFree`). Releases the lock.
+    /// Frees addresses that a holder does not use (`cuMemAddressFree`), unless the thread panics.
+    /// Releases the lock.
     pub(super) fn return_addresses(&mut self, id: HolderId) {
-        let Some(holder) = self.memory.holders.holder(id) else {
+        let holder = self.memory.holders.holder(id);
+        let Some(holder) = holder.filter(|_| !std::thread::panicking()) else {
             return;
         };
         let free = holder.take_free_spaces();

@@ -1,6 +1,6 @@
 //! Lending to [holders](super::holder): extents, mappings and addresses, and how they come back.
 //!
-//! Keeps I-86.
+//! Keeps I-86 and I-124.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,6 +19,7 @@ use crate::pool::gate::Polling;
 use crate::pool::line::Wait;
 use crate::pool::memory::Scrub;
 use crate::pool::state::gone;
+use crate::pool::supply::Obtained;
 use crate::pool::tenant::Tenant;
 use crate::wanted::Purpose;
 
@@ -345,6 +346,42 @@ impl Tenant {
     }
 }
 
+/// Bytes charged for a holder, whose memory is being obtained. The drop of this value ends the charge,
+/// also after a panic of the driver.
+struct Charged<'b, 'a> {
+    state: &'b mut Locked<'a>,
+    /// `None` once the holder has the memory.
+    of: Option<(HolderId, u64)>,
+}
+
+impl Drop for Charged<'_, '_> {
+    fn drop(&mut self) {
+        if let Some((id, bytes)) = self.of {
+            self.state.end_charge(id, Amount::bytes(bytes));
+        }
+    }
+}
+
+/// Memory that several holders were lent. The drop of this value takes it back, also after a panic of
+/// the driver.
+struct LentTo<'b, 'a> {
+    state: &'b mut Locked<'a>,
+    lendings: &'b [Lending<'b>],
+    all: Lent,
+}
+
+impl Drop for LentTo<'_, '_> {
+    fn drop(&mut self) {
+        let all = std::mem::take(&mut self.all);
+        for (lending, extents) in self.lendings.iter().zip(&all) {
+            let mappings = lending.mappings + extents.len() as u64;
+            let amount = Amount::of(lending.bytes(), mappings, 0);
+            self.state.end_charge(lending.holder, amount);
+        }
+        self.state.put_back(all.into_iter().flatten().collect());
+    }
+}
+
 impl Locked<'_> {
     /// Reserves addresses for a holder. The error has no cause if the holder would have more than
     /// `most` bytes.
@@ -402,13 +439,13 @@ impl Locked<'_> {
         if let Some(held) = self.memory.holders.get_mut(id) {
             held.bytes += bytes;
         }
-        obtain(self).map_err(|error| {
-            if let Some(held) = self.memory.holders.get_mut(id) {
-                held.bytes -= bytes;
-            }
-            self.memory.budget.give_up(tenant, Amount::bytes(bytes));
-            error.without_charge(bytes)
-        })
+        let mut charged = Charged {
+            state: self,
+            of: Some((id, bytes)),
+        };
+        let obtained = obtain(charged.state).map_err(|error| error.without_charge(bytes))?;
+        charged.of = None;
+        Ok(obtained)
     }
 
     /// Lends memory to several holders, and carries out `act`: all or nothing. May release the lock.
@@ -417,25 +454,16 @@ impl Locked<'_> {
         lendings: &[Lending<'_>],
         act: impl FnOnce(&mut Self) -> Result<Result<T, E>, BlockError>,
     ) -> Result<Result<(T, Lent), E>, BlockError> {
-        let mut all = Vec::with_capacity(lendings.len());
-        let lent = lendings.iter().try_for_each(|&lending| {
-            all.push(self.lend_extents(lending)?);
-            Ok(())
-        });
-        match lent.and_then(|()| act(self)) {
-            Ok(Ok(done)) => Ok(Ok((done, all))),
-            failed => {
-                for (lending, extents) in lendings.iter().zip(all) {
-                    let given = Given {
-                        mappings: lending.mappings + extents.len() as u64,
-                        extents,
-                        ..Given::default()
-                    };
-                    self.receive(lending.holder, given);
-                }
-                Ok(failed?.map(|done| (done, Vec::new())))
-            }
+        let mut lent = LentTo {
+            state: self,
+            lendings,
+            all: Vec::with_capacity(lendings.len()),
+        };
+        for &lending in lendings {
+            lent.all.push(lent.state.lend_extents(lending)?);
         }
+        let done = act(lent.state)?;
+        Ok(done.map(|done| (done, std::mem::take(&mut lent.all))))
     }
 
     pub(super) fn lend_extents(
@@ -447,10 +475,9 @@ impl Locked<'_> {
             let extents =
                 state.gather_sizes(tenant, lending.sizes, (lending.whole, lending.claims))?;
             let count = extents.len() as u64 + lending.mappings;
-            if let Err(error) = state.make_mapping_room(tenant, count, lending.claims) {
-                state.put_back(extents);
-                return Err(error);
-            }
+            let obtained = Obtained(state, extents);
+            (obtained.0).make_mapping_room(tenant, count, lending.claims)?;
+            let extents = obtained.take();
             let mappings = Amount::mappings(count);
             let charge = state.memory.budget.charge(Some(tenant), mappings);
             state.memory.budget.keep(charge);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use super::Room;
+use super::{AtDriver, Obtained, Room};
 use crate::error::{BlockError, CallError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
 use crate::extents::Unmapped;
@@ -32,21 +32,15 @@ impl Locked<'_> {
         claims: bool,
     ) -> Result<Vec<Unmapped>, BlockError> {
         let Range { start: mut at, end } = range;
-        let mut physicals = vec![];
         self.room.foresee(end.saturating_sub(at));
+        let mut obtained = Obtained(self, vec![]);
         while at < end {
-            match self.one_unmapped(id, end - at, sizes.at(at), claims) {
-                Ok(unmapped) => {
-                    at += unmapped.size();
-                    physicals.push(unmapped);
-                }
-                Err(error) => {
-                    self.put_back(physicals);
-                    return Err(error);
-                }
-            }
+            let largest = sizes.at(at);
+            let unmapped = obtained.0.one_unmapped(id, end - at, largest, claims)?;
+            at += unmapped.size();
+            obtained.1.push(unmapped);
         }
-        Ok(physicals)
+        Ok(obtained.take())
     }
 
     /// Gathers physicals of exactly these sizes (whole granules), which the tenant has been
@@ -58,21 +52,14 @@ impl Locked<'_> {
         sizes: &[u64],
         (whole, claims): (bool, bool),
     ) -> Result<Vec<Unmapped>, BlockError> {
-        let mut physicals = vec![];
+        let mut obtained = Obtained(self, vec![]);
         for &size in sizes {
-            let gathered = match whole {
-                true => self.one_whole(id, size, claims).map(|one| vec![one]),
-                false => self.one_of_size(id, size, claims),
-            };
-            match gathered {
-                Ok(gathered) => physicals.extend(gathered),
-                Err(error) => {
-                    self.put_back(physicals);
-                    return Err(error);
-                }
+            match whole {
+                true => obtained.1.push(obtained.0.one_whole(id, size, claims)?),
+                false => (obtained.1).extend(obtained.0.one_of_size(id, size, claims)?),
             }
         }
-        Ok(physicals)
+        Ok(obtained.take())
     }
 
     fn one_of_size(
@@ -104,9 +91,7 @@ impl Locked<'_> {
         {
             return Ok(one);
         }
-        for unmapped in found {
-            self.release(unmapped);
-        }
+        self.release_all(found);
         if self.memory.budget.left().bytes < size {
             // The driver refused a release, or another operation has created memory meanwhile.
             return Err(self.out_of_memory(id, size));
@@ -200,7 +185,9 @@ impl Locked<'_> {
         let core = self.core();
         let policy = self.memory.policy;
         let mut room = std::mem::replace(&mut self.room, core.room(0));
-        let created = self.unlocked(|| core.create(&policy, size, &mut room));
+        let at_driver = AtDriver::begin(self, size);
+        let created = (at_driver.0).unlocked(|| core.create(&policy, size, &mut room));
+        at_driver.end();
         self.room = room;
         if created.is_err() {
             self.memory.budget.not_created(size);

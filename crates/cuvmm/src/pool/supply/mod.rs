@@ -15,6 +15,7 @@ use self::free_list::FreeList;
 use crate::extents::{Space, Unmapped};
 use crate::own::Physical;
 
+pub(super) use self::release::{AtDriver, Obtained};
 pub(crate) use self::room::Room;
 
 /// Physicals and spaces that the pool has and no owner uses.

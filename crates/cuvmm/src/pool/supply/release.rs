@@ -1,6 +1,6 @@
 //! Memory that no slot uses any more: it goes to the free list or is released.
 //!
-//! Keeps I-32, I-33, I-37, I-60 and I-110.
+//! Keeps I-32, I-33, I-37, I-60, I-110 and I-124.
 
 use std::vec;
 
@@ -9,6 +9,25 @@ use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
 use crate::pool::core::Locked;
 use crate::pool::memory::Memory;
+
+/// Physicals that an operation has obtained. The drop of this value puts them back, also after a panic
+/// of the driver.
+pub(in crate::pool) struct Obtained<'b, 'a>(
+    pub(in crate::pool) &'b mut Locked<'a>,
+    pub(in crate::pool) Vec<Unmapped>,
+);
+
+impl Obtained<'_, '_> {
+    pub(in crate::pool) fn take(mut self) -> Vec<Unmapped> {
+        std::mem::take(&mut self.1)
+    }
+}
+
+impl Drop for Obtained<'_, '_> {
+    fn drop(&mut self) {
+        self.0.put_back(std::mem::take(&mut self.1));
+    }
+}
 
 /// Physicals to be given up. Those that are left after a panic of the driver are released later.
 struct Left<'b, 'a>(&'b mut Locked<'a>, vec::IntoIter<Unmapped>);
@@ -21,11 +40,22 @@ impl Drop for Left<'_, '_> {
     }
 }
 
-/// Bytes of a physical that is being released. After a panic of the driver, which may have it still,
-/// they count as quarantined for good.
-struct Releasing<'b, 'a>(&'b mut Locked<'a>, u64);
+/// Bytes that the driver is asked to create or to release. After a panic of the driver, which may have
+/// them, they count as quarantined for good.
+pub(in crate::pool) struct AtDriver<'b, 'a>(pub(in crate::pool) &'b mut Locked<'a>, u64);
 
-impl Drop for Releasing<'_, '_> {
+impl<'b, 'a> AtDriver<'b, 'a> {
+    pub(in crate::pool) const fn begin(state: &'b mut Locked<'a>, bytes: u64) -> Self {
+        Self(state, bytes)
+    }
+
+    /// Ends the request, which the driver has answered.
+    pub(in crate::pool) fn end(mut self) {
+        self.1 = 0;
+    }
+}
+
+impl Drop for AtDriver<'_, '_> {
     fn drop(&mut self) {
         self.0.memory.budget.quarantine(self.1, 0);
     }
@@ -44,11 +74,13 @@ impl Locked<'_> {
     }
 
     /// Gives up memory that an operation does not need after all: memory that it created goes to
-    /// the driver, other memory to the free list.
+    /// the driver, other memory to the free list. While the thread panics, all memory goes to the free
+    /// list: the driver could panic again.
     pub(crate) fn put_back(&mut self, physicals: Vec<Unmapped>) {
+        let releases = !std::thread::panicking();
         let mut left = Left(self, physicals.into_iter());
         for unmapped in left.1.by_ref() {
-            if unmapped.fresh {
+            if unmapped.fresh && releases {
                 left.0.release(unmapped);
             } else {
                 left.0.memory.keep(unmapped);
@@ -56,8 +88,23 @@ impl Locked<'_> {
         }
     }
 
-    /// Releases memory that other processes or mappings may still have.
+    /// Releases physicals, and later those that are left after a panic of the driver.
+    pub(super) fn release_all(&mut self, physicals: Vec<Unmapped>) {
+        let mut left = Left(self, physicals.into_iter());
+        for unmapped in left.1.by_ref() {
+            left.0.release(unmapped);
+        }
+    }
+
+    /// Releases memory that other processes or mappings may still have. While the thread panics, only
+    /// quarantines what is mapped elsewhere, and leaves the rest to the next operation.
     pub(in crate::pool) fn release_marked(&mut self) {
+        if std::thread::panicking() {
+            let is_shared = |it: &mut Unmapped| it.physical.is_shared();
+            let shared = self.memory.supply.marked.extract_if(.., is_shared);
+            let shared = shared.collect();
+            return self.release_all(shared);
+        }
         while let Some(unmapped) = self.memory.supply.marked.pop() {
             self.release(unmapped);
         }
@@ -67,10 +114,9 @@ impl Locked<'_> {
     /// Returns the bytes released.
     pub(super) fn release(&mut self, unmapped: Unmapped) -> u64 {
         let size = unmapped.size();
-        let mut releasing = Releasing(self, size);
-        let closed = releasing.0.close_physical(unmapped.physical);
-        releasing.1 = 0;
-        drop(releasing);
+        let at_driver = AtDriver::begin(self, size);
+        let closed = at_driver.0.close_physical(unmapped.physical);
+        at_driver.end();
         match closed {
             Ok(()) => size,
             Err(failed) => {

@@ -17,6 +17,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use cuvmm_driver::DeviceAddress;
 
@@ -27,7 +28,7 @@ use super::rest::{Contents, Rest};
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, Poll, Unmapped};
 use crate::own::{Span, Stream};
-use crate::pool::{Given, GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
+use crate::pool::{Attempts, Given, GivenUp, HolderToSleep, Marked, MovingHolder, Parts, Tenant};
 use crate::store::Saved;
 
 /// A heap that falls asleep. Dropping the value before that leaves the heap as it was.
@@ -43,9 +44,10 @@ pub(super) struct HeapToSleep {
 /// Extents with the addresses of one mapping of each.
 type ExtentRanges = Vec<(ExtentId, Range<u64>)>;
 
-/// A heap that is marked as moving, and is kept alive.
-pub(super) struct MovingHeap {
-    pub(super) shared: Arc<Shared>,
+/// A heap that falls asleep, which is marked as moving and kept alive.
+struct MovingHeap {
+    shared: Arc<Shared>,
+    until: Option<Instant>,
 }
 
 pub(super) fn busy(state: &State) -> SleepError {
@@ -55,7 +57,7 @@ pub(super) fn busy(state: &State) -> SleepError {
 }
 
 /// Makes one attempt to mark a heap as moving.
-pub(super) fn mark(shared: &Arc<Shared>) -> Result<Marked, SleepError> {
+pub(super) fn mark(shared: &Arc<Shared>, attempts: &Attempts) -> Result<Marked, SleepError> {
     let core = &shared.core;
     core.device.usable()?;
     // The pool's lock is never taken under the heap's.
@@ -70,7 +72,7 @@ pub(super) fn mark(shared: &Arc<Shared>) -> Result<Marked, SleepError> {
     // attempt ends that.
     core.set(STILL, true);
     core.drain_all(&mut state);
-    let marked = shared.mark(&mut state);
+    let marked = shared.mark(&mut state, attempts);
     if state.rest.is_awake() {
         core.set(STILL, false);
     }
@@ -81,7 +83,11 @@ pub(super) fn mark(shared: &Arc<Shared>) -> Result<Marked, SleepError> {
 }
 
 impl Shared {
-    fn mark(self: &Arc<Self>, state: &mut Locked<'_>) -> Result<Marked, SleepError> {
+    fn mark(
+        self: &Arc<Self>,
+        state: &mut Locked<'_>,
+        attempts: &Attempts,
+    ) -> Result<Marked, SleepError> {
         let core = &self.core;
         let (extents, bytes) = state.exported();
         if extents > 0 {
@@ -95,8 +101,8 @@ impl Shared {
         if state.counts.making > 0 || state.offers_begun > 0 || any_moves {
             return Err(busy(state));
         }
-        let mut work = core.work(state);
-        match work.poll()? {
+        let mut work = core.work(state, attempts);
+        match attempts.poll(0, &mut work)? {
             Poll::Complete => {}
             Poll::Pending => return Err(busy(state)),
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, busy(state))),
@@ -114,6 +120,7 @@ impl Shared {
         Ok(Marked::Moving(Box::new(HeapToSleep {
             moving: Some(MovingHeap {
                 shared: Arc::clone(self),
+                until: attempts.until(),
             }),
             parts,
             saved: Vec::new(),
@@ -122,11 +129,26 @@ impl Shared {
 }
 
 impl Core {
-    /// Returns all work that may use the heap's memory now.
-    fn work(&self, state: &State) -> Fence {
-        match self.has(PINNED) {
-            true => Fence::devices(state.spaces.users()),
-            false => state.streams.all_work(),
+    /// Returns the work that must be complete before the heap sleeps: that of all its streams, and of a
+    /// heap for graphs all work of each device. Of that, what an earlier attempt found incomplete: on a
+    /// device that always works, work that is queued later is never complete.
+    fn work(&self, state: &State, attempts: &Attempts) -> Fence {
+        let mut work = state.streams.all_work();
+        if self.has(PINNED) {
+            let awaited = attempts.awaited(0);
+            work.merge(awaited.unwrap_or_else(|| Fence::devices(state.spaces.users())));
+        }
+        work
+    }
+
+    /// Returns a range of the memory of a moving heap.
+    pub(super) fn span(&self, range: &Range<u64>) -> Span<'_> {
+        // SAFETY: memory of a moving heap is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or keeps memory that they may use mapped.
+        // Where nothing is mapped the driver refuses a copy, which harms nothing.
+        unsafe {
+            let address = DeviceAddress(range.start);
+            Span::new(&self.device, address, range.end - range.start)
         }
     }
 
@@ -269,16 +291,24 @@ impl State {
 }
 
 impl MovingHolder for MovingHeap {
+    fn tenant(&self) -> &Tenant {
+        &self.shared.tenant
+    }
+
     fn withdraws_last(&self) -> bool {
         self.core().has(PINNED)
     }
 
-    fn withdraw(&self, _: &dyn Fn() -> bool) -> Result<(), SleepError> {
+    fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError> {
         let core = self.core();
         let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;
         let state = core.lock();
-        let mut work = core.work(&state);
-        let polled = work.poll();
+        let mut work = core.work(&state, attempts);
+        let polled = attempts.poll(0, &mut work);
         let busy = busy(&state);
         drop(state);
         drop(polling);
@@ -294,16 +324,6 @@ impl MovingHolder for MovingHeap {
 impl MovingHeap {
     fn core(&self) -> &Core {
         &self.shared.core
-    }
-
-    pub(super) fn span(&self, range: &Range<u64>) -> Span<'_> {
-        // SAFETY: memory of a moving heap is unmapped only by the operation that moves it. That
-        // operation has waited for the copies before, or keeps memory that they may use mapped.
-        // Where nothing is mapped the driver refuses a copy, which harms nothing.
-        unsafe {
-            let address = DeviceAddress(range.start);
-            Span::new(&self.core().device, address, range.end - range.start)
-        }
     }
 
     /// Gives the memory up: the heap sleeps with these contents.
@@ -340,13 +360,15 @@ impl HolderToSleep for HeapToSleep {
 
     fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
         let moving = self.moving.as_ref()?;
-        let spans = self.parts.iter().map(|(_, range)| moving.span(range));
+        let spans = self
+            .parts
+            .iter()
+            .map(|(_, range)| moving.core().span(range));
         Some((moving, spans.zip(&mut self.saved).collect()))
     }
 
-    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
-        let moving = self.moving.as_ref();
-        moving.map_or(Ok(()), |moving| moving.withdraw(wanted))
+    fn moving(&self) -> Option<&dyn MovingHolder> {
+        self.moving.as_ref().map(|moving| moving as _)
     }
 
     fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {

@@ -15,7 +15,7 @@ use super::allocation::Shared;
 use super::core::State;
 use super::extents::ExtentId;
 use super::rest::{Contents, Rest};
-use super::sleep::{self, MovingHeap, busy};
+use super::sleep::{self, busy};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{LastWriter, Unmapped, wait_for};
 use crate::own::Stream;
@@ -38,7 +38,7 @@ struct HeapToWake {
 
 /// The memory of a heap that wakes.
 struct WakingHeap {
-    moving: MovingHeap,
+    shared: Arc<Shared>,
     extents: Vec<Waking>,
     /// The number of all mappings.
     mappings: u64,
@@ -61,8 +61,8 @@ impl CanSleep for Shared {
         true
     }
 
-    fn mark(self: Arc<Self>, _: &Attempts) -> Result<Marked, SleepError> {
-        sleep::mark(&self)
+    fn mark(self: Arc<Self>, attempts: &Attempts) -> Result<Marked, SleepError> {
+        sleep::mark(&self, attempts)
     }
 
     fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
@@ -93,7 +93,7 @@ impl CanSleep for Shared {
         Ok(Some(Box::new(HeapToWake {
             sizes: extents.iter().map(|extent| extent.size).collect(),
             waking: Some(WakingHeap {
-                moving: MovingHeap { shared: self },
+                shared: self,
                 mappings,
                 extents,
             }),
@@ -133,15 +133,11 @@ impl Waking {
 }
 
 impl WakingHeap {
-    fn shared(&self) -> &Shared {
-        &self.moving.shared
-    }
-
     /// Returns the range of an extent that another tenant wrote to, if the pool scrubs.
     fn stale(&self, index: usize) -> Option<Range<u64>> {
         let extent = self.extents.get(index)?;
         let writer = extent.lent.as_ref()?.last_writer?;
-        let is_stale = writer.by != self.shared().core.writer && self.shared().tenant.scrubs();
+        let is_stale = writer.by != self.shared.core.writer && self.shared.tenant.scrubs();
         is_stale.then(|| extent.range())
     }
 }
@@ -152,7 +148,7 @@ impl WakingHolder for WakingHeap {
         let Some(extent) = self.extents.get(index) else {
             return Ok(());
         };
-        let core = &self.shared().core;
+        let core = &self.shared.core;
         for &at in &extent.at {
             let part = core.lock().spaces.part(at);
             let Some((part, lent)) = part.zip(extent.lent.as_ref()) else {
@@ -171,7 +167,7 @@ impl WakingHolder for WakingHeap {
                     let error = failed.error.clone();
                     state.spaces.keep_failed(at, failed);
                     drop(state);
-                    return Err(self.shared().tenant.not_placed(error));
+                    return Err(self.shared.tenant.not_placed(error));
                 }
             }
         }
@@ -183,7 +179,7 @@ impl HolderToWake for HeapToWake {
     fn lending(&self) -> Option<Lending<'_>> {
         let waking = self.waking.as_ref()?;
         Some(Lending {
-            holder: waking.shared().holder,
+            holder: waking.shared.holder,
             sizes: &self.sizes,
             mappings: waking.mappings - self.sizes.len() as u64,
             zeroes: false,
@@ -200,7 +196,7 @@ impl HolderToWake for HeapToWake {
         for (extent, unmapped) in waking.extents.iter_mut().zip(lent) {
             extent.lent = Some(unmapped);
         }
-        waking.shared().core.lock().rest = Rest::Moving { charged: true };
+        waking.shared.core.lock().rest = Rest::Moving { charged: true };
     }
 
     fn parts(&self) -> (&[u64], &[Option<Saved>]) {
@@ -211,7 +207,7 @@ impl HolderToWake for HeapToWake {
         let waking = self.waking.as_ref()?;
         let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
         let parts = saved.filter_map(|(index, (extent, saved))| {
-            let span = waking.moving.span(&extent.range());
+            let span = waking.shared.core.span(&extent.range());
             Some((index, span, saved.as_mut()?))
         });
         Some((waking, parts.collect()))
@@ -221,7 +217,7 @@ impl HolderToWake for HeapToWake {
         let Some(waking) = &self.waking else {
             return Ok(());
         };
-        let core = &waking.shared().core;
+        let core = &waking.shared.core;
         for (index, saved) in self.saved.iter().enumerate() {
             if saved.is_some() {
                 continue;
@@ -248,11 +244,11 @@ impl HolderToWake for HeapToWake {
             return;
         };
         let WakingHeap {
-            moving,
+            shared,
             extents,
             mappings,
         } = waking;
-        let core = &moving.shared.core;
+        let core = &shared.core;
         let mut state = core.lock();
         for extent in extents {
             let physical = extent.lent.map(|lent| lent.physical);
@@ -271,7 +267,7 @@ impl Drop for HeapToWake {
             return;
         };
         // As for a heap that falls asleep.
-        if waking.shared().core.device.is_forked() {
+        if waking.shared.core.device.is_forked() {
             return;
         }
         let mut staying = StaysAsleep {
@@ -284,7 +280,7 @@ impl Drop for HeapToWake {
         let copying = staying.saved.iter_mut().flatten();
         let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
         let running = filling.into_iter().chain(copying).collect();
-        staying.waking.shared().core.unmap_or_keep(running);
+        staying.waking.shared.core.unmap_or_keep(running);
     }
 }
 
@@ -302,7 +298,7 @@ impl Drop for StaysAsleep {
             core,
             tenant,
             holder,
-        } = self.waking.shared();
+        } = &*self.waking.shared;
         let mut state = core.lock();
         state.keep_mapped();
         let (mut given, mut kept) = (Given::default(), Contents::new());

@@ -9,7 +9,6 @@
 //! Keeps I-107, I-111 and I-125.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +20,7 @@ use super::state::State;
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Span, Stream};
-use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Parts};
+use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Parts, Tenant};
 use crate::region::{MemoryInUse, Region};
 use crate::store::Saved;
 
@@ -35,11 +34,10 @@ pub(super) struct CacheToSleep {
     saved: Vec<Saved>,
 }
 
-/// A cache that is marked as moving, and is kept alive.
-pub(super) struct MovingCache {
-    pub(super) core: Arc<Core>,
+/// A cache that falls asleep, which is marked as moving and kept alive.
+struct MovingCache {
+    core: Arc<Core>,
     base: DeviceAddress,
-    /// How long to wait for work that was queued since the cache was marked.
     until: Option<Instant>,
     /// The number of steps that had begun when the cache was marked.
     begun: u64,
@@ -57,6 +55,14 @@ impl Core {
             }
             false => state.region.work_after(&self.home),
         }
+    }
+
+    /// Returns a range of the memory of a moving cache.
+    pub(super) fn span(&self, address: DeviceAddress, size: u64) -> Span<'_> {
+        // SAFETY: memory of a moving cache is unmapped only by the operation that moves it. That
+        // operation has waited for the copies before, or keeps memory that they may use mapped.
+        // Where nothing is mapped the driver refuses a copy, which harms nothing.
+        unsafe { Span::new(self.tenant.device(), address, size) }
     }
 }
 
@@ -81,22 +87,18 @@ impl State {
             Rest::Awake => self.check_no_step()?,
         }
         let mut work = core.work(self, attempts);
-        match work.poll()? {
+        match attempts.poll(self.begun(), &mut work)? {
             Poll::Complete => {}
-            Poll::Pending => {
-                attempts.keep(self.begun(), work);
-                return Err(self.busy());
-            }
+            Poll::Pending => return Err(self.busy()),
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
         }
         self.rest = Rest::Moving;
-        let moving = MovingCache::new(core, self.region.address());
-        let until = attempts.until();
         Ok(Marked::Moving(Box::new(CacheToSleep {
             moving: Some(MovingCache {
-                until,
+                core: Arc::clone(core),
+                base: self.region.address(),
+                until: attempts.until(),
                 begun: self.begun(),
-                ..moving
             }),
             memory: self.region.memory_in_use(),
             saved: Vec::new(),
@@ -105,22 +107,6 @@ impl State {
 }
 
 impl MovingCache {
-    pub(super) fn new(core: &Arc<Core>, base: DeviceAddress) -> Self {
-        Self {
-            core: Arc::clone(core),
-            base,
-            until: None,
-            begun: 0,
-        }
-    }
-
-    pub(super) fn span(&self, offset: u64, size: u64) -> Span<'_> {
-        // SAFETY: memory of a moving cache is unmapped only by the operation that moves it. That
-        // operation has waited for the copies before, or keeps memory that they may use mapped.
-        // Where nothing is mapped the driver refuses a copy, which harms nothing.
-        unsafe { Span::new(self.core.tenant.device(), self.base + offset, size) }
-    }
-
     /// Gives the memory up: the cache sleeps with these contents.
     fn fall_asleep(
         self,
@@ -145,43 +131,35 @@ impl MovingCache {
     }
 }
 
-impl MovingCache {
-    /// Makes an attempt to take the memory out. Sets `waits` to `true` if another one may succeed.
-    fn try_withdraw(&self, attempts: &Attempts, waits: &Cell<bool>) -> Result<(), SleepError> {
-        let core = &self.core;
-        let mut state = core.lock()?;
-        let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
-        // Also if the step has ended: its work may have written what had been copied.
-        waits.set(state.begun() == self.begun);
-        if !waits.get() {
-            return Err(state.busy());
-        }
-        let mut work = core.work(&state, attempts);
-        match work.poll()? {
-            Poll::Complete => {}
-            Poll::Pending => {
-                attempts.keep(state.begun(), work);
-                return Err(state.busy());
-            }
-            Poll::NeedsSynchronise => drop(work.wait()?),
-        }
-        Ok(state.region.unmap_in_use(&work)?)
-    }
-}
-
 impl MovingHolder for MovingCache {
+    fn tenant(&self) -> &Tenant {
+        &self.core.tenant
+    }
+
     fn withdraws_last(&self) -> bool {
         self.core.sleeps_after_all_work
     }
 
-    /// Work of other users of the device is waited for as long as when the cache was marked.
-    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
-        let until = self.until.filter(|_| self.withdraws_last());
-        let (attempts, waits) = (Attempts::new(until), Cell::new(false));
-        let is_busy = |error: &SleepError| matches!(error, SleepError::CacheBusy { .. });
-        let again = |error: &SleepError| is_busy(error) && waits.get() && wanted();
-        let tenant = &self.core.tenant;
-        tenant.repeat(until, || self.try_withdraw(&attempts, &waits), again)
+    fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError> {
+        let core = &self.core;
+        let mut state = core.lock()?;
+        let _polling = core.tenant.polling().ok_or(MemoryError::Capturing)?;
+        // Also if the step has ended: its work may have written what had been copied.
+        if state.begun() != self.begun {
+            attempts.end();
+            return Err(state.busy());
+        }
+        let mut work = core.work(&state, attempts);
+        match attempts.poll(state.begun(), &mut work)? {
+            Poll::Complete => {}
+            Poll::Pending => return Err(state.busy()),
+            Poll::NeedsSynchronise => drop(work.wait()?),
+        }
+        Ok(state.region.unmap_in_use(&work)?)
     }
 }
 
@@ -198,13 +176,13 @@ impl HolderToSleep for CacheToSleep {
     fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
         let moving = self.moving.as_ref()?;
         let memory = self.memory.iter();
-        let spans = memory.map(|(offset, physical)| moving.span(*offset, physical.size()));
+        let spans = memory
+            .map(|(offset, physical)| (moving.core).span(moving.base + *offset, physical.size()));
         Some((moving, spans.zip(&mut self.saved).collect()))
     }
 
-    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
-        let moving = self.moving.as_ref();
-        moving.map_or(Ok(()), |moving| moving.withdraw(wanted))
+    fn moving(&self) -> Option<&dyn MovingHolder> {
+        self.moving.as_ref().map(|moving| moving as _)
     }
 
     fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
@@ -317,10 +295,10 @@ mod tests {
         let is_busy = |it: Result<(), SleepError>| matches!(it, Err(SleepError::CacheBusy { .. }));
 
         let (holder, foreign) = (begin(), rig.busy_stream());
-        assert!(is_busy(holder.withdraw(&|| false)));
+        assert!(is_busy(holder.moving().unwrap().withdraw(&|| false)));
         // A step that has ended: waiting does not help.
         drop(kv.step());
-        assert!(is_busy(holder.withdraw(&|| true)));
+        assert!(is_busy(holder.moving().unwrap().withdraw(&|| true)));
         assert!(holder.stay());
         rig.finish(&foreign);
 
@@ -331,7 +309,7 @@ mod tests {
                 asked.store(true, Ordering::SeqCst);
                 true
             };
-            let waiting = scope.spawn(move || (holder.withdraw(&wanted), holder));
+            let waiting = scope.spawn(move || (holder.moving().unwrap().withdraw(&wanted), holder));
             while !asked.load(Ordering::SeqCst) {
                 thread::yield_now();
             }

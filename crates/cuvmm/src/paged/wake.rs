@@ -8,9 +8,11 @@
 
 use std::sync::Arc;
 
+use cuvmm_driver::DeviceAddress;
+
 use super::core::Core;
 use super::rest::{Rest, Sleeping};
-use super::sleep::{self, MovingCache, running_on};
+use super::sleep::{self, running_on};
 use crate::error::{BlockError, SleepError};
 use crate::extents::Unmapped;
 use crate::own::Stream;
@@ -33,7 +35,8 @@ struct CacheToWake {
 
 /// The memory of a cache that wakes.
 struct WakingCache {
-    moving: MovingCache,
+    core: Arc<Core>,
+    base: DeviceAddress,
     holder: HolderId,
     extents: Vec<Waking>,
 }
@@ -94,7 +97,8 @@ fn begin(core: &Arc<Core>) -> Result<Option<CacheToWake>, SleepError> {
     Ok(Some(CacheToWake {
         sizes: extents.iter().map(|extent| extent.size).collect(),
         waking: Some(WakingCache {
-            moving: MovingCache::new(core, state.region.address()),
+            core: Arc::clone(core),
+            base: state.region.address(),
             holder,
             extents,
         }),
@@ -113,7 +117,7 @@ impl WakingCache {
         else {
             return Ok(None);
         };
-        let mut state = self.moving.core.lock()?;
+        let mut state = self.core.lock()?;
         let was_used = state.region.place_woken(extent.offset, lent)?;
         Ok(was_used.then_some(extent.offset))
     }
@@ -143,7 +147,7 @@ impl HolderToWake for CacheToWake {
         let Some(waking) = &mut self.waking else {
             return;
         };
-        if let Ok(state) = waking.moving.core.lock() {
+        if let Ok(state) = waking.core.lock() {
             state.region.add_lent(&lent);
         }
         for (extent, unmapped) in waking.extents.iter_mut().zip(lent) {
@@ -159,7 +163,7 @@ impl HolderToWake for CacheToWake {
         let waking = self.waking.as_ref()?;
         let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
         let parts = saved.filter_map(|(index, (extent, saved))| {
-            let span = waking.moving.span(extent.offset, extent.size);
+            let span = (waking.core).span(waking.base + extent.offset, extent.size);
             Some((index, span, saved.as_mut()?))
         });
         Some((waking, parts.collect()))
@@ -176,22 +180,19 @@ impl HolderToWake for CacheToWake {
             }
         }
         self.filling = true;
-        let state = waking.moving.core.lock()?;
+        let state = waking.core.lock()?;
         state.region.clear_woken(&used)?;
         self.filling = false;
         Ok(())
     }
 
     fn wake(mut self: Box<Self>) {
-        let Some(WakingCache {
-            moving, extents, ..
-        }) = self.waking.take()
-        else {
+        let Some(WakingCache { core, extents, .. }) = self.waking.take() else {
             return;
         };
         // The pool releases no memory that has another holder: from here on it may take this.
         drop(extents);
-        if let Ok(mut state) = moving.core.lock() {
+        if let Ok(mut state) = core.lock() {
             state.set_awake();
         }
     }
@@ -199,14 +200,11 @@ impl HolderToWake for CacheToWake {
 
 impl Drop for CacheToWake {
     fn drop(&mut self) {
-        let Some(WakingCache {
-            moving, extents, ..
-        }) = self.waking.take()
-        else {
+        let Some(WakingCache { core, extents, .. }) = self.waking.take() else {
             return;
         };
         // In a forked child nothing is unmapped: another thread may have held the lock.
-        let Ok(mut state) = moving.core.lock() else {
+        let Ok(mut state) = core.lock() else {
             return;
         };
         let saved = self.saved.iter_mut().flatten();

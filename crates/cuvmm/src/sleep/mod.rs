@@ -31,9 +31,11 @@
 //! - While the heap sleeps, [allocations](crate::Heap::allocate) are refused
 //!   ([`HeapAsleep`](crate::MemoryError::HeapAsleep)), and those that end are free when it wakes.
 //! - A heap for graphs sleeps when all work of each device with access is complete, since a launch
-//!   of a graph is not known to it. Another heap waits for the streams that its allocations
-//!   [name](crate::Allocation::record_use). What is true of blocks holds for it too: work that is
-//!   queued while the operation runs must be ruled out by the program.
+//!   of a graph is not known to it: the work that was queued when the operation began, and once its
+//!   contents are copied what was queued meanwhile. So it also sleeps on a device that always works.
+//!   Any heap waits for the streams that its allocations [name](crate::Allocation::record_use). What
+//!   is true of blocks holds for it too: work that is queued while the operation runs must be ruled
+//!   out by the program.
 //! - Whole extents are copied, free bytes in them too. Extents that are free are given up, and do
 //!   not come back, unless graphs use them.
 //! - [`Contents::Discard`] suits a heap for graphs if each graph writes what it reads. Its memory

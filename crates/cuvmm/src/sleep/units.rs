@@ -141,7 +141,10 @@ impl Sleeper {
     pub(super) fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
         match self {
             Self::Block(block) => block.withdraw(),
-            Self::Holder(_, holder) => holder.withdraw(wanted),
+            Self::Holder(_, holder) => {
+                let moving = holder.moving();
+                moving.map_or(Ok(()), |moving| moving.withdraw(wanted))
+            }
         }
     }
 

@@ -10,6 +10,7 @@
 
 pub mod attention;
 pub mod books;
+pub mod busy;
 pub mod captures;
 pub mod executor;
 mod manner;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common;
+use crate::common::busy::while_the_device_works;
 use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::world::books;
 use crate::common::{D0, D1, G, MIB, Rig, captures, pool};
@@ -404,6 +405,95 @@ on_both! {
         all().wake().unwrap();
         shows(rig, memory[0].address().0, 4 * G, 1);
         shows(rig, memory[1].address().0, 4 * G, 2);
+    }
+
+    fn work_of_others_that_is_queued_during_the_copies_is_waited_for(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let heap = graphs_of(&tenant);
+        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
+        fill(rig, &stream, memory.address().0, 2 * G, 1);
+        let begun = Mutex::new(false);
+        let begin = |_: &Progress| {
+            let mut begun = begun.lock().unwrap();
+            if !*begun {
+                rig.machine.hold(D0, foreign.as_raw());
+                rig.machine.queue_kernel(D0, foreign.as_raw(), vec![], vec![]).unwrap();
+                *begun = true;
+            }
+            true
+        };
+        let store = store(&rig.device, 2);
+        let slept = heap.alone().on_progress(&begin).sleep(Contents::Keep(&store));
+        assert!(matches!(slept, Err(SleepError::HeapBusy { .. })), "{slept:?}");
+        rig.machine.release_stream(D0, foreign.as_raw());
+        foreign.synchronize().unwrap();
+        *begun.lock().unwrap() = false;
+        std::thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                let alone = heap.alone().on_progress(&begin).timeout(Duration::from_secs(600));
+                alone.sleep(Contents::Keep(&store)).unwrap()
+            });
+            while !*begun.lock().unwrap() {
+                std::thread::yield_now();
+            }
+            rig.machine.release_stream(D0, foreign.as_raw());
+            assert_eq!(sleeping.join().unwrap().heaps, 1);
+        });
+        heap.alone().wake().unwrap();
+        shows(rig, memory.address().0, 2 * G, 1);
+    }
+
+    // I-126
+    fn a_device_that_always_works_does_not_keep_a_heap_for_graphs_awake(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
+        fill(rig, &stream, memory.address().0, 2 * G, 1);
+        let store = store(&rig.device, 2);
+        let alone = || heap.alone().timeout(Duration::from_secs(600));
+        let slept = while_the_device_works(rig, || alone().sleep(Contents::Keep(&store)));
+        assert_eq!(slept.unwrap().heaps, 1);
+        heap.alone().wake().unwrap();
+        shows(rig, memory.address().0, 2 * G, 1);
+    }
+
+    // I-126
+    fn work_on_streams_of_a_heap_for_graphs_keeps_its_memory_also_if_it_was_queued_later(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
+        let heap = graphs_of(&tenant);
+        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
+        let work = |stream: &Stream| {
+            rig.machine.hold(D0, stream.as_raw());
+            let writes = vec![(memory.address(), 2 * G, 7)];
+            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        };
+        work(&foreign);
+        std::thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                let alone = heap.alone().timeout(Duration::from_secs(600));
+                alone.sleep(Contents::Discard).unwrap()
+            });
+            // The sleep waits for the work of the stream that no call has named.
+            let calls = rig.device.calls().total();
+            while rig.device.calls().total() < calls + 8 {
+                std::thread::yield_now();
+            }
+            work(&stream);
+            rig.machine.release_stream(D0, foreign.as_raw());
+            let calls = rig.device.calls().total();
+            while rig.device.calls().total() < calls + 8 && !sleeping.is_finished() {
+                std::thread::yield_now();
+            }
+            assert!(!heap.is_asleep());
+            rig.machine.release_stream(D0, stream.as_raw());
+            assert_eq!(sleeping.join().unwrap().heaps, 1);
+        });
+        heap.alone().wake().unwrap();
     }
 
     fn a_heap_sleeps_and_wakes_with_blocks_or_not_at_all(rig) {

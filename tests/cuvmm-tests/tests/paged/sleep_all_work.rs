@@ -5,6 +5,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::common::busy::while_the_device_works;
 use crate::common::world;
 use crate::common::{D0, G, pool};
 use crate::on_both;
@@ -91,34 +92,14 @@ on_both! {
     fn a_device_that_always_works_does_not_keep_a_cache_awake(rig) {
         let pool = pool(rig, 64);
         let a = pool.tenant("a").register().unwrap();
-        let [home, one, other] = [(); 3].map(|()| Stream::new(&rig.device).unwrap());
+        let home = Stream::new(&rig.device).unwrap();
         let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
         let kv = kv.build().unwrap();
         kv.back(&[0]).unwrap();
-        let begin = |stream: &Stream| {
-            rig.machine.hold(D0, stream.as_raw());
-            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
-        };
-        begin(&one);
-        std::thread::scope(|scope| {
-            let sleeping = scope.spawn(|| {
-                let alone = kv.alone().timeout(Duration::from_secs(600));
-                alone.sleep(Contents::Discard).unwrap()
-            });
-            let mut streams = [&one, &other].into_iter().cycle();
-            // The next work begins before the last one ends.
-            while !sleeping.is_finished() {
-                let (busy, calls) = (streams.next().unwrap(), rig.device.calls().total());
-                begin(streams.clone().next().unwrap());
-                rig.machine.release_stream(D0, busy.as_raw());
-                while rig.device.calls().total() < calls + 8 && !sleeping.is_finished() {
-                    std::thread::yield_now();
-                }
-            }
-            assert_eq!(sleeping.join().unwrap().caches, 1);
-        });
+        let alone = || kv.alone().timeout(Duration::from_secs(600));
+        let slept = while_the_device_works(rig, || alone().sleep(Contents::Discard));
+        assert_eq!(slept.unwrap().caches, 1);
         assert!(kv.is_asleep());
-        rig.machine.release_all_streams(D0);
         kv.alone().wake().unwrap();
     }
 }

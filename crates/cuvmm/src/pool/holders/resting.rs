@@ -3,14 +3,16 @@
 //!
 //! Either move has two steps, of which the second cannot fail. A value of a move that is dropped
 //! before its second step leaves the holder as it was.
+//!
+//! Keeps I-126.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::lend::Lending;
 use crate::error::{BlockError, SleepError};
-use crate::extents::{Fence, Unmapped};
+use crate::extents::{Fence, Poll, Unmapped};
 use crate::own::Span;
 use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::tenant::Tenant;
@@ -58,14 +60,7 @@ impl dyn CanSleep {
                 Marked::Waits(_, busy) => Err(busy),
             }
         };
-        let is_busy = |error: &SleepError| {
-            matches!(
-                error,
-                SleepError::HeapBusy { .. } | SleepError::CacheBusy { .. }
-            )
-        };
-        let again = |error: &SleepError| is_busy(error) && wanted();
-        self.tenant().repeat(until, attempt, again)
+        attempts.repeat(self.tenant(), wanted, attempt)
     }
 }
 
@@ -74,12 +69,35 @@ pub(crate) struct Attempts {
     until: Option<Instant>,
     /// Work that an attempt found incomplete, and the number of the holder's uses by then.
     awaited: RefCell<Option<(u64, Fence)>>,
+    /// `true` if another attempt would fail as well.
+    ended: Cell<bool>,
 }
 
 impl Attempts {
-    pub(crate) fn new(until: Option<Instant>) -> Self {
-        let awaited = RefCell::default();
-        Self { until, awaited }
+    const fn new(until: Option<Instant>) -> Self {
+        Self {
+            until,
+            awaited: RefCell::new(None),
+            ended: Cell::new(false),
+        }
+    }
+
+    /// Makes attempts until one succeeds or fails for another reason than work, until the time is up,
+    /// and while `wanted` returns `true`.
+    fn repeat<T>(
+        &self,
+        tenant: &Tenant,
+        wanted: &dyn Fn() -> bool,
+        attempt: impl Fn() -> Result<T, SleepError>,
+    ) -> Result<T, SleepError> {
+        let again = |error: &SleepError| {
+            let is_busy = matches!(
+                error,
+                SleepError::HeapBusy { .. } | SleepError::CacheBusy { .. }
+            );
+            is_busy && !self.ended.get() && wanted()
+        };
+        tenant.repeat(self.until, attempt, again)
     }
 
     /// Returns the time until which attempts are made.
@@ -93,9 +111,19 @@ impl Attempts {
         found.and_then(|(before, work)| (before == uses).then_some(work))
     }
 
-    /// Keeps incomplete work for the next attempt.
-    pub(crate) fn keep(&self, uses: u64, work: Fence) {
-        *self.awaited.borrow_mut() = Some((uses, work));
+    /// Polls the work that the holder waits for. Keeps it for the next attempt if it is incomplete, with
+    /// the number of the holder's uses.
+    pub(crate) fn poll(&self, uses: u64, work: &mut Fence) -> Result<Poll, SleepError> {
+        let polled = work.poll()?;
+        if matches!(polled, Poll::Pending) {
+            *self.awaited.borrow_mut() = Some((uses, work.clone()));
+        }
+        Ok(polled)
+    }
+
+    /// Makes no further attempt.
+    pub(crate) fn end(&self) {
+        self.ended.set(true);
     }
 }
 
@@ -109,13 +137,26 @@ pub(crate) enum Marked {
 
 /// A holder whose contents are being copied out.
 pub(crate) trait MovingHolder: Sync {
-    /// Unmaps all memory, unless work was queued since the holder was marked that is not complete. A
-    /// holder that waits for such work does so while `wanted` returns `true`.
-    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError>;
+    fn tenant(&self) -> &Tenant;
 
-    /// Returns `true` if copies of other memory are work that `withdraw` waits for.
-    fn withdraws_last(&self) -> bool {
-        false
+    /// Returns `true` if the holder sleeps only after all work of each device with access. Copies of
+    /// other memory are such work.
+    fn withdraws_last(&self) -> bool;
+
+    /// Returns the time until which attempts to mark the holder were made.
+    fn until(&self) -> Option<Instant>;
+
+    /// Makes one attempt to unmap all memory, which fails if work was queued since the holder was marked
+    /// that is not complete.
+    fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError>;
+}
+
+impl dyn MovingHolder + '_ {
+    /// Unmaps all memory. A holder that sleeps after all work waits for what other users of the device
+    /// have queued since it was marked, as long as it waited before, while `wanted` returns `true`.
+    pub(crate) fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError> {
+        let attempts = Attempts::new(self.until().filter(|_| self.withdraws_last()));
+        attempts.repeat(self.tenant(), wanted, || self.try_withdraw(&attempts))
     }
 }
 
@@ -132,9 +173,8 @@ pub(crate) trait HolderToSleep: Send + Sync {
 
     fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)>;
 
-    /// Takes the memory out, as [`MovingHolder::withdraw`] does. Its contents are lost if the holder
-    /// sleeps.
-    fn withdraw(&self, wanted: &dyn Fn() -> bool) -> Result<(), SleepError>;
+    /// Returns the holder, without its contents.
+    fn moving(&self) -> Option<&dyn MovingHolder>;
 
     fn sleep(self: Box<Self>, release: bool) -> GivenUp;
 

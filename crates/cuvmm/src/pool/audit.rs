@@ -12,7 +12,7 @@ impl State {
             return;
         }
         self.audit_charges();
-        let ids = || self.memory.terms.ids();
+        let ids = || self.memory.budget.ids();
         ids().for_each(|id| self.blocks.audit(id, self.standing_of(id)));
         if self.memory.gate.is_idle() {
             self.audit_sources();

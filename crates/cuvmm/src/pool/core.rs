@@ -93,7 +93,7 @@ impl Core {
         state: State,
         finish: fn(&mut Locked<'_>),
     ) -> Self {
-        let budget = Budget::new(state.memory.budget.limits());
+        let budget = Budget::new(state.memory.budget.totals().limits);
         let memory = Memory::new(device.clone(), state.memory.policy, budget);
         let after_fork = State::new(memory, Blocks::new(device.granule(), None));
         Self {
@@ -173,7 +173,9 @@ impl Core {
         });
         self.freed.notify_all();
         if let Some(joined) = self.ledger.get() {
-            joined.wake_waiting();
+            if joined.awaiting.load(Ordering::SeqCst) > 0 {
+                joined.member.wake_waiting();
+            }
             if freed_count > 0 && others_lack {
                 joined.member.wake_keeper();
             }

@@ -3,7 +3,7 @@
 
 use cuvmm_driver::{HandleTypes, PhysicalProps};
 
-use super::accounts::{Budget, TenantId, Tenants};
+use super::accounts::{Budget, TenantId};
 use super::blocks::IdleFigures;
 use super::gate::Gate;
 use super::holders::Holders;
@@ -59,7 +59,6 @@ pub(crate) struct Memory {
     pub(crate) policy: Policy,
     pub(super) budget: Budget,
     pub(crate) supply: Supply,
-    pub(crate) terms: Tenants,
     pub(super) gate: Gate,
     pub(super) line: Line,
     /// `true` if the pool or a tenant may exceed a lowered limit.
@@ -78,7 +77,6 @@ impl Memory {
             policy,
             budget,
             supply: Supply::default(),
-            terms: Tenants::default(),
             gate: Gate::default(),
             line: Line::default(),
             lowered: false,
@@ -90,9 +88,11 @@ impl Memory {
 
     pub(crate) fn check_usable(&self, id: TenantId) -> Result<(), BlockError> {
         self.device.usable()?;
-        match self.terms.is_registered(id) {
+        match self.budget.account(id).registered {
             true => Ok(()),
-            false => Err(BlockError::Unregistered(self.terms.name_of(id))),
+            false => Err(BlockError::Unregistered(
+                self.budget.account(id).name.clone(),
+            )),
         }
     }
 
@@ -100,7 +100,7 @@ impl Memory {
     #[inline]
     pub(super) fn lets_grow(&self) -> bool {
         let usable = self.device.lost().is_none() && self.device.forked().is_none();
-        usable && !self.budget.is_overdrawn()
+        usable && !self.budget.totals().overdrawn
     }
 
     /// Returns `true` if work queued on `home` now would become part of a graph, or might break a
@@ -111,12 +111,12 @@ impl Memory {
 
     pub(super) fn check_addresses(&self, wanted: u64) -> Result<(), BlockError> {
         let held = self.budget.totals().addresses;
-        match wanted <= self.budget.left().addresses {
+        match wanted <= self.budget.totals().left.addresses {
             true => Ok(()),
             false => Err(BlockError::OutOfAddresses {
                 wanted,
                 held,
-                limit: self.budget.limits().addresses,
+                limit: self.budget.totals().limits.addresses,
             }),
         }
     }
@@ -125,7 +125,7 @@ impl Memory {
     pub(super) fn memory_set_by(&self) -> Option<&'static str> {
         let option = memory_option(self.device.driver().kind());
         let all = self.device.granule().round_down(self.device.total_memory());
-        option.filter(|_| self.policy.leave_free > 0 || self.budget.limits().bytes >= all)
+        option.filter(|_| self.policy.leave_free > 0 || self.budget.totals().limits.bytes >= all)
     }
 
     /// Returns the figures of a request that is refused. `idle` are the figures of blocks that are not
@@ -142,22 +142,27 @@ impl Memory {
             .budget
             .accounts()
             .filter(|&(other, account)| other != id && account.held > 0)
-            .map(|(other, account)| (self.terms.name_of(other), account.held))
+            .map(|(_, account)| (account.name.clone(), account.held))
             .collect();
         holders.sort_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
         idle.pending_free += self.holders.pending();
-        let of_holders = self.terms.ids().flat_map(|id| self.holders.figures_of(id));
+        let of_holders = self.budget.ids().flat_map(|id| self.holders.figures_of(id));
         idle.stranded += of_holders
             .map(|(_, it)| it.stranded() + it.kept)
             .sum::<u64>();
-        let creatable = self.budget.left().bytes.min(self.policy.largest_extent);
+        let creatable = self
+            .budget
+            .totals()
+            .left
+            .bytes
+            .min(self.policy.largest_extent);
         let run = self.device.granule().round_down(creatable);
         Box::new(Shortage {
-            tenant: self.terms.name_of(id),
+            tenant: self.budget.account(id).name.clone(),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
             largest_run: run.max(self.supply.largest_free()),
-            limit: self.budget.limits().bytes,
+            limit: self.budget.totals().limits.bytes,
             tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),

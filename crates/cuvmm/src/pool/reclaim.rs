@@ -110,13 +110,13 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<(), BlockError> {
         let id = slot.tenant;
-        if bytes > 0 && self.memory.terms.is_beyond(id) {
+        if bytes > 0 && self.memory.budget.account(id).beyond {
             let limit = self.memory.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
                 return Err(self.out_of_memory(id, bytes));
             }
         }
-        if bytes > 0 && self.memory.budget.is_overdrawn() {
+        if bytes > 0 && self.memory.budget.totals().overdrawn {
             self.make_room(id, bytes, purpose, true)?;
         }
         // From here on the bytes are promised to no other tenant.
@@ -130,7 +130,9 @@ impl Locked<'_> {
         let budget = &self.memory.budget;
         match reuses {
             false => budget.missing(id, bytes),
-            true if budget.is_overdrawn() => (0, budget.overdrawn_by(id, self.kept_by(id) + bytes)),
+            true if budget.totals().overdrawn => {
+                (0, budget.overdrawn_by(id, self.kept_by(id) + bytes))
+            }
             true => (0, 0),
         }
     }
@@ -309,7 +311,7 @@ impl Locked<'_> {
 
     /// Makes room for `bytes` of addresses, or fails.
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
-        if self.memory.budget.left().addresses < bytes {
+        if self.memory.budget.totals().left.addresses < bytes {
             self.give_addresses(bytes);
             self.empty_heaps_for(bytes);
         }
@@ -320,7 +322,7 @@ impl Locked<'_> {
 impl State {
     /// Polls the fences of all idle memory.
     pub(super) fn poll_idle(&mut self) {
-        let ids: Vec<TenantId> = self.memory.terms.ids().collect();
+        let ids: Vec<TenantId> = self.memory.budget.ids().collect();
         self.plan_own(&ids, u64::MAX);
     }
 
@@ -370,13 +372,13 @@ impl State {
             .blocks
             .slots
             .givers(give)
-            .zip(self.memory.terms.ranks());
+            .zip(self.memory.budget.accounts());
         let mut others: Vec<((bool, i32), TenantId)> = tenants
             .filter(|&((other, gives), _)| {
                 let holds = || give == Give::Cached && self.memory.holders.has(other);
                 other != id && (gives || holds())
             })
-            .map(|((other, _), (_, rank))| (rank, other))
+            .map(|((other, _), (_, account))| (account.rank(), other))
             .collect();
         others.sort_unstable();
         for equals in others.chunk_by(|one, other| one.0 == other.0) {

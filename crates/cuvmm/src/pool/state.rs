@@ -9,7 +9,7 @@ use super::blocks::Blocks;
 use super::blocks::slots::{SlotId, Standing, Unswept};
 use super::memory::Memory;
 use crate::driver::memory_option;
-use crate::error::{BlockError, CallError, Shortage};
+use crate::error::{BlockError, CallError, PoolError, Shortage};
 
 pub(crate) struct State {
     pub(super) memory: Memory,
@@ -23,15 +23,14 @@ impl State {
 
     pub(crate) fn register(
         &mut self,
-        (name, priority, hooks): (String, i32, Hooks),
+        terms: (String, i32, Hooks),
         unswept: Arc<dyn Unswept>,
-        (guarantee, limit): (u64, u64),
-    ) -> TenantId {
-        let id = self.memory.terms.open(name, priority, hooks);
-        self.memory.budget.open(id, guarantee, limit);
+        limits: (u64, u64),
+    ) -> Result<TenantId, PoolError> {
+        let id = self.memory.budget.open(terms, limits)?;
         self.blocks.slots.open(id, unswept);
         self.terms_changed(id);
-        id
+        Ok(id)
     }
 
     /// Returns the bytes of a tenant that cannot be reclaimed, however long a request waits for the
@@ -74,13 +73,14 @@ impl State {
 
     /// Returns what a tenant's terms and lowered limits mean for its blocks.
     pub(super) fn standing_of(&self, id: TenantId) -> Standing {
-        let (terms, lowered) = (&self.memory.terms, self.memory.lowered);
-        let (drains, is_beyond) = (terms.drains(id), terms.is_beyond(id));
+        let lowered = self.memory.lowered;
+        let account = self.memory.budget.account(id);
+        let (drains, is_beyond) = (account.drains, account.beyond);
         Standing {
             may_grow: !(drains || is_beyond),
             drains,
             lowered,
-            beyond: is_beyond || (lowered && self.memory.budget.excess() > 0),
+            beyond: is_beyond || (lowered && self.memory.budget.totals().excess > 0),
         }
     }
 
@@ -98,10 +98,9 @@ impl State {
     pub(super) fn forget_if_drained(&mut self, id: TenantId) {
         if self.blocks.slots.is_empty(id)
             && !self.memory.holders.has(id)
-            && self.memory.terms.drains(id)
+            && self.memory.budget.account(id).drains
         {
             self.blocks.slots.close(id);
-            self.memory.terms.close(id);
             self.memory.budget.close(id);
         }
     }
@@ -139,7 +138,7 @@ pub(super) fn gone() -> BlockError {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("State")
-            .field("budget", &self.memory.budget)
+            .field("totals", &self.memory.budget.totals())
             .finish_non_exhaustive()
     }
 }

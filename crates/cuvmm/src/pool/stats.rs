@@ -263,19 +263,17 @@ impl State {
 
     fn stats_of(&self, id: TenantId) -> TenantStats {
         let account = self.memory.budget.account(id);
-        let described = self.memory.terms.described(id);
-        let (name, (registered, priority), refusals) = described.unwrap_or_default();
         let mut stats = TenantStats {
-            draining: !registered && !name.is_empty(),
-            name,
+            draining: account.drains,
+            name: account.name.clone(),
             guarantee: account.guarantee,
-            limit: account.limit.min(self.memory.budget.limits().bytes),
-            priority,
+            limit: self.memory.budget.limit_of(id),
+            priority: account.priority,
             committed: account.held,
             peak: account.peak,
             mappings: account.mappings,
             addresses: account.addresses,
-            refusals,
+            refusals: account.refusals,
             ..TenantStats::default()
         };
         let figures = self.blocks.figures_of(id);
@@ -299,13 +297,13 @@ impl State {
 
     pub(crate) fn stats(&mut self) -> PoolStats {
         self.blocks.sweep_all();
-        let tenants = self.memory.terms.ids();
+        let tenants = self.memory.budget.ids();
         let tenants: Vec<_> = tenants.map(|id| self.stats_of(id)).collect();
         let sum = |of: fn(&TenantStats) -> u64| tenants.iter().map(of).sum();
-        let (all, limits) = (self.memory.budget.totals(), self.memory.budget.limits());
+        let all = self.memory.budget.totals();
         let (resting_blocks, resting_addresses) = self.blocks.resting();
         PoolStats {
-            limit: limits.bytes,
+            limit: all.limits.bytes,
             committed: all.held,
             peak: all.peak,
             in_use: sum(|tenant| tenant.in_use),
@@ -321,9 +319,9 @@ impl State {
             exported: sum(|tenant| tenant.exported),
             asleep: sum(|tenant| tenant.asleep),
             mappings: all.mappings,
-            mapping_limit: limits.mappings,
+            mapping_limit: all.limits.mappings,
             addresses: all.addresses,
-            address_limit: limits.addresses,
+            address_limit: all.limits.addresses,
             resting_blocks,
             resting_addresses,
             refusals: self.memory.refusals,

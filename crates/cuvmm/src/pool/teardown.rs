@@ -1,6 +1,6 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
-use super::accounts::TenantId;
+use super::accounts::{TenantId, Totals};
 use super::core::{Core, Locked};
 use super::memory::Memory;
 use crate::error::CallError;
@@ -33,7 +33,7 @@ impl Locked<'_> {
     fn give_all_back(&mut self) -> Result<(), CallError> {
         self.memory.device.own_process()?;
         let mut outcome = Ok(());
-        for id in self.memory.terms.ids().collect::<Vec<_>>() {
+        for id in self.memory.budget.ids().collect::<Vec<_>>() {
             outcome = outcome.and(self.drain_holders(id));
             outcome = outcome.and(self.empty_slots(id));
         }
@@ -52,10 +52,19 @@ impl Drop for Core {
         let refused = state.memory.supply.quarantined();
         // Memory that the driver refused to release stays charged to the ledger; its owners report
         // it when they are dropped. All other counted memory was released with its mapping.
-        let counted = state.memory.budget.totals().obtained;
+        let Totals {
+            obtained: counted,
+            granted,
+            ..
+        } = state.memory.budget.totals();
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);
-        self.leave_ledger(kept);
+        if let Some(joined) = self.ledger.get() {
+            joined.member.give(granted.saturating_sub(kept));
+            if kept > 0 {
+                log!(error, kept, "memory stays charged to the ledger");
+            }
+        }
         if let Err(error) = shut {
             self.device.report_drop("pool", held, error);
         }

@@ -116,14 +116,11 @@ impl<'a> TenantBuilder<'a> {
         ArgumentError::not_zero("bytes of a tenant's name", name.len() as u64)?;
         let mut state = core.lock();
         state.make_guaranteeable(None, guarantee, limit)?;
-        if state.memory.terms.find(&name).is_some() {
-            return Err(PoolError::NameTaken(name));
-        }
         let stream_caches = state.blocks.new_stream_caches();
         let unswept = Arc::clone(&stream_caches);
         let hooks = (self.hook, self.shortage_hook);
         let terms = (name.clone(), self.priority, hooks);
-        let id = state.register(terms, unswept, (guarantee, limit));
+        let id = state.register(terms, unswept, (guarantee, limit))?;
         let owner = Owner {
             core: Arc::clone(core),
             tenant: id,
@@ -134,7 +131,7 @@ impl<'a> TenantBuilder<'a> {
             name,
         });
         let handle: Weak<Shared> = Arc::downgrade(&shared);
-        state.memory.terms.set_handle(id, handle);
+        state.memory.budget.set_handle(id, handle);
         drop(state);
         Ok(Tenant { shared })
     }
@@ -350,7 +347,12 @@ impl Tenant {
 
 impl Core {
     pub(super) fn tenants(&self) -> Vec<Tenant> {
-        let handles = self.look(|state| state.memory.terms.handles());
+        let handles: Vec<_> = self.look(|state| {
+            let all = state.memory.budget.accounts();
+            let registered = all.filter(|(_, account)| account.registered);
+            let handles = registered.filter_map(|(_, account)| account.handle.clone());
+            handles.collect()
+        });
         // Without the lock, since a handle may be the last clone of its tenant.
         let alive = handles.iter().filter_map(Weak::upgrade);
         alive

@@ -1,12 +1,18 @@
-//! The accounts of a pool and its tenants: bytes, mappings and addresses, charged against limits.
+//! The accounts of a pool and its tenants: bytes, mappings and addresses, charged against limits, and
+//! the terms on which tenants were registered.
 //!
-//! This module has only figures and makes no driver calls. An operation charges before its first
+//! This module makes no driver calls. An operation charges before its first
 //! driver call and refunds after its last. Guarantees: no tenant is charged beyond the limit minus
 //! the sum, over all other tenants, of the bytes missing to their guarantees.
 //!
 //! Keeps I-2 and I-5.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::Weak;
+
+use crate::error::PoolError;
+use crate::pool::line::PressureHook;
 
 /// A tenant's number, never used twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,8 +77,27 @@ impl Drop for Charge {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The hooks of a tenant: the one that other tenants' requests call, and the one that its own do.
+pub(crate) type Hooks = (Option<PressureHook>, Option<PressureHook>);
+
+/// The users' handle of a tenant.
+pub(crate) type Handle = Weak<dyn Any + Send + Sync>;
+
+/// A tenant's figures and terms. A tenant that is gone has none.
+#[derive(Default)]
 pub(crate) struct Account {
+    pub(crate) name: String,
+    pub(crate) priority: i32,
+    pub(in crate::pool) hooks: Hooks,
+    pub(in crate::pool) registered: bool,
+    /// `true` if the tenant is unregistered and some of its memory is left.
+    pub(in crate::pool) drains: bool,
+    /// `true` if the tenant exceeds its own lowered limit. Updated when a limit changes and when
+    /// memory beyond a limit was reclaimed.
+    pub(in crate::pool) beyond: bool,
+    pub(in crate::pool) refusals: u64,
+    /// While a handle lives.
+    pub(in crate::pool) handle: Option<Handle>,
     pub(crate) guarantee: u64,
     pub(crate) limit: u64,
     pub(crate) held: u64,
@@ -84,6 +109,12 @@ pub(crate) struct Account {
 }
 
 impl Account {
+    /// Returns the rank by which memory is taken from the tenant, the lowest first: whether it is
+    /// registered, and its priority.
+    pub(in crate::pool) const fn rank(&self) -> (bool, i32) {
+        (self.registered, self.priority)
+    }
+
     fn claim(&self) -> u64 {
         self.guarantee.max(self.held)
     }
@@ -96,87 +127,83 @@ impl Account {
 /// The figures of a whole pool: bytes, mappings, and bytes of addresses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::pool) struct Totals {
+    pub(crate) limits: Amount,
+    /// The bytes of the limit that a ledger has granted. Only these can be charged. Without a
+    /// ledger, `u64::MAX`.
+    pub(crate) granted: u64,
+    /// The bytes that a ledger can still grant within the limit.
+    pub(crate) ungranted: u64,
     pub(crate) held: u64,
     /// The highest value that `held` ever had.
     pub(crate) peak: u64,
     pub(crate) mappings: u64,
     pub(crate) addresses: u64,
+    /// The bytes that may still be created, and what is left of the limits of mappings and
+    /// addresses.
+    pub(crate) left: Amount,
     /// Bytes obtained from the driver: held by tenants, in the free list, in flight, or
     /// quarantined.
     pub(crate) obtained: u64,
+    /// Bytes obtained beyond a lowered limit.
+    pub(crate) excess: u64,
     /// Bytes given back to the driver so far.
     pub(crate) given_back: u64,
     /// Bytes out of use for good, which are charged to no tenant and reduce what each tenant can
     /// have.
     pub(crate) quarantined: u64,
+    /// `true` if more is claimed than the pool may hold: a guarantee can be given while other
+    /// tenants hold idle memory beyond what it leaves them. That memory is reclaimed when it is
+    /// needed.
+    pub(crate) overdrawn: bool,
 }
 
 /// All accounts of a pool, and their totals, so that charges and the usual queries do not iterate
 /// over the accounts.
-#[derive(Debug)]
 pub(in crate::pool) struct Budget {
-    limits: Amount,
-    /// The bytes of the limit that a ledger has granted. Only these can be charged. Without a
-    /// ledger, `u64::MAX`.
-    granted: u64,
     accounts: BTreeMap<TenantId, Account>,
+    /// The account of tenants that are gone.
+    none: Account,
+    next: u64,
     /// The sum, over all tenants, of the guarantee or the held bytes, whichever is more.
     claimed: u64,
+    /// Without the figures that [`totals`](Self::totals) derives from these.
     all: Totals,
 }
 
 impl Budget {
     pub(crate) fn new(limits: Amount) -> Self {
         Self {
-            limits,
-            granted: u64::MAX,
             accounts: BTreeMap::new(),
+            none: Account::default(),
+            next: 0,
             claimed: 0,
-            all: Totals::default(),
+            all: Totals {
+                limits,
+                granted: u64::MAX,
+                ..Totals::default()
+            },
         }
-    }
-
-    pub(in crate::pool) const fn limits(&self) -> Amount {
-        self.limits
     }
 
     /// Lets only bytes that a ledger grants be charged; none at first.
     pub(super) const fn needs_grants(&mut self) {
-        self.granted = 0;
-    }
-
-    pub(super) const fn granted(&self) -> u64 {
-        self.granted
+        self.all.granted = 0;
     }
 
     pub(super) const fn grant(&mut self, bytes: u64) {
-        self.granted = self.granted.saturating_add(bytes);
+        self.all.granted = self.all.granted.saturating_add(bytes);
     }
 
     pub(super) const fn return_grant(&mut self, bytes: u64) {
-        self.granted = self.granted.saturating_sub(bytes);
+        self.all.granted = self.all.granted.saturating_sub(bytes);
     }
 
-    /// Returns the bytes that a ledger can still grant within the limit.
-    pub(in crate::pool) const fn ungranted(&self) -> u64 {
-        self.limits.bytes.saturating_sub(self.granted)
-    }
-
-    /// Returns the granted bytes that are neither obtained nor claimed.
-    pub(super) const fn unneeded(&self) -> u64 {
-        self.unneeded_after(0, 0)
-    }
-
-    /// Returns the bytes that are unneeded after tenants have given up `reclaimed` bytes beyond
-    /// their guarantees and the pool has released `released` bytes.
-    pub(super) const fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
+    /// Returns the granted bytes that are neither obtained nor claimed after tenants have given up
+    /// `reclaimed` bytes beyond their guarantees and the pool has released `released` bytes.
+    pub(super) fn unneeded_after(&self, reclaimed: u64, released: u64) -> u64 {
         let spoken_for = self.spoken_for().saturating_sub(reclaimed);
         let obtained = self.all.obtained.saturating_sub(released);
-        let needed = match spoken_for > obtained {
-            true => spoken_for,
-            false => obtained,
-        };
-        self.granted.saturating_sub(needed)
+        self.all.granted.saturating_sub(spoken_for.max(obtained))
     }
 
     pub(super) const fn spoken_for(&self) -> u64 {
@@ -190,10 +217,10 @@ impl Budget {
 
     /// Returns the bytes that can be held when a ledger has granted `more`.
     const fn usable_with(&self, more: u64) -> u64 {
-        let granted = self.granted.saturating_add(more);
-        match granted < self.limits.bytes {
+        let granted = self.all.granted.saturating_add(more);
+        match granted < self.all.limits.bytes {
             true => granted,
-            false => self.limits.bytes,
+            false => self.all.limits.bytes,
         }
     }
 
@@ -201,22 +228,46 @@ impl Budget {
     /// without a reclaim.
     pub(in crate::pool) fn lacks_grant(&self, tenant: TenantId, bytes: u64) -> u64 {
         let unavailable = self.unavailable_to(tenant);
-        let all = unavailable.saturating_add(bytes).min(self.limits.bytes);
-        all.saturating_sub(self.granted)
+        let all = unavailable.saturating_add(bytes).min(self.all.limits.bytes);
+        all.saturating_sub(self.all.granted)
     }
 
+    #[inline]
     pub(in crate::pool) const fn totals(&self) -> Totals {
-        self.all
+        let Totals {
+            limits, obtained, ..
+        } = self.all;
+        Totals {
+            ungranted: limits.bytes.saturating_sub(self.all.granted),
+            left: Amount {
+                bytes: self.usable().saturating_sub(obtained),
+                mappings: limits.mappings.saturating_sub(self.all.mappings),
+                addresses: limits.addresses.saturating_sub(self.all.addresses),
+            },
+            excess: obtained.saturating_sub(limits.bytes),
+            overdrawn: self.spoken_for() > self.usable(),
+            ..self.all
+        }
     }
 
-    pub(crate) fn account(&self, tenant: TenantId) -> Account {
-        self.accounts.get(&tenant).copied().unwrap_or_default()
+    pub(crate) fn account(&self, tenant: TenantId) -> &Account {
+        self.accounts.get(&tenant).unwrap_or(&self.none)
     }
 
-    pub(in crate::pool) fn accounts(&self) -> impl Iterator<Item = (TenantId, Account)> + '_ {
-        self.accounts
-            .iter()
-            .map(|(&tenant, &account)| (tenant, account))
+    /// Returns all accounts, in the order of their tenants' numbers.
+    pub(in crate::pool) fn accounts(&self) -> impl Iterator<Item = (TenantId, &Account)> {
+        self.accounts.iter().map(|(&id, account)| (id, account))
+    }
+
+    pub(in crate::pool) fn ids(&self) -> impl Iterator<Item = TenantId> {
+        self.accounts.keys().copied()
+    }
+
+    /// Returns the registered tenant with a name.
+    pub(super) fn find(&self, name: &str) -> Option<TenantId> {
+        let mut all = self.accounts();
+        let found = all.find(|(_, account)| account.registered && account.name == name);
+        found.map(|(id, _)| id)
     }
 
     /// Returns the bytes that a tenant, new or registered, can be guaranteed: the limit less, for
@@ -235,27 +286,75 @@ impl Budget {
             .sum();
         let most = match now {
             true => self.usable(),
-            false => self.limits.bytes,
+            false => self.all.limits.bytes,
         };
         most.saturating_sub(self.all.quarantined)
             .saturating_sub(claimed)
     }
 
-    pub(crate) fn open(&mut self, tenant: TenantId, guarantee: u64, limit: u64) {
-        self.accounts.insert(tenant, Account::default());
-        self.change(tenant, |account| {
-            account.guarantee = guarantee;
-            account.limit = limit;
-        });
+    /// Opens the account of a new tenant, unless its name is taken.
+    pub(in crate::pool) fn open(
+        &mut self,
+        (name, priority, hooks): (String, i32, Hooks),
+        (guarantee, limit): (u64, u64),
+    ) -> Result<TenantId, PoolError> {
+        if self.find(&name).is_some() {
+            return Err(PoolError::NameTaken(name));
+        }
+        let id = TenantId(self.next);
+        self.next += 1;
+        let account = Account {
+            name,
+            priority,
+            hooks,
+            registered: true,
+            limit,
+            ..Account::default()
+        };
+        self.accounts.insert(id, account);
+        self.set_guarantee(id, guarantee);
+        Ok(id)
+    }
+
+    /// Ends a tenant's registration and guarantee; returns its hooks, which are user code to be
+    /// dropped without the lock. Returns `None` if the tenant is not registered.
+    pub(in crate::pool) fn unregister(&mut self, id: TenantId) -> Option<Hooks> {
+        if !self.account(id).registered {
+            return None;
+        }
+        self.change(id, |account| {
+            account.guarantee = 0;
+            account.registered = false;
+            account.drains = true;
+            std::mem::take(&mut account.hooks)
+        })
+    }
+
+    pub(super) fn set_priority(&mut self, id: TenantId, priority: i32) {
+        self.change(id, |account| account.priority = priority);
+    }
+
+    /// Notes whether a tenant exceeds its own lowered limit.
+    pub(super) fn set_beyond(&mut self, id: TenantId, yes: bool) {
+        self.change(id, |account| account.beyond = yes);
+    }
+
+    /// Replaces a tenant's hooks. Returns the old ones, which are user code to be dropped without
+    /// the lock.
+    pub(super) fn replace_hooks(&mut self, id: TenantId, hooks: Hooks) -> Option<Hooks> {
+        self.change(id, |account| std::mem::replace(&mut account.hooks, hooks))
+    }
+
+    pub(in crate::pool) fn set_handle(&mut self, id: TenantId, handle: Handle) {
+        self.change(id, |account| account.handle = Some(handle));
+    }
+
+    pub(in crate::pool) fn count_refusal(&mut self, id: TenantId) {
+        self.change(id, |account| account.refusals += 1);
     }
 
     pub(super) const fn set_limit(&mut self, bytes: u64) {
-        self.limits.bytes = bytes;
-    }
-
-    /// Returns the bytes held beyond a lowered limit.
-    pub(crate) const fn excess(&self) -> u64 {
-        self.all.obtained.saturating_sub(self.limits.bytes)
+        self.all.limits.bytes = bytes;
     }
 
     pub(super) fn guaranteed(&self) -> u64 {
@@ -263,7 +362,7 @@ impl Budget {
         accounts.map(|account| account.guarantee).sum()
     }
 
-    pub(in crate::pool) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
+    pub(super) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
         self.change(tenant, |account| account.guarantee = bytes);
     }
 
@@ -272,19 +371,19 @@ impl Budget {
     }
 
     pub(in crate::pool) fn limit_of(&self, tenant: TenantId) -> u64 {
-        self.account(tenant).limit.min(self.limits.bytes)
+        self.account(tenant).limit.min(self.all.limits.bytes)
     }
 
-    fn change(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account)) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            let before = (account.claim(), account.held);
-            change(account);
-            account.peak = account.peak.max(account.held);
-            let after = (account.claim(), account.held);
-            self.claimed = self.claimed - before.0 + after.0;
-            self.all.held = self.all.held - before.1 + after.1;
-            self.all.peak = self.all.peak.max(self.all.held);
-        }
+    fn change<T>(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
+        let account = self.accounts.get_mut(&tenant)?;
+        let before = (account.claim(), account.held);
+        let changed = change(account);
+        account.peak = account.peak.max(account.held);
+        let after = (account.claim(), account.held);
+        self.claimed = self.claimed - before.0 + after.0;
+        self.all.held = self.all.held - before.1 + after.1;
+        self.all.peak = self.all.peak.max(self.all.held);
+        Some(changed)
     }
 
     /// Removes the account of a tenant that holds nothing. Charges left are forgotten.
@@ -298,13 +397,6 @@ impl Budget {
 
     pub(crate) fn guaranteed_to_others(&self, tenant: TenantId) -> u64 {
         self.claimed - self.all.held - self.account(tenant).missing_to_guarantee()
-    }
-
-    /// Returns `true` if more is claimed than the pool may hold: a guarantee can be given while
-    /// other tenants hold idle memory beyond what it leaves them. That memory is reclaimed when it
-    /// is needed.
-    pub(in crate::pool) const fn is_overdrawn(&self) -> bool {
-        self.claimed + self.all.quarantined > self.usable()
     }
 
     /// Returns the bytes held beyond a tenant's lowered limit.
@@ -367,23 +459,13 @@ impl Budget {
             true => 0,
             false => self.guaranteed() - account.guarantee,
         };
-        let pool = self.limits.bytes.saturating_sub(self.all.quarantined);
+        let pool = self.all.limits.bytes.saturating_sub(self.all.quarantined);
         pool.saturating_sub(guarantees).min(account.limit)
     }
 
     /// Returns the bytes held by tenants, kept for other tenants' guarantees, or quarantined.
     pub(super) fn unavailable_to(&self, tenant: TenantId) -> u64 {
         self.all.held + self.all.quarantined + self.guaranteed_to_others(tenant)
-    }
-
-    /// Returns the bytes that may still be created, and what is left of the limits of mappings and
-    /// addresses.
-    pub(in crate::pool) const fn left(&self) -> Amount {
-        Amount {
-            bytes: self.usable().saturating_sub(self.all.obtained),
-            mappings: self.limits.mappings.saturating_sub(self.all.mappings),
-            addresses: self.limits.addresses.saturating_sub(self.all.addresses),
-        }
     }
 
     /// Charges a tenant, at most what [`Self::available_to`] allows. Without a tenant, counts
@@ -406,9 +488,13 @@ impl Budget {
         Charge { tenant, of }
     }
 
-    /// Charges a tenant for bytes that exist already, even beyond the limits.
-    pub(in crate::pool) fn charge_beyond(&mut self, tenant: TenantId, bytes: u64) {
-        self.change(tenant, |account| account.held += bytes);
+    /// Charges a tenant for what exists already, even beyond the limits.
+    pub(in crate::pool) fn hold(&mut self, tenant: TenantId, of: Amount) {
+        self.change(tenant, |account| {
+            account.held += of.bytes;
+            account.mappings += of.mappings;
+        });
+        self.all.mappings += of.mappings;
     }
 
     /// Keeps a charge: from here on the bytes are counted where they are.
@@ -417,14 +503,10 @@ impl Budget {
     }
 
     pub(crate) fn refund(&mut self, charge: impl Into<Option<Charge>>) {
-        let Some(charge) = charge.into() else {
-            return;
-        };
-        let tenant = charge.tenant;
-        let of = self.land(charge);
-        match tenant {
-            Some(tenant) => self.give_up(tenant, of),
-            None => self.uncount(of),
+        if let Some(charge) = charge.into() {
+            let tenant = charge.tenant;
+            let of = self.land(charge);
+            self.give_up(tenant, of);
         }
     }
 
@@ -437,30 +519,22 @@ impl Budget {
         of
     }
 
-    pub(crate) fn give_up(&mut self, tenant: TenantId, of: Amount) {
-        self.change(tenant, |account| {
-            account.held -= of.bytes;
-            account.mappings -= of.mappings;
-            account.addresses -= of.addresses;
-        });
-        self.uncount(of);
-    }
-
-    const fn uncount(&mut self, of: Amount) {
+    /// Ends a charge that was kept: a tenant's, or, without one, for addresses that were disowned.
+    pub(crate) fn give_up(&mut self, tenant: impl Into<Option<TenantId>>, of: Amount) {
+        if let Some(tenant) = tenant.into() {
+            self.change(tenant, |account| {
+                account.held -= of.bytes;
+                account.mappings -= of.mappings;
+                account.addresses -= of.addresses;
+            });
+        }
         self.all.mappings -= of.mappings;
         self.all.addresses -= of.addresses;
     }
 
     /// Ends a tenant's charge for addresses that stay reserved and become no tenant's.
     pub(in crate::pool) fn disown_addresses(&mut self, tenant: TenantId, bytes: u64) {
-        if let Some(account) = self.accounts.get_mut(&tenant) {
-            account.addresses -= bytes;
-        }
-    }
-
-    /// Subtracts disowned addresses that were freed.
-    pub(in crate::pool) const fn refund_disowned(&mut self, bytes: u64) {
-        self.all.addresses -= bytes;
+        self.change(tenant, |account| account.addresses -= bytes);
     }
 
     /// Counts bytes that came from the driver, or are about to.
@@ -490,11 +564,19 @@ impl Budget {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     const A: TenantId = TenantId(0);
     const B: TenantId = TenantId(1);
+
+    fn open(budget: &mut Budget, name: &str, limits: (u64, u64)) -> TenantId {
+        let hooks: Hooks = (Some(Arc::new(|_| ())), None);
+        budget.open((name.to_owned(), 0, hooks), limits).unwrap()
+    }
 
     fn budget() -> Budget {
         let mut budget = Budget::new(Amount {
@@ -502,8 +584,8 @@ mod tests {
             mappings: 10,
             addresses: 1000,
         });
-        budget.open(A, 30, 100);
-        budget.open(B, 20, 60);
+        open(&mut budget, "a", (30, 100));
+        open(&mut budget, "b", (20, 60));
         budget
     }
 
@@ -549,7 +631,7 @@ mod tests {
             0,
             "what is left is A's by guarantee"
         );
-        assert_eq!(budget.left().mappings, 8);
+        assert_eq!(budget.totals().left.mappings, 8);
     }
 
     #[test]
@@ -570,16 +652,15 @@ mod tests {
     fn a_guarantee_given_over_idle_memory_overdraws_until_that_is_given_back() {
         let mut budget = budget();
         charge(&mut budget, B, 60);
-        let late = TenantId(2);
-        assert!(!budget.is_overdrawn());
+        assert!(!budget.totals().overdrawn);
         // B uses 5 of its 60: with A's 30 kept, 50 can be promised.
-        budget.open(late, 50, 100);
-        assert!(budget.is_overdrawn());
+        let late = open(&mut budget, "late", (50, 100));
+        assert!(budget.totals().overdrawn);
         assert_eq!(budget.overdrawn_by(B, 20), 0, "as far as it is guaranteed");
         assert_eq!(budget.overdrawn_by(B, 25), 5, "beyond, others come first");
         assert_eq!(budget.available_to(late), 10);
         budget.give_up(B, Amount::bytes(40));
-        assert!(!budget.is_overdrawn());
+        assert!(!budget.totals().overdrawn);
         assert_eq!(budget.available_to(late), 50);
     }
 
@@ -593,7 +674,7 @@ mod tests {
         budget.give_up(A, Amount::of(0, 0, 100));
         assert_eq!(budget.account(A).addresses, 200);
         assert_eq!(
-            (budget.totals().addresses, budget.left().addresses),
+            (budget.totals().addresses, budget.totals().left.addresses),
             (400, 600)
         );
         // Addresses out of use belong to no tenant, and are still reserved.
@@ -602,7 +683,7 @@ mod tests {
             (budget.account(B).addresses, budget.totals().addresses),
             (50, 400)
         );
-        budget.refund_disowned(100);
+        budget.give_up(None, Amount::of(0, 0, 100));
         assert_eq!(
             (budget.account(B).addresses, budget.totals().addresses),
             (50, 300)
@@ -613,7 +694,10 @@ mod tests {
     fn a_closed_tenant_is_forgotten() {
         let mut budget = budget();
         budget.close(A);
-        assert_eq!(budget.account(A), Account::default());
+        assert_eq!(
+            (budget.account(A).guarantee, budget.account(A).limit),
+            (0, 0)
+        );
         assert_eq!(budget.available_to(B), 60);
         assert_eq!(budget.guaranteeable(None, false, |_| 0), 80);
         assert_eq!(budget.guaranteed_to_others(B), 0);
@@ -628,8 +712,7 @@ mod tests {
         budget.set_guarantee(A, 0);
         budget.set_guarantee(B, 0);
         charge(&mut budget, A, 90);
-        let late = TenantId(2);
-        budget.open(late, 20, 100);
+        let late = open(&mut budget, "late", (20, 100));
         assert_eq!(budget.overdrawn_by(late, 20), 0);
         assert_eq!(budget.overdrawn_by(late, 21), 11);
     }
@@ -665,16 +748,12 @@ mod tests {
             (10, 2, 300)
         );
         budget.refund(charge);
-        let peak = 10;
+        let account = budget.account(A);
         assert_eq!(
-            budget.account(A),
-            Account {
-                guarantee: 30,
-                limit: 100,
-                peak,
-                ..Account::default()
-            }
+            (account.held, account.mappings, account.addresses),
+            (0, 0, 0)
         );
+        assert_eq!((account.in_flight, account.peak), (0, 10));
         assert_eq!(
             (
                 budget.totals().held,
@@ -731,11 +810,20 @@ mod tests {
             ..Amount::default()
         };
         let charge = budget.charge(None, own);
-        assert_eq!((budget.left().mappings, budget.left().addresses), (7, 900));
+        assert_eq!(
+            (
+                budget.totals().left.mappings,
+                budget.totals().left.addresses
+            ),
+            (7, 900)
+        );
         assert_eq!(budget.account(A).mappings + budget.account(B).mappings, 0);
         budget.refund(charge);
         assert_eq!(
-            (budget.left().mappings, budget.left().addresses),
+            (
+                budget.totals().left.mappings,
+                budget.totals().left.addresses
+            ),
             (10, 1000)
         );
     }
@@ -756,16 +844,22 @@ mod tests {
         charge(&mut budget, A, 40);
         charge(&mut budget, B, 30);
         budget.set_limit(60);
-        assert_eq!((budget.excess(), budget.left().bytes), (10, 0));
+        assert_eq!(
+            (budget.totals().excess, budget.totals().left.bytes),
+            (10, 0)
+        );
         assert_eq!((budget.available_to(A), budget.available_to(B)), (0, 0));
         assert_eq!(budget.missing(A, 5), (0, 15), "held beyond the limit too");
-        assert!(budget.is_overdrawn());
+        assert!(budget.totals().overdrawn);
         budget.give_up(A, Amount::bytes(15));
         budget.released(15);
-        assert_eq!((budget.excess(), budget.left().bytes), (0, 5));
+        assert_eq!((budget.totals().excess, budget.totals().left.bytes), (0, 5));
         assert_eq!(budget.available_to(A), 5);
         budget.set_limit(100);
-        assert_eq!((budget.left().bytes, budget.available_to(A)), (45, 45));
+        assert_eq!(
+            (budget.totals().left.bytes, budget.available_to(A)),
+            (45, 45)
+        );
     }
 
     #[test]
@@ -853,9 +947,9 @@ mod tests {
     fn what_is_quarantined_overdraws_as_what_is_claimed_does() {
         let mut budget = budget();
         budget.quarantine(50, 0);
-        assert!(!budget.is_overdrawn());
+        assert!(!budget.totals().overdrawn);
         budget.quarantine(5, 0);
-        assert!(budget.is_overdrawn());
+        assert!(budget.totals().overdrawn);
         assert_eq!(budget.totals().quarantined, 55);
         assert_eq!(budget.overdrawn_by(A, 40), 15, "B's 20 are kept too");
     }
@@ -865,7 +959,10 @@ mod tests {
         let mut budget = budget();
         budget.created(60);
         budget.created(10);
-        assert_eq!((budget.totals().obtained, budget.left().bytes), (70, 30));
+        assert_eq!(
+            (budget.totals().obtained, budget.totals().left.bytes),
+            (70, 30)
+        );
         budget.not_created(10);
         assert_eq!(
             (budget.totals().obtained, budget.totals().given_back),
@@ -878,16 +975,30 @@ mod tests {
             (25, 35)
         );
         budget.quarantine(25, 0);
-        assert_eq!((budget.totals().obtained, budget.left().bytes), (25, 75));
+        assert_eq!(
+            (budget.totals().obtained, budget.totals().left.bytes),
+            (25, 75)
+        );
     }
 
     #[test]
-    fn accounts_come_in_the_order_of_their_tenants() {
-        let budget = budget();
-        let accounts: Vec<_> = budget.accounts().collect();
-        assert_eq!(
-            accounts,
-            [A, B].map(|tenant| (tenant, budget.account(tenant)))
-        );
+    fn a_tenant_is_registered_then_drains_then_is_gone() {
+        let mut budget = budget();
+        assert!(budget.account(A).registered && !budget.account(A).drains);
+        let taken = budget.open(("a".to_owned(), 0, (None, None)), (0, 1));
+        assert!(matches!(taken, Err(PoolError::NameTaken(_))));
+        let hooks = budget.unregister(A);
+        assert!(hooks.is_some_and(|(hook, own)| hook.is_some() && own.is_none()));
+        assert!(budget.unregister(A).is_none(), "unregistered once");
+        assert!(!budget.account(A).registered && budget.account(A).drains);
+        assert_eq!((budget.account(A).guarantee, budget.guaranteed()), (0, 20));
+        assert!(budget.account(A).hooks.0.is_none() && budget.account(B).hooks.0.is_some());
+        assert_eq!((budget.find("a"), budget.find("b")), (None, Some(B)));
+        assert!(budget.ids().eq([A, B]));
+        budget.close(A);
+        assert!(!budget.account(A).drains && budget.account(A).name.is_empty());
+        assert!(budget.accounts().all(|(id, _)| id == B));
+        let c = open(&mut budget, "a", (0, 1));
+        assert_eq!(c, TenantId(2), "a number is never used twice");
     }
 }

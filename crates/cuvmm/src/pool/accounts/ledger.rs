@@ -6,16 +6,14 @@ use std::sync::{Arc, PoisonError};
 use super::budget::TenantId;
 use super::joined::Joined;
 use crate::error::{BlockError, CallError};
+use crate::ledger::Member;
 #[cfg(target_os = "linux")]
 use crate::ledger::{Change, Giver, Hook, PoolReport, TenantReport};
-use crate::ledger::{InLine, Member, Waiting};
 use crate::pool::core::{Core, Locked};
-use crate::pool::line::Demand;
 #[cfg(target_os = "linux")]
 use crate::pool::stats::TenantStats;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use crate::wanted::Lacking;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -54,82 +52,9 @@ impl Core {
             number.inspect(|&number| joined.member.givers().detach(number));
         }
     }
-
-    /// Shows other processes the memory that a request lacks since the ledger refused it; `None`
-    /// ends its wait.
-    pub(in crate::pool) fn show_in_ledger(
-        &self,
-        waiting: &mut Option<Waiting>,
-        lacking: Option<Lacking>,
-    ) {
-        let (Some(joined), Some(lacking)) = (self.ledger.get(), lacking) else {
-            *waiting = None;
-            return;
-        };
-        let place = waiting.as_ref().map(Waiting::place);
-        let place = place.unwrap_or_else(|| joined.member.line_up());
-        joined.wait(waiting, place, lacking);
-    }
-
-    /// Shows other processes the memory that the queue of futures lacks, at the place of its oldest
-    /// request.
-    pub(in crate::pool) fn queue_in_ledger(&self, lacking: Option<(InLine, Lacking)>) {
-        let Some(joined) = self.ledger.get() else {
-            return;
-        };
-        let mut queued = lock(&joined.queued);
-        match lacking {
-            Some((place, lacking)) => joined.wait(&mut queued, place, lacking),
-            None => *queued = None,
-        }
-    }
-}
-
-impl Joined {
-    fn wait(&self, waiting: &mut Option<Waiting>, place: InLine, lacking: Lacking) {
-        match waiting.as_mut().filter(|it| it.place() == place) {
-            Some(waiting) => waiting.renew(lacking.bytes),
-            None => *waiting = Some(self.member.wait(place, lacking.bytes)),
-        }
-        if let (Some(waiting), Some(pool)) = (waiting, *lock(&self.attached)) {
-            waiting.note(pool, lacking);
-        }
-    }
-
-    /// Wakes the pool's threads that wait for refunds.
-    pub(in crate::pool) fn wake_waiting(&self) {
-        if self.awaiting.load(Ordering::SeqCst) > 0 {
-            self.member.wake_waiting();
-        }
-    }
 }
 
 impl Locked<'_> {
-    /// Returns the memory that the ledger refused a request, if other processes can help.
-    pub(in crate::pool) fn lacking_in_ledger(
-        &mut self,
-        id: TenantId,
-        demand: Demand<'_>,
-        error: &BlockError,
-    ) -> Option<Lacking> {
-        let refused = error.shortage()?.ledger?;
-        if !refused.reason.is_of_others() {
-            return None;
-        }
-        let (wanted, available) = self.wanted_and_available(id, demand, error);
-        // Memory that the ledger leaves is no other process's to give.
-        let uses = |&id: &TenantId| {
-            let mut holders = self.memory.holders.figures_of(id);
-            self.blocks.use_memory(id) || holders.any(|(_, it)| it.in_use > 0)
-        };
-        let users = self.memory.terms.ids().filter(uses);
-        Some(Lacking {
-            bytes: wanted.saturating_sub(available.saturating_sub(refused.left)),
-            tenants: vec![id.0],
-            users: users.map(|id| id.0).collect(),
-        })
-    }
-
     /// Refuses a new block while idle memory is owed to an older request of another process.
     pub(in crate::pool) fn leave_to_others(
         &mut self,
@@ -142,9 +67,9 @@ impl Locked<'_> {
         let Some(joined) = self.core().ledger.get() else {
             return Ok(());
         };
-        let (granted, place) = (self.memory.budget.granted(), self.place);
+        let (granted, place) = (self.memory.budget.totals().granted, self.place);
         // Memory that a guarantee keeps and nothing uses is not in use.
-        let in_use = || self.memory.terms.ids().map(|id| self.kept_by(id)).sum();
+        let in_use = || self.memory.budget.ids().map(|id| self.kept_by(id)).sum();
         match joined.member.owes(bytes, granted, place, in_use) {
             Some(refused) => Err(self.short_of(id, bytes, 0, Some(refused))),
             None => Ok(()),
@@ -192,7 +117,7 @@ impl Giver for Core {
             return;
         }
         let mut state = self.lock();
-        let keep = state.memory.budget.granted().saturating_sub(bytes);
+        let keep = state.memory.budget.totals().granted.saturating_sub(bytes);
         let given = state.need_at_most(keep);
         state.return_unneeded(0);
         Self::unlock(state);
@@ -235,7 +160,8 @@ impl Giver for Core {
     }
 
     fn report(&self) -> PoolReport {
-        let (granted, stats) = self.look(|state| (state.memory.budget.granted(), state.stats()));
+        let (granted, stats) =
+            self.look(|state| (state.memory.budget.totals().granted, state.stats()));
         PoolReport {
             limit: stats.limit,
             granted,
@@ -247,7 +173,7 @@ impl Giver for Core {
     }
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
-        let id = self.look(|state| state.memory.terms.find(tenant))?;
+        let id = self.look(|state| state.memory.budget.find(tenant))?;
         let changed = match change {
             Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),
             Change::Guarantee(bytes) => self.set_guarantee(id, bytes).map(|()| 0),

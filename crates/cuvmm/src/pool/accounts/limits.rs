@@ -85,7 +85,7 @@ impl Core {
         Ok(self.look(|state| LimitChange {
             limit: bytes,
             taken_back: state.memory.budget.totals().given_back - before,
-            excess: state.memory.budget.excess(),
+            excess: state.memory.budget.totals().excess,
         }))
     }
 
@@ -98,6 +98,7 @@ impl Core {
         state.memory.check_registered(id)?;
         let account = state.memory.budget.account(id);
         ArgumentError::at_least(TENANT_LIMIT, limit, account.guarantee)?;
+        let before = account.held;
         state.memory.budget.set_tenant_limit(id, limit);
         let outcome = state.after_limit();
         self.changed(state);
@@ -105,7 +106,7 @@ impl Core {
         let held = self.look(|state| state.memory.budget.account(id).held);
         Ok(LimitChange {
             limit,
-            taken_back: account.held.saturating_sub(held),
+            taken_back: before.saturating_sub(held),
             excess: held.saturating_sub(limit),
         })
     }
@@ -133,7 +134,7 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
-        state.memory.terms.set_priority(id, priority);
+        state.memory.budget.set_priority(id, priority);
         Ok(())
     }
 
@@ -144,7 +145,7 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
-        let old = state.memory.terms.replace_hooks(id, (hook.clone(), hook));
+        let old = state.memory.budget.replace_hooks(id, (hook.clone(), hook));
         drop(state);
         drop(old);
         Ok(())
@@ -161,9 +162,11 @@ impl Core {
 impl Memory {
     fn check_registered(&self, id: TenantId) -> Result<(), PoolError> {
         self.device.own_process()?;
-        match self.terms.is_registered(id) {
+        match self.budget.account(id).registered {
             true => Ok(()),
-            false => Err(PoolError::Unregistered(self.terms.name_of(id))),
+            false => Err(PoolError::Unregistered(
+                self.budget.account(id).name.clone(),
+            )),
         }
     }
 }
@@ -176,7 +179,7 @@ impl Locked<'_> {
         guarantee: u64,
         limit: u64,
     ) -> Result<(), PoolError> {
-        let pool = self.memory.budget.limits().bytes;
+        let pool = self.memory.budget.totals().limits.bytes;
         if limit < pool {
             ArgumentError::at_most(GUARANTEE, guarantee, limit)?;
         }
@@ -238,11 +241,11 @@ impl Locked<'_> {
     /// Notes whether a limit is exceeded. While one is, freed blocks skip the stream caches.
     fn note_lowered(&mut self) {
         let memory = &mut self.memory;
-        memory.lowered = memory.budget.excess() > 0;
-        let ids: Vec<TenantId> = memory.terms.ids().collect();
+        memory.lowered = memory.budget.totals().excess > 0;
+        let ids: Vec<TenantId> = memory.budget.ids().collect();
         for &id in &ids {
             let beyond = memory.budget.excess_of(id) > 0;
-            memory.terms.set_beyond(id, beyond);
+            memory.budget.set_beyond(id, beyond);
             memory.lowered |= beyond;
         }
         ids.into_iter().for_each(|id| self.terms_changed(id));
@@ -262,14 +265,14 @@ impl Locked<'_> {
 
     fn take_excess(&mut self) -> Result<(), CallError> {
         self.collect_idle();
-        for id in self.memory.terms.ids().collect::<Vec<_>>() {
+        for id in self.memory.budget.ids().collect::<Vec<_>>() {
             let excess = self.memory.budget.excess_of(id);
             if excess > 0 {
                 self.take_back_own(id, excess).1?;
             }
         }
-        if self.memory.budget.excess() > 0 {
-            let limit = self.memory.budget.limits().bytes;
+        if self.memory.budget.totals().excess > 0 {
+            let limit = self.memory.budget.totals().limits.bytes;
             self.trim(limit)?;
         }
         Ok(())

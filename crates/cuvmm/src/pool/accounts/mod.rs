@@ -7,10 +7,8 @@ mod joined;
 mod ledger;
 mod limits;
 mod passing;
-mod terms;
 
-pub(in crate::pool) use budget::{Amount, Budget, Charge, TenantId};
+pub(in crate::pool) use budget::{Amount, Budget, Charge, Hooks, TenantId, Totals};
 pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
 pub(in crate::pool) use passing::Missing;
-pub(in crate::pool) use terms::{Hooks, Tenants};

@@ -20,7 +20,7 @@ impl Budget {
     pub(in crate::pool) fn pass_on(&mut self, from: &[(TenantId, u64)], to: TenantId) {
         for &(tenant, bytes) in from {
             self.give_up(tenant, Amount::bytes(bytes));
-            self.charge_beyond(to, bytes);
+            self.hold(to, Amount::bytes(bytes));
         }
     }
 
@@ -42,7 +42,7 @@ impl Budget {
         // A giver may fall below its guarantee, which is then kept for it.
         let kept = (self.unavailable_to(tenant) + passed).saturating_sub(before);
         for &(from, bytes) in from {
-            self.charge_beyond(from, bytes);
+            self.hold(from, Amount::bytes(bytes));
         }
         let beside = (bytes + kept).saturating_sub(passed);
         Missing { own, all, beside }
@@ -50,6 +50,7 @@ impl Budget {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -63,8 +64,10 @@ mod tests {
             mappings: 10,
             addresses: 1000,
         });
-        budget.open(A, 30, 100);
-        budget.open(B, 0, 60);
+        for (name, limits) in [("a", (30, 100)), ("b", (0, 60))] {
+            let terms = (name.to_owned(), 0, (None, None));
+            budget.open(terms, limits).unwrap();
+        }
         let charge = budget.charge(Some(A), Amount::bytes(60));
         budget.keep(charge);
         budget

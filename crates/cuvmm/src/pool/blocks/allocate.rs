@@ -134,7 +134,7 @@ impl Locked<'_> {
         }
         let picked = picked?;
         // The usual case makes no driver call without the lock.
-        match home.is_some() && !lacks(blocks, picked) && !memory.budget.is_overdrawn() {
+        match home.is_some() && !lacks(blocks, picked) && !memory.budget.totals().overdrawn {
             true => blocks.slots.take(picked),
             false => self.take_out(picked),
         }

@@ -211,16 +211,16 @@ impl Locked<'_> {
     ) -> Result<(), BlockError> {
         if claims
             && let Some(missing) = count
-                .checked_sub(self.memory.budget.left().mappings)
+                .checked_sub(self.memory.budget.totals().left.mappings)
                 .filter(|&n| n > 0)
         {
             self.take_back_mappings(id, missing)?;
         }
-        if self.memory.budget.left().mappings < count {
+        if self.memory.budget.totals().left.mappings < count {
             return Err(BlockError::OutOfMappings {
                 wanted: count,
                 held: self.memory.budget.totals().mappings,
-                limit: self.memory.budget.limits().mappings,
+                limit: self.memory.budget.totals().limits.mappings,
             });
         }
         Ok(())

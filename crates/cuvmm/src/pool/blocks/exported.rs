@@ -163,6 +163,28 @@ impl OfferingPool {
 }
 
 impl Core {
+    /// Counts a block's exported memory as one block of the ledger, if any. Returns the ledger's
+    /// number and the block's name.
+    fn count_export(&self, list: &[(Extent, Physical)]) -> Result<Option<(u64, u64)>, ShareError> {
+        let Some(joined) = self.ledger.get() else {
+            return Ok(None);
+        };
+        let member = &joined.member;
+        let marks = list.iter().map(|(_, physical)| physical.export_mark());
+        // The block of memory that was released in part is closed, and a new one counts all the rest.
+        let mut names = marks.clone().filter_map(|mark| mark.counted_as());
+        let known = names.find(|&block| member.is_open(block));
+        let is_new = |(_, it): &&(Extent, Physical)| {
+            known.is_none() || it.export_mark().counted_as() != known
+        };
+        let new = list.iter().filter(is_new);
+        let bytes = new.map(|(_, physical)| physical.size()).sum();
+        let block = member.export(known, bytes);
+        let block = block.ok_or(ShareError::TooManyExports)?;
+        marks.for_each(|mark| mark.count_as(block, |known| member.has_entry(known)));
+        Ok(Some((joined.member.ledger_number(), block)))
+    }
+
     fn check_shareable(&self, handle_type: HandleTypes) -> Result<(), MemoryError> {
         let shareable = self.look(|state| state.memory.policy.props.handle_types);
         match shareable.contains(handle_type) {
@@ -173,6 +195,31 @@ impl Core {
                 shareable,
             }),
         }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Core {
+    /// Counts physicals as one offer in the ledger, if any.
+    fn count_offer<'a>(
+        &self,
+        physicals: impl Iterator<Item = &'a Physical> + Clone,
+    ) -> Result<Option<OpenOffer>, ShareError> {
+        let Some(joined) = self.ledger.get() else {
+            return Ok(None);
+        };
+        let bytes = physicals.clone().map(Physical::size).sum();
+        let mut names = physicals.clone().map(|it| it.export_mark().names());
+        let mut common = names.next().unwrap_or_default();
+        names.for_each(|names| common.retain(|name| names.contains(name)));
+        let offer = joined.member.open_offer(&common, bytes);
+        let offer = offer.ok_or(ShareError::TooManyExports)?;
+        let (_, name) = offer.name();
+        for physical in physicals {
+            let mark = physical.export_mark();
+            mark.add_name(name, |known| joined.member.has_entry(known));
+        }
+        Ok(Some(offer))
     }
 }
 

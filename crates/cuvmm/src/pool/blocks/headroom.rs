@@ -8,6 +8,7 @@ use cuvmm_driver::PhysicalHandle;
 use super::Block;
 use super::slots::{Slot, Tenancy};
 use crate::error::CallError;
+use crate::ledger::Member;
 use crate::pool::tenant::Tenant;
 
 /// The number of slots added up before the lock is released.
@@ -83,7 +84,7 @@ impl Tenant {
         // A limit lowered below memory in use may leave less than the guarantee.
         let guarantee = state.memory.budget.account(id).guarantee;
         let guarantee = guarantee.min(state.guaranteeable(Some(id), false));
-        let left = state.left_in_ledger();
+        let left = state.left_in_ledger(Member::left);
         let budget = &state.memory.budget;
         Ok(Headroom {
             now: budget.available_after(id, own, 0, left),
@@ -120,7 +121,7 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         let (own, others) = state.reach(id);
-        let left = state.left_with_idle_in_ledger();
+        let left = state.left_in_ledger(Member::left_with_idle);
         let budget = &state.memory.budget;
         Ok(budget.available_after(id, own.gained(), others.gained(), left))
     }

@@ -41,7 +41,7 @@ impl Tenant {
         core.device.own_process()?;
         let mut state = core.lock();
         state.zeroes = lending.zeroes;
-        let has_mappings = state.memory.budget.left().mappings >= lending.sizes.len() as u64;
+        let has_mappings = state.memory.budget.totals().left.mappings >= lending.sizes.len() as u64;
         let is_spare = has_mappings && has_spare(&state.memory.budget, tenant, lending.bytes());
         let lent = match is_spare && !core.is_awaited() {
             true => state.lend_extents(lending).map(Some),

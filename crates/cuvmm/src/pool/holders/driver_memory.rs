@@ -49,7 +49,7 @@ impl Locked<'_> {
     /// Ensures that the driver may hold `bytes` more, which the tenant has been charged, and counts
     /// them as obtained. Releases memory of the free list for it.
     fn leave_to_driver(&mut self, tenant: TenantId, bytes: u64) -> Result<(), BlockError> {
-        while self.memory.budget.left().bytes < bytes {
+        while self.memory.budget.totals().left.bytes < bytes {
             if !self.release_largest_free() {
                 // Another operation has the rest, and has not given it back yet.
                 return Err(self.out_of_memory(tenant, bytes));

@@ -152,7 +152,7 @@ impl Locked<'_> {
         };
         held.bytes += bytes;
         let holder = Arc::clone(&held.holder);
-        self.memory.budget.charge_beyond(id.tenant(), bytes);
+        self.memory.budget.hold(id.tenant(), Amount::bytes(bytes));
         self.memory.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
         self.grant_for(id.tenant(), 0, Purpose::Growth);
@@ -200,7 +200,7 @@ impl Locked<'_> {
     pub(in crate::pool) fn purge_holders(&mut self) {
         for id in self.memory.holders.ids() {
             let ended = self.memory.holders.get(id).is_some_and(|held| held.ended);
-            if !(ended || self.memory.terms.drains(id.tenant())) {
+            if !(ended || self.memory.budget.account(id.tenant()).drains) {
                 continue;
             }
             if let Err(error) = self.empty_holder(id) {
@@ -220,7 +220,7 @@ impl Locked<'_> {
     /// lock.
     pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
         for id in self.memory.holders.ids() {
-            if self.memory.budget.left().addresses >= bytes {
+            if self.memory.budget.totals().left.addresses >= bytes {
                 return;
             }
             if self.memory.holders.has_mappings(id)

@@ -10,7 +10,7 @@ use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
 use crate::error::{BlockError, CallError, MemoryError, SleepError};
 use crate::extents::{Space, Unmapped};
-use crate::ledger::InLine;
+use crate::ledger::{InLine, Member};
 use crate::own::Stream;
 use crate::pool::accounts::Amount;
 use crate::pool::blocks::sleep::GivenUp;
@@ -89,7 +89,7 @@ impl Tenant {
         state
             .reserve_part(holder, (least, most))
             .map_err(|cause| BlockError::HeapOutOfAddresses {
-                tenant: state.memory.terms.name_of(tenant),
+                tenant: state.memory.budget.account(tenant).name.clone(),
                 wanted: least,
                 held: state.memory.holders.addresses_of(holder),
                 limit: most,
@@ -276,7 +276,7 @@ impl Tenant {
     /// left.
     pub(crate) fn available(&self) -> u64 {
         let (state, id) = (self.core().lock(), self.id());
-        let left = state.left_in_ledger();
+        let left = state.left_in_ledger(Member::left);
         state.memory.budget.available_after(id, 0, 0, left)
     }
 
@@ -337,7 +337,7 @@ impl Tenant {
 
     pub(crate) fn most_addresses(&self) -> u64 {
         self.core()
-            .look(|state| state.memory.budget.limits().addresses)
+            .look(|state| state.memory.budget.totals().limits.addresses)
     }
 
     pub(crate) fn most(&self) -> u64 {
@@ -400,7 +400,7 @@ impl Locked<'_> {
             // The holder may have given addresses back.
             let held = self.memory.holders.addresses_of(id);
             let allowed = most.saturating_sub(held);
-            let share = self.memory.budget.left().addresses / SHARE;
+            let share = self.memory.budget.totals().left.addresses / SHARE;
             let usual = held.max(most / FIRST_PART).max(LEAST_PART);
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);

@@ -2,6 +2,7 @@
 //! to both.
 
 pub mod futures;
+mod in_ledger;
 mod pressure;
 mod queue;
 mod relief;

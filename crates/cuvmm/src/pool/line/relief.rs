@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::pressure::{Pressure, PressureHook};
 use crate::deferred;
 use crate::error::{BlockError, Shortage};
-use crate::pool::accounts::{TenantId, Tenants};
+use crate::pool::accounts::{Budget, TenantId};
 use crate::pool::blocks::Blocks;
 use crate::pool::blocks::slots::BlockPlace;
 use crate::pool::core::Locked;
@@ -149,7 +149,7 @@ impl Locked<'_> {
     }
 
     /// Returns the bytes that a refused request needs, and the bytes available to it now.
-    pub(in crate::pool) fn wanted_and_available(
+    pub(super) fn wanted_and_available(
         &mut self,
         id: TenantId,
         demand: Demand<'_>,
@@ -193,7 +193,7 @@ impl Locked<'_> {
     ) -> Option<HookCall> {
         let mut relief = self.relief(id, demand, error);
         relief.givers.retain(|it| !asked.contains(&it.tenant));
-        let own = self.memory.terms.shortage_hook(id);
+        let own = self.memory.budget.account(id).hooks.1.clone();
         let own = own.filter(|_| relief.own > 0 && !asked.contains(&id));
         if own.is_none() {
             relief.own = 0;
@@ -206,7 +206,7 @@ impl Locked<'_> {
             None => lowest_priority(relief.givers)?,
         };
         let pressure = Pressure {
-            wanted_by: self.memory.terms.name_of(id),
+            wanted_by: self.memory.budget.account(id).name.clone(),
             bytes: relief.bytes,
             mappings: relief.mappings,
             addresses: relief.addresses,
@@ -227,8 +227,8 @@ impl Locked<'_> {
         // No tenant makes the request, so every tenant's guarantee counts.
         let no_tenant = TenantId::NONE;
         let (_, others) = self.reach(no_tenant);
-        let Memory { budget, terms, .. } = &self.memory;
-        let mut givers = givers(terms, no_tenant, |other| others.spare_of(budget, other));
+        let budget = &self.memory.budget;
+        let mut givers = givers(budget, no_tenant, |other| others.spare_of(budget, other));
         givers.retain(|it| !asked.contains(&it.tenant));
         let (to, hook) = lowest_priority(givers)?;
         let pressure = Pressure {
@@ -261,8 +261,8 @@ impl Locked<'_> {
                 if own > 0 {
                     return relief;
                 }
-                let Memory { budget, terms, .. } = &self.memory;
-                relief.givers = givers(terms, id, |other| reach.others.spare_of(budget, other));
+                let budget = &self.memory.budget;
+                relief.givers = givers(budget, id, |other| reach.others.spare_of(budget, other));
             }
             BlockError::OutOfMappings {
                 wanted,
@@ -272,8 +272,8 @@ impl Locked<'_> {
                 let (_, others) = self.reach(id);
                 relief.mappings = wanted.saturating_sub(limit.saturating_sub(held));
                 relief.own = self.memory.budget.account(id).mappings;
-                let Memory { budget, terms, .. } = &self.memory;
-                relief.givers = givers(terms, id, |other| {
+                let budget = &self.memory.budget;
+                relief.givers = givers(budget, id, |other| {
                     let gives = others.spare_of(budget, other) > 0;
                     u64::from(gives) * budget.account(other).mappings
                 });
@@ -285,8 +285,8 @@ impl Locked<'_> {
             } => {
                 relief.addresses = wanted.saturating_sub(limit.saturating_sub(held));
                 relief.own = self.memory.budget.account(id).addresses;
-                let Memory { budget, terms, .. } = &self.memory;
-                relief.givers = givers(terms, id, |other| budget.account(other).addresses);
+                let budget = &self.memory.budget;
+                relief.givers = givers(budget, id, |other| budget.account(other).addresses);
             }
             // Other tenants cannot help: a capture has to end, or the tenant's own work.
             _ => {}
@@ -323,18 +323,21 @@ impl Memory {
     fn count_refusal(&mut self, id: TenantId, error: &BlockError) {
         if error.is_shortage() {
             self.refusals += 1;
-            self.terms.count_refusal(id);
+            self.budget.count_refusal(id);
         }
     }
 }
 
-fn givers(terms: &Tenants, id: TenantId, gives: impl Fn(TenantId) -> u64) -> Vec<HookGiver> {
-    let others = terms.hooks_for(id);
-    let givers = others.map(|(tenant, priority, hook)| HookGiver {
-        tenant,
-        priority,
-        hook: hook.clone(),
-        gives: gives(tenant),
+/// Returns the tenants with a hook that a request of `id` calls, and what each gives.
+fn givers(budget: &Budget, id: TenantId, gives: impl Fn(TenantId) -> u64) -> Vec<HookGiver> {
+    let others = budget.accounts().filter(|&(other, _)| other != id);
+    let givers = others.filter_map(|(tenant, account)| {
+        Some(HookGiver {
+            tenant,
+            priority: account.priority,
+            hook: account.hooks.0.clone()?,
+            gives: gives(tenant),
+        })
     });
     givers.filter(|giver| giver.gives > 0).collect()
 }

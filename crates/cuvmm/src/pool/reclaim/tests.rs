@@ -258,14 +258,14 @@ fn where_nothing_is_missing_stream_caches_keep_what_they_have() {
     state.reclaim_for(me.id(), 2 * G, Purpose::New).unwrap();
     state.permit_reuse(id, 2 * G, Purpose::New).unwrap();
     state.make_address_room(G).unwrap();
-    assert!(!state.memory.budget.is_overdrawn() && keeps(&state));
+    assert!(!state.memory.budget.totals().overdrawn && keeps(&state));
     drop(state);
     let cached = other.allocate_on(&stream, 4 * G).unwrap();
     assert_eq!(slot_of(&cached), in_cache);
     let _late = tenant(&pool, "late", 4, 0);
     drop(cached);
     let mut state = pool.core.lock();
-    assert!(state.memory.budget.is_overdrawn() && keeps(&state));
+    assert!(state.memory.budget.totals().overdrawn && keeps(&state));
     state.permit_reuse(id, 0, Purpose::New).unwrap();
     assert!(keeps(&state), "nothing is to be used again");
 }
@@ -385,7 +385,7 @@ fn idle_memory_that_was_promised_to_another_is_used_again_once_others_have_given
     leave_idle(&other, &[1]);
     // They hold six of eight granules, and four are promised.
     let late = tenant(&pool, "late", 4, 0);
-    assert!(pool.core.lock().memory.budget.is_overdrawn());
+    assert!(pool.core.lock().memory.budget.totals().overdrawn);
     let five = me.try_allocate(5 * G);
     assert!(matches!(five, Err(BlockError::OutOfMemory(_))));
     assert_eq!(

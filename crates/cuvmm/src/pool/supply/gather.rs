@@ -74,7 +74,7 @@ impl Locked<'_> {
         }
         // Makes one physical of the free list's memory.
         self.merge_free(size);
-        if self.memory.budget.left().bytes >= size
+        if self.memory.budget.totals().left.bytes >= size
             && let Ok(unmapped) = self.create(size)
         {
             return Ok(vec![unmapped]);
@@ -92,7 +92,7 @@ impl Locked<'_> {
             return Ok(one);
         }
         self.release_all(found);
-        if self.memory.budget.left().bytes < size {
+        if self.memory.budget.totals().left.bytes < size {
             // The driver refused a release, or another operation has created memory meanwhile.
             return Err(self.out_of_memory(id, size));
         }
@@ -129,7 +129,7 @@ impl Locked<'_> {
             }
             let mut refused = None;
             self.merge_free(want);
-            if self.memory.budget.left().bytes >= want {
+            if self.memory.budget.totals().left.bytes >= want {
                 match self.create(want) {
                     Ok(unmapped) => return Ok(unmapped),
                     Err(MemoryError::Create { cause, .. }) if cause.is_out_of_memory() => {
@@ -160,7 +160,7 @@ impl Locked<'_> {
     /// Releases many small physicals of the free list so that one of `want` bytes can be created,
     /// if that costs less than mapping them all, or releases one larger physical.
     fn merge_free(&mut self, want: u64) {
-        let missing = want.saturating_sub(self.memory.budget.left().bytes);
+        let missing = want.saturating_sub(self.memory.budget.totals().left.bytes);
         if missing == 0 || self.memory.supply.free_list.unmapped_for(want) <= WORTH_MAPPING {
             return;
         }
@@ -171,7 +171,7 @@ impl Locked<'_> {
         if self.memory.supply.free_list.bytes() < missing {
             return;
         }
-        while self.memory.budget.left().bytes < want {
+        while self.memory.budget.totals().left.bytes < want {
             let Some(unmapped) = self.memory.supply.free_list.take_smallest() else {
                 return;
             };

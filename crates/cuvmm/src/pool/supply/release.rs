@@ -7,6 +7,7 @@ use std::vec;
 use crate::error::CallError;
 use crate::extents::{Space, Unmapped};
 use crate::own::{CloseError, CloseRefusal, Physical};
+use crate::pool::accounts::Amount;
 use crate::pool::core::Locked;
 use crate::pool::memory::Memory;
 
@@ -70,7 +71,8 @@ impl Locked<'_> {
             return;
         }
         let freed = self.unlocked(|| space.give_back());
-        self.memory.budget.refund_disowned(freed);
+        let freed = Amount::of(0, 0, freed);
+        self.memory.budget.give_up(None, freed);
     }
 
     /// Gives up memory that an operation does not need after all: memory that it created goes to
@@ -234,7 +236,7 @@ impl Memory {
     /// data (the release then quarantines it); memory beyond a lowered limit of the pool; and
     /// extents that no block can have.
     pub(crate) fn keep(&mut self, unmapped: Unmapped) {
-        let excess = self.budget.excess();
+        let excess = self.budget.totals().excess;
         let exceeds = excess > 0 && excess > self.supply.marked();
         // Blocks have only extents of such sizes; heaps have extents of any size.
         let fits_blocks = unmapped.size().is_power_of_two();

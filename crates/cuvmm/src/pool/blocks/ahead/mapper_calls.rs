@@ -74,7 +74,7 @@ impl Blocks {
 
     /// Returns the bytes that are missing to the free target.
     pub(super) fn lacks_free(&self, memory: &Memory) -> u64 {
-        let there = memory.supply.free() + memory.budget.left().bytes;
+        let there = memory.supply.free() + memory.budget.totals().left.bytes;
         self.free_target().saturating_sub(there)
     }
 

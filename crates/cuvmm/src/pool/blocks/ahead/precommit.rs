@@ -55,7 +55,7 @@ impl Blocks {
 
     fn prepare(&mut self, memory: &mut Memory, id: SlotId) -> Option<Job> {
         let (granule, tenant) = (self.granule, id.tenant);
-        let registered = memory.terms.is_registered(tenant);
+        let registered = memory.budget.account(tenant).registered;
         let slot = self.slots.get_mut(id)?;
         let offset = slot.space.bytes();
         let busy = slot.is_busy() || slot.broken || !slot.sleep_state.is_awake();
@@ -73,7 +73,7 @@ impl Blocks {
             return None;
         }
         let zeroed = slot.block.as_ref().is_some_and(|block| block.zeroed);
-        if step > memory.budget.available_to(tenant) || memory.budget.left().mappings == 0 {
+        if step > memory.budget.available_to(tenant) || memory.budget.totals().left.mappings == 0 {
             if let Some(precommit) = &mut self.precommit {
                 precommit.lacking = Some((id, step));
             }
@@ -82,7 +82,7 @@ impl Blocks {
         let own = (!zeroed).then_some(tenant.0);
         let unmapped = memory.supply.take_unscrubbed(step, own);
         if unmapped.is_none() {
-            if memory.budget.left().bytes < step {
+            if memory.budget.totals().left.bytes < step {
                 return None;
             }
             memory.budget.created(step);

@@ -420,9 +420,9 @@ impl Locked<'_> {
     /// Makes the ledger grant what a copy of `bytes` lacks. If it refuses, there is no memory for
     /// the copy.
     fn grant_for_copy(&mut self, bytes: u64) {
-        let there = self.memory.budget.left().bytes + self.memory.supply.free();
+        let there = self.memory.budget.totals().left.bytes + self.memory.supply.free();
         let lacking = bytes.saturating_sub(there);
-        if lacking <= self.memory.budget.ungranted() {
+        if lacking <= self.memory.budget.totals().ungranted {
             self.grant(lacking, 0, Purpose::New);
         }
     }

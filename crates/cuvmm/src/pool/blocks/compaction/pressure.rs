@@ -73,7 +73,7 @@ impl Blocks {
             if is_own_limit && other != id {
                 continue;
             }
-            let rank = (other != id, memory.terms.rank(other));
+            let rank = (other != id, memory.budget.account(other).rank());
             for slot in tenancy.indices().filter_map(|index| tenancy.slot(index)) {
                 if may_be_cut(slot)
                     && let Some(run) = Run::cut(slot)

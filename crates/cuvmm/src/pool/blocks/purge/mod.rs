@@ -231,9 +231,6 @@ impl Locked<'_> {
                 }
             }
         }
-        if outcome.is_ok() {
-            self.memory.budget.set_guarantee(id, 0);
-        }
         outcome
     }
 
@@ -312,7 +309,7 @@ impl Locked<'_> {
             return;
         };
         for together in tenancy.bare() {
-            if self.memory.budget.left().addresses >= wanted {
+            if self.memory.budget.totals().left.addresses >= wanted {
                 break;
             }
             // The lock is released between slots.
@@ -335,7 +332,7 @@ impl Locked<'_> {
 
     /// Frees resting addresses until `bytes` may be reserved, or none rest.
     pub(in crate::pool::blocks) fn return_resting_for(&mut self, bytes: u64) {
-        while self.memory.budget.left().addresses < bytes && self.return_oldest_resting() {}
+        while self.memory.budget.totals().left.addresses < bytes && self.return_oldest_resting() {}
     }
 
     /// Reserves `count` ranges side by side, whose addresses were charged, for the devices that the

@@ -29,10 +29,9 @@ impl Core {
     /// Unregisters a tenant: it gets no more memory, and its idle memory goes back to the pool.
     pub(in crate::pool) fn unregister(&self, id: TenantId) {
         let mut state = self.lock();
-        if let Some(hooks) = state.memory.terms.unregister(id) {
+        if let Some(hooks) = state.memory.budget.unregister(id) {
             state.terms_changed(id);
             state.blocks.drain(id);
-            state.memory.budget.set_guarantee(id, 0);
             state.memory.holders.drain(id);
             state.forget_if_drained(id);
             defer(move || drop(hooks));

@@ -1,4 +1,5 @@
-//! A pool's requests to a [ledger](crate::ledger): their purpose and size, and the tenants that wait.
+//! Terms that pools and [ledgers](crate::ledger) exchange: the purpose and size of a request, the
+//! tenants that wait, and changes of a tenant.
 //!
 //! Pools are built with these types on every system, ledgers on Linux only.
 
@@ -15,6 +16,15 @@ pub(crate) enum Purpose {
     /// work that cannot go on would give up its memory for other work that cannot go on either.
     /// Growth is bounded by the capacities of blocks.
     Growth,
+}
+
+/// A new limit or guarantee in bytes, or a new priority, of a tenant or of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Change {
+    Limit(u64),
+    Guarantee(u64),
+    Priority(i32),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

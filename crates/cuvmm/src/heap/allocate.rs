@@ -105,7 +105,7 @@ impl Core {
         // Declared first, so that the heap's lock is released before the permission is dropped.
         let polling = request.polling(tenant);
         let may = Growth {
-            limit: tenant.most(),
+            limit: tenant.lending_terms().most,
             refused: None,
             room: None,
         };
@@ -193,9 +193,7 @@ impl Core {
                 Step::Done(at, work) => return Ok((at, work)),
                 Step::Build(build) => build,
                 Step::Room => {
-                    // What was released for others that wait would not come back.
-                    let is_awaited = owner.0.is_awaited();
-                    room = Some(if is_awaited { 0 } else { owner.0.available() });
+                    room = Some(owner.0.available());
                     continue;
                 }
                 Step::Addresses(bytes) => {
@@ -210,10 +208,8 @@ impl Core {
                     continue;
                 }
                 Step::Refused => {
-                    let other = || match request.captures || owner.0.is_capturing() {
-                        true => owner.0.capturing(request.size),
-                        false => owner.0.short_of_memory(request.size),
-                    };
+                    let captures = || request.captures || owner.0.is_capturing();
+                    let other = || owner.0.refused(request.size, captures());
                     return Err(refusal.or(short).unwrap_or_else(other));
                 }
             };
@@ -258,7 +254,7 @@ impl Core {
         // As in `serve_small`.
         let polling = request.polling(tenant);
         let may = Growth {
-            limit: tenant.most(),
+            limit: tenant.lending_terms().most,
             refused,
             room,
         };

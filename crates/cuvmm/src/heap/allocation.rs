@@ -154,10 +154,7 @@ impl Allocation {
         state.drain(core.caches.at(self.lane.index), self.place.small);
         state.end(self.place);
         drop(state);
-        let reports = core.has(REPORTS);
-        if reports || tenant.is_awaited() {
-            tenant.note_freed(reports);
-        }
+        tenant.note_freed(core.has(REPORTS));
     }
 }
 

@@ -342,7 +342,9 @@ impl Core {
         placed: Vec<Placed>,
         (stream, id): (&Stream, StreamId),
     ) -> Result<(u64, Tag), BlockError> {
-        let stale = self.stale(build.from, &pieces).filter(|_| tenant.scrubs());
+        let stale = self
+            .stale(build.from, &pieces)
+            .filter(|_| tenant.lending_terms().scrubs);
         // No capture guard begins between the question and the fill.
         let polling = stale.as_ref().and_then(|_| tenant.polling());
         let mut state = self.lock();
@@ -406,7 +408,7 @@ impl Core {
         failed: CopyFailed,
     ) -> BlockError {
         let error = match failed.is_of_capture() {
-            true => tenant.capturing(build.grown()),
+            true => tenant.refused(build.grown(), true),
             false => failed.error.into(),
         };
         let mut stuck = Vec::new();

@@ -155,7 +155,7 @@ impl Core {
         (tenant, holder): (&Tenant, HolderId),
         extents: Vec<ExtentId>,
     ) {
-        tenant.give_up_to(holder, true, |given| self.take_extents(extents, given));
+        tenant.give_up_by(holder, true, |given| self.take_extents(extents, given));
     }
 
     /// Unmaps an extent that is not settled. On failure its other mappings stay.

@@ -272,7 +272,8 @@ impl HeapBuilder<'_> {
     /// be given access belongs to another driver, is the heap's own, was named before or cannot access
     /// the memory; and over a [hardened pool](crate::pool#hardened-pools), which serves blocks only.
     pub fn build(self) -> Result<Heap, BlockError> {
-        if self.tenant.is_hardened() {
+        let terms = self.tenant.lending_terms();
+        if terms.hardened {
             return Err(ArgumentError::HardenedPool.into());
         }
         check_guests(self.tenant.device(), self.tenant.guests(), &self.guests)?;
@@ -287,8 +288,8 @@ impl HeapBuilder<'_> {
         } = self;
         let device = tenant.device();
         let granule = device.granule();
-        let usual = tenant.most().saturating_mul(ADDRESSES).max(1 << 30);
-        let usual = usual.min(tenant.most_addresses() / 4);
+        let usual = terms.most.saturating_mul(ADDRESSES).max(1 << 30);
+        let usual = usual.min(terms.most_addresses / 4);
         let addresses = granule.round_down(addresses.unwrap_or(usual));
         ArgumentError::at_least(
             "bytes of a heap's addresses",
@@ -559,7 +560,7 @@ impl Heap {
         }
         // No larger request can be served, and its plan would have no bound.
         if rounded > core.addresses {
-            return Err(shared.tenant.short_of_memory(rounded));
+            return Err(shared.tenant.refused(rounded, false));
         }
         Ok((rounded, alignment.max(ALIGNMENT)))
     }

@@ -120,7 +120,7 @@ impl Shared {
         Ok(Marked::Moving(Box::new(HeapToSleep {
             moving: Some(MovingHeap {
                 shared: Arc::clone(self),
-                until: attempts.until(),
+                until: attempts.until,
             }),
             parts,
             saved: Vec::new(),
@@ -342,7 +342,7 @@ impl MovingHeap {
         drop(state);
         let lost: Contents = lost;
         drop(lost);
-        let given = tenant.give_up_to(*holder, release, |all| *all = given);
+        let (given, _) = tenant.give_up_by(*holder, release, |all| *all = given);
         tenant.return_addresses(*holder);
         given
     }

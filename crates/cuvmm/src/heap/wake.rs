@@ -137,7 +137,7 @@ impl WakingHeap {
     fn stale(&self, index: usize) -> Option<Range<u64>> {
         let extent = self.extents.get(index)?;
         let writer = extent.lent.as_ref()?.last_writer?;
-        let is_stale = writer.by != self.shared.core.writer && self.shared.tenant.scrubs();
+        let is_stale = writer.by != self.shared.core.writer && self.shared.tenant.lending_terms().scrubs;
         is_stale.then(|| extent.range())
     }
 }

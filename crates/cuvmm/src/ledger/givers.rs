@@ -4,10 +4,11 @@
 use std::sync::{PoisonError, Weak};
 
 use super::charge::Count;
-use super::control::{Change, PoolReport};
+use super::control::PoolReport;
 use super::layout::Layout;
 use crate::sync::thread::{self, ThreadId};
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::wanted::Change;
 
 pub(crate) trait Giver: Send + Sync {
     fn idle(&self) -> u64;

@@ -179,7 +179,6 @@ use crate::driver::memory_option;
 use crate::error::{ArgumentError, LedgerError};
 use crate::modes;
 
-pub(crate) use control::Change;
 pub use control::{Control, GroupRequest, PoolReport, ProcessReport, Remote, TenantReport};
 pub(crate) use givers::{Giver, Hook};
 pub(crate) use member::{InLine, Member, NamedExport, OpenOffer};

@@ -166,7 +166,7 @@ impl TenantMemPoolBuilder<'_> {
         tenant.check_usable()?;
         let leave = tenant.polling();
         if leave.is_none() {
-            return Err(tenant.capturing(charge));
+            return Err(tenant.refused(charge, true));
         }
         check_guests(device, &[], &self.guests)?;
         let generations = Generations::new(device, self.threshold, least, self.guests);
@@ -283,7 +283,7 @@ impl Shared {
     ) -> Result<T, BlockError> {
         self.tenant.check_usable()?;
         let Some(leave) = self.tenant.polling() else {
-            return Err(self.tenant.capturing(wanted));
+            return Err(self.tenant.refused(wanted, true));
         };
         let mut generations = self.core.lock();
         let device = &self.core.device;
@@ -349,7 +349,7 @@ impl Shared {
                 return Ok(());
             }
         }
-        Err(self.tenant.short_of_memory(bytes))
+        Err(self.tenant.refused(bytes, false))
     }
 }
 

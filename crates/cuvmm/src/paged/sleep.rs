@@ -97,7 +97,7 @@ impl State {
             moving: Some(MovingCache {
                 core: Arc::clone(core),
                 base: self.region.address(),
-                until: attempts.until(),
+                until: attempts.until,
                 begun: self.begun(),
             }),
             memory: self.region.memory_in_use(),

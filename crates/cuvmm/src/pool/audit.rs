@@ -23,10 +23,11 @@ impl State {
     /// table.
     fn audit_charges(&self) {
         for (id, account) in self.memory.budget.accounts() {
+            let mut beside = account.in_flight;
             for (bytes, figures) in self.memory.holders.figures_of(id) {
                 debug_assert!(figures.held <= bytes, "{id:?}: {figures:?} of {bytes}");
+                beside += bytes;
             }
-            let beside = self.memory.holders.bytes_of(id) + account.in_flight;
             self.blocks
                 .audit_bytes(id, account.held.wrapping_sub(beside));
         }

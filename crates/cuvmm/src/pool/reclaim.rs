@@ -313,7 +313,13 @@ impl Locked<'_> {
     pub(super) fn make_address_room(&mut self, bytes: u64) -> Result<(), BlockError> {
         if self.memory.budget.totals().left.addresses < bytes {
             self.give_addresses(bytes);
-            self.empty_heaps_for(bytes);
+            let lack = |state: &State, id| {
+                let left = state.memory.budget.totals().left.addresses;
+                left < bytes && state.memory.holders.has_mappings(id)
+            };
+            if let Err(error) = self.empty_holders(lack) {
+                log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
+            }
         }
         self.memory.check_addresses(bytes)
     }

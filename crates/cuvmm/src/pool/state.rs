@@ -56,7 +56,8 @@ impl State {
         let Self { memory, blocks } = self;
         memory.budget.guaranteeable(tenant, now, |id| {
             let in_flight = memory.budget.account(id).in_flight;
-            blocks.kept_by(id) + memory.holders.bytes_of(id) + in_flight
+            let of_holders = memory.holders.figures_of(id).map(|(bytes, _)| bytes);
+            blocks.kept_by(id) + of_holders.sum::<u64>() + in_flight
         })
     }
 
@@ -90,8 +91,9 @@ impl State {
     pub(super) fn terms_changed(&mut self, id: TenantId) {
         let standing = self.standing_of(id);
         self.blocks.slots.set_standing(id, standing);
-        let reports = standing.beyond || standing.drains;
-        self.memory.holders.report_freed(id, reports);
+        let drains = standing.drains;
+        let reports = standing.beyond || drains;
+        self.memory.holders.terms_changed(id, reports, drains);
     }
 
     /// Removes an unregistered tenant without slots.

@@ -14,6 +14,7 @@ use super::stats::TenantStats;
 use crate::device::Device;
 use crate::error::{ArgumentError, BlockError, PoolError};
 use crate::own::{AccessGrant, Stream};
+use crate::wanted::Change;
 
 /// A builder of a [`Tenant`], made by [`Pool::tenant`](super::Pool::tenant).
 #[must_use = "nothing is registered before `register`"]
@@ -275,7 +276,7 @@ impl Tenant {
     /// been unregistered. Nothing has changed.
     #[doc(alias = "quota")]
     pub fn set_guarantee(&self, bytes: u64) -> Result<(), PoolError> {
-        self.core().set_guarantee(self.id(), bytes)
+        self.change(Change::Guarantee(bytes)).map(drop)
     }
 
     /// Changes the bytes that the tenant is never charged beyond. `u64::MAX` stands for the pool's
@@ -292,7 +293,7 @@ impl Tenant {
     /// same.
     #[doc(alias = "quota")]
     pub fn set_limit(&self, bytes: u64) -> Result<LimitChange, PoolError> {
-        self.core().set_tenant_limit(self.id(), bytes)
+        self.change(Change::Limit(bytes))
     }
 
     /// Changes the tenant's priority; see [`TenantBuilder::priority`].
@@ -300,7 +301,11 @@ impl Tenant {
     /// # Errors
     /// [`PoolError`] when the tenant has been unregistered.
     pub fn set_priority(&self, priority: i32) -> Result<(), PoolError> {
-        self.core().set_priority(self.id(), priority)
+        self.change(Change::Priority(priority)).map(drop)
+    }
+
+    fn change(&self, change: Change) -> Result<LimitChange, PoolError> {
+        self.core().change_terms(self.id(), change)
     }
 
     /// Replaces the tenant's [`on_pressure`](TenantBuilder::on_pressure) and

@@ -208,7 +208,7 @@ impl<'a> RegionBuilder<'a> {
             },
             props: family
                 .as_ref()
-                .map_or(self.props, |family| family.tenant.props()),
+                .map_or(self.props, |family| family.tenant.lending_terms().props),
             layout: self.layout,
             sizes: self.sizes,
             mapping_limit: self.mapping_limit,
@@ -235,7 +235,8 @@ impl<'a> RegionBuilder<'a> {
         if !tenant.device().is_same(self.device) {
             return Err(ArgumentError::WrongDevice("the tenant").into());
         }
-        if tenant.is_hardened() {
+        let terms = tenant.lending_terms();
+        if terms.hardened {
             return Err(ArgumentError::HardenedPool.into());
         }
         let here = self.device.location();
@@ -244,7 +245,7 @@ impl<'a> RegionBuilder<'a> {
                 "memory of another device or of the host",
             ));
         }
-        let (own, props) = (&self.props, tenant.props());
+        let (own, props) = (&self.props, terms.props);
         let rdma = own.rdma_capable && !props.rdma_capable;
         if rdma || !props.handle_types.contains(own.handle_types) {
             return Err(MemoryError::InTenant(

@@ -218,7 +218,7 @@ impl Family {
 
     /// Gives up the memory of an owner that falls asleep.
     pub(super) fn give_up_asleep(&self, release: bool, take: impl FnOnce(&mut Given)) -> GivenUp {
-        self.tenant.give_up_to(self.holder, release, take)
+        self.tenant.give_up_by(self.holder, release, take).0
     }
 
     /// Takes over extents without a committed byte, each with the fence of its work.
@@ -228,9 +228,7 @@ impl Family {
         }
         self.shared.withdraw(extents.into_iter(), known);
         let reports = self.shared.reports.load(Ordering::Relaxed);
-        if reports || self.tenant.is_awaited() {
-            self.tenant.note_freed(reports);
-        }
+        self.tenant.note_freed(reports);
     }
 
     /// Gives the pool the withdrawn extents that overlap some ranges and whose fences are complete,
@@ -246,8 +244,8 @@ impl Family {
         drop(polling);
         for range in ranges {
             let take = |given: &mut Given| self.shared.give_in(range, u64::MAX, given);
-            let (bytes, error) = self.tenant.give_up_by(self.holder, take);
-            outcome = error.map_or(outcome, Err).map(|all| all + bytes);
+            let (given, error) = self.tenant.give_up_by(self.holder, false, take);
+            outcome = error.map_or(outcome, Err).map(|all| all + given.bytes);
         }
         self.tenant.return_addresses(self.holder);
         outcome
@@ -284,7 +282,7 @@ impl Family {
         let polling = self.tenant.polling().filter(|_| !captures);
         let Some(_polling) = polling else {
             let bytes = used.iter().map(|it| it.end - it.start).sum();
-            return Err(refused(self.tenant.capturing(bytes)));
+            return Err(refused(self.tenant.refused(bytes, true)));
         };
         let mut queued = false;
         let mut cleared = Ok(());

@@ -12,9 +12,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::timed::{Until, connect_to, receive, send};
-use super::{Change, GroupRequest, LONGEST_REPLY, ProcessReport, Reply, Request};
+use super::{GroupRequest, LONGEST_REPLY, ProcessReport, Reply, Request};
 use crate::error::ControlError;
 use crate::peer::peer_of;
+use crate::wanted::Change;
 
 /// The longest path of a Unix socket, without the zero at its end.
 const LONGEST_SOCKET: usize = 107;

@@ -21,6 +21,7 @@ mod timed;
 
 use std::time::Duration;
 
+use crate::wanted::Change;
 use serde::{Deserialize, Serialize};
 
 pub use client::Control;
@@ -41,14 +42,6 @@ pub enum Remote {
     /// [`LedgerBuilder::on_group`](super::LedgerBuilder::on_group)).
     #[default]
     Changes,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Change {
-    Limit(u64),
-    Guarantee(u64),
-    Priority(i32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

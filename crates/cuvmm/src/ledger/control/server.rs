@@ -17,10 +17,11 @@ use super::super::member::Member;
 use super::client::address;
 use super::served::{Served, socket_path};
 use super::timed::{Until, receive, send};
-use super::{Change, GroupRequest, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
+use super::{GroupRequest, LONGEST_REQUEST, ProcessReport, Remote, Reply, Request, pidfds};
 use crate::error::LedgerError;
 use crate::modes::{self, Failed};
 use crate::peer::{Users, overflow_uid, peer_of};
+use crate::wanted::Change;
 
 /// How long a client may take to send its request, and to receive the answer.
 const LONGEST_CLIENT: Duration = Duration::from_secs(1);

@@ -17,8 +17,8 @@ use crate::ledger::joining::Wishes;
 use crate::ledger::keeper::Keeper;
 use crate::ledger::member::{Member, NamedExport};
 use crate::ledger::waiting::Waiting;
-use crate::ledger::{Change, Hook, clock};
-use crate::wanted::Purpose;
+use crate::ledger::{Hook, clock};
+use crate::wanted::{Change, Purpose};
 
 /// In bytes.
 pub(super) const G: u64 = 2 << 20;

@@ -8,12 +8,14 @@ use super::joined::Joined;
 use crate::error::{BlockError, CallError};
 use crate::ledger::Member;
 #[cfg(target_os = "linux")]
-use crate::ledger::{Change, Giver, Hook, PoolReport, TenantReport};
+use crate::ledger::{Giver, Hook, PoolReport, TenantReport};
 use crate::pool::core::{Core, Locked};
 #[cfg(target_os = "linux")]
 use crate::pool::stats::TenantStats;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+#[cfg(target_os = "linux")]
+use crate::wanted::Change;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -101,40 +103,41 @@ impl Locked<'_> {
 }
 
 #[cfg(target_os = "linux")]
-impl Giver for Core {
-    fn idle(&self) -> u64 {
+impl Core {
+    /// Works for another process, unless the device is lost or this process a forked child.
+    fn if_usable<T: Default>(&self, work: impl FnOnce(&mut Locked<'_>) -> T) -> T {
         if self.device.usable().is_err() {
-            return 0;
+            return T::default();
         }
         let mut state = self.lock();
-        let idle = state.idle_bytes();
+        let outcome = work(&mut state);
         Self::unlock(state);
-        idle
+        outcome
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Giver for Core {
+    fn idle(&self) -> u64 {
+        self.if_usable(|state| state.idle_bytes())
     }
 
     fn give_back(&self, bytes: u64) {
-        if self.device.usable().is_err() {
-            return;
-        }
-        let mut state = self.lock();
-        let keep = state.memory.budget.totals().granted.saturating_sub(bytes);
-        let given = state.need_at_most(keep);
-        state.return_unneeded(0);
-        Self::unlock(state);
-        if let Err(error) = given {
+        let given = self.if_usable(|state| {
+            let keep = state.memory.budget.totals().granted.saturating_sub(bytes);
+            let given = state.need_at_most(keep);
+            state.return_unneeded(0);
+            given.err()
+        });
+        if let Some(error) = given {
             log!(warn, %error, "memory that another process needs stays for now");
         }
     }
 
     fn next_hook(&self, bytes: u64, wanted_by: &str, asked: &[u64]) -> Option<(u64, Hook)> {
-        if self.device.usable().is_err() {
-            return None;
-        }
         let asked: Vec<TenantId> = asked.iter().map(|&id| TenantId(id)).collect();
-        let mut state = self.lock();
-        let hook_call = state.next_hook_for_process(bytes, wanted_by, &asked);
-        Self::unlock(state);
-        let hook_call = hook_call?;
+        let next = |state: &mut Locked<'_>| state.next_hook_for_process(bytes, wanted_by, &asked);
+        let hook_call = self.if_usable(next)?;
         Some((hook_call.to().0, Box::new(move || hook_call.call())))
     }
 
@@ -143,9 +146,7 @@ impl Giver for Core {
     }
 
     fn give_unneeded(&self) {
-        if self.device.usable().is_ok() {
-            self.lock().return_unneeded(0);
-        }
+        self.if_usable(|state| state.return_unneeded(0));
     }
 
     fn leave_idle_to_others(&self, yes: bool) {
@@ -174,11 +175,7 @@ impl Giver for Core {
 
     fn change(&self, tenant: &str, change: Change) -> Option<Result<u64, String>> {
         let id = self.look(|state| state.memory.budget.find(tenant))?;
-        let changed = match change {
-            Change::Limit(bytes) => self.set_tenant_limit(id, bytes).map(|it| it.excess),
-            Change::Guarantee(bytes) => self.set_guarantee(id, bytes).map(|()| 0),
-            Change::Priority(priority) => self.set_priority(id, priority).map(|()| 0),
-        };
+        let changed = self.change_terms(id, change).map(|it| it.excess);
         Some(changed.map_err(|error| error.to_string()))
     }
 }

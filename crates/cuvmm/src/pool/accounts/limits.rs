@@ -12,6 +12,7 @@ use crate::error::{ArgumentError, CallError, PoolError};
 use crate::pool::core::{Core, Locked};
 use crate::pool::line::PressureHook;
 use crate::pool::memory::Memory;
+use crate::wanted::Change;
 
 /// The names of a tenant's guarantee and limit in errors.
 const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its limit";
@@ -89,53 +90,42 @@ impl Core {
         }))
     }
 
-    pub(in crate::pool) fn set_tenant_limit(
+    /// Changes a tenant's limit, guarantee or priority. Returns its limit, the bytes that the call
+    /// reclaimed, and those that the tenant holds beyond the limit.
+    pub(in crate::pool) fn change_terms(
         &self,
         id: TenantId,
-        limit: u64,
+        change: Change,
     ) -> Result<LimitChange, PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
         let account = state.memory.budget.account(id);
-        ArgumentError::at_least(TENANT_LIMIT, limit, account.guarantee)?;
-        let before = account.held;
-        state.memory.budget.set_tenant_limit(id, limit);
-        let outcome = state.after_limit();
+        let (guarantee, limit, before) = (account.guarantee, account.limit, account.held);
+        let mut outcome = Ok(());
+        match change {
+            Change::Limit(bytes) => {
+                ArgumentError::at_least(TENANT_LIMIT, bytes, guarantee)?;
+                state.memory.budget.set_tenant_limit(id, bytes);
+                outcome = state.after_limit();
+            }
+            Change::Guarantee(bytes) => {
+                if bytes > guarantee {
+                    state.make_guaranteeable(Some(id), bytes, limit)?;
+                }
+                state.memory.budget.set_guarantee(id, bytes);
+            }
+            Change::Priority(priority) => state.memory.budget.set_priority(id, priority),
+        }
         self.changed(state);
         outcome?;
-        let held = self.look(|state| state.memory.budget.account(id).held);
-        Ok(LimitChange {
-            limit,
-            taken_back: before.saturating_sub(held),
-            excess: held.saturating_sub(limit),
-        })
-    }
-
-    pub(in crate::pool) fn set_guarantee(
-        &self,
-        id: TenantId,
-        guarantee: u64,
-    ) -> Result<(), PoolError> {
-        let mut state = self.lock();
-        state.memory.check_registered(id)?;
-        let account = state.memory.budget.account(id);
-        if guarantee > account.guarantee {
-            state.make_guaranteeable(Some(id), guarantee, account.limit)?;
-        }
-        state.memory.budget.set_guarantee(id, guarantee);
-        self.changed(state);
-        Ok(())
-    }
-
-    pub(in crate::pool) fn set_priority(
-        &self,
-        id: TenantId,
-        priority: i32,
-    ) -> Result<(), PoolError> {
-        let mut state = self.lock();
-        state.memory.check_registered(id)?;
-        state.memory.budget.set_priority(id, priority);
-        Ok(())
+        Ok(self.look(|state| {
+            let account = state.memory.budget.account(id);
+            LimitChange {
+                limit: account.limit,
+                taken_back: before.saturating_sub(account.held),
+                excess: state.memory.budget.excess_of(id),
+            }
+        }))
     }
 
     pub(in crate::pool) fn set_hook(
@@ -207,7 +197,7 @@ impl Locked<'_> {
         match self.check_guarantee(tenant, guarantee, limit) {
             Err(PoolError::GuaranteeTooLarge { .. }) => {
                 self.retry_releases(1);
-                self.empty_holders()?;
+                self.empty_holders(|_, _| true)?;
                 self.check_guarantee(tenant, guarantee, limit)?;
             }
             outcome => outcome?,

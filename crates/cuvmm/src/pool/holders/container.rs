@@ -1,28 +1,21 @@
 //! Lending to containers, beside what the pool [lends](super::lend) to all holders.
 
-use cuvmm_driver::PhysicalProps;
-
 use super::held::HolderId;
 use super::lend::Lending;
 use crate::error::BlockError;
 use crate::extents::{Space, Unmapped};
-use crate::pool::accounts::{Budget, TenantId};
+use crate::pool::accounts::{Amount, Budget, TenantId};
 use crate::pool::core::Core;
 use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
 
 impl Tenant {
-    /// Returns the properties of the pool's memory.
-    pub(crate) fn props(&self) -> PhysicalProps {
-        self.core().look(|state| state.memory.policy.props)
-    }
-
     /// Reserves exactly `size` bytes of addresses for a holder (`cuMemAddressReserve`).
     pub(crate) fn reserve_exactly(&self, holder: HolderId, size: u64) -> Result<Space, BlockError> {
         let mut state = self.lock_usable()?;
         state.make_address_room(size)?;
         let mut spaces = state.reserve_for(self.id(), size, 0, 1)?;
-        state.memory.holders.add_addresses(holder, size);
+        state.memory.holders.charge(holder, Amount::of(0, 0, size));
         spaces.pop().ok_or_else(gone)
     }
 

@@ -38,11 +38,6 @@ impl Tenant {
             core.lock().count_obtained(holder);
         }
     }
-
-    pub(crate) fn short_of_memory(&self, wanted: u64) -> BlockError {
-        self.core()
-            .look(|state| state.out_of_memory(self.id(), wanted))
-    }
 }
 
 impl Locked<'_> {

@@ -16,6 +16,7 @@ use crate::error::CallError;
 use crate::extents::Space;
 use crate::pool::accounts::{Amount, TenantId};
 use crate::pool::core::Locked;
+use crate::pool::state::State;
 use crate::wanted::Purpose;
 
 /// A holder that the mapper tidies. The end of this value lets the holder go, also after a panic of
@@ -116,8 +117,7 @@ impl Locked<'_> {
             debug_assert!(false, "extents come from a holder that is gone");
             return;
         };
-        held.bytes -= amount.bytes;
-        held.mappings -= amount.mappings;
+        held.charged -= amount;
         self.memory.budget.give_up(id.tenant(), amount);
     }
 
@@ -126,7 +126,7 @@ impl Locked<'_> {
     pub(super) fn cover_overdrawn(&mut self) {
         // No tenant: only the sum of all charges counts.
         let refused = self.grant_for(TenantId::NONE, 0, Purpose::Growth);
-        self.memory.holders.set_uncovered(refused.is_some());
+        self.memory.holders.is_uncovered = refused.is_some();
         if let Some(refused) = refused {
             let lacking = self.memory.budget.lacks_grant(TenantId::NONE, 0);
             self.grant(lacking.min(refused.left), 0, Purpose::Growth);
@@ -150,9 +150,10 @@ impl Locked<'_> {
         let Some(held) = self.memory.holders.get_mut(id).filter(|_| bytes > 0) else {
             return;
         };
-        held.bytes += bytes;
+        let of = Amount::bytes(bytes);
+        held.charged += of;
         let holder = Arc::clone(&held.holder);
-        self.memory.budget.hold(id.tenant(), Amount::bytes(bytes));
+        self.memory.budget.hold(id.tenant(), of);
         self.memory.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
         self.grant_for(id.tenant(), 0, Purpose::Growth);
@@ -198,37 +199,28 @@ impl Locked<'_> {
     /// Takes all that ended holders, and holders of draining tenants, can give, and removes empty
     /// holders.
     pub(in crate::pool) fn purge_holders(&mut self) {
-        for id in self.memory.holders.ids() {
-            let ended = self.memory.holders.get(id).is_some_and(|held| held.ended);
-            if !(ended || self.memory.budget.account(id.tenant()).drains) {
-                continue;
-            }
-            if let Err(error) = self.empty_holder(id) {
-                log!(warn, %error, "memory of a heap or memory pool that ended stays for now");
-            }
+        let ends = |state: &State, id: HolderId| {
+            let ended = state.memory.holders.get(id).is_some_and(|held| held.ended);
+            ended || state.memory.budget.account(id.tenant()).drains
+        };
+        if let Err(error) = self.empty_holders(ends) {
+            log!(warn, %error, "memory of a heap or memory pool that ended stays for now");
         }
     }
 
-    pub(in crate::pool) fn empty_holders(&mut self) -> Result<(), CallError> {
+    /// Takes all unused memory and addresses of the holders for which `chosen` returns `true`.
+    /// Returns the first error at the end. Releases the lock.
+    pub(in crate::pool) fn empty_holders(
+        &mut self,
+        chosen: impl Fn(&State, HolderId) -> bool,
+    ) -> Result<(), CallError> {
+        let mut outcome = Ok(());
         for id in self.memory.holders.ids() {
-            self.empty_holder(id)?;
-        }
-        Ok(())
-    }
-
-    /// Takes unused memory and addresses of heaps until `bytes` of addresses are left. Releases the
-    /// lock.
-    pub(in crate::pool) fn empty_heaps_for(&mut self, bytes: u64) {
-        for id in self.memory.holders.ids() {
-            if self.memory.budget.totals().left.addresses >= bytes {
-                return;
-            }
-            if self.memory.holders.has_mappings(id)
-                && let Err(error) = self.empty_holder(id)
-            {
-                log!(warn, %error, "memory of a heap stays, and the addresses that it is mapped at");
+            if chosen(self, id) {
+                outcome = outcome.and(self.empty_holder(id).map(drop));
             }
         }
+        outcome
     }
 
     fn empty_holder(&mut self, id: HolderId) -> Result<u64, CallError> {
@@ -251,7 +243,7 @@ impl Locked<'_> {
         let free = holder.take_free_spaces();
         // All at once: the lock is released for each space.
         let bytes = free.iter().map(Space::addresses).sum();
-        self.memory.holders.subtract_addresses(id, bytes);
+        self.memory.holders.give_up(id, Amount::of(0, 0, bytes));
         for space in free {
             let bytes = space.addresses();
             self.memory.budget.disown_addresses(id.tenant(), bytes);
@@ -270,7 +262,7 @@ impl Locked<'_> {
             };
             let settled = self.unlocked(move || holder.settle());
             let taken = settled.and_then(|()| self.take_from_holder(id, u64::MAX));
-            let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
+            let used = |held: &Held| held.holder.is_of_driver() && held.charged.bytes > 0;
             let taken = match self.memory.holders.get(id).is_some_and(used) {
                 // Allocations of another library live.
                 true => taken.and(Err(CallError::InUse)),
@@ -283,7 +275,7 @@ impl Locked<'_> {
 
     /// Removes a holder whose owner is gone and that has nothing left.
     pub(super) fn forget_holder(&mut self, id: HolderId) {
-        let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
+        let done = |held: &Held| held.ended && held.charged.bytes == 0 && !held.tidied;
         if !self.memory.holders.get(id).is_some_and(done) {
             return;
         }
@@ -292,10 +284,12 @@ impl Locked<'_> {
         };
         let tenant = id.tenant();
         // The addresses stay reserved with the mappings that are stuck in them.
-        self.memory.budget.disown_addresses(tenant, held.addresses);
-        let stuck = Amount::mappings(held.mappings);
+        self.memory
+            .budget
+            .disown_addresses(tenant, held.charged.addresses);
+        let stuck = Amount::mappings(held.charged.mappings);
         self.memory.budget.give_up(tenant, stuck);
-        self.memory.budget.quarantine(0, held.mappings);
+        self.memory.budget.quarantine(0, held.charged.mappings);
         for space in held.holder.take_spaces() {
             self.give_space_back(space);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::holder::{Holder, HolderFigures};
-use crate::pool::accounts::TenantId;
+use crate::pool::accounts::{Amount, TenantId};
 
 /// The name of a holder: its tenant, and a number that is never used twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,12 +23,10 @@ impl HolderId {
 pub(super) struct Held {
     pub(super) id: HolderId,
     pub(super) holder: Arc<dyn Holder>,
-    /// Bytes charged, including those on their way to the holder or from it.
-    pub(super) bytes: u64,
+    /// Charged for the holder, including bytes on their way to it or from it.
+    pub(super) charged: Amount,
     /// Bytes that the ledger counts as obtained by the driver's memory pools.
     pub(super) obtained: u64,
-    pub(super) mappings: u64,
-    pub(super) addresses: u64,
     /// Set when its owner is gone: its memory goes to the pool as the work on it is complete.
     pub(super) ended: bool,
     /// Set while the mapper unmaps mappings of the holder, which until then is charged for them and
@@ -55,7 +53,7 @@ pub(in crate::pool) struct Holders {
     /// Those whose unused mappings the mapper is to unmap.
     untidy: Vec<HolderId>,
     /// `true` while tenants are charged more for memory pools of the driver than the ledger grants.
-    is_uncovered: bool,
+    pub(super) is_uncovered: bool,
 }
 
 impl Holders {
@@ -68,10 +66,8 @@ impl Holders {
         self.of_tenants.entry(tenant).or_default().push(Held {
             id,
             holder,
-            bytes: 0,
+            charged: Amount::default(),
             obtained: 0,
-            mappings: 0,
-            addresses: 0,
             ended: false,
             tidied: false,
         });
@@ -122,18 +118,13 @@ impl Holders {
         self.of_tenants.contains_key(&tenant)
     }
 
-    /// Returns the bytes that a tenant is charged for its holders.
-    pub(in crate::pool) fn bytes_of(&self, tenant: TenantId) -> u64 {
-        self.of(tenant).iter().map(|held| held.bytes).sum()
-    }
-
     /// Returns the figures of each of a tenant's holders, with the bytes charged for it.
     pub(in crate::pool) fn figures_of(
         &self,
         tenant: TenantId,
     ) -> impl Iterator<Item = (u64, HolderFigures)> {
         let holders = self.of(tenant).iter();
-        holders.map(|held| (held.bytes, held.holder.figures()))
+        holders.map(|held| (held.charged.bytes, held.holder.figures()))
     }
 
     /// Returns the sizes of the extents that each of a tenant's holders can give, with its name. For
@@ -154,10 +145,15 @@ impl Holders {
         self.get(id).is_some_and(|held| !held.holder.is_of_driver())
     }
 
-    /// Sets whether a tenant's holders report freed memory to the pool; those that ended do.
-    pub(in crate::pool) fn report_freed(&self, tenant: TenantId, yes: bool) {
-        let report = |held: &Held| held.holder.report_freed(yes || held.ended);
-        self.of(tenant).iter().for_each(report);
+    /// Sets whether a tenant's holders report freed memory to the pool; those that ended do. Those
+    /// of a tenant that `drains` give back what they do not use.
+    pub(in crate::pool) fn terms_changed(&self, tenant: TenantId, reports: bool, drains: bool) {
+        for held in self.of(tenant) {
+            held.holder.report_freed(reports || held.ended);
+            if drains {
+                held.holder.close();
+            }
+        }
     }
 
     /// Returns the bytes of a tenant's holders that can be reclaimed once their work is complete.
@@ -165,25 +161,21 @@ impl Holders {
         self.all().map(Held::pending).sum()
     }
 
-    /// Makes the holders of a tenant that was unregistered give back what they do not use.
-    pub(in crate::pool) fn drain(&self, tenant: TenantId) {
-        let held = self.of(tenant).iter();
-        held.for_each(|held| held.holder.close());
-    }
-
     pub(super) fn addresses_of(&self, id: HolderId) -> u64 {
-        self.get(id).map_or(0, |held| held.addresses)
+        self.get(id).map_or(0, |held| held.charged.addresses)
     }
 
-    pub(super) fn add_addresses(&mut self, id: HolderId, bytes: u64) {
+    /// Adds to a holder's part of its tenant's charge.
+    pub(super) fn charge(&mut self, id: HolderId, of: Amount) {
         if let Some(held) = self.get_mut(id) {
-            held.addresses += bytes;
+            held.charged += of;
         }
     }
 
-    pub(super) fn subtract_addresses(&mut self, id: HolderId, bytes: u64) {
+    /// Ends a charge, or a part of it.
+    pub(super) fn give_up(&mut self, id: HolderId, of: Amount) {
         if let Some(held) = self.get_mut(id) {
-            held.addresses -= bytes;
+            held.charged -= of;
         }
     }
 
@@ -201,13 +193,5 @@ impl Holders {
     /// Returns `true` if a holder is listed to be tidied.
     pub(in crate::pool) const fn is_untidy(&self) -> bool {
         !self.untidy.is_empty()
-    }
-
-    pub(super) const fn set_uncovered(&mut self, yes: bool) {
-        self.is_uncovered = yes;
-    }
-
-    pub(super) const fn is_uncovered(&self) -> bool {
-        self.is_uncovered
     }
 }

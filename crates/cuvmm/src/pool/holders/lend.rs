@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use cuvmm_driver::PhysicalProps;
+
 use super::held::{HolderId, Holders};
 use super::holder::{Given, Holder};
 use crate::deferred::{self, Quiet};
@@ -47,6 +49,16 @@ pub(crate) struct Lending<'a> {
     pub(crate) claims: bool,
     /// The place in the line of a ledger of the request that [waits](Tenant::request).
     pub(crate) place: Option<InLine>,
+}
+
+/// The properties of a pool, and the most that a tenant may have.
+pub(crate) struct LendingTerms {
+    pub(crate) props: PhysicalProps,
+    pub(crate) hardened: bool,
+    /// `true` if memory is zeroed on its way between tenants.
+    pub(crate) scrubs: bool,
+    pub(crate) most: u64,
+    pub(crate) most_addresses: u64,
 }
 
 /// The extents that each of several holders was lent.
@@ -165,43 +177,28 @@ impl Tenant {
         }
     }
 
-    /// [Gives up](Self::give_up) memory of a holder that `take` unmaps, and what was unmapped before a
-    /// panic of the driver. Returns the bytes, and the error that ended the taking.
-    pub(crate) fn give_up_by(
-        &self,
-        holder: HolderId,
-        take: impl FnOnce(&mut Given),
-    ) -> (u64, Option<CallError>) {
-        let core = self.core();
-        let mut state = core.lock();
-        let taken = state.receive_from(holder, take);
-        state.release_marked();
-        drop(state);
-        if taken.0 > 0 {
-            core.announce();
-        }
-        taken
-    }
-
     /// [Gives up](Self::give_up) memory of a holder that `take` unmaps; with `release`, releases it
-    /// to the driver. What was unmapped before a panic of the driver is given up too.
-    pub(crate) fn give_up_to(
+    /// to the driver. What was unmapped before a panic of the driver is given up too. Returns the
+    /// error that ended the taking.
+    pub(crate) fn give_up_by(
         &self,
         holder: HolderId,
         release: bool,
         take: impl FnOnce(&mut Given),
-    ) -> GivenUp {
+    ) -> (GivenUp, Option<CallError>) {
         let core = self.core();
         let mut state = core.lock();
         let free_list = state.memory.supply.free();
         let (bytes, error) = state.receive_from(holder, take);
-        if let Some(error) = error {
-            log!(warn, %error, "unused memory of a heap or cache could not be unmapped: it stays for now");
-        }
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
-        core.announce();
-        given
+        if bytes > 0 {
+            core.announce();
+        }
+        if let Some(error) = &error {
+            log!(warn, %error, "unused memory of a heap or cache could not be unmapped: it stays for now");
+        }
+        (given, error)
     }
 
     /// Repeats an attempt of a holder that fails because of work, while `again` returns `true` for
@@ -273,8 +270,11 @@ impl Tenant {
     }
 
     /// Returns the bytes that the tenant can be charged now without a reclaim, with what a ledger has
-    /// left.
+    /// left; 0 while requests wait, which would get what the tenant gave up for them.
     pub(crate) fn available(&self) -> u64 {
+        if self.is_awaited() {
+            return 0;
+        }
         let (state, id) = (self.core().lock(), self.id());
         let left = state.left_in_ledger(Member::left);
         state.memory.budget.available_after(id, 0, 0, left)
@@ -294,8 +294,13 @@ impl Tenant {
         self.core().look(|state| state.memory.line.told())
     }
 
-    pub(crate) fn capturing(&self, wanted: u64) -> BlockError {
-        self.core().look(|state| state.captured(self.id(), wanted))
+    /// Returns the error of a request that is refused since memory is short, or since a guard or the
+    /// request's stream `captures`.
+    pub(crate) fn refused(&self, wanted: u64, captures: bool) -> BlockError {
+        self.core().look(|state| match captures {
+            true => state.captured(self.id(), wanted),
+            false => state.out_of_memory(self.id(), wanted),
+        })
     }
 
     pub(crate) fn not_placed(&self, error: MemoryError) -> BlockError {
@@ -321,28 +326,23 @@ impl Tenant {
         core.announce();
     }
 
-    pub(crate) fn is_hardened(&self) -> bool {
-        self.core().look(|state| state.blocks.are_hardened())
-    }
-
-    pub(crate) fn scrubs(&self) -> bool {
-        self.core()
-            .look(|state| state.memory.policy.scrub != Scrub::Never)
-    }
-
     /// Returns the number by which extents name the tenant as last writer.
     pub(crate) fn writer(&self) -> u64 {
         self.id().0
     }
 
-    pub(crate) fn most_addresses(&self) -> u64 {
-        self.core()
-            .look(|state| state.memory.budget.totals().limits.addresses)
-    }
-
-    pub(crate) fn most(&self) -> u64 {
-        self.core()
-            .look(|state| state.memory.budget.limit_of(self.id()))
+    /// Returns what the pool says of itself to the tenant's holders.
+    pub(crate) fn lending_terms(&self) -> LendingTerms {
+        self.core().look(|state| {
+            let (policy, budget) = (&state.memory.policy, &state.memory.budget);
+            LendingTerms {
+                props: policy.props,
+                hardened: state.blocks.are_hardened(),
+                scrubs: policy.scrub != Scrub::Never,
+                most: budget.limit_of(self.id()),
+                most_addresses: budget.totals().limits.addresses,
+            }
+        })
     }
 }
 
@@ -405,11 +405,12 @@ impl Locked<'_> {
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);
             // Counted first, so that no other thread of the heap reserves the same bytes.
-            self.memory.holders.add_addresses(id, size);
+            let addresses = Amount::of(0, 0, size);
+            self.memory.holders.charge(id, addresses);
             match self.reserve_for(id.tenant(), size, 0, 1) {
                 Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
                 Err(error) => {
-                    self.memory.holders.subtract_addresses(id, size);
+                    self.memory.holders.give_up(id, addresses);
                     if size == least || !error.is_out_of_memory() {
                         return Err(Some(error));
                     }
@@ -430,15 +431,11 @@ impl Locked<'_> {
         let tenant = id.tenant();
         self.memory.check_usable(tenant)?;
         // A request that needs no memory is served from the heap's own.
-        if bytes > 0 {
-            self.leave_to_others(tenant, bytes)?;
-        }
+        self.leave_to_others(tenant, bytes)?;
         let charge = self.obtain(tenant, bytes, Purpose::New)?;
         // The bytes are the holder's from here on.
         self.memory.budget.keep(charge);
-        if let Some(held) = self.memory.holders.get_mut(id) {
-            held.bytes += bytes;
-        }
+        self.memory.holders.charge(id, Amount::bytes(bytes));
         let mut charged = Charged {
             state: self,
             of: Some((id, bytes)),
@@ -479,11 +476,8 @@ impl Locked<'_> {
             (obtained.0).make_mapping_room(tenant, count, lending.claims)?;
             let extents = obtained.take();
             let mappings = Amount::mappings(count);
-            let charge = state.memory.budget.charge(Some(tenant), mappings);
-            state.memory.budget.keep(charge);
-            if let Some(held) = state.memory.holders.get_mut(lending.holder) {
-                held.mappings += count;
-            }
+            state.memory.budget.hold(tenant, mappings);
+            state.memory.holders.charge(lending.holder, mappings);
             Ok(extents)
         })
     }

@@ -66,7 +66,8 @@ impl dyn CanSleep {
 
 /// State that all attempts of one move share.
 pub(crate) struct Attempts {
-    until: Option<Instant>,
+    /// The time until which attempts are made.
+    pub(crate) until: Option<Instant>,
     /// Work that an attempt found incomplete, and the number of the holder's uses by then.
     awaited: RefCell<Option<(u64, Fence)>>,
     /// `true` if another attempt would fail as well.
@@ -98,11 +99,6 @@ impl Attempts {
             is_busy && !self.ended.get() && wanted()
         };
         tenant.repeat(self.until, attempt, again)
-    }
-
-    /// Returns the time until which attempts are made.
-    pub(crate) const fn until(&self) -> Option<Instant> {
-        self.until
     }
 
     /// Takes the work that an earlier attempt found incomplete, unless the holder was used since.

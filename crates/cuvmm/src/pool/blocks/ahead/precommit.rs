@@ -137,11 +137,14 @@ impl Locked<'_> {
     /// Adds the placed extent to its slot, or refunds it.
     fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
         self.memory.gate.end_placing();
-        let Some(mut slot) = self.blocks.slots.take(id) else {
+        let placed = outcome.is_ok();
+        let slot = self.blocks.slots.take(id);
+        if slot.is_none() || !placed {
+            let lost = Amount::of(size, 1, 0);
+            self.memory.budget.give_up(id.tenant, lost);
+        }
+        let Some(mut slot) = slot else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            self.memory
-                .budget
-                .give_up(id.tenant, Amount::of(size, 1, 0));
             match outcome {
                 Err(Failure::Create(_)) => self.memory.budget.not_created(size),
                 _ => self.memory.budget.quarantine(size, 1),
@@ -149,31 +152,23 @@ impl Locked<'_> {
             return;
         };
         slot.coming = 0;
-        let placed = outcome.is_ok();
         let mut back = Vec::new();
         match outcome {
             Ok(placed) => {
                 slot.space.adopt(placed);
                 slot.space.settle(slot.space.bytes() - size);
             }
-            Err(failure) => {
-                self.memory
-                    .budget
-                    .give_up(id.tenant, Amount::of(size, 1, 0));
-                match failure {
-                    Failure::Create(error) => {
-                        self.memory.budget.not_created(size);
-                        log!(debug, %error, size, "no memory could be created ahead of growth");
-                    }
-                    Failure::Place(failed) => {
-                        let error = &failed.error;
-                        log!(debug, %error, size, "no memory could be placed ahead of growth");
-                        let count = failed.stuck.len() as u64;
-                        let bytes = slot.space.keep_stuck(failed.stuck);
-                        self.set_aside(&mut slot, bytes, count);
-                        back = failed.physicals;
-                    }
-                }
+            Err(Failure::Create(error)) => {
+                self.memory.budget.not_created(size);
+                log!(debug, %error, size, "no memory could be created ahead of growth");
+            }
+            Err(Failure::Place(failed)) => {
+                let error = &failed.error;
+                log!(debug, %error, size, "no memory could be placed ahead of growth");
+                let count = failed.stuck.len() as u64;
+                let bytes = slot.space.keep_stuck(failed.stuck);
+                self.set_aside(&mut slot, bytes, count);
+                back = failed.physicals;
             }
         }
         // The block may be gone by now.

@@ -507,9 +507,8 @@ impl Locked<'_> {
         let (now, tenant) = (slot.space.footing(), slot.id.tenant);
         let left = Amount::of(before.bytes - now.bytes, before.count, 0);
         self.memory.budget.give_up(tenant, left);
-        let (there, budget) = (Amount::mappings(now.count), &mut self.memory.budget);
-        let charge = budget.charge(Some(tenant), there);
-        budget.keep(charge);
+        let budget = &mut self.memory.budget;
+        budget.hold(tenant, Amount::mappings(now.count));
         let stuck = now.stuck_bytes - before.stuck_bytes;
         budget.quarantine(stuck, now.stuck_count - before.stuck_count);
         // Memory stuck at the copy's own addresses does not concern the block.

@@ -32,7 +32,6 @@ impl Core {
         if let Some(hooks) = state.memory.budget.unregister(id) {
             state.terms_changed(id);
             state.blocks.drain(id);
-            state.memory.holders.drain(id);
             state.forget_if_drained(id);
             defer(move || drop(hooks));
         }

@@ -90,10 +90,13 @@ impl Memory {
         self.device.usable()?;
         match self.budget.account(id).registered {
             true => Ok(()),
-            false => Err(BlockError::Unregistered(
-                self.budget.account(id).name.clone(),
-            )),
+            false => Err(self.unregistered(id)),
         }
+    }
+
+    #[cold]
+    fn unregistered(&self, id: TenantId) -> BlockError {
+        BlockError::Unregistered(self.budget.account(id).name.clone())
     }
 
     /// Returns `true` if blocks may use memory that they already have without a charge.

@@ -290,7 +290,7 @@ impl State {
 
     /// Returns the bytes from the driver that no tenant is charged for. An operation in flight, or
     /// a waking block, may already be charged for memory that it is about to take.
-    const fn free(&self) -> u64 {
+    fn free(&self) -> u64 {
         let all = self.memory.budget.totals();
         all.obtained.saturating_sub(all.held + all.quarantined)
     }

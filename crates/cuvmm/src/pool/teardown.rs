@@ -1,6 +1,6 @@
 //! Releasing physical memory to the driver: down to a number of bytes, or all of it at the end.
 
-use super::accounts::{TenantId, Totals};
+use super::accounts::TenantId;
 use super::core::{Core, Locked};
 use super::memory::Memory;
 use crate::error::CallError;
@@ -52,14 +52,12 @@ impl Drop for Core {
         let refused = state.memory.supply.quarantined();
         // Memory that the driver refused to release stays charged to the ledger; its owners report
         // it when they are dropped. All other counted memory was released with its mapping.
-        let Totals {
-            obtained: counted,
-            granted,
-            ..
-        } = state.memory.budget.totals();
+        let counted = state.memory.budget.totals().obtained;
         let kept = if shut.is_ok() { refused } else { counted };
         drop(state);
         if let Some(joined) = self.ledger.get() {
+            // The end of the operation may have returned some.
+            let granted = self.look(|state| state.memory.budget.totals().granted);
             joined.member.give(granted.saturating_sub(kept));
             if kept > 0 {
                 log!(error, kept, "memory stays charged to the ledger");

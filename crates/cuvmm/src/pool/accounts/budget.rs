@@ -228,17 +228,14 @@ impl Budget {
     }
 
     /// Returns the bytes that can be held now: the limit, or its granted part.
-    const fn usable(&self) -> u64 {
+    fn usable(&self) -> u64 {
         self.usable_with(0)
     }
 
     /// Returns the bytes that can be held when a ledger has granted `more`.
-    const fn usable_with(&self, more: u64) -> u64 {
+    fn usable_with(&self, more: u64) -> u64 {
         let granted = self.all.granted.saturating_add(more);
-        match granted < self.all.limits.bytes {
-            true => granted,
-            false => self.all.limits.bytes,
-        }
+        granted.min(self.all.limits.bytes)
     }
 
     /// Returns the bytes that a ledger has to grant before a tenant can be charged `bytes` more
@@ -249,8 +246,9 @@ impl Budget {
         all.saturating_sub(self.all.granted)
     }
 
+    /// Returns the figures of the whole pool.
     #[inline]
-    pub(in crate::pool) const fn totals(&self) -> Totals {
+    pub(in crate::pool) fn totals(&self) -> Totals {
         let Totals {
             limits, obtained, ..
         } = self.all;
@@ -329,7 +327,7 @@ impl Budget {
             ..Account::default()
         };
         self.accounts.insert(id, account);
-        self.set_guarantee(id, guarantee);
+        self.change(id, |account| account.guarantee = guarantee);
         Ok(id)
     }
 
@@ -345,21 +343,6 @@ impl Budget {
             account.drains = true;
             std::mem::take(&mut account.hooks)
         })
-    }
-
-    pub(super) fn set_priority(&mut self, id: TenantId, priority: i32) {
-        self.change(id, |account| account.priority = priority);
-    }
-
-    /// Notes whether a tenant exceeds its own lowered limit.
-    pub(super) fn set_beyond(&mut self, id: TenantId, yes: bool) {
-        self.change(id, |account| account.beyond = yes);
-    }
-
-    /// Replaces a tenant's hooks. Returns the old ones, which are user code to be dropped without
-    /// the lock.
-    pub(super) fn replace_hooks(&mut self, id: TenantId, hooks: Hooks) -> Option<Hooks> {
-        self.change(id, |account| std::mem::replace(&mut account.hooks, hooks))
     }
 
     pub(in crate::pool) fn set_handle(&mut self, id: TenantId, handle: Handle) {
@@ -379,19 +362,16 @@ impl Budget {
         accounts.map(|account| account.guarantee).sum()
     }
 
-    pub(super) fn set_guarantee(&mut self, tenant: TenantId, bytes: u64) {
-        self.change(tenant, |account| account.guarantee = bytes);
-    }
-
-    pub(super) fn set_tenant_limit(&mut self, tenant: TenantId, bytes: u64) {
-        self.change(tenant, |account| account.limit = bytes);
-    }
-
     pub(in crate::pool) fn limit_of(&self, tenant: TenantId) -> u64 {
         self.account(tenant).limit.min(self.all.limits.bytes)
     }
 
-    fn change<T>(&mut self, tenant: TenantId, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
+    /// Changes an account, and the figures that follow from it.
+    pub(super) fn change<T>(
+        &mut self,
+        tenant: TenantId,
+        change: impl FnOnce(&mut Account) -> T,
+    ) -> Option<T> {
         let account = self.accounts.get_mut(&tenant)?;
         let before = (account.claim(), account.held);
         let changed = change(account);
@@ -655,7 +635,7 @@ mod tests {
     fn a_draining_tenant_keeps_its_charges_and_loses_its_guarantee() {
         let mut budget = budget();
         charge(&mut budget, A, 10);
-        budget.set_guarantee(A, 0);
+        budget.change(A, |it| it.guarantee = 0);
         assert_eq!(budget.guaranteeable(None, false, |_| 0), 80);
         assert_eq!(
             budget.guaranteeable(None, false, |tenant| budget.account(tenant).held),
@@ -726,8 +706,8 @@ mod tests {
     #[test]
     fn within_its_guarantee_a_tenant_asks_no_other_to_give() {
         let mut budget = budget();
-        budget.set_guarantee(A, 0);
-        budget.set_guarantee(B, 0);
+        budget.change(A, |it| it.guarantee = 0);
+        budget.change(B, |it| it.guarantee = 0);
         charge(&mut budget, A, 90);
         let late = open(&mut budget, "late", (20, 100));
         assert_eq!(budget.overdrawn_by(late, 20), 0);
@@ -884,16 +864,16 @@ mod tests {
         let mut budget = budget();
         charge(&mut budget, A, 20);
         assert_eq!(budget.guaranteed(), 50);
-        budget.set_guarantee(B, 10);
+        budget.change(B, |it| it.guarantee = 10);
         assert_eq!((budget.guaranteed(), budget.available_to(A)), (40, 70));
-        budget.set_guarantee(A, 0);
+        budget.change(A, |it| it.guarantee = 0);
         assert_eq!(budget.available_to(B), 60, "A holds 20");
-        budget.set_tenant_limit(B, 15);
+        budget.change(B, |it| it.limit = 15);
         assert_eq!((budget.available_to(B), budget.limit_of(B)), (15, 15));
-        budget.set_tenant_limit(A, 15);
+        budget.change(A, |it| it.limit = 15);
         assert_eq!(budget.available_to(A), 0, "it holds more already");
         assert_eq!((budget.missing(A, 5).0, budget.excess_of(A)), (10, 5));
-        budget.set_tenant_limit(A, u64::MAX);
+        budget.change(A, |it| it.limit = u64::MAX);
         assert_eq!(
             (budget.limit_of(A), budget.available_after(A, 20, 0, 0)),
             (100, 90)

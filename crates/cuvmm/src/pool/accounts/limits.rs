@@ -5,7 +5,7 @@
 //!
 //! Keeps I-6.
 
-use super::budget::TenantId;
+use super::budget::{Account, TenantId};
 use crate::device::Device;
 use crate::driver::limit_name;
 use crate::error::{ArgumentError, CallError, PoolError};
@@ -105,16 +105,18 @@ impl Core {
         match change {
             Change::Limit(bytes) => {
                 ArgumentError::at_least(TENANT_LIMIT, bytes, guarantee)?;
-                state.memory.budget.set_tenant_limit(id, bytes);
+                state.memory.budget.change(id, |it| it.limit = bytes);
                 outcome = state.after_limit();
             }
             Change::Guarantee(bytes) => {
                 if bytes > guarantee {
                     state.make_guaranteeable(Some(id), bytes, limit)?;
                 }
-                state.memory.budget.set_guarantee(id, bytes);
+                state.memory.budget.change(id, |it| it.guarantee = bytes);
             }
-            Change::Priority(priority) => state.memory.budget.set_priority(id, priority),
+            Change::Priority(priority) => {
+                state.memory.budget.change(id, |it| it.priority = priority);
+            }
         }
         self.changed(state);
         outcome?;
@@ -135,7 +137,10 @@ impl Core {
     ) -> Result<(), PoolError> {
         let mut state = self.lock();
         state.memory.check_registered(id)?;
-        let old = state.memory.budget.replace_hooks(id, (hook.clone(), hook));
+        let hooks = (hook.clone(), hook);
+        let replace = |account: &mut Account| std::mem::replace(&mut account.hooks, hooks);
+        // User code, dropped without the lock.
+        let old = state.memory.budget.change(id, replace);
         drop(state);
         drop(old);
         Ok(())
@@ -235,7 +240,7 @@ impl Locked<'_> {
         let ids: Vec<TenantId> = memory.budget.ids().collect();
         for &id in &ids {
             let beyond = memory.budget.excess_of(id) > 0;
-            memory.budget.set_beyond(id, beyond);
+            memory.budget.change(id, |it| it.beyond = beyond);
             memory.lowered |= beyond;
         }
         ids.into_iter().for_each(|id| self.terms_changed(id));

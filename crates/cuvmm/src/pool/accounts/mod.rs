@@ -8,7 +8,7 @@ mod ledger;
 mod limits;
 mod passing;
 
-pub(in crate::pool) use budget::{Amount, Budget, Charge, Hooks, TenantId, Totals};
+pub(in crate::pool) use budget::{Amount, Budget, Charge, Hooks, TenantId};
 pub(in crate::pool) use joined::Joined;
 pub use limits::{Limit, LimitChange};
 pub(in crate::pool) use passing::Missing;

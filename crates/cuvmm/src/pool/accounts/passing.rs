@@ -92,7 +92,7 @@ mod tests {
         // A would have 10, and 20 more are kept for it.
         let missing = budget.missing_beside(&[(A, 50)], B, 50);
         assert_eq!((missing.own, missing.all, missing.beside), (0, 0, 20));
-        budget.set_guarantee(A, 60);
+        budget.change(A, |it| it.guarantee = 60);
         let missing = budget.missing_beside(&[(A, 50)], B, 50);
         assert_eq!((missing.own, missing.all, missing.beside), (0, 10, 50));
     }
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn the_limit_of_the_one_that_gets_it_counts() {
         let mut budget = budget();
-        budget.set_tenant_limit(B, 40);
+        budget.change(B, |it| it.limit = 40);
         let missing = budget.missing_beside(&[(A, 60)], B, 60);
         assert_eq!((missing.own, missing.all), (20, 20));
     }

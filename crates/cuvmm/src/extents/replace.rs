@@ -4,9 +4,10 @@
 //! well. By default that is the new memory, which is unmapped there and mapped in place of the old
 //! when it has the bytes. If the new memory is host memory, which takes many times as long to map,
 //! the old memory is mapped beside, and the new memory is mapped in its place before it has the
-//! bytes. Either way, one extent is copied while another is mapped. All mappings beside are made
-//! before the first copy, since giving access takes a millisecond while a copy runs
-//! (`docs/measurements.md`).
+//! bytes. Either way, one extent is copied while another is mapped. While a copy to host memory runs,
+//! giving access takes a millisecond, so all mappings beside are made before the first copy; while
+//! copies from host memory run it takes no longer than alone, so each is made before its own copy
+//! (`docs/decisions/17-growth-moves-exchanges.md`).
 //!
 //! The caller ensures that no work uses the extents, and that none begins.
 //!
@@ -159,16 +160,35 @@ impl Exchange<'_, '_> {
     /// while the next copies run.
     fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {
         let parts = self.parts(&new);
-        let memory = new.into_iter().map(|(_, unmapped)| unmapped);
-        if let Err(failed) = self.beside.place(0, memory.collect()) {
-            self.spare.extend(failed.physicals);
-            return Err(failed.error);
+        let mut memory = new.into_iter().map(|(_, unmapped)| unmapped);
+        let copies = self.copy_beside(parts, &mut memory);
+        self.spare.extend(memory);
+        for (part, at, event) in copies? {
+            self.wait(event)?;
+            self.exchange(part, at)?;
+        }
+        Ok(())
+    }
+
+    /// Maps new memory beside and queues the copies of all parts. Returns for each part where it
+    /// lies beside, and an event behind its copy.
+    fn copy_beside(
+        &mut self,
+        parts: Vec<Part>,
+        memory: &mut impl Iterator<Item = Unmapped>,
+    ) -> Result<Vec<(Part, u64, Option<Event>)>, MemoryError> {
+        let one_by_one = self.copies_from_host(&parts);
+        if !one_by_one {
+            self.place_beside(0, memory.by_ref().collect())?;
         }
         let mut at = 0;
         let mut copies = vec![];
         let count = parts.len();
         for (number, part) in parts.into_iter().enumerate() {
             let first = at;
+            if one_by_one {
+                self.place_beside(at, memory.by_ref().take(part.new.len()).collect())?;
+            }
             for range in &part.new {
                 let size = range.end - range.start;
                 self.queued = true;
@@ -184,11 +204,22 @@ impl Exchange<'_, '_> {
             };
             copies.push((part, first, event));
         }
-        for (part, at, event) in copies {
-            self.wait(event)?;
-            self.exchange(part, at)?;
-        }
-        Ok(())
+        Ok(copies)
+    }
+
+    /// Returns `true` if all old memory of some parts is host memory.
+    fn copies_from_host(&self, parts: &[Part]) -> bool {
+        let old = parts.iter().map(|part| &part.old);
+        let mut old = old.flat_map(|old| self.there.space.extents_in(old.start, old.end));
+        old.all(|extent| extent.location.kind == LocationKind::HOST_NUMA)
+    }
+
+    fn place_beside(&mut self, at: u64, memory: Vec<Unmapped>) -> Result<(), MemoryError> {
+        let placed = self.beside.place(at, memory);
+        placed.map_err(|failed| {
+            self.spare.extend(failed.physicals);
+            failed.error
+        })
     }
 
     /// Groups new memory by the old extents in whose place it comes.
@@ -273,26 +304,25 @@ impl Exchange<'_, '_> {
         &mut self,
         new: &mut std::vec::IntoIter<(u64, Unmapped)>,
     ) -> Result<(), MemoryError> {
-        let (mut covered, mut memory) = (vec![], vec![]);
+        let mut memory = vec![];
         for (offset, unmapped) in new.as_slice() {
             let parts = self.there.space.parts_in(*offset, offset + unmapped.size());
-            for (extent, physical) in parts {
-                covered.push(extent.offset);
-                memory.push(Unmapped::fresh(physical.clone()));
-            }
+            memory.extend(parts.map(|(_, physical)| Unmapped::fresh(physical.clone())));
         }
         let placed = self.beside.place(0, memory);
         placed.map_err(|failed| failed.error)?;
-        self.there.take_out(covered, &mut self.old)?;
         let mut at = 0;
         let mut copies = VecDeque::new();
         for (offset, unmapped) in new {
             let size = unmapped.size();
-            self.place(
-                offset..offset + size,
-                vec![(offset, unmapped)],
-                Bytes::Missing,
-            )?;
+            let range = offset..offset + size;
+            let covered = self.there.space.extents_in(range.start, range.end);
+            let covered: Vec<u64> = covered.map(|extent| extent.offset).collect();
+            if let Err(error) = self.there.take_out(covered, &mut self.old) {
+                self.spare.push(unmapped);
+                return Err(error.into());
+            }
+            self.place(range, vec![(offset, unmapped)], Bytes::Missing)?;
             self.queued = true;
             let there = &self.there.space;
             there.copy_within(self.stream, offset, &self.beside, at, size)?;
@@ -438,10 +468,11 @@ impl Exchange<'_, '_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use cuvmm_driver::{Call, PhysicalHandle};
+    use cuvmm_driver::{Call, Location, Ordinal, PhysicalHandle, PhysicalProps};
 
     use super::*;
     use crate::extents::rig::{G, Rig, rig};
+    use crate::own::Physical;
 
     fn handles(space: &Space) -> Vec<PhysicalHandle> {
         let parts = space.parts_in(0, space.size());
@@ -681,5 +712,75 @@ mod tests {
         assert!(failed.lost.is_none());
         let after = [before[0], raws[0], before[2], before[3], before[4]];
         assert_eq!(handles(&space), after);
+    }
+
+    #[test]
+    fn a_failure_while_extents_are_moved_one_by_one_leaves_all_of_them_as_they_were() {
+        // More extents than are copied before the first is waited for.
+        const COUNT: u64 = AHEAD as u64 + 3;
+        let calls = [
+            Call::MemAddressReserve,
+            Call::MemMap,
+            Call::MemSetAccess,
+            Call::MemUnmap,
+            Call::MemcpyDtoDAsync,
+        ];
+        let (device, host) = (Location::device(Ordinal(0)), Location::host_numa(0));
+        let ways = [(device, device), (device, host), (host, device)];
+        for ((from, to), call) in ways.iter().flat_map(|way| calls.map(|call| (*way, call))) {
+            // Each extent is mapped and unmapped twice, and in a roll-back once more.
+            for nth in 1..=3 * COUNT {
+                let rig = rig();
+                let stream = Stream::new(&rig.device).unwrap();
+                let memory = |location| {
+                    let builder = Physical::builder(&rig.device, G);
+                    let memory = builder.with_props(PhysicalProps::at(location)).create();
+                    Unmapped::fresh(memory.unwrap())
+                };
+                let mut space = Space::reserve(&rig.device, COUNT * G).unwrap();
+                let old = (0..COUNT).map(|_| memory(from)).collect();
+                space.place_for(0, old, Access::ReadWrite).unwrap();
+                let before = handles(&space);
+                let new: New = (0..COUNT).map(|at| (at * G, memory(to))).collect();
+                let raws: Vec<_> = new.iter().map(|(_, it)| it.physical.as_raw()).collect();
+                rig.fail(call, nth);
+                let outcome = space.promised().replace(new, Access::ReadWrite, &stream);
+                rig.heal();
+                assert_eq!(space.stuck_bytes(), 0, "{call:?} {nth}");
+                let Err(failed) = outcome else {
+                    assert_eq!(handles(&space), raws, "{call:?} {nth}");
+                    continue;
+                };
+                assert!(failed.lost.is_none() && !failed.running, "{call:?} {nth}");
+                assert_eq!(handles(&space), before, "{call:?} {nth}");
+                let back = raw(&failed.physicals);
+                let times = |one: &PhysicalHandle| back.iter().filter(|it| *it == one).count();
+                assert!(raws.iter().all(|one| times(one) == 1), "{call:?} {nth}");
+            }
+        }
+    }
+
+    #[test]
+    fn device_memory_is_mapped_beside_one_by_one_for_copies_from_host_memory() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let host = || {
+            let builder = Physical::builder(&rig.device, G);
+            let memory = builder.with_props(PhysicalProps::at(Location::host_numa(0)));
+            Unmapped::fresh(memory.create().unwrap())
+        };
+        let mut of_host = Space::reserve(&rig.device, 3 * G).unwrap();
+        let memory = (0..3).map(|_| host()).collect();
+        of_host.place_for(0, memory, Access::ReadWrite).unwrap();
+        // The third extent cannot be mapped beside: the copies of two are queued, or none yet.
+        for (mut space, copies) in [(of_host, 2), (rig.space(3), 0)] {
+            let (new, _) = new(&rig, &[(0, 1), (1, 1), (2, 1)]);
+            let before = rig.count(Call::MemcpyDtoDAsync);
+            rig.fail(Call::MemSetAccess, 3);
+            let failed = space.promised().replace(new, Access::ReadWrite, &stream);
+            assert!(failed.unwrap_err().lost.is_none());
+            assert_eq!(rig.count(Call::MemcpyDtoDAsync) - before, copies);
+            rig.heal();
+        }
     }
 }

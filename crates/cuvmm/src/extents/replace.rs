@@ -20,14 +20,12 @@ use cuvmm_driver::LocationKind;
 
 use super::completed::Completed;
 use super::copies::wait_for;
+use super::new_memory::{New, NewMemory};
 use super::place::Unmapped;
 use super::space::Space;
 use super::taken::{NotPutBack, TakenOut};
 use crate::error::MemoryError;
 use crate::own::{Access, Event, Stream};
-
-/// Physicals, each with the offset to map it at, in ascending order.
-pub(crate) type New = Vec<(u64, Unmapped)>;
 
 /// The copies to host memory that are queued before the first is waited for. By then the first has
 /// most likely ended, and its memory beside is unmapped while the next copies run.
@@ -48,9 +46,13 @@ pub(crate) struct NotReplaced {
 impl NotReplaced {
     /// A failure before anything was done with the new memory.
     pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
+        Self::before(error.into(), new.into())
+    }
+
+    fn before(error: MemoryError, new: NewMemory) -> Box<Self> {
         Box::new(Self {
-            error: error.into(),
-            physicals: new.into_iter().map(|(_, unmapped)| unmapped).collect(),
+            error,
+            physicals: new.into_created(),
             lost: None,
             running: false,
         })
@@ -106,20 +108,22 @@ impl Completed<'_> {
     /// mapped.
     pub(crate) fn replace(
         &mut self,
-        new: New,
+        new: impl Into<NewMemory>,
         most: Access,
         stream: &Stream,
     ) -> Result<TakenOut, Box<NotReplaced>> {
+        let mut new = new.into();
         // In a capture, a copy would become part of the graph and not be executed.
         match stream.is_capturing() {
             Ok(false) => {}
-            Ok(true) => return Err(NotReplaced::unchanged(MemoryError::Capturing, new)),
-            Err(error) => return Err(NotReplaced::unchanged(error, new)),
+            Ok(true) => return Err(NotReplaced::before(MemoryError::Capturing, new)),
+            Err(error) => return Err(NotReplaced::before(error.into(), new)),
         }
-        let size = new.iter().map(|(_, unmapped)| unmapped.size()).sum();
+        let ranges = new.ranges();
+        let size = ranges.iter().map(|range| range.end - range.start).sum();
         let beside = match Space::reserve(self.space.device(), size) {
             Ok(beside) => beside,
-            Err(error) => return Err(NotReplaced::unchanged(error, new)),
+            Err(error) => return Err(NotReplaced::before(error, new)),
         };
         let mut exchange = Exchange {
             there: self,
@@ -132,13 +136,14 @@ impl Completed<'_> {
             queued: false,
             running: false,
         };
-        let kind = |(_, unmapped): &(_, Unmapped)| unmapped.physical.location().kind;
-        let exchanged = match new.first().map(kind) {
-            Some(LocationKind::HOST_NUMA) if exchange.covers_whole_extents(&new) => {
-                exchange.in_place(new)
-            }
-            _ => exchange.through_beside(new),
+        let first = new.created().next();
+        let to_host =
+            first.is_some_and(|new| new.physical.location().kind == LocationKind::HOST_NUMA);
+        let exchanged = match to_host && exchange.covers_whole_extents(&ranges) {
+            true => exchange.in_place(&mut new),
+            false => exchange.through_beside(ranges, &mut new),
         };
+        exchange.spare.extend(new.into_created());
         match exchanged {
             Ok(()) => Ok(exchange.old),
             Err(error) => Err(Box::new(exchange.undo(error))),
@@ -147,23 +152,23 @@ impl Completed<'_> {
 }
 
 impl Exchange<'_, '_> {
-    /// Returns `true` if each part of the new memory begins and ends where extents do.
-    fn covers_whole_extents(&self, new: &New) -> bool {
-        new.iter().all(|(offset, unmapped)| {
-            let (start, end) = (*offset, offset + unmapped.size());
-            let mut old = self.there.space.extents_in(start, end);
-            old.all(|extent| start <= extent.offset && extent.end() <= end)
+    /// Returns `true` if each range begins and ends where extents do.
+    fn covers_whole_extents(&self, ranges: &[Range<u64>]) -> bool {
+        ranges.iter().all(|range| {
+            let mut old = self.there.space.extents_in(range.start, range.end);
+            old.all(|extent| range.start <= extent.offset && extent.end() <= range.end)
         })
     }
 
     /// Copies to new memory beside, and maps it in the place of one old extent after the other
     /// while the next copies run.
-    fn through_beside(&mut self, new: New) -> Result<(), MemoryError> {
-        let parts = self.parts(&new);
-        let mut memory = new.into_iter().map(|(_, unmapped)| unmapped);
-        let copies = self.copy_beside(parts, &mut memory);
-        self.spare.extend(memory);
-        for (part, at, event) in copies? {
+    fn through_beside(
+        &mut self,
+        ranges: Vec<Range<u64>>,
+        new: &mut NewMemory,
+    ) -> Result<(), MemoryError> {
+        let parts = self.parts(ranges);
+        for (part, at, event) in self.copy_beside(parts, new)? {
             self.wait(event)?;
             self.exchange(part, at)?;
         }
@@ -175,11 +180,11 @@ impl Exchange<'_, '_> {
     fn copy_beside(
         &mut self,
         parts: Vec<Part>,
-        memory: &mut impl Iterator<Item = Unmapped>,
+        new: &mut NewMemory,
     ) -> Result<Vec<(Part, u64, Option<Event>)>, MemoryError> {
-        let one_by_one = self.copies_from_host(&parts);
+        let one_by_one = matches!(new, NewMemory::OneByOne(..));
         if !one_by_one {
-            self.place_beside(0, memory.by_ref().collect())?;
+            self.place_beside(0, new)?;
         }
         let mut at = 0;
         let mut copies = vec![];
@@ -187,7 +192,7 @@ impl Exchange<'_, '_> {
         for (number, part) in parts.into_iter().enumerate() {
             let first = at;
             if one_by_one {
-                self.place_beside(at, memory.by_ref().take(part.new.len()).collect())?;
+                self.place_beside(at, &mut new.by_ref().take(part.new.len()))?;
             }
             for range in &part.new {
                 let size = range.end - range.start;
@@ -207,26 +212,28 @@ impl Exchange<'_, '_> {
         Ok(copies)
     }
 
-    /// Returns `true` if all old memory of some parts is host memory.
-    fn copies_from_host(&self, parts: &[Part]) -> bool {
-        let old = parts.iter().map(|part| &part.old);
-        let mut old = old.flat_map(|old| self.there.space.extents_in(old.start, old.end));
-        old.all(|extent| extent.location.kind == LocationKind::HOST_NUMA)
+    fn place_beside(
+        &mut self,
+        mut at: u64,
+        new: &mut dyn Iterator<Item = Result<(u64, Unmapped), MemoryError>>,
+    ) -> Result<(), MemoryError> {
+        for new in new {
+            let (_, unmapped) = new?;
+            let size = unmapped.size();
+            let placed = self.beside.place(at, vec![unmapped]);
+            placed.map_err(|failed| {
+                self.spare.extend(failed.physicals);
+                failed.error
+            })?;
+            at += size;
+        }
+        Ok(())
     }
 
-    fn place_beside(&mut self, at: u64, memory: Vec<Unmapped>) -> Result<(), MemoryError> {
-        let placed = self.beside.place(at, memory);
-        placed.map_err(|failed| {
-            self.spare.extend(failed.physicals);
-            failed.error
-        })
-    }
-
-    /// Groups new memory by the old extents in whose place it comes.
-    fn parts(&self, new: &New) -> Vec<Part> {
+    /// Groups the ranges of new memory by the old extents in whose place it comes.
+    fn parts(&self, ranges: Vec<Range<u64>>) -> Vec<Part> {
         let mut parts: Vec<Part> = vec![];
-        for (offset, unmapped) in new {
-            let range = *offset..offset + unmapped.size();
+        for range in ranges {
             let covered = self.there.space.extents_in(range.start, range.end);
             let old = covered.fold(range.clone(), |all, extent| {
                 all.start.min(extent.offset)..all.end.max(extent.end())
@@ -277,11 +284,8 @@ impl Exchange<'_, '_> {
 
     /// Maps the old memory beside, and copies from there to the new memory in place, each extent
     /// while the next is mapped.
-    fn in_place(&mut self, new: New) -> Result<(), MemoryError> {
-        let mut new = new.into_iter();
-        let placed = self.place_and_copy(&mut new);
-        self.spare.extend(new.map(|(_, unmapped)| unmapped));
-        placed?;
+    fn in_place(&mut self, new: &mut NewMemory) -> Result<(), MemoryError> {
+        self.place_and_copy(new)?;
         self.leave(self.placed.len(), self.beside.size(), None)
     }
 
@@ -300,20 +304,18 @@ impl Exchange<'_, '_> {
             .try_for_each(|offset| Ok(beside.withdraw_back(offset).map(drop)?))
     }
 
-    fn place_and_copy(
-        &mut self,
-        new: &mut std::vec::IntoIter<(u64, Unmapped)>,
-    ) -> Result<(), MemoryError> {
+    fn place_and_copy(&mut self, new: &mut NewMemory) -> Result<(), MemoryError> {
         let mut memory = vec![];
-        for (offset, unmapped) in new.as_slice() {
-            let parts = self.there.space.parts_in(*offset, offset + unmapped.size());
+        for range in new.ranges() {
+            let parts = self.there.space.parts_in(range.start, range.end);
             memory.extend(parts.map(|(_, physical)| Unmapped::fresh(physical.clone())));
         }
         let placed = self.beside.place(0, memory);
         placed.map_err(|failed| failed.error)?;
         let mut at = 0;
         let mut copies = VecDeque::new();
-        for (offset, unmapped) in new {
+        for new in new {
+            let (offset, unmapped) = new?;
             let size = unmapped.size();
             let range = offset..offset + size;
             let covered = self.there.space.extents_in(range.start, range.end);
@@ -468,9 +470,12 @@ impl Exchange<'_, '_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use cuvmm_driver::{Call, Location, Ordinal, PhysicalHandle, PhysicalProps};
 
     use super::*;
+    use crate::device::Device;
     use crate::extents::rig::{G, Rig, rig};
     use crate::own::Physical;
 
@@ -714,73 +719,152 @@ mod tests {
         assert_eq!(handles(&space), after);
     }
 
+    const DEVICE: Location = Location::device(Ordinal(0));
+    const HOST: Location = Location::host_numa(0);
+
+    fn memory_at(device: &Device, location: Location) -> Unmapped {
+        let builder = Physical::builder(device, G);
+        let builder = builder.with_props(PhysicalProps::at(location));
+        Unmapped::fresh(builder.create().unwrap())
+    }
+
+    fn space_at(rig: &Rig, location: Location, count: u64) -> Space {
+        let mut space = Space::reserve(&rig.device, count * G).unwrap();
+        let memory = (0..count).map(|_| memory_at(&rig.device, location));
+        let placed = space.place_for(0, memory.collect(), Access::ReadWrite);
+        placed.unwrap();
+        space
+    }
+
+    /// New memory for each extent of a space; device memory for host memory is created one by one.
+    fn new_for(space: &Space, to: Location) -> NewMemory {
+        let from = space.extents().next().unwrap().location;
+        let (device, places) = (space.device().clone(), space.extents());
+        let places: Vec<u64> = places.map(|extent| extent.offset).collect();
+        if (from, to) == (HOST, DEVICE) {
+            let ranges = places.into_iter().map(|at| at..at + G).collect();
+            return NewMemory::one_by_one(ranges, move |_| {
+                let physical = Physical::builder(&device, G).create()?;
+                Ok(Unmapped::fresh(physical))
+            });
+        }
+        let new = places.into_iter().map(|at| (at, memory_at(&device, to)));
+        new.collect::<New>().into()
+    }
+
     #[test]
     fn a_failure_while_extents_are_moved_one_by_one_leaves_all_of_them_as_they_were() {
         // More extents than are copied before the first is waited for.
         const COUNT: u64 = AHEAD as u64 + 3;
         let calls = [
             Call::MemAddressReserve,
+            Call::MemCreate,
             Call::MemMap,
             Call::MemSetAccess,
             Call::MemUnmap,
             Call::MemcpyDtoDAsync,
         ];
-        let (device, host) = (Location::device(Ordinal(0)), Location::host_numa(0));
-        let ways = [(device, device), (device, host), (host, device)];
+        let ways = [(DEVICE, DEVICE), (DEVICE, HOST), (HOST, DEVICE)];
         for ((from, to), call) in ways.iter().flat_map(|way| calls.map(|call| (*way, call))) {
+            let mut hits = 0;
             // Each extent is mapped and unmapped twice, and in a roll-back once more.
             for nth in 1..=3 * COUNT {
                 let rig = rig();
                 let stream = Stream::new(&rig.device).unwrap();
-                let memory = |location| {
-                    let builder = Physical::builder(&rig.device, G);
-                    let memory = builder.with_props(PhysicalProps::at(location)).create();
-                    Unmapped::fresh(memory.unwrap())
-                };
-                let mut space = Space::reserve(&rig.device, COUNT * G).unwrap();
-                let old = (0..COUNT).map(|_| memory(from)).collect();
-                space.place_for(0, old, Access::ReadWrite).unwrap();
-                let before = handles(&space);
-                let new: New = (0..COUNT).map(|at| (at * G, memory(to))).collect();
-                let raws: Vec<_> = new.iter().map(|(_, it)| it.physical.as_raw()).collect();
+                let mut space = space_at(&rig, from, COUNT);
+                let (before, new) = (handles(&space), new_for(&space, to));
                 rig.fail(call, nth);
                 let outcome = space.promised().replace(new, Access::ReadWrite, &stream);
                 rig.heal();
                 assert_eq!(space.stuck_bytes(), 0, "{call:?} {nth}");
-                let Err(failed) = outcome else {
-                    assert_eq!(handles(&space), raws, "{call:?} {nth}");
-                    continue;
-                };
-                assert!(failed.lost.is_none() && !failed.running, "{call:?} {nth}");
-                assert_eq!(handles(&space), before, "{call:?} {nth}");
-                let back = raw(&failed.physicals);
-                let times = |one: &PhysicalHandle| back.iter().filter(|it| *it == one).count();
-                assert!(raws.iter().all(|one| times(one) == 1), "{call:?} {nth}");
+                match outcome {
+                    Ok(old) => {
+                        assert_eq!(old.handles().collect::<Vec<_>>(), before, "{call:?} {nth}");
+                        assert!(space.extents().all(|extent| extent.location == to));
+                    }
+                    Err(failed) => {
+                        hits += 1;
+                        assert!(failed.lost.is_none() && !failed.running, "{call:?} {nth}");
+                        assert_eq!(handles(&space), before, "{call:?} {nth}");
+                    }
+                }
+                // What came back has been dropped, and nothing else was kept or lost.
+                assert_eq!(rig.machine.live().physicals as u64, COUNT, "{call:?} {nth}");
+                assert_eq!(rig.machine.live().mappings as u64, COUNT, "{call:?} {nth}");
             }
+            let creates = call != Call::MemCreate || (from, to) == (HOST, DEVICE);
+            assert_eq!(hits > 0, creates, "{call:?} from {from} to {to}");
         }
     }
 
     #[test]
-    fn device_memory_is_mapped_beside_one_by_one_for_copies_from_host_memory() {
+    fn what_is_being_copied_from_the_host_stays_where_it_is() {
         let rig = rig();
-        let stream = Stream::new(&rig.device).unwrap();
-        let host = || {
-            let builder = Physical::builder(&rig.device, G);
-            let memory = builder.with_props(PhysicalProps::at(Location::host_numa(0)));
-            Unmapped::fresh(memory.create().unwrap())
-        };
-        let mut of_host = Space::reserve(&rig.device, 3 * G).unwrap();
-        let memory = (0..3).map(|_| host()).collect();
-        of_host.place_for(0, memory, Access::ReadWrite).unwrap();
-        // The third extent cannot be mapped beside: the copies of two are queued, or none yet.
-        for (mut space, copies) in [(of_host, 2), (rig.space(3), 0)] {
-            let (new, _) = new(&rig, &[(0, 1), (1, 1), (2, 1)]);
-            let before = rig.count(Call::MemcpyDtoDAsync);
-            rig.fail(Call::MemSetAccess, 3);
-            let failed = space.promised().replace(new, Access::ReadWrite, &stream);
-            assert!(failed.unwrap_err().lost.is_none());
-            assert_eq!(rig.count(Call::MemcpyDtoDAsync) - before, copies);
-            rig.heal();
+        let stream = rig.busy_stream();
+        let mut space = space_at(&rig, HOST, 3);
+        let (before, new) = (handles(&space), new_for(&space, DEVICE));
+        // The third extent cannot be created, and it is not known whether the copies have ended.
+        rig.fail(Call::MemCreate, 3);
+        rig.fail_from(Call::StreamSynchronize, 1);
+        let failed = space.promised().replace(new, Access::ReadWrite, &stream);
+        let failed = failed.unwrap_err();
+        rig.heal();
+        assert!(failed.running && failed.physicals.is_empty() && failed.lost.is_none());
+        assert_eq!((handles(&space), rig.count(Call::MemUnmap)), (before, 0));
+        assert_eq!((space.beside.len(), space.stuck_bytes()), (1, 2 * G));
+        rig.finish(&stream);
+        assert!(rig.device.lost().is_none());
+        space.promised().retry_stuck().unwrap();
+        assert_eq!((space.stuck_bytes(), space.bytes()), (0, 3 * G));
+    }
+
+    #[test]
+    fn where_the_driver_panics_all_that_copies_use_stays_mapped() {
+        let calls = [
+            Call::MemCreate,
+            Call::MemMap,
+            Call::MemSetAccess,
+            Call::MemcpyDtoDAsync,
+        ];
+        for ((from, to), call) in [(HOST, DEVICE), (DEVICE, HOST)]
+            .iter()
+            .flat_map(|way| calls.map(|call| (*way, call)))
+        {
+            for nth in 1..=3 {
+                let rig = rig();
+                let stream = rig.busy_stream();
+                let mut space = space_at(&rig, from, 3);
+                let new = new_for(&space, to);
+                // Memory for the host was created by now.
+                if call == Call::MemCreate && to == HOST {
+                    continue;
+                }
+                // Memory that moves to the host is mapped beside before it is taken out.
+                let first = match (call, to) {
+                    (Call::MemMap | Call::MemSetAccess, HOST) => 3,
+                    _ => 0,
+                };
+                rig.panic_at(call, first + nth);
+                let replace = AssertUnwindSafe(|| {
+                    let replaced = space.promised().replace(new, Access::ReadWrite, &stream);
+                    drop(replaced);
+                });
+                assert!(catch_unwind(replace).is_err(), "{call:?} {nth}");
+                let taken_out = match (call, to) {
+                    (_, DEVICE) => 0,
+                    _ => nth,
+                };
+                assert_eq!(rig.count(Call::MemUnmap), taken_out, "{call:?} {nth}");
+                // The old memory is mapped somewhere, and so is new memory that was mapped.
+                let opened = match call {
+                    Call::MemCreate | Call::MemMap => nth - 1,
+                    _ => nth,
+                };
+                let mapped = 3 - taken_out + opened + if to == HOST { 3 } else { 0 };
+                assert_eq!(rig.machine.live().mappings as u64, mapped, "{call:?} {nth}");
+                rig.finish(&stream);
+                assert!(rig.device.lost().is_none(), "{call:?} {nth}");
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm_driver::fault::{Fault, FaultDriver};
 use cuvmm_driver::{CUresult, Call, Driver, Ordinal};
@@ -81,6 +82,15 @@ impl Rig {
 
     pub(crate) fn heal(&self) {
         self.faults.disarm();
+    }
+
+    /// Makes the nth call of a kind from now on panic.
+    pub(crate) fn panic_at(&self, call: Call, nth: u64) {
+        let left = AtomicU64::new(nth);
+        self.faults.watch(Some(Arc::new(move |made| {
+            let is_last = made == call && left.fetch_sub(1, Ordering::Relaxed) == 1;
+            assert!(!is_last, "the driver panics at {call}");
+        })));
     }
 
     pub(crate) fn calls(&self) -> u64 {

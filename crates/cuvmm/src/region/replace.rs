@@ -7,7 +7,7 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{Fence, New, Unmapped, Unused};
+use crate::extents::{Fence, New, NewMemory, Unmapped, Unused};
 use crate::own::{Access, Physical, Stream};
 
 impl Region {
@@ -15,21 +15,23 @@ impl Region {
     /// memory. Extents that even the roll-back lost are no longer committed.
     pub(super) fn replace(
         &mut self,
-        new: New,
+        new: impl Into<NewMemory>,
         stream: &Stream,
         proof: Unused,
     ) -> Result<(), MemoryError> {
-        let places = self.replaced_by(&new);
+        let new = new.into();
+        let ranges = new.ranges();
+        let places = self.replaced_by(&ranges);
         // What the tenant's pool has lent, each physical with its number of mappings.
         let mut lent: BTreeMap<PhysicalHandle, u64> = BTreeMap::new();
         if self.supply.family().is_some() {
-            let new = new.iter().map(|(_, unmapped)| unmapped.physical.as_raw());
+            let new = new.created().map(|unmapped| unmapped.physical.as_raw());
             for handle in self.handles_in(&places).into_iter().chain(new) {
                 *lent.entry(handle).or_default() += 1;
             }
         }
         // In a tenant, the mappings of the new memory are charged already.
-        let charged = self.space.count() + self.space.stuck_count() + new.len() as u64;
+        let charged = self.space.count() + self.space.stuck_count() + ranges.len() as u64;
         let mut space = self.space.proved(proof);
         let failed = match space.replace(new, Access::ReadWrite, stream) {
             Ok(old) => {
@@ -83,11 +85,11 @@ impl Region {
 }
 
 impl Region {
-    /// Returns the ranges of the extents that new memory replaces.
-    fn replaced_by(&self, new: &New) -> Vec<Range<u64>> {
+    /// Returns the ranges of the extents that new memory of these ranges replaces.
+    fn replaced_by(&self, new: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut places: Vec<Range<u64>> = vec![];
-        for (offset, unmapped) in new {
-            let here = self.space.extents_in(*offset, offset + unmapped.size());
+        for range in new {
+            let here = self.space.extents_in(range.start, range.end);
             for extent in here {
                 match places.last() {
                     Some(last) if last.end > extent.offset => {}
@@ -174,9 +176,11 @@ mod tests {
         }
         let before = handles(&region);
         let new = [0, G, 2 * G].map(|at| (at, Physical::new(&device, G).unwrap()));
-        let new = new.map(|(at, physical)| (at, Unmapped::fresh(physical)));
+        let new: New = new
+            .map(|(at, physical)| (at, Unmapped::fresh(physical)))
+            .into();
         let proof = Unused::never_used();
-        region.replace(new.into(), &stream, proof).unwrap();
+        region.replace(new, &stream, proof).unwrap();
         let after = handles(&region);
         assert!(after.iter().all(|handle| !before.contains(handle)));
         for (at, bytes) in bytes {

@@ -411,6 +411,35 @@ on_both! {
         }
     }
 
+    fn each_extent_is_prepared_while_the_copies_before_it_run(rig) {
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = Region::builder(&rig.device, 6 * G).largest_extent(2 * G).reserve().unwrap();
+        region.commit(0..6 * G).unwrap();
+        let bytes: Vec<u8> = (0..6 * G).map(|byte| (byte / 1000) as u8).collect();
+        region.write(&stream, 0, &bytes).unwrap();
+        let order = [Call::MemCreate, Call::MemMap, Call::MemUnmap, Call::MemcpyDtoDAsync];
+        let made = || -> Vec<Call> {
+            let calls = rig.faults.calls().into_iter();
+            calls.filter(|call| order.contains(call)).collect()
+        };
+        let [create, map, unmap, copy] = order;
+        rig.faults.forget();
+        region.relocate(0..6 * G, &Place::HostNuma(0), &stream).unwrap();
+        // All new memory, all old memory beside; then each extent is exchanged before its copy.
+        let each = [unmap, map, copy];
+        let expected = [&[create; 3][..], &[map; 3], &each, &each, &each, &[unmap; 3]].concat();
+        assert_eq!(made(), expected);
+        rig.faults.forget();
+        region.relocate(0..6 * G, &Place::from(&rig.device), &stream).unwrap();
+        // Each extent is created and mapped beside before its copy; then all are exchanged.
+        let (each, exchange) = ([create, map, copy], [unmap, unmap, map]);
+        let expected = [each, each, each, exchange, exchange, exchange].concat();
+        assert_eq!(made(), expected);
+        let mut seen = vec![0; bytes.len()];
+        region.read(&stream, 0, &mut seen).unwrap();
+        assert!(seen == bytes || !rig.keeps_bytes());
+    }
+
     fn extents_that_lie_ready_are_moved_to(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let ready = HostExtents::new(&rig.device, 0, 8 * G);

@@ -23,7 +23,7 @@ const LARGEST_EXTENT: u64 = 8 << 20;
 /// The part of a new sequence that an extent has at most if sequences may be forked, where that is
 /// more than [`LARGEST_EXTENT`]. A fork copies less than an extent of what it shares, and each
 /// extent costs it a mapping.
-const FORKED_PART: u64 = 16;
+const FORKED_PART: u64 = 8;
 
 /// The properties of a cache's blocks.
 #[derive(Clone, Debug)]
@@ -121,7 +121,7 @@ impl<'a> KvCacheBuilder<'a> {
     }
 
     /// Sets whether sequences may be [forked](KvCache::fork). Off by default. Extents are then at
-    /// most 8 MiB, or a sixteenth of the range of a sequence when it is created, if that is more.
+    /// most 8 MiB, or an eighth of the range of a sequence when it is created, if that is more.
     /// [`largest_extent`](Self::largest_extent) can make them smaller only: only whole extents can
     /// be shared.
     pub const fn may_fork(mut self, yes: bool) -> Self {

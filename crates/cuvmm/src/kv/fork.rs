@@ -18,7 +18,7 @@ impl KvCache {
     /// [`may_fork`](super::KvCacheBuilder::may_fork). Calls pressure hooks, and waits for memory up
     /// to the builder's [timeout](super::KvCacheBuilder::timeout), but not for work on the GPU.
     ///
-    /// Whole extents of the prefix, of at most 8 MiB or a sixteenth of the sequence when it was
+    /// Whole extents of the prefix, of at most 8 MiB or an eighth of the sequence when it was
     /// created, are mapped a second time as read-only: `cuMemMap` and `cuMemSetAccess` for each,
     /// about 25 us, and no memory. The rest of the prefix, less than an extent, is copied behind the
     /// home stream's work (`cuMemcpyDtoDAsync`). Both sequences can grow, be

@@ -696,11 +696,11 @@ fn eight_answers_to_a_prompt() {
     // Extents are small enough to be shared, whatever size was requested.
     let mut cache = builder.largest_extent(1 << 30).build().unwrap();
     let prompt = cache.create(4100).unwrap();
-    assert_eq!(pool.stats().mappings, 17);
+    assert_eq!(pool.stats().mappings, 9);
     let before = pool.calls();
     let answers: Vec<_> = (0..8).map(|_| cache.fork(prompt, 4100).unwrap()).collect();
     let calls = pool.calls().since(&before);
-    assert_eq!(calls.count(Call::MemMap), 8 * 17);
+    assert_eq!(calls.count(Call::MemMap), 8 * 9);
     assert_eq!(calls.count(Call::MemcpyDtoDAsync), 8);
     let stats = cache.stats();
     assert_eq!(stats.held, (512 << 20) + 9 * G);
@@ -719,7 +719,7 @@ fn eight_answers_to_a_prompt() {
 }
 
 #[test]
-fn a_fork_copies_less_than_a_sixteenth_of_a_long_prompt() {
+fn a_fork_copies_less_than_an_eighth_of_a_long_prompt() {
     let rig = common::model();
     let pool = pool(&rig, 1024);
     let tenant = pool.tenant("a").register().unwrap();
@@ -731,11 +731,12 @@ fn a_fork_copies_less_than_a_sixteenth_of_a_long_prompt() {
     };
     // Tokens of a prompt, the largest extent that was requested, and extents in granules.
     let cases = [
-        (1_024, None, 16, 4),
-        (2_032, None, 33, 4),
-        (2_048, None, 16, 8),
-        (4_096, None, 16, 16),
-        (6_144, None, 24, 16),
+        (512, None, 8, 4),
+        (1_024, None, 8, 8),
+        (2_032, None, 18, 8),
+        (2_048, None, 8, 16),
+        (4_096, None, 8, 32),
+        (6_144, None, 12, 32),
         (4_096, Some(4 * G), 64, 4),
     ];
     for (tokens, largest, mappings, each) in cases {
@@ -747,7 +748,7 @@ fn a_fork_copies_less_than_a_sixteenth_of_a_long_prompt() {
         let stats = cache.stats();
         assert_eq!(stats.shared, each * G, "{tokens}");
         assert_eq!(stats.held, tokens / 16 * G + (each - 1) * G, "{tokens}");
-        assert!(each * 16 <= (tokens / 16).max(64), "{tokens}");
+        assert!(each * 16 <= (tokens / 8).max(64), "{tokens}");
         // A fork grows in steps of its own length, not in the prompt's extents.
         cache.append(&[(fork, 17)]).unwrap();
         let held = cache.stats().held;

@@ -39,14 +39,15 @@ class Batching(GpuTest):
         # Prompts that begin as others do.
         cls.prompts = [*prompts, [*prompts[1][:32], 7, 8, 9], [*prompts[5][:48], 1, 2], prompts[8]]
 
-    def generate(self, num_blocks: int, **options) -> list[list[int]]:
+    def how(self, num_blocks: int, **options) -> dict:
         how = GenerationConfig(max_new_tokens=32, do_sample=False, eos_token_id=-1, pad_token_id=0)
         config = ContinuousBatchingConfig(
             block_size=16, num_blocks=num_blocks, max_batch_tokens=128, max_blocks_per_request=0, **options
         )
-        found = self.model.generate_batch(
-            self.prompts, generation_config=how, continuous_batching_config=config, progress_bar=False
-        )
+        return {"generation_config": how, "continuous_batching_config": config}
+
+    def generate(self, num_blocks: int, **options) -> list[list[int]]:
+        found = self.model.generate_batch(self.prompts, **self.how(num_blocks, **options), progress_bar=False)
         in_order = sorted(found.items(), key=lambda it: int(it[0].rpartition("_")[2]))
         return [output.generated_tokens for _, output in in_order]
 
@@ -69,6 +70,30 @@ class Batching(GpuTest):
 
     def test_two_batches_at_a_time(self):
         self.check(128, use_cuda_graph=False, use_async_batching=True)
+
+    def test_an_engine_without_requests_sleeps_and_those_that_come_wait(self):
+        import cuvmm
+        import cuvmm.torch.transformers as adapter
+
+        own = self.generate(128, use_cuda_graph=False)
+        manager = self.model.init_continuous_batching(**self.how(128, use_cuda_graph=False))
+        with adapter.paged(name="sleeper", extent=2 * MIB):
+            manager.warmup()
+        manager.start()
+        try:
+            for sleeps in (False, True):
+                if sleeps:
+                    cuvmm.sleep("sleeper")
+                names = [manager.add_request(prompt) for prompt in self.prompts]
+                if sleeps:
+                    self.assertIsNone(manager.get_result(timeout=0.5))
+                    cuvmm.wake("sleeper")
+                results = [manager.get_result(timeout=30) for _ in names]
+                found = {result.request_id: result.generated_tokens for result in results}
+                self.assertEqual([found[name] for name in names], own)
+        finally:
+            manager.stop(block=True, timeout=10, hard_stop=True)
+            manager.destroy()
 
     # Under `install` PyTorch has no `MemPool`, which transformers makes for graphs.
     @not_installed

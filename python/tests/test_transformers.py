@@ -7,6 +7,7 @@ from support import needs_stand_in, run
 #: Blocks of 1 MiB in extents of 2 MiB. The last two have memory always.
 SETUP = """
 import ctypes
+import threading
 import torch
 import cuvmm
 import cuvmm.torch.transformers as adapter
@@ -107,7 +108,6 @@ class Caches(unittest.TestCase):
             assert set(chat._block_manager._hash_to_id.values()) == set(left)
             # While its own blocks change hands it gives none.
             with chat._block_manager.turn:
-                import threading
                 found = []
                 thread = threading.Thread(target=lambda: found.append(code.allocate_blocks(4, "c", 0)))
                 thread.start()
@@ -115,6 +115,138 @@ class Caches(unittest.TestCase):
             assert found == [None]
             # Its own requests take its prefixes too.
             assert chat.allocate_blocks(4, "d", 0) == 4 and chat.kv.stats().in_use <= 4 + len(left)
+            """
+        )
+
+    def test_blocks_of_a_request_and_of_its_prefixes_change_hands_by_one_call(self):
+        case(
+            """
+            cuvmm.configure(limit="26MiB")
+            with adapter.paged(name="chat", extent="2MiB", timeout=0):
+                made = make(20)
+            calls = []
+            for name in ("try_back", "back", "release"):
+                def call(numbers, name=name, made=getattr(made.kv, name)):
+                    calls.append((name, list(numbers)))
+                    return made(numbers)
+                setattr(made.kv, name, call)
+            assert made.allocate_blocks(5, "a", 0) == 5 and made.allocate_blocks(4, "b", 0) == 4
+            made.free_blocks("a")
+            assert calls == [("try_back", [1, 2, 3, 4]), ("try_back", [5, 6, 7, 8]), ("release", [1, 2, 3, 4])]
+            # Prefixes keep their memory for the blocks that take their place.
+            made.mark_shareable_blocks_as_complete("b", 4)
+            made.free_blocks("b")
+            calls.clear()
+            assert made.get_num_free_blocks() == 20 and made.kv.stats().in_use == 4
+            other = cuvmm.empty(12 * MIB)
+            assert made.allocate_blocks(20, "c", 0) is None
+            assert not made._block_manager._init_block_ids and made.kv.stats().in_use == 0
+            assert made.get_num_free_blocks() < 20
+            calls.clear()
+            assert made.allocate_blocks(4, "d", 0) == 4
+            made.mark_shareable_blocks_as_complete("d", 4)
+            made.free_blocks("d")
+            del other
+            assert made.allocate_blocks(18, "e", 0) == 18
+            taken = [numbers for name, numbers in calls if name != "release"]
+            assert len(taken) == 2 and len(taken[0]) == 3 and len(taken[1]) == 16, calls
+            assert sorted(made.tables["e"]) == sorted(set(made.tables["e"])) and len(made.tables["e"]) == 18
+            made.free_blocks("e")
+            assert made.get_num_free_blocks() == 20
+            """
+        )
+
+    def test_requests_wait_while_their_cache_sleeps(self):
+        case(
+            """
+            with adapter.paged(name="chat", extent="2MiB"):
+                engine = continuous_api.processor(2, 100, torch.float16)
+            kv = engine.cache.kv
+            # An idle engine does not keep the cache awake.
+            assert not engine.prepare_next_batch()
+            cuvmm.sleep("chat", timeout=0)
+            engine.arrived.append(("a", 4))
+            assert not engine.prepare_next_batch() and engine.requests == {"a": 4} and not engine.cache.tables
+            try:
+                engine.warmup(lambda: None)
+            except cuvmm.Error as error:
+                assert "wake it first" in str(error), error
+            else:
+                raise AssertionError("not refused")
+            cuvmm.wake("chat")
+            # From the choice of a batch until its tokens are there, the cache stays awake.
+            assert engine.prepare_next_batch() and engine.cache.tables == {"a": [0, 1, 2, 3]}
+            try:
+                cuvmm.sleep("chat", timeout=0)
+            except cuvmm.Error as error:
+                assert "end its steps" in str(error), error
+            else:
+                raise AssertionError("not refused")
+            engine.update_batch()
+            assert kv.stats().in_use == 0
+            # An engine that is stopped gives its blocks back, which are released when the cache is awake.
+            engine.arrived.append(("b", 4))
+            assert engine.prepare_next_batch()
+            engine._step.close()
+            cuvmm.sleep("chat", timeout=0)
+            engine.fail_all_requests(None)
+            assert kv.stats().in_use == 3 and engine.cache.get_num_free_blocks() == 100
+            cuvmm.wake("chat")
+            assert engine.cache.allocate_blocks(2, "c", 0) == 2
+            assert kv.stats().in_use == 1 and engine.cache.get_num_free_blocks() == 98
+            # One that fails ends its step.
+            engine.requests["d"] = 10 ** 6
+            try:
+                engine.prepare_next_batch()
+            except RuntimeError:
+                pass
+            else:
+                raise AssertionError("not refused")
+            cuvmm.sleep("chat", timeout=0)
+            """
+        )
+
+    def test_a_warm_up_of_all_blocks_waits_for_no_memory(self):
+        case(
+            """
+            captured = []
+            cuvmm.configure(limit="24MiB")
+            with adapter.paged(name="chat", extent="2MiB", timeout=1e6):
+                engine = continuous_api.processor(2, 16, torch.float16)
+                engine.warmup(lambda: captured.append("some"))
+                assert captured == ["some"] and engine.cache.kv.stats().in_use == 0
+                engine = continuous_api.processor(2, 1000, torch.float16)
+                engine.warmup(lambda: captured.append("many"))
+                assert captured == ["some"] and engine.cache.get_num_free_blocks() == 1000
+            """
+        )
+
+    def test_another_transformers_is_refused(self):
+        case(
+            """
+            import importlib
+            from transformers.generation.continuous_batching import cache_manager
+            kept = cache_manager.BlockManager.free_blocks
+            cache_manager.BlockManager.free_blocks = lambda self, blocks: None
+            try:
+                importlib.reload(adapter)
+            except ImportError as error:
+                assert "5.17" in str(error) and "BlockManager.free_blocks" in str(error), error
+            else:
+                raise AssertionError("not refused")
+            cache_manager.BlockManager.free_blocks = kept
+            importlib.reload(adapter)
+            for place, name, said in ((cache_manager.BlockManager, "get_free_blocks", "BlockManager.get_free_blocks"),
+                                      (continuous_api, "ContinuousBatchProcessor", "5.17.0, which is installed")):
+                kept = getattr(place, name)
+                delattr(place, name)
+                try:
+                    importlib.reload(adapter)
+                except ImportError as error:
+                    assert said in str(error), error
+                else:
+                    raise AssertionError("not refused")
+                setattr(place, name, kept)
             """
         )
 
@@ -128,8 +260,26 @@ class Caches(unittest.TestCase):
                 assert make().kv.name == "chat"
             assert continuous_api.PagedAttentionCache is cache.PagedAttentionCache
             adapter.install(name="all", extent="2MiB")
+            for bad in (-1, None):
+                try:
+                    with adapter.paged(name="code", timeout=bad):
+                        raise AssertionError("not refused")
+                except (TypeError, ValueError):
+                    pass
+            refused = []
+            def other():
+                try:
+                    with adapter.paged():
+                        pass
+                except cuvmm.Error as error:
+                    refused.append(str(error))
             with adapter.paged(name="code", extent="2MiB"):
-                pass
+                thread = threading.Thread(target=other)
+                thread.start()
+                thread.join()
+            assert len(refused) == 1 and "another thread" in refused[0], refused
+            other()
+            assert len(refused) == 1
             assert make().kv.name == "all"
             adapter.uninstall()
             assert continuous_api.PagedAttentionCache is cache.PagedAttentionCache

@@ -6,12 +6,14 @@
 
 The cache of each manager that is made from then on has the addresses of `num_blocks` blocks, which may be more than
 the device has memory for, and memory under those that requests and prefixes use. Several models, in one process or in
-many with a ledger, share the device's memory as they need it. Made for transformers 5.17.
+many with a ledger, share the device's memory as they need it. Made for transformers 5.17; others are refused where
+their continuous batching differs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import time
 import weakref
@@ -20,13 +22,27 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import transformers as _transformers
+
+_REFUSED = (
+    "cuvmm.torch.transformers is made for the continuous batching of transformers 5.17, which differs from that of"
+    f" {_transformers.__version__}, which is installed"
+)
 
 try:
     from transformers.generation.continuous_batching import cache as _cache
     from transformers.generation.continuous_batching import cache_manager as _cache_manager
     from transformers.generation.continuous_batching import continuous_api as _api
-except ImportError as error:
-    raise ImportError("cuvmm.torch.transformers needs a transformers with continuous batching, such as 5.17") from error
+
+    #: transformers' classes, by the module and the name under which they are used.
+    _originals = {
+        (_api, "PagedAttentionCache"): _cache.PagedAttentionCache,
+        (_api, "ContinuousBatchProcessor"): _api.ContinuousBatchProcessor,
+        (_cache, "PagedAttentionMemoryHandler"): _cache.PagedAttentionMemoryHandler,
+    }
+    _OwnBlockManager = _cache_manager.BlockManager
+except (AttributeError, ImportError) as error:
+    raise ImportError(_REFUSED) from error
 
 from .._errors import Error, OutOfMemoryError
 from .._sleeping import seconds_of
@@ -35,12 +51,45 @@ from ._paged import LayerGroup, PagedKv, paged_kv
 
 __all__ = ["install", "paged", "uninstall"]
 
-#: transformers' classes, by the module and the name under which they are used.
-_originals = {
-    (_api, "PagedAttentionCache"): _cache.PagedAttentionCache,
-    (_api, "ContinuousBatchProcessor"): _api.ContinuousBatchProcessor,
-    (_cache, "PagedAttentionMemoryHandler"): _cache.PagedAttentionMemoryHandler,
+#: The methods that are replaced or called, with the names of their arguments.
+_METHODS = {
+    _cache.PagedAttentionCache: {
+        "__init__": "config continuous_batching_config device distributed_helper tp_plan dtype",
+        "allocate_blocks": "n_blocks request_id allocated_blocks",
+        "blocks_needed": "num_requested_blocks allocated_blocks",
+        "free_blocks": "request_id",
+        "fork_request": "source_request_id destination_request_ids",
+        "compute_max_num_forks": "source_request_id",
+        "search_prefix_match": "request_id prompt_ids",
+        "mark_shareable_blocks_as_complete": "state num_complete_blocks",
+    },
+    _OwnBlockManager: {
+        "__init__": "num_blocks block_size tp_on",
+        "get_free_blocks": "n_blocks last_block_id shareable group_id",
+        "has_enough_free_blocks": "n_blocks",
+        "free_blocks": "blocks shareable",
+    },
+    _api.ContinuousBatchProcessor: {
+        "prepare_next_batch": "",
+        "update_batch": "",
+        "fail_all_requests": "error",
+        "has_pending_requests": "",
+        "warmup": "model",
+        "_update_tp_group_state": "",
+    },
+    _cache.PagedAttentionMemoryHandler: {"compute_memory_footprint": "max_batch_tokens num_blocks"},
 }
+
+
+def _arguments_of(method: Any) -> list[str] | None:
+    return None if method is None else list(inspect.signature(method).parameters)
+
+
+for _of, _methods in _METHODS.items():
+    for _method, _arguments in _methods.items():
+        if _arguments_of(getattr(_of, _method, None)) != ["self", *_arguments.split()]:
+            raise ImportError(f"{_REFUSED}: {_of.__name__}.{_method} is not as it was")
+
 #: The seconds between two looks for memory that other models have.
 _PAUSE = 0.01
 #: Of the requests that find too little memory in a row, each of this number asks others for theirs.
@@ -55,6 +104,8 @@ class _Options(NamedTuple):
 
 #: What `install` was given, for the next cache.
 _options = _Options()
+#: The thread that is inside of `paged`, once for each time.
+_inside: list[int] = []
 
 
 class _Free:
@@ -64,17 +115,27 @@ class _Free:
     def __init__(self, kv: PagedKv, blocks: int) -> None:
         self._kv, self._numbers = kv, FreeNumbers(blocks, (0,))
         self._ready: deque[int] = deque((0,))
+        #: How many there are.
+        self.count = blocks
+        #: Blocks that are given back together, while `together` is entered.
+        self._given: list[int] | None = None
+        #: Blocks that were given back while the cache slept, which it releases later.
+        self._late: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._numbers) + len(self._ready)
+        return self.count
 
     def back(self, count: int, asks: bool = True) -> bool:
         """Backs the next `count` blocks. Returns False, with nothing changed, if memory is short.
 
         asks: others are asked for memory, and may be waited for.
         """
+        missing = count - len(self._ready)
+        if missing <= 0:
+            return True
+        self._release([])
         # A hook that is called meanwhile gives further numbers back.
-        numbers = self._numbers.popleft_n(max(0, count - len(self._ready)))
+        numbers = self._numbers.popleft_n(missing)
         backed = False
         try:
             backed = self._kv.try_back(numbers)
@@ -87,23 +148,60 @@ class _Free:
             (self._ready.extend if backed else self._numbers.append_n)(numbers)
         return backed
 
+    def can_back(self, count: int) -> bool:
+        """Returns True if `back` would find memory for `count` blocks now, without asking others."""
+        return self._kv.can_allocate(max(0, count - len(self._ready)))
+
     def popleft(self) -> int:
-        if not self.back(1):
+        if not self._ready and not self.back(1):
             raise OutOfMemoryError("there is no memory for a block of the paged cache")
+        self.count -= 1
         return self._ready.popleft()
 
     def append(self, number: int) -> None:
-        self.extend((number,))
+        if self._given is None:
+            self.extend((number,))
+        else:
+            self._given.append(number)
+            self.count += 1
 
     def extend(self, numbers: Iterable[int]) -> None:
-        given, numbers = list(numbers), []
-        for number in given:
-            (numbers if number else self._ready).append(number)
-        self._kv.release(numbers)
-        self._numbers.append_n(numbers)
+        numbers = list(numbers)
+        self._give_back(numbers)
+        self.count += len(numbers)
+
+    def _give_back(self, numbers: list[int]) -> None:
+        self._ready.extend(number for number in numbers if not number)
+        self._release([number for number in numbers if number])
+
+    def _release(self, numbers: list[int]) -> None:
+        self._late += numbers
+        # An engine that is stopped gives its blocks back, also while the cache sleeps.
+        if self._late and self._kv.can_allocate(0):
+            self._kv.release(self._late)
+            self._numbers.append_n(self._late)
+            self._late = []
+
+    def give_up_ready(self) -> None:
+        """Gives the memory of the blocks back that were to be given out next."""
+        numbers, self._ready = list(self._ready), deque()
+        self._give_back(numbers)
+
+    @contextlib.contextmanager
+    def together(self, stay_backed: bool = False) -> Iterator[None]:
+        """Gives the blocks that are appended inside back by one call.
+
+        stay_backed: they keep their memory instead, and are given out next.
+        """
+        self._given = given = []
+        try:
+            yield
+        finally:
+            self._given = None
+            (self._ready.extend if stay_backed else self._give_back)(given)
 
 
-class _BlockManager(_cache_manager.BlockManager):
+class _BlockManager(_OwnBlockManager):
     """Backs blocks before they are given out, and evicts prefixes when memory is short."""
 
     def __init__(self, kv: PagedKv, num_blocks: int, block_size: int, tp_on: bool) -> None:
@@ -120,7 +218,8 @@ class _BlockManager(_cache_manager.BlockManager):
     @property
     def num_free_blocks(self) -> int:
         """The blocks that can be given out, as far as memory is known to be short."""
-        free = super().num_free_blocks
+        # A scheduler asks for each request in each step.
+        free = self._uninit_block_ids.count + len(self._init_block_ids)
         return free if self._left is None else min(free, self._left)
 
     def back(self, count: int) -> bool:
@@ -129,9 +228,15 @@ class _BlockManager(_cache_manager.BlockManager):
             return False
         # Others are waited for, and garbage is collected: that is too much for each step of a scheduler.
         backed = self._uninit_block_ids.back(count, asks=self._refused % _ASKS == 0)
+        if not backed:
+            self._uninit_block_ids.give_up_ready()
         self._refused = 0 if backed else self._refused + 1
         self._left = None if backed else self._can_have(count)
         return backed
+
+    def has_memory_for(self, count: int) -> bool:
+        """Returns True if there is memory for `count` blocks now, that of prefixes included."""
+        return self._uninit_block_ids.can_back(count - len(self._init_block_ids))
 
     def _can_have(self, count: int) -> int:
         """Returns how many of `count` blocks, one at least too many, can have memory."""
@@ -152,11 +257,23 @@ class _BlockManager(_cache_manager.BlockManager):
     def freed(self, before: int) -> None:
         """Counts blocks that were freed since `before` were free, for a while in which memory is short."""
         if self._left is not None:
-            self._left += max(0, super().num_free_blocks - before)
+            self._left += max(0, self.all_free() - before)
 
     def all_free(self) -> int:
         """Returns the blocks that no request has, with memory or not."""
-        return super().num_free_blocks
+        return len(self._uninit_block_ids) + len(self._init_block_ids)
+
+    def has_enough_free_blocks(self, n_blocks: int) -> bool:
+        """Returns True if that many blocks have no contents. The contents of prefixes go for it, not their memory."""
+        if len(self._uninit_block_ids) >= n_blocks:
+            return True
+        with self._uninit_block_ids.together(stay_backed=True):
+            enough: bool = super().has_enough_free_blocks(n_blocks)
+        return enough
+
+    def free_blocks(self, blocks: list[int], shareable: bool) -> None:
+        with self._uninit_block_ids.together():
+            super().free_blocks(blocks, shareable)
 
     def evict(self, missing: int) -> None:
         """Gives up prefixes that no request uses."""
@@ -219,9 +336,13 @@ class _Cache(_cache.PagedAttentionCache):
 
     def allocate_blocks(self, n_blocks: int, request_id: str, allocated_blocks: int) -> int | None:
         manager, until = self._block_manager, time.monotonic() + self._timeout
+        # A warm-up has all blocks. Nothing is waited for or evicted for it: without memory, graphs are captured later.
+        needed = self.blocks_needed(n_blocks, allocated_blocks)
+        if request_id.startswith("__warmup_") and not manager.has_memory_for(needed):
+            return None
         while True:
             with manager.turn:
-                if manager.back(self.blocks_needed(n_blocks, allocated_blocks)):
+                if manager.back(needed):
                     return super().allocate_blocks(n_blocks, request_id, allocated_blocks)
                 # Requests of this model give memory back by themselves.
                 if manager.all_free() < self.num_blocks or time.monotonic() >= until:
@@ -268,13 +389,54 @@ def _evicting(cache: weakref.ref[_Cache]) -> Any:
 
 
 class _Processor(_api.ContinuousBatchProcessor):
-    """transformers' processor, whose stream the cache's memory waits for."""
+    """transformers' processor, whose stream the cache's memory waits for, and whose batches wait while that sleeps."""
 
     def __init__(self, cache: Any, *arguments: Any, **named: Any) -> None:
+        #: The step of the cache that is being prepared, in which the cache does not fall asleep.
+        self._step = contextlib.ExitStack()
         super().__init__(cache, *arguments, **named)
+        self._kv: PagedKv | None = cache.kv if isinstance(cache, _Cache) else None
         stream = self.inputs_and_outputs.compute_stream
-        if isinstance(cache, _Cache) and stream is not None:
-            cache.kv.record_use(stream)
+        if self._kv is not None and stream is not None:
+            self._kv.record_use(stream)
+
+    def _begins(self) -> bool:
+        """Begins a step in place of the last one. Returns False, without a step, if the cache sleeps."""
+        self._step.close()
+        # A step that begins while the cache falls asleep keeps it awake.
+        if self._kv is not None and self._kv.can_allocate(0):
+            self._step.enter_context(self._kv.step())
+            if self._kv.can_allocate(0):
+                return True
+            self._step.close()
+        return self._kv is None
+
+    def prepare_next_batch(self) -> bool:
+        """Prepares a batch in a step that `update_batch` ends. Requests wait while the cache sleeps."""
+        # Without requests there is no step, so that an idle engine does not keep the cache awake.
+        if self._kv is not None and (self._update_tp_group_state() or not self.has_pending_requests()):
+            return False
+        prepared = False
+        try:
+            prepared = self._begins() and super().prepare_next_batch()
+        finally:
+            if not prepared:
+                self._step.close()
+        return prepared
+
+    def update_batch(self) -> None:
+        with self._step:
+            super().update_batch()
+
+    def fail_all_requests(self, error: Exception) -> None:
+        self._step.close()
+        super().fail_all_requests(error)
+
+    def warmup(self, model: Any) -> None:
+        if not self._begins():
+            raise Error("the engine's paged cache sleeps: wake it first")
+        with self._step:
+            super().warmup(model)
 
 
 class _MemoryHandler(_cache.PagedAttentionMemoryHandler):
@@ -327,12 +489,20 @@ def paged(*, name: str = "paged", extent: int | str | None = None, timeout: floa
 
     >>> with cuvmm.torch.transformers.paged(name="chat"):  # doctest: +SKIP
     ...     model.generate_batch(prompts)
+
+    Raises `cuvmm.Error` while another thread is inside: the names that transformers has its caches by are those of the
+    process. Managers that were started inside serve requests at the same time, each over a cache of its own.
     """
     global _options
+    thread = threading.get_ident()
+    if _inside[:1] not in ([], [thread]):
+        raise Error("another thread is making a manager with `paged`: make one after the other, or call `install`")
     options, classes = _options, [getattr(module, attribute) for module, attribute in _originals]
-    install(name=name, extent=extent, timeout=timeout)
+    _inside.append(thread)
     try:
+        install(name=name, extent=extent, timeout=timeout)
         yield
     finally:
+        _inside.pop()
         _options = options
         _use(classes)

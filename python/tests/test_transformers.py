@@ -163,7 +163,8 @@ class Caches(unittest.TestCase):
                 engine = continuous_api.processor(2, 100, torch.float16)
             kv = engine.cache.kv
             # An idle engine does not keep the cache awake.
-            assert not engine.prepare_next_batch()
+            engine.cancelled.append("gone")
+            assert not engine.prepare_next_batch() and not engine.cancelled
             cuvmm.sleep("chat", timeout=0)
             engine.arrived.append(("a", 4))
             assert not engine.prepare_next_batch() and engine.requests == {"a": 4} and not engine.cache.tables

@@ -413,9 +413,13 @@ class _Processor(_api.ContinuousBatchProcessor):
 
     def prepare_next_batch(self) -> bool:
         """Prepares a batch in a step that `update_batch` ends. Requests wait while the cache sleeps."""
-        # Without requests there is no step, so that an idle engine does not keep the cache awake.
-        if self._kv is not None and (self._update_tp_group_state() or not self.has_pending_requests()):
-            return False
+        if self._kv is not None:
+            if self._update_tp_group_state():
+                return False
+            # Without requests there is no step, so that an idle engine does not keep the cache awake.
+            if not self.has_pending_requests():
+                self.scheduler.clear_cancelled_requests()
+                return False
         prepared = False
         try:
             prepared = self._begins() and super().prepare_next_batch()

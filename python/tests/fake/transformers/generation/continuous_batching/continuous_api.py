@@ -9,7 +9,8 @@ class ContinuousBatchProcessor:
     def __init__(self, cache, stream, cb_config):
         self.cache, self.cb_config = cache, cb_config
         self.inputs_and_outputs = SimpleNamespace(compute_stream=stream)
-        self.arrived, self.requests = [], {}
+        self.arrived, self.cancelled, self.requests = [], [], {}
+        self.scheduler = SimpleNamespace(clear_cancelled_requests=self.cancelled.clear)
 
     def _update_tp_group_state(self):
         for name, blocks in self.arrived:

@@ -10,7 +10,9 @@ keys and values with 128 elements, 2.3 GB in bf16. In one process two managers s
 the same blocks and get the same prompts, whose lengths are those of each run and whose tokens are new in each pair.
 They take turns: a run of each that does not count, then `--pairs` pairs, of which each second one begins with the paged
 cache. The tokens of both must be equal. A run is timed from the first request until the last one has ended; garbage is
-collected before. It is named by its load, its mode, and the tokens of a block:
+collected before. As all runs have the same batches, the time of each batch is taken too, and its median over the runs:
+their sum has less of what a shared machine does meanwhile. A run is named by its load, its mode, and the tokens of a
+block:
 
 | load | requests | prompt | generated | blocks |
 |---|---|---|---|---|
@@ -45,7 +47,7 @@ import statistics
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 #: The calls of a cache in each step, for a new block and for an ended request; and those of the library in them.
 CACHE_CALLS = (
@@ -100,6 +102,16 @@ def requests_of(load: Load, pair: int, vocabulary: int) -> list[Request]:
     sizes = [(2 * load.batch_tokens, load.generated[0])]
     sizes += [(lengths.randint(*load.prompt), lengths.randint(*load.generated)) for _ in range(load.requests)]
     return [(tokens.choices(range(3, vocabulary), k=prompt), generated) for prompt, generated in sizes]
+
+
+class Run(NamedTuple):
+    """One run of an engine."""
+
+    seconds: float
+    #: The tokens of each request.
+    tokens: list[list[int]]
+    #: The seconds of each batch, from one batch's tokens to those of the next.
+    batches: list[float]
 
 
 @dataclasses.dataclass
@@ -185,42 +197,54 @@ class Engine:
         self.cache = self.manager.batch_processor.cache
         self.manager.start()
 
-    def run(self, requests: list[Request], pair: int) -> tuple[float, list[list[int]]]:
-        """Serves requests, and returns the seconds and the tokens of each."""
+    def run(self, requests: list[Request], pair: int, ended: Any = None) -> Run:
+        """Serves requests. After each batch, `ended` is called with its number on the engine's thread."""
         names = [f"{pair}-{number}" for number in range(len(requests))]
         found: dict[str, list[int]] = {}
-        begun = time.perf_counter()
-        for name, (prompt, generated) in zip(names, requests, strict=True):
-            self.manager.add_request(prompt, request_id=name, max_new_tokens=generated)
-        while len(found) < len(names):
-            result = self.manager.get_result(timeout=PATIENCE)
-            if result is None:
-                raise RuntimeError(f"no result: {self.manager.background_thread_status.fatal_error!r}")
-            if result.error is not None:
-                raise RuntimeError(f"request {result.request_id} failed: {result.error}")
-            if result.is_finished():
-                found[result.request_id] = result.generated_tokens
-        return time.perf_counter() - begun, [found[name] for name in names]
+        processor, times = self.manager.batch_processor, [0.0]
+        update = processor.update_batch
+
+        def updated() -> None:
+            # Before the last result comes, so that all times are there by then.
+            times.append(time.perf_counter())
+            update()
+            if ended is not None:
+                ended(len(times) - 2)
+
+        processor.update_batch = updated
+        try:
+            begun = times[0] = time.perf_counter()
+            for name, (prompt, generated) in zip(names, requests, strict=True):
+                self.manager.add_request(prompt, request_id=name, max_new_tokens=generated)
+            while len(found) < len(names):
+                result = self.manager.get_result(timeout=PATIENCE)
+                if result is None:
+                    raise RuntimeError(f"no result: {self.manager.background_thread_status.fatal_error!r}")
+                if result.error is not None:
+                    raise RuntimeError(f"request {result.request_id} failed: {result.error}")
+                if result.is_finished():
+                    found[result.request_id] = result.generated_tokens
+            seconds = time.perf_counter() - begun
+        finally:
+            del processor.update_batch
+        batches = [after - before for before, after in zip(times, times[1:], strict=False)]
+        return Run(seconds, [found[name] for name in names], batches)
 
     def counted(self, requests: list[Request], pair: int) -> Counts:
         """Serves requests with counters around the calls of the cache."""
         counts, kv = Counts(), getattr(self.cache, "kv", None)
-        processor, places = self.manager.batch_processor, [(self.cache, CACHE_CALLS)]
+        places = [(self.cache, CACHE_CALLS)]
         places += [(kv, LIBRARY_CALLS)] if kv is not None else []
-        steps, update = iter(range(sys.maxsize)), processor.update_batch
 
-        def updated() -> None:
-            update()
-            if next(steps) % SAMPLED == 0:
+        def ended(batch: int) -> None:
+            if batch % SAMPLED == 0:
                 counts.samples.append(self.memory())
 
         for place, names in places:
             counts.watch(place, names)
-        processor.update_batch = updated
         try:
-            counts.seconds = self.run(requests, pair)[0]
+            counts.seconds = self.run(requests, pair, ended).seconds
         finally:
-            del processor.update_batch
             for place, names in places:
                 for name in names:
                     delattr(place, name)
@@ -249,10 +273,19 @@ def spread(figures: list[float]) -> dict[str, float]:
     return {"low": low, "median": middle, "high": high}
 
 
-def summary(seconds: list[tuple[float, float]], tokens: int, counts: tuple[Counts, Counts]) -> dict[str, Any]:
-    """Sums up pairs of runs over transformers' cache and a paged one, in which `tokens` were generated each."""
-    own, paged = ([tokens / pair[of] for pair in seconds] for of in range(2))
+def of_batches(runs: list[Run]) -> float | None:
+    """Returns the sum of the median time of each batch. None if not all runs have the same batches."""
+    if len({len(run.batches) for run in runs}) != 1:
+        return None
+    return sum(map(statistics.median, zip(*(run.batches for run in runs), strict=True)))
+
+
+def summary(pairs: list[tuple[Run, Run]], counts: tuple[Counts, Counts]) -> dict[str, Any]:
+    """Sums up pairs of runs over transformers' cache and a paged one."""
+    tokens = sum(map(len, pairs[0][0].tokens))
+    own, paged = ([tokens / pair[of].seconds for pair in pairs] for of in range(2))
     ratios = [its / theirs for theirs, its in zip(own, paged, strict=True)]
+    batches = [of_batches([pair[of] for pair in pairs]) for of in range(2)]
     return {
         "tokens": tokens,
         "own_tokens_per_s": own,
@@ -262,6 +295,9 @@ def summary(seconds: list[tuple[float, float]], tokens: int, counts: tuple[Count
         "ratio": statistics.median(paged) / statistics.median(own),
         "least_ratio": min(ratios),
         "greatest_ratio": max(ratios),
+        "batches": [len(pairs[0][of].batches) for of in range(2)],
+        "seconds_of_batches": batches,
+        "ratio_of_batches": batches[0] / batches[1] if None not in batches else None,
         "own_share": counts[0].share(CACHE_CALLS),
         "paged_share": counts[1].share(CACHE_CALLS),
         "library_share": counts[1].share(LIBRARY_CALLS),
@@ -275,30 +311,29 @@ def summary(seconds: list[tuple[float, float]], tokens: int, counts: tuple[Count
 
 def compare(engines: tuple[Any, Any], load: Load, pairs: int, vocabulary: int) -> dict[str, Any]:
     """Compares two engines in alternating pairs. The first one has transformers' cache."""
-    seconds, wrong, tokens = [], 0, 0
+    runs: list[tuple[Run, Run]] = []
     for pair in range(pairs + 1):
         requests = requests_of(load, pair, vocabulary)
-        found = [None, None]
+        found = {}
         for of in (0, 1) if pair % 2 == 0 else (1, 0):
             gc.collect()
             found[of] = engines[of].run(requests, pair)
-        (own, theirs), (paged, its) = found
-        wrong += sum(a != b for a, b in zip(theirs, its, strict=True))
-        tokens = sum(len(one) for one in theirs)
+        runs.append((found[0], found[1]))
+        own, paged = found[0].seconds, found[1].seconds
         print(f"# {load.name}, pair {pair}: {own:.3f} s, paged {paged:.3f} s, {own / paged:.3f}", flush=True)
-        if pair:
-            seconds.append((own, paged))
+    wrong = sum(a != b for own, paged in runs for a, b in zip(own.tokens, paged.tokens, strict=True))
     requests = requests_of(load, pairs + 1, vocabulary)
     counts = tuple(engine.counted(requests, pairs + 1) for engine in engines)
-    return {**summary(seconds, tokens, counts), "requests": len(requests), "pairs": pairs, "wrong": wrong}
+    return {**summary(runs[1:], counts), "requests": len(requests), "pairs": pairs, "wrong": wrong}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| load | mode | block | own tokens/s (quartiles) | paged tokens/s (quartiles) | ratio | least | greatest"
+        " | ratio of batches"
         " | % of time in cache calls, own | paged | in the library | calls of back | of release | held/live, own | paged"
         " | wrong |",
-        "|" + "---|" * 16,
+        "|" + "---|" * 17,
     ]
     for row in rows:
         own, paged = (
@@ -306,7 +341,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         lines.append(
             f"| {row['load']} | {row['mode']} | {row['block_size']} | {own} | {paged} | {row['ratio']:.3f}"
-            f" | {row['least_ratio']:.3f} | {row['greatest_ratio']:.3f} | {row['own_share'] * 100:.2f}"
+            f" | {row['least_ratio']:.3f} | {row['greatest_ratio']:.3f}"
+            f" | {row['ratio_of_batches'] or float('nan'):.3f} | {row['own_share'] * 100:.2f}"
             f" | {row['paged_share'] * 100:.2f} | {row['library_share'] * 100:.2f} | {row['back_calls']}"
             f" | {row['release_calls']} | {row['own_held_over_live']:.2f} | {row['paged_held_over_live']:.2f}"
             f" | {row['wrong']} |"

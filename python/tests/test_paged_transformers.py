@@ -12,21 +12,27 @@ from support import HERE
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "bench"))
 
 import paged_transformers
-from paged_transformers import LOADS, Counts, Engine
+from paged_transformers import LOADS, Counts, Engine, Run
 
 
 class Played:
     """An engine whose runs take given times."""
 
-    def __init__(self, name, log, seconds, wrong_in=()):
-        self.name, self.log, self.seconds, self.wrong_in = name, log, seconds, wrong_in
+    def __init__(self, name, log, seconds, wrong_in=(), short_in=()):
+        self.name, self.log, self.seconds, self.wrong_in, self.short_in = (
+            name,
+            log,
+            seconds,
+            wrong_in,
+            short_in,
+        )
 
     def run(self, requests, pair):
         self.log.append((self.name, pair))
         tokens = [[prompt[0]] * generated for prompt, generated in requests]
         if pair in self.wrong_in:
             tokens[3] = tokens[3][:-1] + [0]
-        return self.seconds[pair], tokens
+        return Run(self.seconds[pair], tokens, [0.5, self.seconds[pair] - 0.5][: 2 - (pair in self.short_in)])
 
     def counted(self, requests, pair):
         self.log.append((self.name, "counted"))
@@ -75,11 +81,26 @@ class Turns(unittest.TestCase):
         self.assertEqual(row["paged_tokens_per_s"], [tokens / 4, tokens / 4, tokens])
         self.assertEqual((row["ratio"], row["least_ratio"], row["greatest_ratio"]), (0.5, 0.5, 2.0))
         self.assertEqual(row["own"], {"low": 3 * tokens / 8, "median": tokens / 2, "high": tokens / 2})
+        # Batches of 0.5 and 1.5 s over one cache, of 0.5 and 3.5 s over the other one.
+        self.assertEqual((row["seconds_of_batches"], row["ratio_of_batches"]), ([2.0, 4.0], 0.5))
         self.assertEqual((row["wrong"], row["pairs"], row["requests"]), (2, 3, 385))
         self.assertEqual((row["paged_share"], row["library_share"]), (0.25, 0.05))
         self.assertEqual((row["back_calls"], row["release_calls"], row["paged_held_over_live"]), (0, 3, 1.5))
         table = paged_transformers.table([{"load": "churn", "mode": "eager", "block_size": 16, **row}])
-        self.assertIn(" | 0.500 | 0.500 | 2.000 | 25.00 | 25.00 | 5.00 | 0 | 3 | 1.50 | 1.50 | 2 |", table)
+        self.assertIn(
+            " | 0.500 | 0.500 | 2.000 | 0.500 | 25.00 | 25.00 | 5.00 | 0 | 3 | 1.50 | 1.50 | 2 |", table
+        )
+
+    def test_runs_with_other_batches_have_no_figure_of_batches(self):
+        engines = [
+            Played(name, [], [1.0] * 3, short_in=short) for name, short in (("own", ()), ("paged", (2,)))
+        ]
+        with contextlib.redirect_stdout(io.StringIO()):
+            row = paged_transformers.compare(tuple(engines), LOADS["churn"], 2, 1000)
+        self.assertEqual((row["seconds_of_batches"], row["ratio_of_batches"]), ([1.0, None], None))
+        self.assertIn(
+            " | nan | ", paged_transformers.table([{"load": "", "mode": "", "block_size": 1, **row}])
+        )
 
     def test_options_that_do_not_fit_are_refused(self):
         for arguments in (
@@ -125,18 +146,18 @@ class Counting(unittest.TestCase):
         processor = type("Processor", (), {"update_batch": lambda _: updated.append(1)})()
         engine.manager = SimpleNamespace(batch_processor=processor)
 
-        def run(requests, pair):
+        def add_request(prompt, request_id, max_new_tokens):
             for _ in range(5):
                 processor.update_batch()
             engine.cache.allocate_blocks()
             with self.assertRaises(KeyError):
                 engine.cache.free_blocks()
-            return 4.0, []
 
-        engine.run = run
-        counts = engine.counted([], 0)
-        self.assertEqual((len(updated), counts.seconds), (5, 4.0))
-        # Steps 0 and 4: requests have 3 blocks, and all of them and two for padding are held.
+        result = SimpleNamespace(error=None, request_id="7-0", is_finished=lambda: True, generated_tokens=[4])
+        engine.manager.add_request, engine.manager.get_result = add_request, lambda timeout: result
+        counts = engine.counted([([1, 2], 1)], 7)
+        self.assertEqual(len(updated), 5)
+        # Batches 0 and 4: requests have 3 blocks, and all of them and two for padding are held.
         self.assertEqual(counts.samples, [(12, 48)] * 2)
         self.assertEqual(
             [counts.number(name) for name in ("allocate_blocks", "free_blocks", "back")], [1, 1, 0]
@@ -145,6 +166,9 @@ class Counting(unittest.TestCase):
         self.assertEqual(counts.calls["get_num_free_blocks"], [1, 0.0])
         self.assertEqual([*vars(engine.cache)], [*vars(Cache())])
         self.assertEqual(vars(processor), {})
+        run = engine.run([([1, 2], 1)], 7)
+        self.assertEqual((run.tokens, len(run.batches), vars(processor)), ([[4]], 5, {}))
+        self.assertLessEqual(sum(run.batches), run.seconds)
 
 
 if __name__ == "__main__":

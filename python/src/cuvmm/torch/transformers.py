@@ -272,7 +272,11 @@ class _BlockManager(_OwnBlockManager):
         return enough
 
     def free_blocks(self, blocks: list[int], shareable: bool) -> None:
-        with self._uninit_block_ids.together():
+        if shareable:
+            with self._uninit_block_ids.together():
+                super().free_blocks(blocks, shareable)
+        else:
+            # They are given back together as it is.
             super().free_blocks(blocks, shareable)
 
     def evict(self, missing: int) -> None:
@@ -335,7 +339,7 @@ class _Cache(_cache.PagedAttentionCache):
         return rows
 
     def allocate_blocks(self, n_blocks: int, request_id: str, allocated_blocks: int) -> int | None:
-        manager, until = self._block_manager, time.monotonic() + self._timeout
+        manager, until = self._block_manager, None
         # A warm-up has all blocks. Nothing is waited for or evicted for it: without memory, graphs are captured later.
         needed = self.blocks_needed(n_blocks, allocated_blocks)
         if request_id.startswith("__warmup_") and not manager.has_memory_for(needed):
@@ -344,6 +348,7 @@ class _Cache(_cache.PagedAttentionCache):
             with manager.turn:
                 if manager.back(needed):
                     return super().allocate_blocks(n_blocks, request_id, allocated_blocks)
+                until = until or time.monotonic() + self._timeout
                 # Requests of this model give memory back by themselves.
                 if manager.all_free() < self.num_blocks or time.monotonic() >= until:
                     return None

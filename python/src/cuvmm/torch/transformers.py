@@ -175,11 +175,18 @@ class _Free:
         self._release([number for number in numbers if number])
 
     def _release(self, numbers: list[int]) -> None:
-        self._late += numbers
-        # An engine that is stopped gives its blocks back, also while the cache sleeps.
-        if self._late and self._kv.can_allocate(0):
-            self._kv.release(self._late)
-            self._numbers.append_n(self._late)
+        numbers = self._late + numbers
+        if not numbers:
+            return
+        try:
+            self._kv.release(numbers)
+        except Error:
+            # An engine that is stopped gives its blocks back, also while the cache sleeps.
+            if self._kv.can_allocate(0):
+                raise
+            self._late = numbers
+        else:
+            self._numbers.append_n(numbers)
             self._late = []
 
     def give_up_ready(self) -> None:
@@ -380,8 +387,9 @@ class _Cache(_cache.PagedAttentionCache):
             return super().search_prefix_match(request_id, prompt_ids)
 
     def mark_shareable_blocks_as_complete(self, state: Any, num_complete_blocks: int) -> None:
-        with self._block_manager.turn:
-            super().mark_shareable_blocks_as_complete(state, num_complete_blocks)
+        if num_complete_blocks:
+            with self._block_manager.turn:
+                super().mark_shareable_blocks_as_complete(state, num_complete_blocks)
 
 
 def _evicting(cache: weakref.ref[_Cache]) -> Any:

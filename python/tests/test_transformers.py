@@ -188,7 +188,7 @@ class Caches(unittest.TestCase):
             # An engine that is stopped gives its blocks back, which are released when the cache is awake.
             engine.arrived.append(("b", 4))
             assert engine.prepare_next_batch()
-            engine._step.close()
+            assert engine.cache.end_step() and not engine.cache.end_step()
             cuvmm.sleep("chat", timeout=0)
             engine.fail_all_requests(None)
             assert kv.stats().in_use == 3 and engine.cache.get_num_free_blocks() == 100
@@ -203,6 +203,61 @@ class Caches(unittest.TestCase):
                 pass
             else:
                 raise AssertionError("not refused")
+            cuvmm.sleep("chat", timeout=0)
+            """
+        )
+
+    def test_prefixes_give_their_memory_to_requests_of_the_same_batch(self):
+        case(
+            """
+            cuvmm.configure(limit="26MiB")
+            with adapter.paged(name="chat", extent="2MiB", timeout=0):
+                engine = continuous_api.processor(2, 1000, torch.float16)
+            made, kv = engine.cache, engine.cache.kv
+            manager = made._block_manager
+            assert made.allocate_blocks(8, "a", 0) == 8 and made.allocate_blocks(10, "b", 0) == 10
+            made.mark_shareable_blocks_as_complete("b", 10)
+            made.free_blocks("b")
+            # 24 MiB are not for padding: there are 6 more blocks, and 10 of prefixes.
+            engine.requests["a"] = 8
+            engine.arrived.append(("c", 9))
+            assert engine.prepare_next_batch()
+            # Three of them, the last ones, without having been given back: that has its effect when the step ends.
+            assert len(made.tables["c"]) == 9 and list(manager._init_block_ids) == list(range(8, 15))
+            assert sorted(manager._hash_to_id.values()) == list(range(8, 15)) and kv.stats().leaving == 0
+            assert kv.stats().in_use == 7 + 9 + 7 and made.get_num_free_blocks() == 1000 - 17
+            engine.update_batch()
+            assert kv.stats().in_use == 7 and made.get_num_free_blocks() == 1000
+            """
+        )
+
+    def test_a_request_that_waits_for_memory_leaves_the_step(self):
+        case(
+            """
+            cuvmm.configure(limit="24MiB")
+            with adapter.paged(name="chat", extent="2MiB", timeout=1e6):
+                engine = continuous_api.processor(2, 16, torch.float16)
+            kv, others, pauses = engine.cache.kv, [cuvmm.empty(14 * MIB)], []
+            def pause(seconds):
+                pauses.append(kv.stats().asleep)
+                if len(pauses) == 1:
+                    # The memory is there, and the cache is asleep.
+                    others.clear()
+                    cuvmm.sleep("chat", timeout=0)
+                elif len(pauses) == 3:
+                    cuvmm.wake("chat")
+            adapter.time = type("Time", (), {"sleep": staticmethod(pause), "monotonic": adapter.time.monotonic})
+            engine.arrived.append(("a", 16))
+            assert engine.prepare_next_batch()
+            assert len(pauses) == 3 and pauses[0] == 0 and pauses[1] == pauses[2] > 0, pauses
+            assert len(engine.cache.tables["a"]) == 16
+            try:
+                cuvmm.sleep("chat", timeout=0)
+            except cuvmm.Error:
+                pass
+            else:
+                raise AssertionError("not refused")
+            engine.update_batch()
             cuvmm.sleep("chat", timeout=0)
             """
         )

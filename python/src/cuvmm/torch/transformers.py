@@ -114,7 +114,8 @@ class _Free:
 
     def __init__(self, kv: PagedKv, blocks: int) -> None:
         self._kv, self._numbers = kv, FreeNumbers(blocks, (0,))
-        self._ready: deque[int] = deque((0,))
+        #: Those with memory.
+        self.ready: deque[int] = deque((0,))
         #: How many there are.
         self.count = blocks
         #: Blocks that are given back together, while `together` is entered.
@@ -130,7 +131,7 @@ class _Free:
 
         asks: others are asked for memory, and may be waited for.
         """
-        missing = count - len(self._ready)
+        missing = count - len(self.ready)
         if missing <= 0:
             return True
         self._release([])
@@ -145,18 +146,18 @@ class _Free:
         except OutOfMemoryError:
             pass
         finally:
-            (self._ready.extend if backed else self._numbers.append_n)(numbers)
+            (self.ready.extend if backed else self._numbers.append_n)(numbers)
         return backed
 
     def can_back(self, count: int) -> bool:
         """Returns True if `back` would find memory for `count` blocks now, without asking others."""
-        return self._kv.can_allocate(max(0, count - len(self._ready)))
+        return self._kv.can_allocate(max(0, count - len(self.ready)))
 
     def popleft(self) -> int:
-        if not self._ready and not self.back(1):
+        if not self.ready and not self.back(1):
             raise OutOfMemoryError("there is no memory for a block of the paged cache")
         self.count -= 1
-        return self._ready.popleft()
+        return self.ready.popleft()
 
     def append(self, number: int) -> None:
         if self._given is None:
@@ -171,7 +172,7 @@ class _Free:
         self.count += len(numbers)
 
     def _give_back(self, numbers: list[int]) -> None:
-        self._ready.extend(number for number in numbers if not number)
+        self.ready.extend(number for number in numbers if not number)
         self._release([number for number in numbers if number])
 
     def _release(self, numbers: list[int]) -> None:
@@ -191,7 +192,7 @@ class _Free:
 
     def give_up_ready(self) -> None:
         """Gives the memory of the blocks back that were to be given out next."""
-        numbers, self._ready = list(self._ready), deque()
+        numbers, self.ready = list(self.ready), deque()
         self._give_back(numbers)
 
     @contextlib.contextmanager
@@ -205,7 +206,7 @@ class _Free:
             yield
         finally:
             self._given = None
-            (self._ready.extend if stay_backed else self._give_back)(given)
+            (self.ready.extend if stay_backed else self._give_back)(given)
 
 
 class _BlockManager(_OwnBlockManager):
@@ -233,13 +234,30 @@ class _BlockManager(_OwnBlockManager):
         """Backs the blocks that are given out next. Returns False if there are too few, or memory is short."""
         if not self.has_enough_free_blocks(count):
             return False
-        # Others are waited for, and garbage is collected: that is too much for each step of a scheduler.
-        backed = self._uninit_block_ids.back(count, asks=self._refused % _ASKS == 0)
+        free = self._uninit_block_ids
+        backed = free.back(count, asks=False)
         if not backed:
-            self._uninit_block_ids.give_up_ready()
+            self._take_over(count - len(free.ready))
+            # Others are waited for, and garbage is collected: that is too much for each step of a scheduler.
+            backed = free.back(count, asks=self._refused % _ASKS == 0)
+        if not backed:
+            free.give_up_ready()
         self._refused = 0 if backed else self._refused + 1
         self._left = None if backed else self._can_have(count)
         return backed
+
+    def _take_over(self, missing: int) -> None:
+        """Lets blocks without contents have the memory of prefixes, as much as there is too little for `missing`."""
+        most = min(missing - self._can_have(missing), len(self._init_block_ids))
+        with self._uninit_block_ids.together(stay_backed=True):
+            for _ in range(most):
+                self._give_up(next(reversed(self._init_block_ids)))
+
+    def _give_up(self, number: int) -> None:
+        """Gives up a prefix that no request uses."""
+        del self._init_block_ids[number]
+        self._hash_to_id.pop(self._id_to_block.pop(number).hash, None)
+        self._uninit_block_ids.append(number)
 
     def has_memory_for(self, count: int) -> bool:
         """Returns True if there is memory for `count` blocks now, that of prefixes included."""
@@ -292,10 +310,9 @@ class _BlockManager(_OwnBlockManager):
             return
         try:
             chosen = self._kv.emptiest(missing, list(self._init_block_ids))
-            for number in chosen.numbers:
-                del self._init_block_ids[number]
-                self._hash_to_id.pop(self._id_to_block.pop(number).hash, None)
-            self._uninit_block_ids.extend(chosen.numbers)
+            with self._uninit_block_ids.together():
+                for number in chosen.numbers:
+                    self._give_up(number)
         finally:
             self.turn.release()
 
@@ -335,6 +352,8 @@ class _Cache(_cache.PagedAttentionCache):
             extent=_options.extent,
         )
         self._timeout = _options.timeout
+        # The step in which a batch is prepared and runs: meanwhile the cache does not fall asleep.
+        self._step: contextlib.ExitStack | None = None
         for layer in range(layers):
             self.key_cache[layer], self.value_cache[layer] = self._rows(layer, 0), self._rows(layer, 1)
         self._block_manager: _BlockManager = _BlockManager(self.kv, blocks, self.block_size, False)
@@ -344,6 +363,24 @@ class _Cache(_cache.PagedAttentionCache):
         torch._dynamo.mark_static_address(rows)
         rows[self.read_trash_index : self.write_trash_index].fill_(0)
         return rows
+
+    def begin_step(self) -> bool:
+        """Begins a step in place of the last one. Returns False, without a step, if the cache sleeps."""
+        self.end_step()
+        # A step that begins while the cache falls asleep keeps it awake.
+        if self.kv.can_allocate(0):
+            self._step = contextlib.ExitStack()
+            self._step.enter_context(self.kv.step())
+            if not self.kv.can_allocate(0):
+                self.end_step()
+        return self._step is not None
+
+    def end_step(self) -> bool:
+        """Ends the step. Returns False if there is none."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.close()
+        return step is not None
 
     def allocate_blocks(self, n_blocks: int, request_id: str, allocated_blocks: int) -> int | None:
         manager, until = self._block_manager, None
@@ -359,7 +396,12 @@ class _Cache(_cache.PagedAttentionCache):
                 # Requests of this model give memory back by themselves.
                 if manager.all_free() < self.num_blocks or time.monotonic() >= until:
                     return None
+            # In a step others would not get the memory of prefixes. No block is in use, so it has no batch yet.
+            in_step = self.end_step()
             time.sleep(_PAUSE)
+            while in_step and not self.begin_step():
+                until = None
+                time.sleep(_PAUSE)
 
     def free_blocks(self, request_id: str) -> None:
         manager = self._block_manager
@@ -405,55 +447,51 @@ class _Processor(_api.ContinuousBatchProcessor):
     """transformers' processor, whose stream the cache's memory waits for, and whose batches wait while that sleeps."""
 
     def __init__(self, cache: Any, *arguments: Any, **named: Any) -> None:
-        #: The step of the cache that is being prepared, in which the cache does not fall asleep.
-        self._step = contextlib.ExitStack()
         super().__init__(cache, *arguments, **named)
-        self._kv: PagedKv | None = cache.kv if isinstance(cache, _Cache) else None
+        self._paged: _Cache | None = cache if isinstance(cache, _Cache) else None
         stream = self.inputs_and_outputs.compute_stream
-        if self._kv is not None and stream is not None:
-            self._kv.record_use(stream)
+        if self._paged is not None and stream is not None:
+            self._paged.kv.record_use(stream)
 
-    def _begins(self) -> bool:
-        """Begins a step in place of the last one. Returns False, without a step, if the cache sleeps."""
-        self._step.close()
-        # A step that begins while the cache falls asleep keeps it awake.
-        if self._kv is not None and self._kv.can_allocate(0):
-            self._step.enter_context(self._kv.step())
-            if self._kv.can_allocate(0):
-                return True
-            self._step.close()
-        return self._kv is None
+    def _end_step(self) -> None:
+        if self._paged is not None:
+            self._paged.end_step()
 
     def prepare_next_batch(self) -> bool:
         """Prepares a batch in a step that `update_batch` ends. Requests wait while the cache sleeps."""
-        if self._kv is not None:
-            if self._update_tp_group_state():
-                return False
-            # Without requests there is no step, so that an idle engine does not keep the cache awake.
-            if not self.has_pending_requests():
-                self.scheduler.clear_cancelled_requests()
-                return False
+        if self._paged is None:
+            return super().prepare_next_batch()
+        if self._update_tp_group_state():
+            return False
+        # Without requests there is no step, so that an idle engine does not keep the cache awake.
+        if not self.has_pending_requests():
+            self.scheduler.clear_cancelled_requests()
+            return False
         prepared = False
         try:
-            prepared = self._begins() and super().prepare_next_batch()
+            prepared = self._paged.begin_step() and super().prepare_next_batch()
         finally:
             if not prepared:
-                self._step.close()
+                self._end_step()
         return prepared
 
     def update_batch(self) -> None:
-        with self._step:
+        try:
             super().update_batch()
+        finally:
+            self._end_step()
 
     def fail_all_requests(self, error: Exception) -> None:
-        self._step.close()
+        self._end_step()
         super().fail_all_requests(error)
 
     def warmup(self, model: Any) -> None:
-        if not self._begins():
+        if self._paged is not None and not self._paged.begin_step():
             raise Error("the engine's paged cache sleeps: wake it first")
-        with self._step:
+        try:
             super().warmup(model)
+        finally:
+            self._end_step()
 
 
 class _MemoryHandler(_cache.PagedAttentionMemoryHandler):

@@ -38,7 +38,7 @@
 //! | share a GPU between models under a hard limit | [`Pool`], [`Tenant`], [`Block`] |
 //! | keep memory in place while work may use it | [`Lease`], [`Registration`] |
 //! | grow ahead of use, on another thread | [`Mapper`] |
-//! | wait for memory without a thread | [`Tenant::allocate_async`], [`pool::futures`] |
+//! | wait for memory without a thread | [`Tenant::allocate_async`], [`PagedKv::back_async`], [`pool::futures`] |
 //! | allocations of any size in stream order, for a framework | [`Heap`], [`Allocation`] |
 //! | keys and values of many sequences, each contiguous | [`KvCache`] |
 //! | keys and values by block number, for kernels with block tables | [`PagedKv`] |

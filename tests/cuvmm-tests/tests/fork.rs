@@ -4,8 +4,10 @@
 mod common;
 
 use std::fmt::Debug;
+use std::task::Poll;
 use std::time::Duration;
 
+use common::executor::Task;
 use common::{D0, G};
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{
@@ -54,6 +56,7 @@ fn a_forked_child_owns_nothing() {
     let paged = paged.build().unwrap();
     paged.back(&[0, 1]).unwrap();
     let step = paged.step();
+    let mut request = Task::new(paged.back_async(&[2]));
     rig.faults.forget();
     // SAFETY: the child only uses what this test created, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
@@ -77,6 +80,10 @@ fn a_forked_child_owns_nothing() {
         right &= matches!(
             paged.back(&[2]),
             Err(PagedKvError::Back { cause, .. }) if refused::<()>(Err(cause.clone()))
+        );
+        right &= matches!(
+            request.poll(),
+            Poll::Ready(Err(PagedKvError::Back { cause, .. })) if refused::<()>(Err(cause.clone()))
         );
         right &= matches!(
             paged.release(&[0]),
@@ -104,7 +111,7 @@ fn a_forked_child_owns_nothing() {
         right &= matches!(group.enter("a", Duration::ZERO), Err(GroupError::Call(cause)) if forked(&cause));
         drop((access, group));
         drop(step);
-        drop((paged, buffer, stream));
+        drop((request, paged, buffer, stream));
         drop((
             left, registered, lent, lease, block, tenant, pool, region, physical,
         ));
@@ -123,7 +130,7 @@ fn a_forked_child_owns_nothing() {
     group.enter("a", Duration::ZERO).unwrap().ready().unwrap();
     drop(access);
     drop(step);
-    drop((paged, buffer, stream));
+    drop((request, paged, buffer, stream));
     drop((
         left, registered, lent, lease, block, tenant, pool, region, physical,
     ));

@@ -51,6 +51,9 @@ pub enum PagedKvError {
         #[source]
         cause: BlockError,
     },
+    /// The cache was dropped while a request for its blocks waited.
+    #[error("the paged cache was dropped before its blocks were backed")]
+    Ended,
     /// Bytes could not be copied, the cache [sleeps](MemoryError::CacheAsleep), or a driver call failed.
     Memory(MemoryError),
 }

@@ -46,12 +46,20 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Locks the cache for work of the mapper, which does not wait for the lock. Returns `None` if it
+    /// is taken.
+    pub(super) fn try_lock(&self) -> Option<Locked<'_, State>> {
+        Locked::try_for_calls(&self.state)
+    }
+}
+
 impl WorksAhead for Core {
     /// Lets other threads have the lock after each extent that blocks enter together, and waits for
     /// none: one may wait for work of the GPU meanwhile, and capture guards wait for the mapper.
     fn work_ahead(&self) -> bool {
         while !self.tenant.device().is_forked() {
-            let Some(mut state) = Locked::try_for_calls(&self.state) else {
+            let Some(mut state) = self.try_lock() else {
                 return true;
             };
             if self.tenant.is_capturing() {

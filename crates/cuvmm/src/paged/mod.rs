@@ -20,6 +20,8 @@
 //!   [`release`](PagedKv::release) gives blocks up; an extent goes when no block in use touches it,
 //!   behind the work of the [home stream](PagedKv::home_stream) and of
 //!   [recorded](PagedKv::record_use) streams.
+//! - **Waiting.** [`back_async`](PagedKv::back_async) waits in line for memory, in a future, while the
+//!   engine goes on. [`try_back`](PagedKv::try_back) has no place in the line.
 //! - **Steps.** An engine frees blocks of a sequence while it prepares a step whose kernels still use
 //!   them. Blocks that are released while a [`Step`] lives keep their memory until it is dropped.
 //! - **[Layouts](Layout).** Block-major and token-major are *interleaved*: a block is contiguous, and
@@ -53,12 +55,15 @@
 //! would wait for all queued kernels, and the pool could take no extent while kernels may be queued.
 //! Mask the entries of block tables, or [pin](PagedKvBuilder::pinned) a block for them.
 
+mod back;
 mod builder;
 mod copies;
 mod core;
 mod emptiest;
+mod grants;
 mod numbers;
 mod planes;
+mod requests;
 mod rest;
 mod shape;
 mod sleep;
@@ -84,6 +89,7 @@ use crate::own::Stream;
 use crate::pool::{CanSleep, Tenant, Wait};
 use crate::region::Purged;
 
+pub use back::BackFuture;
 pub use builder::{DEFAULT_EXTENT, PagedKvBuilder};
 pub use emptiest::Evictions;
 pub use numbers::FreeNumbers;
@@ -175,6 +181,61 @@ impl PagedKv {
     /// attempt may succeed.
     pub fn try_back(&self, numbers: &[u32]) -> Result<(), PagedKvError> {
         self.back_as(numbers, Use::Backed, Wait::Never)
+    }
+
+    /// Backs blocks in a future that waits for memory in the pool's queue, and in the line of a ledger,
+    /// while other calls use the cache. The future owns the numbers, borrows nothing, and is for any
+    /// executor. `numbers`, callers and blocks in use are as for [`back`](Self::back).
+    ///
+    /// The first poll makes an attempt, with the driver calls of [`try_back`](Self::try_back), unless
+    /// the blocks need memory and an earlier request waits for some. Then the pool's
+    /// [mapper](crate::Mapper) makes the attempts, in the [order](crate::pool::futures) of the queue,
+    /// and calls hooks in the first one. The builder's [timeout](PagedKvBuilder::timeout) has no
+    /// effect.
+    ///
+    /// Memory that was granted is the future's until it is polled again: then the blocks are in use.
+    /// It does not matter whether they were backed or released meanwhile. If the future is dropped
+    /// before, the request is withdrawn, and blocks stay as they are: those that other calls backed
+    /// stay in use, and granted memory of others is withdrawn. Until then the cache does not fall
+    /// asleep, as while a step is prepared.
+    ///
+    /// A request that waits is refused when the cache falls asleep. It does not keep the cache: if that
+    /// is dropped, the future fails. Polled first in a hook, it behaves like `try_back`. While the home
+    /// stream captures it may wait.
+    ///
+    /// # Errors
+    /// Those of [`back`](Self::back) that waiting cannot end; [`BlockError::NoMapper`] as the cause of
+    /// [`PagedKvError::Back`] if the pool has no mapper, or the mapper ends;
+    /// [`PagedKvError::Ended`].
+    ///
+    /// ```
+    /// # use cuvmm::driver::host::{HostDriver, HostOptions};
+    /// # use cuvmm::paged::LayerGroup;
+    /// # use cuvmm::{Device, Limit, Mapper, PagedKv, Pool, Stream};
+    /// # let driver = std::sync::Arc::new(HostDriver::new(HostOptions::new()));
+    /// # let device = Device::open(driver, 0)?;
+    /// # let mapper = Mapper::start(&device)?;
+    /// # let pool = Pool::builder(&device).limit(Limit::Bytes(16 << 20)).mapper(&mapper).build()?;
+    /// # let (tenant, home) = (pool.tenant("model").register()?, Stream::new(&device)?);
+    /// # let group = LayerGroup::new(32, 16).keys_and_values(8, 128, 2);
+    /// # let kv = PagedKv::builder(&tenant, &home, 64).group(group).build()?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    /// # runtime.block_on(async {
+    /// kv.back(&[0, 1])?; // an extent: all memory of the pool
+    /// let engine = async {
+    ///     kv.release(&[0, 1]) // it goes on meanwhile
+    /// };
+    /// let (backed, released) = tokio::join!(kv.back_async(&[8, 9]), engine);
+    /// # released?;
+    /// backed?;
+    /// assert!(kv.is_backed(8)? && !kv.is_backed(0)?);
+    /// # Ok::<(), cuvmm::error::PagedKvError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias("admission", "request", "standing request"))]
+    pub fn back_async(&self, numbers: &[u32]) -> BackFuture {
+        BackFuture::new(&self.core, numbers)
     }
 
     fn back_as(&self, numbers: &[u32], to: Use, wait: Wait) -> Result<(), PagedKvError> {

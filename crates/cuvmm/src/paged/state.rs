@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::numbers::no_such;
 use super::planes::Planes;
+use super::requests::Requests;
 use super::rest::Rest;
 use crate::deferred::Checked;
 use crate::error::{ArgumentError, BlockError, MemoryError, PagedKvError, SleepError};
@@ -46,6 +47,7 @@ pub(super) struct State {
     /// their extents.
     steps: BTreeMap<u64, Vec<u32>>,
     begun: u64,
+    pub(super) requests: Requests,
     backed: u32,
     pinned: u32,
     pub(super) rest: Rest,
@@ -113,6 +115,7 @@ impl State {
             reserved: BTreeSet::new(),
             steps: BTreeMap::new(),
             begun: 0,
+            requests: Requests::default(),
             backed: 0,
             pinned: 0,
             rest: Rest::Awake,
@@ -151,12 +154,19 @@ impl State {
         }
     }
 
-    /// Refuses to put the cache to sleep while a step is being prepared.
+    /// Refuses to put the cache to sleep while a step is being prepared, or a request has memory that
+    /// it has not taken.
     pub(super) fn check_no_step(&self) -> Result<(), SleepError> {
-        match self.steps.is_empty() {
+        match self.steps.is_empty() && !self.requests.have_memory() {
             true => Ok(()),
             false => Err(self.busy()),
         }
+    }
+
+    /// Refuses numbers of which there is no block.
+    pub(super) fn check_numbers(&self, numbers: &[u32]) -> Result<(), ArgumentError> {
+        let last = numbers.iter().max();
+        last.map_or(Ok(()), |&last| self.use_of(last).map(drop))
     }
 
     /// The number of steps that were prepared so far, or are being prepared.
@@ -191,9 +201,7 @@ impl State {
         to: Use,
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
-        if let Some(&last) = numbers.iter().max() {
-            self.use_of(last)?;
-        }
+        self.check_numbers(numbers)?;
         self.check_awake()?;
         let mut entering = Entering {
             state: self,
@@ -310,7 +318,7 @@ impl State {
     }
 
     /// Ends a use of blocks in their extents.
-    fn leave(&mut self, numbers: &[u32], home: &Stream) {
+    pub(super) fn leave(&mut self, numbers: &[u32], home: &Stream) {
         let mut emptied = Vec::new();
         for &number in numbers {
             self.leave_one(number, &mut emptied);

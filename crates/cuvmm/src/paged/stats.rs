@@ -19,7 +19,8 @@ pub struct PagedStats {
     pub leaving: u32,
     /// Bytes of one block.
     pub block_bytes: u64,
-    /// Bytes of extents that these blocks touch: memory that the pool does not take.
+    /// Bytes of extents that these blocks touch, and those that a [request](PagedKv::back_async) was
+    /// granted and has not taken: memory that the pool does not take.
     pub committed: u64,
     /// Bytes that the cache gets when it wakes from [sleep](crate::sleep#paged-caches), or while it is
     /// falling asleep or waking. It has then no committed bytes.

@@ -70,8 +70,9 @@
 //! may call.
 //!
 //! # Futures
-//! [`Tenant::allocate_async`] and [`Block::grow_to_async`] return [futures] that any executor can
-//! poll; no thread waits for them. They need a [mapper](PoolBuilder::mapper).
+//! [`Tenant::allocate_async`], [`Block::grow_to_async`] and
+//! [`PagedKv::back_async`](crate::PagedKv::back_async) return [futures] that any executor can poll; no
+//! thread waits for them. They need a [mapper](PoolBuilder::mapper).
 //!
 //! # Scope
 //! A thread waits for memory only in calls with a timeout, such as [`BlockBuilder::allocate`] and
@@ -131,8 +132,8 @@ pub(crate) use self::holders::{
     Attempts, CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake,
     Lending, Marked, MovingHolder, Parts, WakingHolder, WakingParts,
 };
+pub(crate) use self::line::{HolderRequest, HolderWant, QueuedAttempt, Wait, after};
 pub use self::line::{Pressure, PressureHook, futures};
-pub(crate) use self::line::{Wait, after};
 pub use self::memory::Scrub;
 pub use self::stats::{PoolStats, TenantStats};
 pub(crate) use self::supply::Room;

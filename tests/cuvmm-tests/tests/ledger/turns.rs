@@ -9,7 +9,8 @@ use crate::common::executor::Task;
 use crate::common::{D0, G};
 use crate::on_both;
 use cuvmm::error::{BlockError, LedgerRefusal};
-use cuvmm::{Device, Heap, Ledger, Limit, Mapper, Pool, Stream, Tenant};
+use cuvmm::paged::LayerGroup;
+use cuvmm::{Device, Heap, Ledger, Limit, Mapper, PagedKv, Pool, Stream, Tenant};
 
 /// Longer than any of these tests waits.
 const LONG: Duration = Duration::from_secs(60);
@@ -145,6 +146,44 @@ on_both! {
             let got = waiting.join().unwrap();
             drop((got, small));
         });
+    }
+
+    fn a_request_for_blocks_of_a_cache_keeps_its_place_while_another_process_tries(rig) {
+        let dir = tempfile::tempdir().unwrap();
+        let mapper = Mapper::start(&rig.device).unwrap();
+        let a = Process::join(&rig.device, &dir, "a", 0);
+        let b = Process::with(&rig.device, &dir, "b", 0, Some(&mapper));
+        let c = Process::join(&rig.device, &dir, "c", 0);
+        let home = Stream::new(&rig.device).unwrap();
+        let [first, second] = [&b, &c].map(|process| {
+            let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+            let kv = PagedKv::builder(&process.tenant, &home, 128).group(group);
+            kv.extent(G).timeout(LONG).build().unwrap()
+        });
+        let numbers: Vec<u32> = (0..90).collect();
+        let mut held: Vec<_> = (0..9).map(|_| a.tenant.try_allocate(10 * G).unwrap()).collect();
+        // A tenth of the memory is left.
+        let waiting = Task::waiting(first.back_async(&numbers));
+        until(|| b.waits());
+        let tries = || {
+            let refused = second.try_back(&numbers[..15]).unwrap_err();
+            assert!(refused.is_shortage(), "{refused}");
+        };
+        // All that comes free is for the older request, until it has what it needs.
+        for _ in 0..8 {
+            tries();
+            held.pop();
+            tries();
+        }
+        while !waiting.is_woken(Duration::ZERO) {
+            tries();
+        }
+        waiting.finish().unwrap();
+        assert_eq!((first.stats().unwrap().in_use, second.stats().unwrap().in_use), (90, 0));
+        // Then the other process has its turn.
+        first.release(&numbers).unwrap();
+        second.back(&numbers[..15]).unwrap();
+        drop((first, second, held));
     }
 
     fn a_process_reuses_its_memory_within_its_guarantee(rig) {

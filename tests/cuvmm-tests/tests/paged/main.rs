@@ -11,6 +11,7 @@ mod precommit;
 mod pressure;
 mod random;
 mod refused;
+mod requests;
 mod scene;
 mod sleep;
 mod sleep_all_work;

@@ -3,16 +3,18 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::task::Poll;
 
 use crate::common::books::{books, figures};
+use crate::common::executor::Task;
 use crate::common::{D0, G, Rig, cases, host, limited, manner, model, only_counted_left};
 use crate::scene::{LAYOUTS, builder, extents_under, stamp, stamps};
 use crate::sleep::{is_asleep, is_busy, store};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine, Manner};
 use cuvmm::driver::{CUresult, Driver};
-use cuvmm::error::{PagedKvError, SleepError};
-use cuvmm::paged::{Evictions, Layout, Step};
+use cuvmm::error::{BlockError, PagedKvError, SleepError};
+use cuvmm::paged::{BackFuture, Evictions, Layout, Step};
 use cuvmm::sleep::{PreparedSleep, PreparedWake};
 use cuvmm::{Block, Contents, HostStore, Mapper, PagedKv, Pool, Stream, Tenant};
 
@@ -68,9 +70,11 @@ struct World<'a, B: Backing> {
     blocks: Vec<Block>,
     steps: Vec<(u64, Step<'a>)>,
     begun: u64,
+    /// A request that waits, or has memory that it has not taken.
+    standing: Option<(Vec<u32>, Task<BackFuture>)>,
     known: Known,
     random: fastrand::Rng,
-    /// A mapper maps memory ahead of use meanwhile.
+    /// A mapper maps memory ahead of use meanwhile, and serves requests.
     mapped: bool,
 }
 
@@ -94,6 +98,28 @@ where
             false => kv.try_back(&numbers),
         });
         self.was_backed(&numbers, reserved, backed);
+    }
+
+    /// Makes a request, or polls the one that stands, or drops it.
+    fn request(&mut self) {
+        let (numbers, mut request) = match self.standing.take() {
+            Some(_) if self.random.u8(0..4) == 0 => return,
+            Some(standing) => standing,
+            None => {
+                let numbers = self.numbers();
+                let request = self.kv.back_async(&numbers);
+                (numbers, Task::new(request))
+            }
+        };
+        let reserved = self.kv.stats().unwrap().reserved;
+        match request.poll() {
+            Poll::Pending => self.standing = Some((numbers, request)),
+            Poll::Ready(Err(error)) if is_asleep(&error) => {}
+            Poll::Ready(Err(PagedKvError::Back { cause, .. })) if !self.mapped => {
+                assert_eq!(cause, BlockError::NoMapper);
+            }
+            Poll::Ready(backed) => self.was_backed(&numbers, reserved, (backed, false)),
+        }
     }
 
     /// The hint is right while nothing else changes memory, and names the lowest blocks.
@@ -328,7 +354,8 @@ where
                 }
             }
             refused => {
-                let busy = is_busy(&refused) && (self.held || !self.steps.is_empty());
+                let has_work = self.held || !self.steps.is_empty() || self.standing.is_some();
+                let busy = is_busy(&refused) && has_work;
                 assert!(busy || failed, "{refused:?}");
             }
         }
@@ -410,12 +437,13 @@ where
             (13..17, _) => self.end_step(),
             (17, _) => self.purge(),
             (18, _) => self.switch(),
+            (19, _) => self.request(),
             _ => self.refuses(),
         }
     }
 
     fn awake_step(&mut self) {
-        match self.random.u8(0..28) {
+        match self.random.u8(0..31) {
             0..8 => self.back(),
             8..13 => self.release(),
             13 | 14 => self.begin_step(),
@@ -426,11 +454,13 @@ where
             23 => self.switch(),
             24 => self.copy(),
             25 | 26 => self.back_lowest(),
+            28..31 => self.request(),
             22 => {
                 let evictable = self.numbers();
                 let before = self.kv.stats().unwrap();
                 let chosen = self.kv.emptiest(4 * G, &evictable).unwrap();
-                if self.steps.is_empty() && self.known.reserved == 0 {
+                let exact = self.steps.is_empty() && self.known.reserved == 0;
+                if exact && self.standing.is_none() {
                     self.kv.release(&chosen.numbers).unwrap();
                     self.released(chosen.numbers);
                     let after = self.kv.stats().unwrap();
@@ -470,9 +500,9 @@ where
             false => stats.asleep,
         };
         assert_eq!(committed, stats.committed + stats.asleep);
-        match self.known.reserved {
-            0 => assert_eq!(committed, known),
-            _ => assert!(committed >= known),
+        match self.known.reserved > 0 || self.standing.is_some() {
+            false => assert_eq!(committed, known),
+            true => assert!(committed >= known),
         }
         if self.mapped {
             assert!(stats.precommitted <= stats.withdrawn);
@@ -536,6 +566,7 @@ where
         blocks: Vec::new(),
         steps: Vec::new(),
         begun: 0,
+        standing: None,
         known: Known::default(),
         random: fastrand::Rng::with_seed(seed),
         mapped,

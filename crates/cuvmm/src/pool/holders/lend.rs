@@ -9,7 +9,7 @@ use cuvmm_driver::PhysicalProps;
 
 use super::held::{HolderId, Holders};
 use super::holder::{Given, Holder};
-use crate::deferred::{self, Quiet};
+use crate::deferred;
 use crate::error::{BlockError, CallError, MemoryError, SleepError};
 use crate::extents::{Space, Unmapped};
 use crate::ledger::{InLine, Member};
@@ -125,11 +125,8 @@ impl Tenant {
         lent
     }
 
-    /// Makes the whole attempt of a holder that needs `bytes`. If memory is short, repeats it as
-    /// [`Core::request`] does, each time with no lock held and nothing out: memory that is freed
-    /// into the holder may serve it. The bytes count as new memory, though the holder may have a
-    /// part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
-    /// given the request's place in the line of a ledger.
+    /// Makes the whole attempt of a holder that needs `bytes`, and repeats it as
+    /// [`Core::request_of_holder`] does.
     pub(crate) fn request<T>(
         &self,
         bytes: u64,
@@ -137,29 +134,8 @@ impl Tenant {
         wait: Wait,
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
-        let captures = || home.is_some_and(|home| home.is_capturing().unwrap_or(true));
-        match attempt(None) {
-            // The capture ends only after this call; and to wait for work, or to poll it, may break
-            // the capture.
-            Err(error @ BlockError::Capturing(_)) if captures() => return Err(error),
-            Err(error) if error.is_shortage() => {}
-            done => return done,
-        }
-        let (core, wanted) = (self.core(), || !captures());
-        let outcome = core.request_while(self.id(), bytes, wait, &wanted, |state| {
-            let place = state.place;
-            Core::unlock(state);
-            let quiet = Quiet::begin::<Core>(core);
-            let outcome = attempt(place);
-            let own_ended = quiet.ended();
-            drop(quiet);
-            let mut state = core.lock();
-            state.own_ended = own_ended;
-            (state, outcome)
-        });
-        // What the attempts gave back.
-        core.announce();
-        outcome
+        let (core, at) = (self.core(), (wait, None));
+        core.request_of_holder(self.id(), bytes, home, at, attempt)
     }
 
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {

@@ -2,8 +2,9 @@
 //!
 //! A future that finds too little memory waits in the pool's queue until it is dropped. The pool's
 //! [mapper](crate::Mapper) serves the queue: its thread makes the attempts and polls the fences. So
-//! a poll makes no driver call, waits for nothing and calls no hook. Without a mapper the future
-//! fails. [`BlockBuilder::timeout`] has no effect; to stop waiting, drop the future, as the
+//! a poll makes no driver call, waits for nothing and calls no hook; the first poll of
+//! [`PagedKv::back_async`](crate::PagedKv::back_async) alone makes an attempt itself. Without a mapper
+//! the future fails. [`BlockBuilder::timeout`] has no effect; to stop waiting, drop the future, as the
 //! timeouts of executors do. A completed future that is polled again stays `Pending` for ever.
 //!
 //! **Order.** Requests are served first come, first served among those that fit. Each time memory
@@ -12,7 +13,8 @@
 //! its tenant for as much memory or more. Of these, two are attempted nevertheless: a block with a
 //! home stream, unless the earlier request is a block of the same home stream, since it may reuse
 //! memory on its stream that other requests may not use yet; and a block that need not read as
-//! zero, if the earlier one must. `allocate` and `grow_to`, with and without a timeout, do not
+//! zero, if the earlier one must. Requests of paged caches hold up none, and none holds up these:
+//! memory that a cache has withdrawn may be enough for one of them. `allocate` and `grow_to`, with and without a timeout, do not
 //! queue: they take memory that is free when they are called. While a future waits, freed blocks
 //! skip the [stream caches](crate::pool::BlockBuilder::home_stream), so that waiting requests can have
 //! them.
@@ -30,7 +32,8 @@
 //! **Dropping.** Dropping a future withdraws its request, and memory that was granted and not taken
 //! goes back to the pool. A leaked future (`mem::forget`) of a new block is granted and its memory
 //! never freed, as with a leaked block. A leaked future of a block's growth is dropped when the
-//! block next grows, shrinks or is dropped. A future prevents its pool from being closed; it does
+//! block next grows, shrinks or is dropped. A leaked future of a paged cache keeps what it was granted
+//! until the cache is dropped. A future prevents its pool from being closed; it does
 //! not prevent its tenant from being unregistered.
 //!
 //! ```
@@ -76,7 +79,7 @@ use crate::pool::core::Core;
 use crate::pool::tenant::Tenant;
 
 #[derive(Clone, Copy, Debug)]
-enum Request {
+pub(super) enum Request {
     /// Not queued yet.
     New,
     /// In the queue, with its number.
@@ -93,17 +96,37 @@ impl Request {
         context: &Context<'_>,
         want: impl FnOnce() -> Want,
     ) -> Poll<Answer> {
-        let polled = match *self {
-            Self::New => match core.enqueue(tenant, want(), context.waker().clone()) {
-                Ok(number) => {
-                    *self = Self::Queued(number);
-                    return Poll::Pending;
-                }
-                Err(error) => Poll::Ready(Err(error)),
-            },
-            Self::Queued(number) => core.poll_request(number, context.waker()),
-            Self::Ended => Poll::Pending,
+        match *self {
+            Self::New => self.queue(core, tenant, context, want()),
+            Self::Queued(_) | Self::Ended => self.poll_queued(core, context),
+        }
+    }
+
+    /// Queues the request. It is refused at once if waiting cannot help.
+    pub(super) fn queue(
+        &mut self,
+        core: &Core,
+        tenant: TenantId,
+        context: &Context<'_>,
+        want: Want,
+    ) -> Poll<Answer> {
+        match core.enqueue(tenant, want, context.waker().clone()) {
+            Ok(number) => {
+                *self = Self::Queued(number);
+                Poll::Pending
+            }
+            Err(error) => {
+                *self = Self::Ended;
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+
+    pub(super) fn poll_queued(&mut self, core: &Core, context: &Context<'_>) -> Poll<Answer> {
+        let Self::Queued(number) = *self else {
+            return Poll::Pending;
         };
+        let polled = core.poll_request(number, context.waker());
         if polled.is_ready() {
             *self = Self::Ended;
         }
@@ -119,7 +142,7 @@ impl Request {
     }
 
     /// Withdraws the request. Returns an answer that the future has not seen.
-    fn withdraw(&mut self, core: &Core) -> Option<Answer> {
+    pub(super) fn withdraw(&mut self, core: &Core) -> Option<Answer> {
         let ended = std::mem::replace(self, Self::Ended);
         core.withdraw_request(ended.queued()?)
     }

@@ -3,8 +3,10 @@
 
 pub mod futures;
 mod in_ledger;
+mod of_holder;
 mod pressure;
 mod queue;
+mod queued;
 mod relief;
 mod requests;
 mod serve;
@@ -15,7 +17,9 @@ use std::time::Duration;
 
 use self::queue::Queue;
 
+pub(crate) use self::of_holder::HolderRequest;
 pub use self::pressure::{Pressure, PressureHook};
+pub(crate) use self::queued::{HolderWant, QueuedAttempt};
 pub(in crate::pool) use self::relief::Demand;
 pub(in crate::pool) use self::wait::Attempt;
 pub(crate) use self::wait::{Wait, after};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use cuvmm_driver::StreamHandle;
 
 use super::Pause;
+use super::queued::HolderWant;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
 use crate::ledger::InLine;
@@ -22,6 +23,7 @@ pub(super) enum Want {
     Block(Arc<OwnedOptions>),
     /// The growth of a block to the first size in bytes, from the second.
     Growth(BlockPlace, u64, u64),
+    Holder(HolderWant),
     /// A notification when memory has become free since the
     /// [count](super::Line::freed_count) had the first value and the bytes pending free the
     /// second.
@@ -63,11 +65,14 @@ enum Kind {
     },
     /// The growth of a block, by its slot: the block may have memory behind its end.
     Growth(usize),
+    /// A request of a holder, by its number. None is alike: what a holder has withdrawn may be enough
+    /// for one and no help for another.
+    Holder(u64),
     Notification,
 }
 
 impl Group {
-    fn of(tenant: TenantId, want: &Want, granule: Granularity) -> Self {
+    fn of(tenant: TenantId, number: u64, want: &Want, granule: Granularity) -> Self {
         let whole = |bytes| granule.round_up(bytes).unwrap_or(u64::MAX);
         let (bytes, kind) = match want {
             Want::Block(wish) => {
@@ -86,6 +91,7 @@ impl Group {
                 let more = whole(*to).saturating_sub(whole(*from));
                 (more, Kind::Growth(place.slot.index))
             }
+            Want::Holder(want) => (whole(want.bytes), Kind::Holder(number)),
             Want::Notification(..) => (0, Kind::Notification),
         };
         Self {
@@ -102,7 +108,7 @@ impl Group {
     pub(super) const fn block_bytes(&self) -> Option<u64> {
         match self.kind {
             Kind::Block { .. } => Some(self.bytes),
-            Kind::Growth(_) | Kind::Notification => None,
+            Kind::Growth(_) | Kind::Holder(_) | Kind::Notification => None,
         }
     }
 
@@ -122,7 +128,9 @@ impl Group {
                     ..
                 },
             ) => theirs == Some(home) && zeroed >= too,
-            (Kind::Block { home: Some(_), .. }, _) => false,
+            (Kind::Block { home: Some(_), .. } | Kind::Holder(_), _) | (_, Kind::Holder(_)) => {
+                false
+            }
             (Kind::Block { zeroed, .. }, Kind::Block { zeroed: too, .. }) => zeroed >= too,
             _ => true,
         };
@@ -193,6 +201,13 @@ impl Queue {
         })
     }
 
+    /// Lets a request that was not attempted in its turn call hooks in the next one.
+    pub(super) fn appeal_later(&mut self, number: u64) {
+        if self.has(number) {
+            self.fresh.insert(number);
+        }
+    }
+
     pub(super) fn listeners(&self) -> Vec<(u64, u64, u64)> {
         let known = |&number| match self.requests.get(&number)?.want {
             Want::Notification(told, pending) => Some((number, told, pending)),
@@ -219,7 +234,8 @@ impl Queue {
         place: Option<InLine>,
         granule: Granularity,
     ) -> u64 {
-        let (number, group) = (self.next, Group::of(tenant, &want, granule));
+        let number = self.next;
+        let group = Group::of(tenant, number, &want, granule);
         // A pass over the empty queue may have emptied the caches while no request waited.
         self.swept &= !self.requests.is_empty();
         self.next += 1;

@@ -50,6 +50,10 @@ impl Core {
                 ArgumentError::at_least(BYTES, *to, *from)?;
                 Ok(want)
             }
+            Want::Holder(_) => {
+                memory.check_usable(tenant)?;
+                Ok(want)
+            }
             Want::Notification(..) => Ok(want),
         })
     }

@@ -7,10 +7,12 @@
 //! nothing is left for it. If another thread or a hook gives memory up meanwhile, the pass starts
 //! again at the front.
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::queue::{Group, Turn, Want};
+use super::queued::HolderWant;
 use super::relief::Demand;
 use super::wait::Wait;
 use crate::error::BlockError;
@@ -47,6 +49,7 @@ impl Want {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
             Self::Growth(place, size, _) => run(Demand::Growth(&[(*place, *size)])),
+            Self::Holder(want) => run(Demand::Bytes(want.bytes)),
             Self::Notification(..) => run(Demand::Bytes(0)),
         }
     }
@@ -137,9 +140,9 @@ impl Core {
     fn take_turn(&self, turn: &Turn) -> Served {
         // A hook's panic ends neither the mapper nor the request.
         match unless_panic(|| self.attempt_turn(turn)) {
-            Some(Ok(())) => Served::Granted,
+            Some(Ok(true)) => Served::Granted,
             Some(Err(error)) => self.requeue_or_refuse(turn, error),
-            None => Served::Waits,
+            Some(Ok(false)) | None => Served::Waits,
         }
     }
 
@@ -203,11 +206,12 @@ impl Core {
         Served::Waits
     }
 
-    /// Attempts a request, and answers it if it is granted.
-    fn attempt_turn(&self, turn: &Turn) -> Result<(), BlockError> {
+    /// Attempts a request, and answers it if it is granted. Returns `false` if no attempt could be
+    /// made.
+    fn attempt_turn(&self, turn: &Turn) -> Result<bool, BlockError> {
         let (number, tenant) = (turn.number, turn.group.tenant());
         let wait = Wait::turn(turn.appeals);
-        match &turn.want {
+        let granted = match &turn.want {
             Want::Block(wish) => {
                 let wanted = wish.wanted();
                 self.request(tenant, wanted.size, wait, |mut state| {
@@ -226,8 +230,35 @@ impl Core {
                 let grown = self.grow_all(tenant, &steps, wait, Some(number));
                 grown.map_err(|refused| refused.cause)
             }
+            Want::Holder(want) => return self.attempt_of_holder(turn, want),
             Want::Notification(..) => Ok(()),
+        };
+        granted.map(|()| true)
+    }
+
+    /// Makes the attempt of a holder's request, which a withdrawn one makes in vain: its future gives
+    /// back what it was granted.
+    fn attempt_of_holder(&self, turn: &Turn, want: &HolderWant) -> Result<bool, BlockError> {
+        let refused = RefCell::new(None);
+        let attempt = |place| match want.attempt.attempt(place) {
+            Some(outcome) => {
+                *refused.borrow_mut() = outcome.clone().err();
+                outcome.map(|()| true)
+            }
+            // After a hook the last refusal stands: the turn is over, and calls the hook once.
+            None => refused.borrow().clone().map_or(Ok(false), Err),
+        };
+        let (tenant, wait) = (turn.group.tenant(), Wait::turn(turn.appeals));
+        let (home, at) = (Some(&want.home), (wait, turn.place));
+        let attempted = self.request_of_holder(tenant, want.bytes, home, at, attempt)?;
+        let mut state = self.lock();
+        match attempted {
+            true => drop(self.answer(&mut state.memory.line, turn.number, Ok(None))),
+            false if turn.appeals => state.memory.line.queue.appeal_later(turn.number),
+            false => {}
         }
+        Self::unlock(state);
+        Ok(attempted)
     }
 
     /// Notifies requests if memory became free since they were made; returns `true` if it notified

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use super::relief::Demand;
 use super::{Line, Pause};
-use crate::deferred;
+use crate::deferred::{self, Quiet};
 use crate::device::Device;
 use crate::error::{BlockError, CallError};
-use crate::ledger::Waiting;
+use crate::ledger::{InLine, Waiting};
+use crate::own::Stream;
 use crate::pool::accounts::TenantId;
 use crate::pool::core::{Core, Locked};
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -131,6 +132,49 @@ impl Core {
             _ => state.refuse(tenant, demand, error),
         });
         Self::unlock(state);
+        outcome
+    }
+
+    /// Makes the whole attempt of a holder that needs `bytes`. If memory is short, repeats it as
+    /// [`request`](Self::request) does, each time with no lock held and nothing out: memory that is
+    /// freed into the holder may serve it. The bytes count as new memory, though the holder may have
+    /// a part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
+    /// given the request's place in the line of a ledger: `place` for one that waits in the queue.
+    pub(in crate::pool) fn request_of_holder<T>(
+        &self,
+        tenant: TenantId,
+        bytes: u64,
+        home: Option<&Stream>,
+        (wait, place): (Wait, Option<InLine>),
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
+        let captures = || home.is_some_and(|home| home.is_capturing().unwrap_or(true));
+        let queued = matches!(wait, Wait::Turn { .. });
+        // In the queue another attempt follows anyway.
+        if !queued {
+            match attempt(None) {
+                // The capture ends only after this call; and to wait for work, or to poll it, may
+                // break the capture.
+                Err(error @ BlockError::Capturing(_)) if captures() => return Err(error),
+                Err(error) if error.is_shortage() => {}
+                done => return done,
+            }
+        }
+        let outcome = self.request_while(tenant, bytes, wait, &|| !captures(), |state| {
+            let place = state.place.or(place);
+            Self::unlock(state);
+            let quiet = Quiet::begin::<Self>(self);
+            let outcome = attempt(place);
+            let own_ended = quiet.ended();
+            drop(quiet);
+            let mut state = self.lock();
+            state.own_ended = own_ended;
+            (state, outcome)
+        });
+        // What the attempts gave back. The mapper serves the whole queue.
+        if !queued {
+            self.announce();
+        }
         outcome
     }
 

@@ -1,0 +1,217 @@
+//! The future that backs blocks: it makes a request, and takes what that was granted.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use super::core::Core;
+use super::refused;
+use super::state::Use;
+use crate::deferred::is_in_hook;
+use crate::error::{BlockError, PagedKvError};
+use crate::ledger::InLine;
+use crate::pool::{HolderRequest, HolderWant, QueuedAttempt};
+
+/// The attempts of a request. They do not keep its cache.
+struct Attempts {
+    core: Weak<Core>,
+    request: u64,
+}
+
+impl QueuedAttempt for Attempts {
+    fn attempt(&self, place: Option<InLine>) -> Option<Result<(), BlockError>> {
+        let Some(core) = self.core.upgrade() else {
+            // The future reports the end of its cache.
+            return Some(Err(BlockError::Unregistered(String::new())));
+        };
+        let granted = core.try_lock()?.grant(self.request, place);
+        Some(granted)
+    }
+}
+
+/// A future that backs blocks; returned by [`PagedKv::back_async`](super::PagedKv::back_async).
+#[must_use = "futures do nothing unless they are polled"]
+pub struct BackFuture {
+    core: Weak<Core>,
+    numbers: Arc<[u32]>,
+    /// Its number among the cache's requests.
+    number: Option<u64>,
+    request: HolderRequest,
+}
+
+impl BackFuture {
+    pub(super) fn new(core: &Arc<Core>, numbers: &[u32]) -> Self {
+        Self {
+            core: Arc::downgrade(core),
+            numbers: numbers.into(),
+            number: None,
+            request: HolderRequest::new(&core.tenant),
+        }
+    }
+
+    /// Backs the blocks if that needs no waiting, and none of others that wait. Else returns `None`,
+    /// with what the request needs.
+    fn begin(&mut self, core: &Arc<Core>) -> Result<Option<HolderWant>, BlockError> {
+        if !is_in_hook() && !self.request.has_mapper() {
+            core.tenant.device().own_process()?;
+            return Err(BlockError::NoMapper);
+        }
+        let mut state = core.lock()?;
+        state.check_numbers(&self.numbers)?;
+        let missing = state.missing(&self.numbers);
+        if is_in_hook() || missing == 0 || !core.tenant.is_awaited() {
+            match state.attempt(&self.numbers, Use::Backed, None) {
+                Err(error) if error.is_shortage() && !is_in_hook() => {}
+                done => return done.map(|()| None),
+            }
+        }
+        state.check_awake()?;
+        let request = state.requests.add(Arc::clone(&self.numbers));
+        self.number = Some(request);
+        let attempts = Attempts {
+            core: Weak::clone(&self.core),
+            request,
+        };
+        Ok(Some(HolderWant {
+            bytes: missing.max(1),
+            home: core.home.clone(),
+            attempt: Arc::new(attempts),
+        }))
+    }
+
+    fn poll_cache(
+        &mut self,
+        core: &Arc<Core>,
+        context: &Context<'_>,
+    ) -> Poll<Result<(), BlockError>> {
+        let polled = match self.request.is_new() {
+            true => {
+                let Some(want) = self.begin(core)? else {
+                    return Poll::Ready(Ok(()));
+                };
+                self.request.queue(context, want)
+            }
+            false => self.request.poll(context),
+        };
+        let Poll::Ready(answer) = polled else {
+            return Poll::Pending;
+        };
+        let Some(number) = self.number.take() else {
+            return Poll::Ready(answer);
+        };
+        let mut state = core.lock()?;
+        match answer {
+            Ok(()) => Poll::Ready(state.take(number, &core.home)),
+            Err(refused) => {
+                state.end_request(number, &core.home);
+                Poll::Ready(Err(refused))
+            }
+        }
+    }
+}
+
+impl Future for BackFuture {
+    type Output = Result<(), PagedKvError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.request.has_ended() {
+            return Poll::Pending;
+        }
+        let polled = match this.core.upgrade() {
+            Some(core) => this
+                .poll_cache(&core, context)
+                .map_err(|cause| refused(this.numbers.len(), cause)),
+            None => Poll::Ready(Err(PagedKvError::Ended)),
+        };
+        if polled.is_ready() {
+            this.request.end();
+        }
+        polled
+    }
+}
+
+impl Drop for BackFuture {
+    fn drop(&mut self) {
+        let Some(number) = self.number.take() else {
+            return;
+        };
+        self.request.end();
+        if let Some(core) = self.core.upgrade()
+            && let Ok(mut state) = core.lock()
+        {
+            state.end_request(number, &core.home);
+        }
+    }
+}
+
+impl fmt::Debug for BackFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BackFuture")
+            .field("numbers", &self.numbers)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::extents::rig::{G, rig};
+    use crate::own::Stream;
+    use crate::paged::{LayerGroup, PagedKv};
+    use crate::pool::{Limit, Pool};
+
+    // I-122
+    #[test]
+    fn an_attempt_grants_nothing_to_a_withdrawn_request_and_does_not_wait_for_the_lock() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 16).group(group);
+        let kv = kv.extent(G).build().unwrap();
+        let committed = || kv.stats().unwrap().committed / G;
+        let request = |numbers: &[u32]| {
+            let request = kv.core.lock().unwrap().requests.add(numbers.into());
+            let core = Arc::downgrade(&kv.core);
+            Attempts { core, request }
+        };
+        let end = |one: &Attempts| {
+            let mut state = kv.core.lock().unwrap();
+            state.end_request(one.request, &home);
+        };
+
+        let first = request(&[1, 2, 2]);
+        let locked = kv.core.lock().unwrap();
+        let attempted = thread::scope(|scope| scope.spawn(|| first.attempt(None)).join());
+        assert!(attempted.unwrap().is_none());
+        drop(locked);
+        assert_eq!(first.attempt(None), Some(Ok(())));
+        assert_eq!((first.attempt(None), committed()), (Some(Ok(())), 2));
+        end(&first);
+        assert_eq!(committed(), 0);
+        assert_eq!((first.attempt(None), committed()), (Some(Ok(())), 0));
+
+        // All or none.
+        let large = request(&[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let refused = large.attempt(None).unwrap().unwrap_err();
+        assert!(refused.is_shortage(), "{refused}");
+        assert_eq!(committed(), 0);
+
+        let taken = request(&[3, 4]);
+        assert_eq!(taken.attempt(None), Some(Ok(())));
+        let mut state = kv.core.lock().unwrap();
+        state.take(taken.request, &home).unwrap();
+        drop(state);
+        assert_eq!((kv.stats().unwrap().in_use, committed()), (2, 2));
+        drop(kv);
+        assert!(matches!(large.attempt(None), Some(Err(_))));
+    }
+}

@@ -1,0 +1,38 @@
+//! The attempt of a [holder](crate::pool::Holder) whose request waits in the [queue](super::queue): the
+//! holder's own, made on the mapper's thread.
+//!
+//! The mapper does not know what an attempt obtains. What it granted is the holder's, until the future
+//! takes it or is dropped.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::BlockError;
+use crate::ledger::InLine;
+use crate::own::Stream;
+
+/// The attempt of a holder whose request waits in the queue. It is made without the pool's lock.
+pub(crate) trait QueuedAttempt: Send + Sync {
+    /// Makes one attempt, given the request's place in the line of a ledger. Returns `None` if a lock
+    /// of the holder is taken: the mapper does not wait for it. Grants nothing once the request was
+    /// withdrawn from the holder.
+    fn attempt(&self, place: Option<InLine>) -> Option<Result<(), BlockError>>;
+}
+
+/// A holder's request: the memory that it lacks, and its attempt.
+#[derive(Clone)]
+pub(crate) struct HolderWant {
+    /// The new memory that it lacked when it was made, in bytes.
+    pub(crate) bytes: u64,
+    /// The stream that the holder works on.
+    pub(crate) home: Stream,
+    pub(crate) attempt: Arc<dyn QueuedAttempt>,
+}
+
+impl fmt::Debug for HolderWant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HolderWant")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}

@@ -28,26 +28,15 @@ use super::rest::{Contents, Rest};
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, LastWriter, Poll, Unmapped};
 use crate::own::{Span, Stream};
-use crate::pool::{Attempts, Given, GivenUp, HolderToSleep, Marked, MovingHolder, Parts, Tenant};
+use crate::pool::{Attempts, Given, GivenUp, HolderToSleep, Marked, MovingHolder, Tenant};
 use crate::store::Saved;
-
-/// A heap that falls asleep. Dropping the value before that leaves the heap as it was.
-pub(super) struct HeapToSleep {
-    /// `None` once the move has ended.
-    moving: Option<MovingHeap>,
-    /// The extents with contents, and the addresses of one mapping of each.
-    parts: ExtentRanges,
-    /// The memory that the contents are saved in, if they are kept.
-    saved: Vec<Saved>,
-}
-
-/// Extents with the addresses of one mapping of each.
-type ExtentRanges = Vec<(ExtentId, Range<u64>)>;
 
 /// A heap that falls asleep, which is marked as moving and kept alive.
 struct MovingHeap {
     shared: Arc<Shared>,
     until: Option<Instant>,
+    /// The extents with contents, and the addresses of one mapping of each.
+    parts: Vec<(ExtentId, Range<u64>)>,
 }
 
 pub(super) fn busy(state: &State) -> SleepError {
@@ -117,13 +106,10 @@ impl Shared {
         let parts = parts.collect();
         state.large.settle_all(false);
         state.rest = Rest::Moving { charged: true };
-        Ok(Marked::Moving(Box::new(HeapToSleep {
-            moving: Some(MovingHeap {
-                shared: Arc::clone(self),
-                until: attempts.until,
-            }),
+        Ok(Marked::Moving(HolderToSleep::new(MovingHeap {
+            shared: Arc::clone(self),
+            until: attempts.until,
             parts,
-            saved: Vec::new(),
         })))
     }
 }
@@ -319,6 +305,40 @@ impl MovingHolder for MovingHeap {
         }
         core.unmap_all()
     }
+
+    fn spans(&self) -> Vec<Span<'_>> {
+        let ranges = self.parts.iter().map(|(_, range)| range);
+        ranges.map(|range| self.core().span(range)).collect()
+    }
+
+    fn fall_asleep(self: Box<Self>, saved: Vec<Saved>, release: bool) -> GivenUp {
+        self.settle_asleep(saved, release)
+    }
+
+    fn put_back(self: Box<Self>, saved: Vec<Saved>, copying: Vec<Stream>) -> bool {
+        let core = self.core();
+        // The heap's lock may be held by a thread that a forked child lacks.
+        if core.device.is_forked() {
+            return true;
+        }
+        let mut asleep = FallsAsleep {
+            heap: &self,
+            saved: Some(saved),
+        };
+        let Err(error) = core.map_again() else {
+            asleep.saved = None;
+            let mut state = core.lock();
+            state.are_read_on(&copying);
+            state.set_awake(core);
+            drop(state);
+            self.shared.tenant.note_freed(core.has(REPORTS));
+            return true;
+        };
+        log!(error, %error, "a heap that should have stayed awake sleeps");
+        // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
+        core.unmap_or_keep(copying);
+        false
+    }
 }
 
 impl MovingHeap {
@@ -327,7 +347,7 @@ impl MovingHeap {
     }
 
     /// Gives the memory up: the heap sleeps with these contents.
-    fn settle_asleep(self, saved: Contents, release: bool) -> GivenUp {
+    fn settle_asleep(&self, saved: Vec<Saved>, release: bool) -> GivenUp {
         let Shared {
             core,
             tenant,
@@ -335,12 +355,11 @@ impl MovingHeap {
         } = &*self.shared;
         let mut state = core.lock();
         let given = state.take_physicals(core.has(PINNED), core.writer);
-        let (kept, lost) = saved
-            .into_iter()
-            .partition(|&(id, _)| state.large.extent(id).is_some());
+        let saved = self.parts.iter().map(|&(id, _)| id).zip(saved);
+        let (kept, lost): (Contents, Contents) =
+            saved.partition(|&(id, _)| state.large.extent(id).is_some());
         state.rest = Rest::Asleep(kept);
         drop(state);
-        let lost: Contents = lost;
         drop(lost);
         let (given, _) = tenant.give_up_by(*holder, release, |all| *all = given);
         tenant.return_addresses(*holder);
@@ -348,88 +367,19 @@ impl MovingHeap {
     }
 }
 
-impl HolderToSleep for HeapToSleep {
-    fn sizes(&self) -> Vec<u64> {
-        let ranges = self.parts.iter().map(|(_, range)| range);
-        ranges.map(|range| range.end - range.start).collect()
-    }
-
-    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>) {
-        self.saved = saved.take(self.parts.len()).collect();
-    }
-
-    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
-        let moving = self.moving.as_ref()?;
-        let spans = self
-            .parts
-            .iter()
-            .map(|(_, range)| moving.core().span(range));
-        Some((moving, spans.zip(&mut self.saved).collect()))
-    }
-
-    fn moving(&self) -> Option<&dyn MovingHolder> {
-        self.moving.as_ref().map(|moving| moving as _)
-    }
-
-    fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
-        match self.moving.take() {
-            Some(moving) => moving.settle_asleep(self.take_saved(), release),
-            None => GivenUp::default(),
-        }
-    }
-
-    fn stay(mut self: Box<Self>) -> bool {
-        self.put_back()
-    }
-}
-
-impl HeapToSleep {
-    fn take_saved(&mut self) -> Contents {
-        let ids = self.parts.iter().map(|&(id, _)| id);
-        ids.zip(std::mem::take(&mut self.saved)).collect()
-    }
-
-    fn put_back(&mut self) -> bool {
-        let Some(moving) = self.moving.take() else {
-            return true;
-        };
-        // The heap's lock may be held by a thread that a forked child lacks.
-        if moving.core().device.is_forked() {
-            return true;
-        }
-        let unfinished = self
-            .saved
-            .iter_mut()
-            .flat_map(|it| it.unfinished().to_vec());
-        let unfinished: Vec<Stream> = unfinished.collect();
-        let shared = Arc::clone(&moving.shared);
-        let core = &shared.core;
-        let mut asleep = FallsAsleep(Some(moving), self.take_saved());
-        let Err(error) = core.map_again() else {
-            asleep.0 = None;
-            let mut state = core.lock();
-            state.are_read_on(&unfinished);
-            state.set_awake(core);
-            drop(state);
-            shared.tenant.note_freed(core.has(REPORTS));
-            return true;
-        };
-        log!(error, %error, "a heap that should have stayed awake sleeps");
-        // Memory is missing, so `withdraw` has unmapped some: it had found all other work complete.
-        core.unmap_or_keep(unfinished);
-        false
-    }
-}
-
 /// A heap that lacks memory and sleeps with these contents. The drop gives its memory up, also after a
 /// panic of the driver in a call that maps or unmaps memory: what is mapped then is quarantined.
-struct FallsAsleep(Option<MovingHeap>, Contents);
+struct FallsAsleep<'a> {
+    heap: &'a MovingHeap,
+    /// `None` if the heap stays awake.
+    saved: Option<Vec<Saved>>,
+}
 
-impl Drop for FallsAsleep {
+impl Drop for FallsAsleep<'_> {
     fn drop(&mut self) {
-        if let Some(moving) = self.0.take() {
-            moving.core().lock().keep_mapped();
-            moving.settle_asleep(std::mem::take(&mut self.1), false);
+        if let Some(saved) = self.saved.take() {
+            self.heap.core().lock().keep_mapped();
+            self.heap.settle_asleep(saved, false);
         }
     }
 }
@@ -440,11 +390,5 @@ impl State {
         self.large.settle_all(true);
         self.rest = Rest::Awake;
         core.set(STILL, false);
-    }
-}
-
-impl Drop for HeapToSleep {
-    fn drop(&mut self) {
-        self.put_back();
     }
 }

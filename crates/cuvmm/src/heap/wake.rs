@@ -18,23 +18,11 @@ use super::rest::{Contents, Rest};
 use super::sleep::{self, busy};
 use crate::error::{BlockError, MemoryError, SleepError};
 use crate::extents::{LastWriter, Unmapped, wait_for};
-use crate::own::Stream;
+use crate::own::{Span, Stream};
 use crate::pool::{
-    Attempts, CanSleep, Given, HolderToWake, Lending, Marked, Tenant, WakingHolder, WakingParts,
+    Attempts, CanSleep, Given, HolderId, HolderToWake, Marked, Tenant, WakingHolder,
 };
 use crate::store::Saved;
-
-/// A heap that wakes. If this value is dropped before that, the heap sleeps on, with the contents
-/// that were kept.
-struct HeapToWake {
-    /// `None` once the move has ended.
-    waking: Option<WakingHeap>,
-    sizes: Vec<u64>,
-    /// The contents of the extents, in their order.
-    saved: Vec<Option<Saved>>,
-    /// The stream of fills that may still run.
-    filling: Option<Stream>,
-}
 
 /// The memory of a heap that wakes.
 struct WakingHeap {
@@ -42,6 +30,8 @@ struct WakingHeap {
     extents: Vec<Waking>,
     /// The number of all mappings.
     mappings: u64,
+    /// The stream of fills that may still run.
+    filling: Option<Stream>,
 }
 
 struct Waking {
@@ -65,7 +55,7 @@ impl CanSleep for Shared {
         sleep::mark(&self, attempts)
     }
 
-    fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
+    fn begin_wake(self: Arc<Self>) -> Result<Option<HolderToWake>, SleepError> {
         let core = &self.core;
         core.device.own_process()?;
         let mut state = core.lock();
@@ -90,16 +80,13 @@ impl CanSleep for Shared {
         let saved = extents.iter().map(|extent| take(extent.id)).collect();
         let mappings = state.large.mappings();
         drop(state);
-        Ok(Some(Box::new(HeapToWake {
-            sizes: extents.iter().map(|extent| extent.size).collect(),
-            waking: Some(WakingHeap {
-                shared: self,
-                mappings,
-                extents,
-            }),
-            saved,
+        let waking = WakingHeap {
+            shared: self,
+            mappings,
+            extents,
             filling: None,
-        })))
+        };
+        Ok(Some(HolderToWake::new(waking, saved)))
     }
 }
 
@@ -143,6 +130,24 @@ impl WakingHeap {
 }
 
 impl WakingHolder for WakingHeap {
+    fn holder(&self) -> (HolderId, u64) {
+        let beside = self.mappings - self.extents.len() as u64;
+        (self.shared.holder, beside)
+    }
+
+    fn spans(&self) -> Vec<Span<'_>> {
+        let extents = self.extents.iter();
+        let spans = extents.map(|extent| self.shared.core.span(&extent.range()));
+        spans.collect()
+    }
+
+    fn take(&mut self, lent: Vec<Unmapped>) {
+        for (extent, unmapped) in self.extents.iter_mut().zip(lent) {
+            extent.lent = Some(unmapped);
+        }
+        self.shared.core.lock().rest = Rest::Moving { charged: true };
+    }
+
     /// Maps an extent at all its addresses.
     fn place(&self, index: usize) -> Result<(), BlockError> {
         let Some(extent) = self.extents.get(index) else {
@@ -173,57 +178,12 @@ impl WakingHolder for WakingHeap {
         }
         Ok(())
     }
-}
 
-impl HolderToWake for HeapToWake {
-    fn lending(&self) -> Option<Lending<'_>> {
-        let waking = self.waking.as_ref()?;
-        Some(Lending {
-            holder: waking.shared.holder,
-            sizes: &self.sizes,
-            mappings: waking.mappings - self.sizes.len() as u64,
-            zeroes: false,
-            whole: true,
-            claims: true,
-            place: None,
-        })
-    }
-
-    fn take(&mut self, lent: Vec<Unmapped>) {
-        let Some(waking) = &mut self.waking else {
-            return;
-        };
-        for (extent, unmapped) in waking.extents.iter_mut().zip(lent) {
-            extent.lent = Some(unmapped);
-        }
-        waking.shared.core.lock().rest = Rest::Moving { charged: true };
-    }
-
-    fn parts(&self) -> (&[u64], &[Option<Saved>]) {
-        (&self.sizes, &self.saved)
-    }
-
-    fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {
-        let waking = self.waking.as_ref()?;
-        let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
-        let parts = saved.filter_map(|(index, (extent, saved))| {
-            let span = waking.shared.core.span(&extent.range());
-            Some((index, span, saved.as_mut()?))
-        });
-        Some((waking, parts.collect()))
-    }
-
-    fn place_memory(&mut self) -> Result<(), BlockError> {
-        let Some(waking) = &self.waking else {
-            return Ok(());
-        };
-        let core = &waking.shared.core;
-        for (index, saved) in self.saved.iter().enumerate() {
-            if saved.is_some() {
-                continue;
-            }
-            waking.place(index)?;
-            if let Some(range) = waking.stale(index) {
+    fn place_blank(&mut self, indices: &[usize]) -> Result<(), BlockError> {
+        for &index in indices {
+            self.place(index)?;
+            let core = &self.shared.core;
+            if let Some(range) = self.stale(index) {
                 let stream = match &self.filling {
                     Some(stream) => stream,
                     None => self.filling.insert(Stream::new(&core.device)?),
@@ -239,46 +199,31 @@ impl HolderToWake for HeapToWake {
         Ok(())
     }
 
-    fn wake(mut self: Box<Self>) {
-        let Some(waking) = self.waking.take() else {
-            return;
-        };
-        let WakingHeap {
-            shared,
-            extents,
-            mappings,
-        } = waking;
-        let core = &shared.core;
+    fn wake(self: Box<Self>) {
+        let core = &self.shared.core;
         let mut state = core.lock();
-        for extent in extents {
+        for extent in self.extents {
             let physical = extent.lent.map(|lent| lent.physical);
             if let Some(place) = state.physicals.get_mut(extent.id) {
                 *place = physical;
             }
         }
-        state.counts.mapped += mappings;
+        state.counts.mapped += self.mappings;
         state.set_awake(core);
     }
-}
 
-impl Drop for HeapToWake {
-    fn drop(&mut self) {
-        let Some(waking) = self.waking.take() else {
-            return;
-        };
+    fn sleep_on(mut self: Box<Self>, saved: Vec<Option<Saved>>, copying: Vec<Stream>) {
         // As for a heap that falls asleep.
-        if waking.shared.core.device.is_forked() {
+        if self.shared.core.device.is_forked() {
             return;
         }
-        let mut staying = StaysAsleep {
-            waking,
-            saved: std::mem::take(&mut self.saved),
-        };
         // Memory is not unmapped under a fill or a copy.
         let filling = self.filling.take();
+        let staying = StaysAsleep {
+            waking: *self,
+            saved,
+        };
         let filling = filling.filter(|it| wait_for(it).is_err_and(|failed| !failed.ended));
-        let copying = staying.saved.iter_mut().flatten();
-        let copying = copying.flat_map(|saved| saved.unfinished().to_vec());
         let running = filling.into_iter().chain(copying).collect();
         staying.waking.shared.core.unmap_or_keep(running);
     }

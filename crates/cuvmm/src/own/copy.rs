@@ -90,6 +90,10 @@ impl<'a> Span<'a> {
         }
     }
 
+    pub(crate) const fn size(&self) -> u64 {
+        self.size
+    }
+
     fn at(&self, stream: &Stream, offset: u64, size: u64) -> Result<DeviceAddress, MemoryError> {
         stream.check_on(self.device)?;
         range_within(offset, size, self.size)

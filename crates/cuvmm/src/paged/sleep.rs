@@ -20,19 +20,9 @@ use super::state::State;
 use crate::error::{MemoryError, SleepError};
 use crate::extents::{Fence, Poll};
 use crate::own::{Span, Stream};
-use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Parts, Tenant};
+use crate::pool::{Attempts, GivenUp, HolderToSleep, Marked, MovingHolder, Tenant};
 use crate::region::{MemoryInUse, Region};
 use crate::store::Saved;
-
-/// A cache that falls asleep. Dropping the value before that leaves the cache as it was.
-pub(super) struct CacheToSleep {
-    /// `None` once the move has ended.
-    moving: Option<MovingCache>,
-    /// The extents with contents, by their offsets.
-    memory: MemoryInUse,
-    /// The memory that the contents are saved in, if they are kept.
-    saved: Vec<Saved>,
-}
 
 /// A cache that falls asleep, which is marked as moving and kept alive.
 struct MovingCache {
@@ -41,6 +31,8 @@ struct MovingCache {
     until: Option<Instant>,
     /// The number of steps that had begun when the cache was marked.
     begun: u64,
+    /// The extents with contents, by their offsets.
+    memory: MemoryInUse,
 }
 
 impl Core {
@@ -93,28 +85,20 @@ impl State {
             Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
         }
         self.rest = Rest::Moving;
-        Ok(Marked::Moving(Box::new(CacheToSleep {
-            moving: Some(MovingCache {
-                core: Arc::clone(core),
-                base: self.region.address(),
-                until: attempts.until,
-                begun: self.begun(),
-            }),
+        Ok(Marked::Moving(HolderToSleep::new(MovingCache {
+            core: Arc::clone(core),
+            base: self.region.address(),
+            until: attempts.until,
+            begun: self.begun(),
             memory: self.region.memory_in_use(),
-            saved: Vec::new(),
         })))
     }
 }
 
 impl MovingCache {
     /// Gives the memory up: the cache sleeps with these contents.
-    fn fall_asleep(
-        self,
-        memory: MemoryInUse,
-        saved: Vec<Saved>,
-        running: Vec<Stream>,
-        release: bool,
-    ) -> GivenUp {
+    fn settle_asleep(&mut self, saved: Vec<Saved>, running: Vec<Stream>, release: bool) -> GivenUp {
+        let memory = std::mem::take(&mut self.memory);
         let Ok(mut state) = self.core.lock() else {
             return GivenUp::default();
         };
@@ -161,73 +145,40 @@ impl MovingHolder for MovingCache {
         }
         Ok(state.region.unmap_in_use(&work)?)
     }
-}
 
-impl HolderToSleep for CacheToSleep {
-    fn sizes(&self) -> Vec<u64> {
-        let sizes = self.memory.iter().map(|(_, physical)| physical.size());
-        sizes.collect()
-    }
-
-    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>) {
-        self.saved = saved.take(self.memory.len()).collect();
-    }
-
-    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
-        let moving = self.moving.as_ref()?;
+    fn spans(&self) -> Vec<Span<'_>> {
         let memory = self.memory.iter();
-        let spans = memory
-            .map(|(offset, physical)| (moving.core).span(moving.base + *offset, physical.size()));
-        Some((moving, spans.zip(&mut self.saved).collect()))
+        let spans = memory.map(|(at, it)| self.core.span(self.base + *at, it.size()));
+        spans.collect()
     }
 
-    fn moving(&self) -> Option<&dyn MovingHolder> {
-        self.moving.as_ref().map(|moving| moving as _)
+    fn fall_asleep(mut self: Box<Self>, saved: Vec<Saved>, release: bool) -> GivenUp {
+        self.settle_asleep(saved, Vec::new(), release)
     }
 
-    fn sleep(mut self: Box<Self>, release: bool) -> GivenUp {
-        let (memory, saved) = self.take_memory();
-        let moving = self.moving.take();
-        let asleep = moving.map(|moving| moving.fall_asleep(memory, saved, Vec::new(), release));
-        asleep.unwrap_or_default()
-    }
-
-    fn stay(mut self: Box<Self>) -> bool {
-        self.put_back()
-    }
-}
-
-impl CacheToSleep {
-    fn take_memory(&mut self) -> (MemoryInUse, Vec<Saved>) {
-        let memory = std::mem::take(&mut self.memory);
-        (memory, std::mem::take(&mut self.saved))
-    }
-
-    fn put_back(&mut self) -> bool {
-        let Some(moving) = self.moving.take() else {
-            return true;
-        };
-        let (memory, mut saved) = self.take_memory();
-        let running = saved.iter_mut().flat_map(|it| it.unfinished().to_vec());
-        let running: Vec<Stream> = running.collect();
-        let core = Arc::clone(&moving.core);
+    fn put_back(self: Box<Self>, saved: Vec<Saved>, copying: Vec<Stream>) -> bool {
+        let core = Arc::clone(&self.core);
         // Dropped after the lock.
-        let mut asleep = FallsAsleep(Some((moving, memory, saved, running)));
+        let mut asleep = FallsAsleep {
+            cache: self,
+            saved,
+            copying,
+            stays_awake: false,
+        };
         // In a forked child nothing is put back: another thread may have held the lock.
         let Ok(mut state) = core.lock() else {
             return true;
         };
-        let memory = asleep.0.as_ref().map(|(_, memory, ..)| memory.as_slice());
-        let mapped = state.region.map_again(memory.unwrap_or_default());
-        if let Err(error) = mapped {
+        if let Err(error) = state.region.map_again(&asleep.cache.memory) {
             log!(error, %error, "a paged cache that should have stayed awake sleeps");
             return false;
         }
-        if let Some((_, memory, _, running)) = asleep.0.take() {
-            // The pool releases no memory that has another holder: from here on it may take this.
-            drop(memory);
-            state.region.note_queued(running);
-        }
+        asleep.stays_awake = true;
+        // The pool releases no memory that has another holder: from here on it may take this.
+        asleep.cache.memory.clear();
+        state
+            .region
+            .note_queued(std::mem::take(&mut asleep.copying));
         state.set_awake();
         true
     }
@@ -236,19 +187,20 @@ impl CacheToSleep {
 /// A cache that lacks memory and sleeps with its contents, which may still be copied on some streams.
 /// The drop gives its memory up, also after a panic of the driver in a call that maps it. Memory is
 /// missing because it was unmapped, so all other work had been found complete.
-struct FallsAsleep(Option<(MovingCache, MemoryInUse, Vec<Saved>, Vec<Stream>)>);
+struct FallsAsleep {
+    cache: Box<MovingCache>,
+    saved: Vec<Saved>,
+    copying: Vec<Stream>,
+    stays_awake: bool,
+}
 
 impl Drop for FallsAsleep {
     fn drop(&mut self) {
-        if let Some((moving, memory, saved, running)) = self.0.take() {
-            moving.fall_asleep(memory, saved, running, false);
+        if !self.stays_awake {
+            let saved = std::mem::take(&mut self.saved);
+            let copying = std::mem::take(&mut self.copying);
+            self.cache.settle_asleep(saved, copying, false);
         }
-    }
-}
-
-impl Drop for CacheToSleep {
-    fn drop(&mut self) {
-        self.put_back();
     }
 }
 

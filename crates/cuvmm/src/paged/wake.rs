@@ -15,23 +15,9 @@ use super::rest::{Rest, Sleeping};
 use super::sleep::{self, running_on};
 use crate::error::{BlockError, SleepError};
 use crate::extents::Unmapped;
-use crate::own::Stream;
-use crate::pool::{
-    Attempts, CanSleep, HolderId, HolderToWake, Lending, Marked, Tenant, WakingHolder, WakingParts,
-};
+use crate::own::{Span, Stream};
+use crate::pool::{Attempts, CanSleep, HolderId, HolderToWake, Marked, Tenant, WakingHolder};
 use crate::store::Saved;
-
-/// A cache that wakes. If this value is dropped before that, the cache sleeps on, with the contents
-/// that were kept.
-struct CacheToWake {
-    /// `None` once the move has ended.
-    waking: Option<WakingCache>,
-    sizes: Vec<u64>,
-    /// The contents of the extents, in their order.
-    saved: Vec<Option<Saved>>,
-    /// Set while fills may run.
-    filling: bool,
-}
 
 /// The memory of a cache that wakes.
 struct WakingCache {
@@ -39,6 +25,8 @@ struct WakingCache {
     base: DeviceAddress,
     holder: HolderId,
     extents: Vec<Waking>,
+    /// Set while fills may run.
+    filling: bool,
 }
 
 struct Waking {
@@ -60,51 +48,45 @@ impl CanSleep for Core {
         sleep::mark(&self, attempts)
     }
 
-    fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError> {
-        let begun = begin(&self)?;
-        Ok(begun.map(|one| Box::new(one) as Box<dyn HolderToWake>))
-    }
-}
-
-fn begin(core: &Arc<Core>) -> Result<Option<CacheToWake>, SleepError> {
-    let mut state = core.lock()?;
-    let extents = match &state.rest {
-        Rest::Awake => return Ok(None),
-        Rest::Moving => return Err(state.busy()),
-        Rest::Asleep(extents) => extents,
-    };
-    let ranges = extents.iter().map(|it| it.offset..it.offset + it.size);
-    let holder = state.region.holder_for(ranges);
-    let holder = holder.map_err(|cause| SleepError::Block {
-        bytes: state.planes.in_use(),
-        cause: cause.into(),
-    })?;
-    let Some(holder) = holder else {
-        return Ok(None);
-    };
-    let Rest::Asleep(asleep) = std::mem::replace(&mut state.rest, Rest::Moving) else {
-        return Ok(None);
-    };
-    let (mut extents, mut saved) = (Vec::new(), Vec::new());
-    for one in asleep {
-        saved.push(one.saved);
-        extents.push(Waking {
-            offset: one.offset,
-            size: one.size,
-            lent: None,
+    fn begin_wake(self: Arc<Self>) -> Result<Option<HolderToWake>, SleepError> {
+        let mut state = self.lock()?;
+        let extents = match &state.rest {
+            Rest::Awake => return Ok(None),
+            Rest::Moving => return Err(state.busy()),
+            Rest::Asleep(extents) => extents,
+        };
+        let ranges = extents.iter().map(|it| it.offset..it.offset + it.size);
+        let holder = state.region.holder_for(ranges);
+        let holder = holder.map_err(|cause| SleepError::Block {
+            bytes: state.planes.in_use(),
+            cause: cause.into(),
+        })?;
+        let Some(holder) = holder else {
+            return Ok(None);
+        };
+        let Rest::Asleep(asleep) = std::mem::replace(&mut state.rest, Rest::Moving) else {
+            return Ok(None);
+        };
+        let extents = asleep.into_iter().map(|one| {
+            let extent = Waking {
+                offset: one.offset,
+                size: one.size,
+                lent: None,
+            };
+            (extent, one.saved)
         });
-    }
-    Ok(Some(CacheToWake {
-        sizes: extents.iter().map(|extent| extent.size).collect(),
-        waking: Some(WakingCache {
-            core: Arc::clone(core),
-            base: state.region.address(),
+        let (extents, saved) = extents.unzip();
+        let base = state.region.address();
+        drop(state);
+        let waking = WakingCache {
+            core: self,
+            base,
             holder,
             extents,
-        }),
-        saved,
-        filling: false,
-    }))
+            filling: false,
+        };
+        Ok(Some(HolderToWake::new(waking, saved)))
+    }
 }
 
 impl WakingCache {
@@ -124,94 +106,57 @@ impl WakingCache {
 }
 
 impl WakingHolder for WakingCache {
-    fn place(&self, index: usize) -> Result<(), BlockError> {
-        self.map(index).map(drop)
+    fn holder(&self) -> (HolderId, u64) {
+        (self.holder, 0)
     }
-}
 
-impl HolderToWake for CacheToWake {
-    fn lending(&self) -> Option<Lending<'_>> {
-        let waking = self.waking.as_ref()?;
-        Some(Lending {
-            holder: waking.holder,
-            sizes: &self.sizes,
-            mappings: 0,
-            zeroes: false,
-            whole: true,
-            claims: true,
-            place: None,
-        })
+    fn spans(&self) -> Vec<Span<'_>> {
+        let extents = self.extents.iter();
+        let spans = extents.map(|it| self.core.span(self.base + it.offset, it.size));
+        spans.collect()
     }
 
     fn take(&mut self, lent: Vec<Unmapped>) {
-        let Some(waking) = &mut self.waking else {
-            return;
-        };
-        if let Ok(state) = waking.core.lock() {
+        if let Ok(state) = self.core.lock() {
             state.region.add_lent(&lent);
         }
-        for (extent, unmapped) in waking.extents.iter_mut().zip(lent) {
+        for (extent, unmapped) in self.extents.iter_mut().zip(lent) {
             extent.lent = Some(unmapped);
         }
     }
 
-    fn parts(&self) -> (&[u64], &[Option<Saved>]) {
-        (&self.sizes, &self.saved)
+    fn place(&self, index: usize) -> Result<(), BlockError> {
+        self.map(index).map(drop)
     }
 
-    fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {
-        let waking = self.waking.as_ref()?;
-        let saved = waking.extents.iter().zip(&mut self.saved).enumerate();
-        let parts = saved.filter_map(|(index, (extent, saved))| {
-            let span = (waking.core).span(waking.base + extent.offset, extent.size);
-            Some((index, span, saved.as_mut()?))
-        });
-        Some((waking, parts.collect()))
-    }
-
-    fn place_memory(&mut self) -> Result<(), BlockError> {
-        let Some(waking) = &self.waking else {
-            return Ok(());
-        };
+    fn place_blank(&mut self, indices: &[usize]) -> Result<(), BlockError> {
         let mut used = Vec::new();
-        for (index, saved) in self.saved.iter().enumerate() {
-            if saved.is_none() {
-                used.extend(waking.map(index)?);
-            }
+        for &index in indices {
+            used.extend(self.map(index)?);
         }
         self.filling = true;
-        let state = waking.core.lock()?;
+        let state = self.core.lock()?;
         state.region.clear_woken(&used)?;
+        drop(state);
         self.filling = false;
         Ok(())
     }
 
-    fn wake(mut self: Box<Self>) {
-        let Some(WakingCache { core, extents, .. }) = self.waking.take() else {
-            return;
-        };
+    fn wake(self: Box<Self>) {
         // The pool releases no memory that has another holder: from here on it may take this.
-        drop(extents);
-        if let Ok(mut state) = core.lock() {
+        drop(self.extents);
+        if let Ok(mut state) = self.core.lock() {
             state.set_awake();
         }
     }
-}
 
-impl Drop for CacheToWake {
-    fn drop(&mut self) {
-        let Some(WakingCache { core, extents, .. }) = self.waking.take() else {
-            return;
-        };
+    fn sleep_on(self: Box<Self>, saved: Vec<Option<Saved>>, copying: Vec<Stream>) {
         // In a forked child nothing is unmapped: another thread may have held the lock.
-        let Ok(mut state) = core.lock() else {
+        let Ok(mut state) = self.core.lock() else {
             return;
         };
-        let saved = self.saved.iter_mut().flatten();
-        let copying = saved.flat_map(|saved| saved.unfinished().to_vec());
-        let copying: Vec<Stream> = copying.collect();
         let (mut lent, mut asleep) = (Vec::new(), Vec::new());
-        for (extent, saved) in extents.into_iter().zip(std::mem::take(&mut self.saved)) {
+        for (extent, saved) in self.extents.into_iter().zip(saved) {
             let Waking {
                 offset,
                 size,

@@ -18,7 +18,7 @@ use crate::store::{HostStore, Ranges, Saved};
 /// A unit that falls asleep. Dropping the value before that leaves it as it was.
 pub(super) enum Sleeper {
     Block(ToSleep),
-    Holder(Arc<dyn CanSleep>, Box<dyn HolderToSleep>),
+    Holder(Arc<dyn CanSleep>, HolderToSleep),
 }
 
 /// One item of a block, or all those of a holder. A block costs no allocation.
@@ -168,7 +168,7 @@ impl Sleeper {
 /// were kept.
 pub(super) enum Waker {
     Block(ToWake),
-    Holder(Arc<dyn CanSleep>, Box<dyn HolderToWake>),
+    Holder(Arc<dyn CanSleep>, HolderToWake),
 }
 
 /// A range with contents in a unit that wakes.

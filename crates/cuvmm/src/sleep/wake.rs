@@ -47,7 +47,7 @@ fn moved(one: &Waker) -> u64 {
 /// Marks all that is selected as moving, and charges for it.
 fn begin(blocks: &Blocks<'_>, choice: Choice<'_>) -> Result<Vec<Waker>, SleepError> {
     blocks.check()?;
-    let mut holders: Vec<(Arc<dyn CanSleep>, Box<dyn HolderToWake>)> = Vec::new();
+    let mut holders: Vec<(Arc<dyn CanSleep>, HolderToWake)> = Vec::new();
     for owner in &blocks.holders {
         let waking = Arc::clone(owner).begin_wake()?;
         holders.extend(waking.map(|waking| (Arc::clone(owner), waking)));

@@ -15,6 +15,5 @@ pub(in crate::pool) use held::Holders;
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
 pub(crate) use resting::{
-    Attempts, CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, Parts, WakingHolder,
-    WakingParts,
+    Attempts, CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, WakingHolder,
 };

@@ -10,10 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::held::HolderId;
 use super::lend::Lending;
 use crate::error::{BlockError, SleepError};
 use crate::extents::{Fence, Poll, Unmapped};
-use crate::own::Span;
+use crate::own::{Span, Stream};
 use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::tenant::Tenant;
 use crate::store::{HostStore, Saved};
@@ -28,7 +29,7 @@ pub(crate) trait CanSleep: Send + Sync {
     fn mark(self: Arc<Self>, attempts: &Attempts) -> Result<Marked, SleepError>;
 
     /// Marks the holder as moving, if it sleeps.
-    fn begin_wake(self: Arc<Self>) -> Result<Option<Box<dyn HolderToWake>>, SleepError>;
+    fn begin_wake(self: Arc<Self>) -> Result<Option<HolderToWake>, SleepError>;
 }
 
 impl dyn CanSleep {
@@ -42,7 +43,7 @@ impl dyn CanSleep {
         self: &Arc<Self>,
         until: Option<Instant>,
         wanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Box<dyn HolderToSleep>>, SleepError> {
+    ) -> Result<Option<HolderToSleep>, SleepError> {
         self.tenant().device().own_process()?;
         let attempts = Attempts::new(until);
         let mark = || Arc::clone(self).mark(&attempts);
@@ -126,13 +127,13 @@ impl Attempts {
 /// The outcome of an attempt to mark a holder as moving.
 pub(crate) enum Marked {
     Asleep,
-    Moving(Box<dyn HolderToSleep>),
+    Moving(HolderToSleep),
     /// Work is not complete. Only a wait for it tells when it is. The error is that of a holder in use.
     Waits(Fence, SleepError),
 }
 
-/// A holder whose contents are being copied out.
-pub(crate) trait MovingHolder: Sync {
+/// A holder that falls asleep, which is marked as moving and kept alive.
+pub(crate) trait MovingHolder: Send + Sync {
     fn tenant(&self) -> &Tenant;
 
     /// Returns `true` if the holder sleeps only after all work of each device with access. Copies of
@@ -145,6 +146,17 @@ pub(crate) trait MovingHolder: Sync {
     /// Makes one attempt to unmap all memory, which fails if work was queued since the holder was marked
     /// that is not complete.
     fn try_withdraw(&self, attempts: &Attempts) -> Result<(), SleepError>;
+
+    /// Returns the ranges with contents.
+    fn spans(&self) -> Vec<Span<'_>>;
+
+    /// Gives all memory up, which is unmapped. The holder sleeps with the contents of its ranges, or
+    /// without.
+    fn fall_asleep(self: Box<Self>, saved: Vec<Saved>, release: bool) -> GivenUp;
+
+    /// Maps memory that is missing again. Copies on some streams may still use it. Returns `false` if
+    /// that failed: the holder then sleeps with the contents of its ranges, or without.
+    fn put_back(self: Box<Self>, saved: Vec<Saved>, copying: Vec<Stream>) -> bool;
 }
 
 impl dyn MovingHolder + '_ {
@@ -157,67 +169,191 @@ impl dyn MovingHolder + '_ {
 }
 
 /// The ranges of a holder with contents, each with the memory that they are saved in.
-pub(crate) type Parts<'a> = Vec<(Span<'a>, &'a mut Saved)>;
+type Parts<'a> = Vec<(Span<'a>, &'a mut Saved)>;
 
-/// A holder that falls asleep.
-pub(crate) trait HolderToSleep: Send + Sync {
-    /// Returns the sizes of the ranges with contents, in bytes.
-    fn sizes(&self) -> Vec<u64>;
-
-    /// Takes the memory that the contents are to be saved in, one item for each range.
-    fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>);
-
-    fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)>;
-
-    /// Returns the holder, without its contents.
-    fn moving(&self) -> Option<&dyn MovingHolder>;
-
-    fn sleep(self: Box<Self>, release: bool) -> GivenUp;
-
-    /// Puts the memory back in its place. Returns `false` if that failed: the holder then sleeps.
-    fn stay(self: Box<Self>) -> bool;
+/// A holder that falls asleep. Dropping the value before that leaves the holder as it was.
+pub(crate) struct HolderToSleep {
+    /// `None` once the move has ended.
+    moving: Option<Box<dyn MovingHolder>>,
+    /// The memory that the contents of the ranges are saved in, if they are kept.
+    saved: Vec<Saved>,
 }
 
-/// A holder whose contents are being copied in.
-pub(crate) trait WakingHolder: Sync {
-    /// Maps the memory of the range at an index.
+impl HolderToSleep {
+    pub(crate) fn new(moving: impl MovingHolder + 'static) -> Self {
+        let moving: Option<Box<dyn MovingHolder>> = Some(Box::new(moving));
+        let saved = Vec::new();
+        Self { moving, saved }
+    }
+
+    /// Returns the holder, without its contents.
+    pub(crate) fn moving(&self) -> Option<&dyn MovingHolder> {
+        self.moving.as_deref()
+    }
+
+    /// Returns the sizes of the ranges with contents, in bytes.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        let spans = self.moving().map(|moving| moving.spans());
+        spans.iter().flatten().map(Span::size).collect()
+    }
+
+    /// Takes the memory that the contents are to be saved in, one item for each range.
+    pub(crate) fn keep_in(&mut self, saved: &mut dyn Iterator<Item = Saved>) {
+        let ranges = self.moving().map_or(0, |moving| moving.spans().len());
+        self.saved = saved.take(ranges).collect();
+    }
+
+    pub(crate) fn contents(&mut self) -> Option<(&dyn MovingHolder, Parts<'_>)> {
+        let moving = self.moving.as_deref()?;
+        let parts = moving.spans().into_iter().zip(&mut self.saved);
+        Some((moving, parts.collect()))
+    }
+
+    pub(crate) fn sleep(mut self, release: bool) -> GivenUp {
+        let saved = std::mem::take(&mut self.saved);
+        let asleep = self.moving.take().map(|it| it.fall_asleep(saved, release));
+        asleep.unwrap_or_default()
+    }
+
+    /// Puts the memory back in its place. Returns `false` if that failed: the holder then sleeps.
+    pub(crate) fn stay(mut self) -> bool {
+        self.put_back()
+    }
+
+    fn put_back(&mut self) -> bool {
+        let (mut saved, moving) = (std::mem::take(&mut self.saved), self.moving.take());
+        let copying = unfinished(saved.iter_mut());
+        moving.is_none_or(|moving| moving.put_back(saved, copying))
+    }
+}
+
+impl Drop for HolderToSleep {
+    fn drop(&mut self) {
+        self.put_back();
+    }
+}
+
+/// Returns the streams of copies that may still run.
+fn unfinished<'a>(saved: impl Iterator<Item = &'a mut Saved>) -> Vec<Stream> {
+    saved.flat_map(|it| it.unfinished().to_vec()).collect()
+}
+
+/// A holder that wakes, which is marked as moving and kept alive.
+pub(crate) trait WakingHolder: Send + Sync {
+    /// Returns the name of the holder, and the number of its mappings beside one for each extent.
+    fn holder(&self) -> (HolderId, u64);
+
+    /// Returns the ranges of all extents.
+    fn spans(&self) -> Vec<Span<'_>>;
+
+    /// Takes the memory that was lent, in the order of the extents.
+    fn take(&mut self, lent: Vec<Unmapped>);
+
+    /// Maps the memory of the extent at an index.
     fn place(&self, index: usize) -> Result<(), BlockError>;
+
+    /// Maps the memory of the extents at some indices, and zeroes what another tenant wrote.
+    fn place_blank(&mut self, indices: &[usize]) -> Result<(), BlockError>;
+
+    /// Ends the move: the holder has its memory and contents again.
+    fn wake(self: Box<Self>);
+
+    /// Gives memory back that was lent. Copies on some streams may still use it. The holder sleeps on
+    /// with the contents of its extents that were kept.
+    fn sleep_on(self: Box<Self>, saved: Vec<Option<Saved>>, copying: Vec<Stream>);
 }
 
 /// The ranges of a waking holder with contents, each with its index and the memory that they are
 /// saved in.
-pub(crate) type WakingParts<'a> = Vec<(usize, Span<'a>, &'a mut Saved)>;
+type WakingParts<'a> = Vec<(usize, Span<'a>, &'a mut Saved)>;
 
-/// A holder that wakes.
-pub(crate) trait HolderToWake: Send + Sync {
+/// A holder that wakes. If this value is dropped before that, it sleeps on, with the contents that were
+/// kept.
+pub(crate) struct HolderToWake {
+    /// `None` once the move has ended.
+    waking: Option<Box<dyn WakingHolder>>,
+    sizes: Vec<u64>,
+    /// The contents of the extents, in their order.
+    saved: Vec<Option<Saved>>,
+}
+
+impl HolderToWake {
+    pub(crate) fn new(waking: impl WakingHolder + 'static, saved: Vec<Option<Saved>>) -> Self {
+        let sizes = waking.spans().iter().map(Span::size).collect();
+        let waking: Option<Box<dyn WakingHolder>> = Some(Box::new(waking));
+        Self {
+            waking,
+            sizes,
+            saved,
+        }
+    }
+
     /// Describes the memory that the holder needs.
-    fn lending(&self) -> Option<Lending<'_>>;
+    pub(crate) fn lending(&self) -> Option<Lending<'_>> {
+        let (holder, mappings) = self.waking.as_ref()?.holder();
+        Some(Lending {
+            holder,
+            sizes: &self.sizes,
+            mappings,
+            zeroes: false,
+            whole: true,
+            claims: true,
+            place: None,
+        })
+    }
 
     /// Takes the memory that was lent.
-    fn take(&mut self, lent: Vec<Unmapped>);
-
-    /// Returns the sizes of all memory, in bytes, and its contents where they were kept.
-    fn parts(&self) -> (&[u64], &[Option<Saved>]);
+    pub(crate) fn take(&mut self, lent: Vec<Unmapped>) {
+        if let Some(waking) = &mut self.waking {
+            waking.take(lent);
+        }
+    }
 
     /// Returns the bytes of all memory.
-    fn used(&self) -> u64 {
-        self.parts().0.iter().sum()
+    pub(crate) fn used(&self) -> u64 {
+        self.sizes.iter().sum()
     }
 
     /// Returns the bytes of contents.
-    fn kept(&self) -> u64 {
-        self.parts().1.iter().flatten().map(Saved::bytes).sum()
+    pub(crate) fn kept(&self) -> u64 {
+        self.saved.iter().flatten().map(Saved::bytes).sum()
     }
 
-    fn kept_in(&self) -> Option<HostStore> {
-        self.parts().1.iter().flatten().next().map(Saved::store)
+    pub(crate) fn kept_in(&self) -> Option<HostStore> {
+        self.saved.iter().flatten().next().map(Saved::store)
     }
 
-    fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)>;
+    pub(crate) fn contents(&mut self) -> Option<(&dyn WakingHolder, WakingParts<'_>)> {
+        let waking = self.waking.as_deref()?;
+        let ranges = waking.spans().into_iter().zip(&mut self.saved).enumerate();
+        let parts =
+            ranges.filter_map(|(index, (span, saved))| Some((index, span, saved.as_mut()?)));
+        Some((waking, parts.collect()))
+    }
 
     /// Maps all memory without contents, and zeroes what another tenant wrote.
-    fn place_memory(&mut self) -> Result<(), BlockError>;
+    pub(crate) fn place_memory(&mut self) -> Result<(), BlockError> {
+        let saved = self.saved.iter().enumerate();
+        let blank = saved.filter_map(|(index, saved)| saved.is_none().then_some(index));
+        let blank: Vec<usize> = blank.collect();
+        let waking = self.waking.as_mut();
+        waking.map_or(Ok(()), |waking| waking.place_blank(&blank))
+    }
 
     /// Ends the move: the holder has its memory and contents again.
-    fn wake(self: Box<Self>);
+    pub(crate) fn wake(mut self) {
+        if let Some(waking) = self.waking.take() {
+            waking.wake();
+        }
+    }
+}
+
+impl Drop for HolderToWake {
+    fn drop(&mut self) {
+        if let Some(waking) = self.waking.take() {
+            let mut saved = std::mem::take(&mut self.saved);
+            let copying = unfinished(saved.iter_mut().flatten());
+            waking.sleep_on(saved, copying);
+        }
+    }
 }

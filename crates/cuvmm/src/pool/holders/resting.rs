@@ -357,3 +357,74 @@ impl Drop for HolderToWake {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::extents::rig::{G, rig};
+    use crate::heap::Heap;
+    use crate::paged::{LayerGroup, PagedKv};
+    use crate::pool::{Limit, Pool};
+    use crate::sync::atomic::{AtomicBool, Ordering};
+
+    // I-111, I-126
+    #[test]
+    fn work_that_is_queued_after_the_copies_is_waited_for_until_the_sleep_is_cancelled() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let heap = Heap::builder(&tenant).for_graphs(true).build().unwrap();
+        let _live = heap.allocate(G, 1, &home).unwrap();
+        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenant, &home, 2).group(group);
+        let kv = kv.sleep_after_all_work(true).build().unwrap();
+        kv.back(&[0, 1]).unwrap();
+        let until = Instant::now().checked_add(Duration::from_secs(600));
+        let begin = |owner: &Arc<dyn CanSleep>| {
+            let begun = owner.begin_sleep(until, &|| true);
+            begun.unwrap().unwrap()
+        };
+        let withdraw = |holder: &HolderToSleep, wanted: &dyn Fn() -> bool| {
+            let moving = holder.moving().unwrap();
+            moving.withdraw(wanted)
+        };
+
+        // A step that has ended: waiting does not help.
+        let holder = begin(&kv.sleeper());
+        drop(kv.step());
+        let refused = withdraw(&holder, &|| true);
+        assert!(matches!(refused, Err(SleepError::CacheBusy { .. })));
+        assert!(holder.stay());
+
+        for owner in [heap.sleeper(), kv.sleeper()] {
+            let (holder, foreign) = (begin(&owner), rig.busy_stream());
+            assert!(withdraw(&holder, &|| false).is_err());
+            assert!(holder.stay());
+            rig.finish(&foreign);
+
+            let (holder, foreign) = (begin(&owner), rig.busy_stream());
+            let asked = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let wanted = || {
+                    asked.store(true, Ordering::SeqCst);
+                    true
+                };
+                let waiting = scope.spawn(move || (withdraw(&holder, &wanted), holder));
+                while !asked.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+                rig.finish(&foreign);
+                let (withdrawn, holder) = waiting.join().unwrap();
+                withdrawn.unwrap();
+                holder.sleep(false);
+            });
+        }
+        assert!(heap.is_asleep() && kv.is_asleep());
+    }
+}

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuvmm::driver::Call;
 use cuvmm::driver::model::Backing;
+use cuvmm::error::SleepError;
+use cuvmm::sleep::Woken;
 
 use super::Rig;
 
@@ -32,4 +34,14 @@ pub fn panics_at<T>(
     let outcome = catch_unwind(AssertUnwindSafe(operate));
     rig.faults.watch(None);
     (outcome.ok(), seen.load(Ordering::SeqCst) >= nth)
+}
+
+/// Returns the outcome of a wake. Only after a panic it may have failed, since memory may be mapped at the
+/// addresses.
+pub fn woken_unless_lost(outcome: Result<Woken, SleepError>, panicked: bool) -> Option<Woken> {
+    if let Err(error) = &outcome {
+        let is_lost = matches!(error, SleepError::Block { .. });
+        assert!(panicked && is_lost, "{error:?}");
+    }
+    outcome.ok()
 }

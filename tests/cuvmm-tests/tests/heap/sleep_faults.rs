@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::common;
-use crate::common::panics::panics_at;
+use crate::common::panics::{panics_at, woken_unless_lost};
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
 use crate::common::{D0, G, Rig};
@@ -304,13 +304,8 @@ fn a_panic_in_the_roll_back_of_a_wake_leaves_the_heap_asleep() {
             assert_eq!(world.heap.stats().asleep, asleep);
             assert_eq!(world.pool.stats().committed, 2 * G, "{nth}");
             books(&world.pool);
-            match world.heap.alone().wake() {
-                Ok(woken) => assert_eq!(woken.mapped, asleep),
-                Err(error) => {
-                    let is_lost = matches!(&error, SleepError::Block { .. });
-                    assert!(panicked && is_lost, "{nth}: {error:?}");
-                }
-            }
+            let woken = woken_unless_lost(world.heap.alone().wake(), panicked);
+            assert!(woken.is_none_or(|woken| woken.mapped == asleep), "{nth}");
             drop(world);
             if !panicked {
                 assert!(nth > 3, "three mappings were unmapped");
@@ -338,12 +333,8 @@ fn a_panic_in_the_roll_back_of_a_sleep_leaves_the_heap_asleep() {
             assert_eq!(stats.committed, if panicked { 2 * G } else { 2 * G + held });
             assert_eq!(stats.quarantined > 0, panicked, "{nth}");
             books(&world.pool);
-            let woken = world.heap.alone().wake();
-            if let Err(error) = &woken {
-                let is_lost = matches!(error, SleepError::Block { .. });
-                assert!(panicked && is_lost, "{nth}: {error:?}");
-            }
-            let kept = if keeps && woken.is_err() { held } else { 0 };
+            let woken = woken_unless_lost(world.heap.alone().wake(), panicked);
+            let kept = if keeps && woken.is_none() { held } else { 0 };
             assert_eq!(world.store.free(), 8 * G - kept);
             let hazards = rig.machine.take_hazards();
             assert!(hazards.is_empty(), "{}", hazards[0]);
@@ -371,13 +362,9 @@ fn a_panic_in_a_sleep_leaves_the_heap_awake_or_asleep() {
             let charged = world.pool.stats().committed;
             assert_eq!(charged, if asleep { 2 * G } else { 2 * G + held }, "{nth}");
             books(&world.pool);
-            match world.heap.alone().wake() {
-                Ok(woken) => assert_eq!(woken.heaps, u64::from(asleep), "{nth}"),
-                Err(error) => {
-                    let is_lost = matches!(error, SleepError::Block { .. });
-                    assert!(panicked && asleep && is_lost, "{nth}: {error:?}");
-                }
-            }
+            let woken = woken_unless_lost(world.heap.alone().wake(), panicked && asleep);
+            let is_it = woken.is_none_or(|woken| woken.heaps == u64::from(asleep));
+            assert!(is_it, "{nth}");
             let hazards = rig.machine.take_hazards();
             assert!(hazards.is_empty(), "{}", hazards[0]);
             drop(world);

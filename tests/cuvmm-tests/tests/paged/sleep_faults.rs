@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use crate::common::panics::panics_at;
+use crate::common::panics::{panics_at, woken_unless_lost};
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};
 use crate::common::{self, D0, G, Rig, limited};
@@ -264,10 +264,7 @@ fn a_panic_of_the_driver_lets_no_tenant_see_what_another_wrote() {
                 // The other tenant uses all the memory that there is.
                 world.soil(&rig);
                 // The extent whose call panicked may be mapped: its addresses are lost.
-                if let Err(error) = world.kv.alone().wake() {
-                    let is_lost = matches!(&error, SleepError::Block { .. });
-                    assert!(panicked && is_lost, "{nth}: {error:?}");
-                } else {
+                if woken_unless_lost(world.kv.alone().wake(), panicked).is_some() {
                     world.shows(&rig, keeps);
                     // Where the driver panicked other memory may be mapped still.
                     if let Err(error) = world.kv.back(&[6]) {
@@ -310,12 +307,8 @@ fn a_panic_in_the_roll_back_of_a_wake_leaves_the_cache_asleep() {
                 assert_eq!((stats.committed, stats.asleep), (0, asleep), "{nth}");
                 books(&world.pool);
                 world.soil(&rig);
-                match world.kv.alone().wake() {
-                    Ok(_) => world.shows(&rig, keeps),
-                    Err(error) => {
-                        let is_lost = matches!(&error, SleepError::Block { .. });
-                        assert!(panicked && is_lost, "{nth}: {error:?}");
-                    }
+                if woken_unless_lost(world.kv.alone().wake(), panicked).is_some() {
+                    world.shows(&rig, keeps);
                 }
                 drop(world);
                 if !panicked {
@@ -348,12 +341,8 @@ fn a_panic_in_the_roll_back_of_a_sleep_leaves_the_cache_asleep() {
                 assert_eq!(stats.asleep, asleep, "{nth}");
                 books(&world.pool);
                 world.soil(&rig);
-                match world.kv.alone().wake() {
-                    Ok(_) => world.shows(&rig, keeps || !panicked),
-                    Err(error) => {
-                        let is_lost = matches!(&error, SleepError::Block { .. });
-                        assert!(panicked && is_lost, "{nth}: {error:?}");
-                    }
+                if woken_unless_lost(world.kv.alone().wake(), panicked).is_some() {
+                    world.shows(&rig, keeps || !panicked);
                 }
                 let hazards = rig.machine.take_hazards();
                 assert!(hazards.is_empty(), "{}", hazards[0]);

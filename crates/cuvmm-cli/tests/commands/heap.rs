@@ -238,6 +238,19 @@ fn wrong(arguments: &[&str], what: &str) {
 }
 
 #[test]
+fn costs_within_a_heap_change_its_time_alone() {
+    let dir = TempDir::new().unwrap();
+    let file = trace(&dir, PIECES);
+    let of = |gpu| heap(&[shown(&file), "--gpu", gpu], 0);
+    let (alone, within) = (of("nvidia-h200"), of("nvidia-h200-heap"));
+    for same in ["mappings", "ratio"] {
+        assert_eq!(alone[same], within[same], "{same}");
+    }
+    let time = |seen: &Value| seen["driver_us_per_operation"].as_f64().unwrap();
+    assert!(time(&within) > 1.5 * time(&alone), "{alone} {within}");
+}
+
+#[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn laws_are_repeatable() {
     let law = ["--churn", "small", "--seed", "3"];

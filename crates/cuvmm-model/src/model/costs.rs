@@ -16,8 +16,15 @@ const LOW: usize = 0;
 const USUAL: usize = 1;
 const HIGH: usize = 2;
 
-/// The GPUs that were measured, each with its table. The first is the default.
-const GPUS: &[(&str, &str)] = &[("nvidia-h200", include_str!("../../costs/nvidia-h200.costs"))];
+/// The GPUs that were measured, each with its table. The first is the default. A name with `-heap` is
+/// of calls within a heap under load.
+const GPUS: &[(&str, &str)] = &[
+    ("nvidia-h200", include_str!("../../costs/nvidia-h200.costs")),
+    (
+        "nvidia-h200-heap",
+        include_str!("../../costs/nvidia-h200-heap.costs"),
+    ),
+];
 
 /// A cost that depends on size: microseconds at some sizes in MiB, interpolated linearly.
 ///
@@ -194,7 +201,8 @@ impl Costs {
     }
 
     /// Returns the table of a measured GPU by name: `nvidia-h200`, also written `NVIDIA H200` or
-    /// `h200`.
+    /// `h200`; or `nvidia-h200-heap`, whose calls were timed within a heap under load and take about
+    /// twice as long.
     #[must_use]
     pub fn of_gpu(name: &str) -> Option<Self> {
         let wanted = name.to_lowercase().replace([' ', '_'], "-");

@@ -309,7 +309,8 @@ impl Core {
         Ok(begin(&mut state, plan).unwrap_or(Step::Refused))
     }
 
-    /// Begins a plan with large extents in place of its small ones, if that gains. Polls the streams.
+    /// Begins a plan with large extents in place of its small ones, if that gains. Polls the work on
+    /// these.
     fn merge(
         &self,
         state: &mut State,
@@ -323,8 +324,12 @@ impl Core {
         let Some(room) = may.room else {
             return Some(Step::Room);
         };
-        state.refresh(true);
-        let merged = self.planner(state, request, may, true).merged(plan, room)?;
+        let planner = self.planner(state, request, may, true);
+        // The work is polled only if it decides.
+        planner.merged(plan, room, |_| true)?;
+        let idle = state.idle_in(plan);
+        let planner = self.planner(state, request, may, true);
+        let merged = planner.merged(plan, room, |id| idle.contains(&id))?;
         let is_exported = |&id| {
             let physical = state.physicals.get(id).and_then(Option::as_ref);
             physical.is_some_and(Physical::is_exported)

@@ -8,9 +8,11 @@
 //!
 //! Keeps I-118.
 
+use std::collections::HashSet;
+
 use super::build::Build;
 use super::core::State;
-use super::extents::ExtentId;
+use super::extents::{Extent, ExtentId};
 use super::stitch::{Plan, Planner};
 use super::tag::Tag;
 
@@ -32,17 +34,22 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    /// Returns a plan with new, large extents in place of the small extents of a plan, and those.
-    /// `None` if too few of them are small and wait for no work, if they have more than `room` bytes,
-    /// or if new extents are small because little more may be held.
-    pub(super) fn merged(&self, plan: &Plan, room: u64) -> Option<(Plan, Vec<ExtentId>)> {
+    /// Returns a plan with new, large extents in place of the small extents of a plan that are
+    /// `idle`, and those. `None` if they are too few, if they have more than `room` bytes, or if new
+    /// extents are small because little more may be held.
+    pub(super) fn merged(
+        &self,
+        plan: &Plan,
+        room: u64,
+        is_idle: impl Fn(ExtentId) -> bool,
+    ) -> Option<(Plan, Vec<ExtentId>)> {
         if self.is_near_limit() || self.levels.refused.is_some() {
             return None;
         }
         let large = self.levels.mean.saturating_mul(MEANS);
         let large = self.granule.extent_within(large, self.largest());
         let large = large.max(self.extent_size());
-        let is_small = |id: ExtentId| self.is_idle(id) && self.size(id) <= large / 2;
+        let is_small = |id: ExtentId| self.size(id) <= large / 2 && is_idle(id);
         let (small, whole): (Vec<_>, Vec<_>) = plan.whole.iter().partition(|&&id| is_small(id));
         let bytes: u64 = small.iter().map(|&id| self.size(id)).sum();
         let mut plan = Plan {
@@ -54,16 +61,22 @@ impl Planner<'_> {
         let gains = small.len() >= GAIN * plan.new.len().max(1);
         (gains && bytes <= room).then_some((plan, small))
     }
-
-    /// Returns `true` if an extent can be unmapped: its bytes and mappings wait for no work.
-    fn is_idle(&self, id: ExtentId) -> bool {
-        let extent = self.extents.extent(id);
-        extent.is_some_and(|extent| !extent.is_leaving())
-            && self.extents.all_work_of(id) == Tag::Ready
-    }
 }
 
 impl State {
+    /// Returns those extents of a plan that can be unmapped: their bytes and mappings wait for no
+    /// work. Polls that work, and no other.
+    pub(super) fn idle_in(&self, plan: &Plan) -> HashSet<ExtentId> {
+        let is_leaving = |id| self.large.extent(id).is_none_or(Extent::is_leaving);
+        let whole = plan.whole.iter().copied();
+        let ids: Vec<ExtentId> = whole.filter(|&id| !is_leaving(id)).collect();
+        let work: Vec<Tag> = ids.iter().map(|&id| self.large.all_work_of(id)).collect();
+        let complete = self.streams.are_complete(&work);
+        let idle = ids.into_iter().zip(complete);
+        idle.filter_map(|(id, complete)| complete.then_some(id))
+            .collect()
+    }
+
     /// [Begins](Self::begin) a plan in place of extents, which no request finds from here on.
     pub(super) fn begin_merged(
         &mut self,

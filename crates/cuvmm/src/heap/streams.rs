@@ -18,6 +18,16 @@ pub(super) struct Streams {
     entries: Vec<Option<Entry>>,
 }
 
+/// The first and the last stamp of each stream that points name, by number.
+type Bounds = Vec<Option<(u64, u64)>>;
+
+fn widen(bounds: &mut Bounds, Point { stream, stamp }: Point) {
+    if let Some(bounds) = bounds.get_mut(stream.0 as usize) {
+        let (first, last) = bounds.unwrap_or((stamp, stamp));
+        *bounds = Some((first.min(stamp), last.max(stamp)));
+    }
+}
+
 impl Streams {
     pub(super) fn id(&mut self, stream: &Stream) -> StreamId {
         let known = |entry: &Option<Entry>| entry.as_ref().is_some_and(|it| it.stream == *stream);
@@ -115,7 +125,11 @@ impl Streams {
     /// counts as pending.
     pub(super) fn refresh(&mut self, maps: &mut [&mut dyn Tagged], polls: bool) {
         if polls {
-            self.poll(maps);
+            let mut bounds = self.no_bounds();
+            for map in &*maps {
+                map.for_each_point(&mut |point| widen(&mut bounds, point));
+            }
+            self.poll(bounds);
         }
         for map in &mut *maps {
             map.prune(&|point| self.is_done(point));
@@ -135,17 +149,22 @@ impl Streams {
         }
     }
 
-    /// Polls each stream for the oldest and then for the youngest point that a tag names.
-    fn poll(&self, maps: &[&mut dyn Tagged]) {
-        let mut bounds = vec![None; self.entries.len()];
-        for map in maps {
-            map.for_each_point(&mut |Point { stream, stamp }| {
-                if let Some(bounds) = bounds.get_mut(stream.0 as usize) {
-                    let (first, last) = bounds.unwrap_or((stamp, stamp));
-                    *bounds = Some((first.min(stamp), last.max(stamp)));
-                }
-            });
-        }
+    /// Polls the work that some tags name. Returns for each of them whether it is complete.
+    pub(super) fn are_complete(&self, tags: &[Tag]) -> Vec<bool> {
+        let mut bounds = self.no_bounds();
+        let points = tags.iter().flat_map(Tag::points);
+        points.for_each(|&point| widen(&mut bounds, point));
+        self.poll(bounds);
+        let is_complete = |tag: &Tag| tag.points().iter().all(|&point| self.is_done(point));
+        tags.iter().map(is_complete).collect()
+    }
+
+    fn no_bounds(&self) -> Bounds {
+        vec![None; self.entries.len()]
+    }
+
+    /// Polls each stream for the first and then for the last of its stamps.
+    fn poll(&self, bounds: Bounds) {
         for (entry, bounds) in self.entries.iter().zip(bounds) {
             let (Some(entry), Some((first, last))) = (entry, bounds) else {
                 continue;

@@ -14,6 +14,9 @@ use cuvmm::{Allocation, Block, Heap, Limit, Offer, Pool, Stream};
 const SMALL: u64 = 8 * MIB;
 const COUNT: u64 = 8;
 
+/// Half of the largest extent under the limit.
+const MEDIUM: u64 = 64 * MIB;
+
 struct World {
     // Fields in drop order.
     live: Vec<Allocation>,
@@ -24,12 +27,13 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>, held: bool) -> World {
-    world_with(rig, 2, held)
+    world_with(rig, (2, 0), held)
 }
 
-/// Makes a heap in a pool of 4 GiB, with `large` live allocations of 256 MiB, and with free extents
-/// of [`SMALL`] bytes each. If it is `held`, work that uses these is not complete.
-fn world_with(rig: &Rig<Nothing>, large: usize, held: bool) -> World {
+/// Makes a heap in a pool of 4 GiB, with `large` live allocations of 256 MiB, and with free extents:
+/// `medium` of [`MEDIUM`] bytes, and some of [`SMALL`] bytes each. If it is `held`, work that uses the
+/// small ones is not complete.
+fn world_with(rig: &Rig<Nothing>, (large, medium): (u64, u64), held: bool) -> World {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(4096 * MIB));
     let pool = pool.shareable(HandleTypes::POSIX_FD).build().unwrap();
     let tenant = pool.tenant("a").register().unwrap();
@@ -37,7 +41,9 @@ fn world_with(rig: &Rig<Nothing>, large: usize, held: bool) -> World {
     let stream = Stream::new(&rig.device).unwrap();
     let allocate = |size: u64| heap.allocate(size, 1, &stream).unwrap();
     let live: Vec<Allocation> = (0..large).map(|_| allocate(256 * MIB)).collect();
+    let medium: Vec<Allocation> = (0..medium).map(|_| allocate(MEDIUM)).collect();
     let small: Vec<Allocation> = (0..COUNT).map(|_| allocate(SMALL)).collect();
+    drop(medium);
     if held {
         rig.machine.hold(D0, stream.as_raw());
         let writes = small.iter().map(|it| (it.address(), it.size(), 1));
@@ -105,6 +111,43 @@ fn extents_that_work_may_still_use_are_not_merged() {
     rig.machine.release_all_streams(D0);
 }
 
+// I-118
+#[test]
+fn only_extents_whose_own_work_is_complete_are_merged() {
+    let rig = model();
+    let mut world = world(&rig, false);
+    world.heap.refresh();
+    let allocate = |size: u64| world.heap.allocate(size, 1, &world.stream).unwrap();
+    let busy: Vec<Allocation> = (0..COUNT / 2).map(|_| allocate(SMALL)).collect();
+    rig.machine.hold(D0, world.stream.as_raw());
+    let writes = busy.iter().map(|it| (it.address(), it.size(), 1));
+    let queued = rig
+        .machine
+        .queue_kernel(D0, world.stream.as_raw(), vec![], writes.collect());
+    queued.unwrap();
+    drop(busy);
+    let (before, after, released) = world.counted();
+    assert_eq!((released, after), (COUNT / 2, before - COUNT / 2 + 1));
+    rig.machine.release_all_streams(D0);
+}
+
+#[test]
+fn work_is_polled_only_where_it_decides_about_a_merge() {
+    let rig = model();
+    let mut world = world_with(&rig, (2, 4), false);
+    let mut request = |size: u64| {
+        let calls = world.pool.calls();
+        let memory = world.heap.allocate(size, 1, &world.stream).unwrap();
+        world.live.push(memory);
+        let calls = world.pool.calls().since(&calls);
+        let polls = calls.count(Call::EventQuery) + calls.count(Call::StreamQuery);
+        (polls > 0, calls.count(Call::MemRelease))
+    };
+    // Two new extents would replace four, which gains nothing.
+    assert_eq!(request(4 * MEDIUM), (false, 0));
+    assert_eq!(request(COUNT * SMALL), (true, COUNT));
+}
+
 /// Another process may have what was offered, so that a release would give nothing back.
 #[cfg(target_os = "linux")]
 #[test]
@@ -152,7 +195,7 @@ fn every_failure_leaves_what_is_live() {
 fn a_heap_that_may_hold_little_more_keeps_its_extents() {
     let rig = model();
     // Seven sixteenths of what it may hold are in use.
-    let mut world = world_with(&rig, 7, false);
+    let mut world = world_with(&rig, (7, 0), false);
     let (_, _, released) = world.counted();
     assert_eq!(released, 0);
 }

@@ -1,7 +1,8 @@
 """The memory of keys and values of `paged_servers.py`: a tensor, a paged cache of cuvmm, or kvcached's.
 
 Each has `take`, which returns numbers of blocks with memory or None, `give`, which takes them back, `figures`, and
-`parts`, the tensors that kernels use. Number 0 always has memory and is never taken, in all three: Triton refuses a
+`parts`, the tensors that kernels use. `is_granted` says that memory came since `take` was refused, and `suffices` is
+called when no request lacks memory. Number 0 always has memory and is never taken, in all three: Triton refuses a
 tensor whose first byte has none.
 """
 
@@ -21,7 +22,17 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-class Whole:
+class Memory:
+    """What caches have in common that ask for memory only when blocks are taken."""
+
+    def is_granted(self) -> bool:
+        return False
+
+    def suffices(self) -> None:
+        pass
+
+
+class Whole(Memory):
     """Memory that is all there from the start: numbers, of which the last that was given back is next."""
 
     def __init__(self, blocks: int) -> None:
@@ -50,8 +61,12 @@ class Whole:
         return [(self.tensor[:, layer, 0], self.tensor[:, layer, 1]) for layer in range(LAYERS)]
 
 
-class Paged:
-    """A paged cache of cuvmm, under the ledger of both servers, each of which always has a part of the memory."""
+class Paged(Memory):
+    """A paged cache of cuvmm, under the ledger of both servers, each of which always has a part of the memory.
+
+    Where memory is short, a request for it stands in line, one at a time, or with `calls="back"` a call waits now and
+    then.
+    """
 
     #: Seconds between calls that wait for what the other server has idle, as engines are told to.
     PACE = 0.05
@@ -64,6 +79,7 @@ class Paged:
         extent: str | None = None,
         precommit: int = 0,
         guarantee: float = 0.0,
+        calls: str = "request",
     ) -> None:
         import cuvmm
         import cuvmm.torch
@@ -77,17 +93,57 @@ class Paged:
         # A short wait: the other server gives memory back that it does not use.
         options = {"extent": extent, "timeout": 0.002, "precommit": precommit, "pinned": [0]}
         self.kv = cuvmm.torch.paged_kv(blocks, group, name=name, **options)
-        self.free = self.kv.free_numbers()
+        self.free, self.calls = self.kv.free_numbers(), calls
         self.waited = 0.0
+        #: The request that stands in line, with its numbers, and numbers that one has got.
+        self.standing: tuple[list[int], Any] | None = None
+        self.granted: list[int] = []
 
     def take(self, count: int) -> list[int] | None:
-        if count > len(self.free):
+        if self.is_granted():
+            self.collect()
+        lacking = max(0, count - len(self.granted))
+        if lacking > len(self.free):
             return None
-        numbers = self.free.popleft_n(count)
-        if self.kv.try_back(numbers) or self.wait(numbers):
+        numbers = self.free.popleft_n(lacking)
+        if self.kv.try_back(numbers) or (self.calls == "back" and self.wait(numbers)):
+            # A request for no more than this was for the same need.
+            if self.standing is not None and lacking >= len(self.standing[0]):
+                self.withdraw()
+            kept = count - lacking
+            numbers += self.granted[:kept]
+            del self.granted[:kept]
             return numbers
-        self.free.append_n(numbers)
+        if self.calls == "request" and self.standing is None:
+            self.standing = numbers, self.kv.back_async(numbers)
+        else:
+            self.free.append_n(numbers)
         return None
+
+    def is_granted(self) -> bool:
+        return self.standing is not None and self.standing[1].done()
+
+    def collect(self) -> None:
+        """Takes what the request has got, if it was not refused."""
+        (numbers, request), self.standing = self.standing, None
+        try:
+            request.result()
+        except self.error:
+            self.free.append_n(numbers)
+        else:
+            self.granted += numbers
+
+    def withdraw(self) -> None:
+        if self.standing is not None:
+            (numbers, request), self.standing = self.standing, None
+            request.cancel()
+            self.free.append_n(numbers)
+
+    def suffices(self) -> None:
+        self.withdraw()
+        if self.granted:
+            self.give(self.granted)
+            self.granted = []
 
     def wait(self, numbers: list[int]) -> bool:
         """Asks the other server for memory too, unless that was done a moment ago."""
@@ -112,7 +168,7 @@ class Paged:
         return [(self.kv.tensor(layer, 0), self.kv.tensor(layer, 1)) for layer in range(LAYERS)]
 
 
-class Kvcached:
+class Kvcached(Memory):
     """kvcached's manager and tensors, as SGLang uses them."""
 
     def __init__(self, blocks: int, name: str) -> None:

@@ -144,19 +144,24 @@ class Server:
             if one.length < one.prompt and left > 0:
                 chunks.append((one, min(left, one.prompt - one.length)))
                 left -= chunks[-1][1]
-        while left > 0 and self.waiting and self.slots and self.clock.now() >= self.again:
+        while left > 0 and self.waiting and self.slots and self.may_admit():
             if not self.admit(self.waiting[0]):
                 self.again = self.clock.now() + AGAIN
                 break
             one = self.waiting.popleft()
             chunks.append((one, min(left, one.prompt)))
             left -= chunks[-1][1]
+        if not self.waiting:
+            self.timed(self.cache.suffices)
         if not decodes and not chunks:
             self.spent.pop()
             return False
         self.model.run(decodes, chunks)
         self.hand_out(decodes, chunks)
         return True
+
+    def may_admit(self) -> bool:
+        return self.clock.now() >= self.again or self.timed(self.cache.is_granted)
 
     def grow(self) -> list[Request]:
         """Gives the requests that decode a block for their next token, and preempts the youngest until there is one
@@ -192,6 +197,7 @@ class Server:
         """Gives the blocks of running requests back."""
         for one in list(self.running):
             self.leave(one)
+        self.cache.suffices()
 
     def preempt(self, one: Request) -> None:
         self.preempted += 1
@@ -200,18 +206,20 @@ class Server:
         self.waiting.appendleft(one)
 
     def leave(self, one: Request) -> None:
-        begun = time.perf_counter()
-        self.cache.give(one.numbers)
-        self.spent[-1] += time.perf_counter() - begun
+        self.timed(self.cache.give, one.numbers)
         self.running.remove(one)
         self.slots.append(one.slot)
         one.numbers, one.slot = [], -1
 
     def take(self, count: int) -> list[int] | None:
+        return self.timed(self.cache.take, count)
+
+    def timed(self, call: Any, *arguments: Any) -> Any:
+        """Calls a function of the cache, whose time counts in the step."""
         begun = time.perf_counter()
-        numbers = self.cache.take(count)
+        found = call(*arguments)
         self.spent[-1] += time.perf_counter() - begun
-        return numbers
+        return found
 
     def hand_out(self, decodes: list[Request], chunks: list[tuple[Request, int]]) -> None:
         """Notes the step's tokens, and lets requests go that have all of theirs."""

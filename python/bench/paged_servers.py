@@ -14,7 +14,7 @@ A server is a loop: admit requests in the order of arrival, run one step, hand o
 each running request and up to 4,096 tokens of prompts. `paged_model.py` has the model: a transformer with the shapes
 of Qwen1.5-1.8B and random weights, whose kernels write and read keys and values by block numbers. A request that
 cannot grow preempts the youngest one, whose tokens are computed again. After a refusal no request is admitted until
-one has ended, or for 20 ms. This is the same for all policies:
+one has ended or a request for memory was granted, or for 20 ms. This is the same for all policies:
 
 | policy | memory of keys and values |
 |---|---|
@@ -113,12 +113,14 @@ class Order:
     ledger: str | None
     precommit: int = 0
     guarantee: float = 0.0
+    calls: str = "request"
 
 
 def cache_of(order: Order) -> Any:
     blocks = order.memory // BLOCK_BYTES
     if order.policy == "cuvmm":
-        return Paged(blocks, order.name, order.ledger, precommit=order.precommit, guarantee=order.guarantee)
+        terms = {"precommit": order.precommit, "guarantee": order.guarantee, "calls": order.calls}
+        return Paged(blocks, order.name, order.ledger, **terms)
     if order.policy == "kvcached":
         return Kvcached(blocks, order.name)
     return Whole(blocks // 2 if order.policy == "halves" else blocks)
@@ -223,6 +225,7 @@ def orders_of(given: argparse.Namespace, ledger: str | None) -> list[Order]:
             ledger,
             given.precommit,
             given.guarantee,
+            given.memory_calls,
         )
         for name in names
     ]
@@ -257,6 +260,8 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=MEMORY / GIB, help="GiB of keys and values of both")
     parser.add_argument("--precommit", type=int, default=0, help="blocks that the paged caches map ahead")
     parser.add_argument("--guarantee", type=float, default=0.0, help="the part of the memory that each always has")
+    calls = "how `cuvmm` asks where memory is short: requests that stay in line, or calls that wait now and then"
+    parser.add_argument("--memory-calls", choices=("request", "back"), default="request", help=calls)
     parser.add_argument("--dry", action="store_true", help="play `halves` in virtual time, without a GPU")
     parser.add_argument("--json", metavar="FILE", help="writes the figures there")
     given = parser.parse_args(arguments)
@@ -285,6 +290,7 @@ def main() -> None:
         found: dict[str, Any] = {"rows": kernel_rows()}
     else:
         kept = f", {given.guarantee:.0%} guaranteed to each" if given.guarantee else ""
+        kept += f", memory calls: {given.memory_calls}" if given.policy == "cuvmm" else ""
         print(f"# {given.policy}{kept}, {given.memory / GIB:g} GiB, scale {given.scale:g}, {given.seconds:g} s")
         if given.dry:
             found = report(given, dry(given))
@@ -296,7 +302,7 @@ def main() -> None:
     print(f"# {time.monotonic() - begun:.0f} s in all")
     if given.json:
         with open(given.json, "w") as file:
-            names = ("policy", "scale", "seconds", "guarantee")
+            names = ("policy", "scale", "seconds", "guarantee", "memory_calls")
             terms = {name: getattr(given, name) for name in names}
             json.dump({**terms, **found}, file, indent=1)
 

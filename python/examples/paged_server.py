@@ -10,7 +10,7 @@ Each has times with requests and times without. The blocks of ended requests are
 server needs their numbers or the other one their memory. Ctrl-C ends a server.
 
 `Server.take` is the part of an engine that changes: it asks for memory without waiting, takes the server's own prefixes,
-and asks other processes, which may take a moment, once in a while only.
+and else keeps a request that stands in line with those of other processes, while the server goes on.
 """
 
 import argparse
@@ -30,8 +30,6 @@ import cuvmm.torch
 LAYERS, TOKENS, HEADS, SIZE = 32, 16, 8, 128
 #: Requests that run at a time, and steps after which requests begin or cease to arrive.
 RUNNING, PHASE = 16, 200
-#: Of the refusals in a row, each of this number asks other processes.
-ASKS = 16
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,15 +48,18 @@ class Request:
 class Server:
     def __init__(self, name: str, blocks: int, extent: str) -> None:
         group = cuvmm.torch.LayerGroup.keys_and_values(LAYERS, TOKENS, HEADS, SIZE, torch.bfloat16)
-        # Another name than that of the process in the ledger. A request for other processes' memory waits 50 ms.
-        self.kv = cuvmm.torch.paged_kv(blocks, group, name="kv", extent=extent, timeout=0.05, on_pressure=self.evict)
+        # Another name than that of the process in the ledger.
+        self.kv = cuvmm.torch.paged_kv(blocks, group, name="kv", extent=extent, on_pressure=self.evict)
         self.keys = self.kv.tensor(layer=0)
         self.name, self.free, self.random = name, self.kv.free_numbers(), random.Random(name)
         self.prefixes: collections.deque[int] = collections.deque()
         self.waiting: collections.deque[Request] = collections.deque()
         self.running: list[Request] = []
+        #: The request for memory that stands in line, with its numbers, and numbers that one has got.
+        self.standing: tuple[list[int], cuvmm.torch.BackRequest] | None = None
+        self.granted: list[int] = []
         self.is_busy = True
-        self.ended = self.preempted = self.evicted = self.refused = self.steps = 0
+        self.ended = self.preempted = self.evicted = self.steps = 0
         #: Held while numbers change hands: other threads evict prefixes.
         self.turn = threading.Lock()
 
@@ -79,26 +80,49 @@ class Server:
     def take(self, count: int) -> list[int] | None:
         """Returns the numbers of blocks with memory, or None."""
         with self.turn:
-            if count <= len(self.free):
-                numbers = self.free.popleft_n(count)
+            if self.standing is not None and self.standing[1].done():
+                self.end_standing()
+            lacking = max(0, count - len(self.granted))
+            if lacking <= len(self.free):
+                numbers = self.free.popleft_n(lacking)
                 if self.kv.try_back(numbers):
-                    self.refused = 0
-                    return numbers
+                    # Perhaps what hooks gave up for the request in line. They are called again for another one.
+                    if self.standing is not None and numbers:
+                        self.end_standing()
+                    return numbers + self.pop_granted(count - lacking)
                 self.free.append_n(numbers)
-            if count <= len(self.prefixes):
+            if lacking <= len(self.prefixes):
                 # The oldest prefixes. They have memory.
-                return [self.prefixes.popleft() for _ in range(count)]
-            self.refused += 1
-            if count > len(self.free) or self.refused % ASKS != 1:
-                return None
-            numbers = self.free.popleft_n(count)
-        try:
-            self.kv.back(numbers)
-        except cuvmm.OutOfMemoryError:
-            with self.turn:
-                self.free.append_n(numbers)
+                prefixes = [self.prefixes.popleft() for _ in range(lacking)]
+                return prefixes + self.pop_granted(count - lacking)
+            if self.standing is None and lacking <= len(self.free):
+                numbers = self.free.popleft_n(lacking)
+                self.standing = numbers, self.kv.back_async(numbers)
             return None
-        return numbers
+
+    def pop_granted(self, count: int) -> list[int]:
+        return [self.granted.pop() for _ in range(count)]
+
+    def end_standing(self) -> None:
+        """Takes what the standing request has got by now, or withdraws it."""
+        assert self.standing is not None
+        (numbers, request), self.standing = self.standing, None
+        try:
+            request.result(0)
+        except (TimeoutError, cuvmm.OutOfMemoryError):
+            request.cancel()
+            self.free.append_n(numbers)
+        else:
+            self.granted += numbers
+
+    def give_granted(self) -> None:
+        """Gives up what no request needs any more."""
+        with self.turn:
+            if self.standing is not None:
+                self.end_standing()
+            self.kv.release(self.granted)
+            self.free.append_n(self.granted)
+            self.granted = []
 
     def step(self) -> None:
         """Admits requests, lets those that run grow, and computes a token of each."""
@@ -122,6 +146,8 @@ class Server:
                     self.preempt()
                 else:
                     request.numbers += numbers
+        if not self.waiting:
+            self.give_granted()
         # The blocks of requests that end here are used by the kernels of this step.
         with self.kv.step():
             for request in self.running:
@@ -156,6 +182,7 @@ class Server:
 
     def close(self) -> None:
         """Gives up all blocks."""
+        self.give_granted()
         with self.turn:
             self.kv.release([number for request in self.running for number in request.numbers] + list(self.prefixes))
             self.running, self.prefixes = [], collections.deque()

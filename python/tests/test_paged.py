@@ -292,6 +292,89 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_a_request_stays_in_line_while_its_caller_goes_on(self):
+        case(
+            """
+            import signal, threading, time, weakref
+            cuvmm.configure(limit="16MiB")
+            asked = []
+            other = make(name="code")
+            other.back(range(16))
+            kv = make(name="chat")
+            request = kv.back_async([0, 1])
+            assert not request.done() and repr(request).startswith("<cuvmm.torch.BackRequest ")
+            fails(TimeoutError, "still waits", lambda: request.result(0))
+            fails(ValueError, "negative", lambda: request.result(-1.0))
+            fails(TypeError, "seconds", lambda: request.result("a"))
+            # The interpreter runs meanwhile.
+            threading.Timer(0.05, lambda: other.release([0, 1])).start()
+            request.result(100)
+            assert request.done() and kv.stats().in_use == 2 and repr(request).endswith(" done>")
+            request.result()
+            request.cancel()
+            assert kv.stats().in_use == 2
+
+            # Memory that was granted is the request's until it is taken, cancelled or gone.
+            def granted(numbers):
+                request = kv.back_async(numbers)
+                other.release([2, 3])
+                while not request.done():
+                    time.sleep(1e-3)
+                assert kv.stats().in_use == 2 and not other.try_back([2])
+                return request
+            granted([2, 3]).cancel()
+            other.back([2, 3])
+            request = granted([2, 3])
+            del request
+            gc.collect()
+            other.back([2, 3])
+            request = granted([0, 2, 3])
+            fails(cuvmm.Error, "in use", lambda: cuvmm.sleep("chat", timeout=0))
+            request.result(0)
+            assert kv.stats().in_use == 4
+            cancelled = kv.back_async([8])
+            cancelled.cancel()
+            assert cancelled.done()
+            fails(cuvmm.Error, "was cancelled", cancelled.result)
+
+            # Refused at once, later, and by the end of the cache.
+            refused = kv.back_async([64])
+            assert refused.done()
+            for _ in range(2):
+                fails(cuvmm.Error, "block 64", refused.result)
+            fails(cuvmm.OutOfMemoryError, "cannot back 40 blocks", kv.back_async(range(8, 48)).result)
+            waiting = kv.back_async([8, 9])
+            cuvmm.sleep("chat")
+            fails(cuvmm.Error, "sleeps", waiting.result)
+            cuvmm.wake("chat")
+            waiting = kv.back_async([8, 9])
+            kv.close()
+            fails(cuvmm.Error, "dropped", waiting.result)
+            fails(cuvmm.Error, "closed", lambda: kv.back_async([0]))
+
+            # Hooks run on a thread of the library.
+            threads = []
+            def evict(kv, missing):
+                threads.append(threading.current_thread())
+                if len(threads) == 1:
+                    kv.release([4, 5])
+            hooked = make(name="hooked", on_pressure=evict)
+            hooked.back([0, 4, 5])
+            request = other.back_async([40, 41])
+            request.result(100)
+            assert threads and threads[0] is not threading.main_thread(), threads
+
+            # A signal is handled while a result is waited for.
+            def stop(*_):
+                raise KeyboardInterrupt
+            signal.signal(signal.SIGALRM, stop)
+            request = other.back_async([50, 51])
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            fails(KeyboardInterrupt, "", request.result)
+            assert not request.done()
+            """
+        )
+
     def test_a_hint_counts_what_other_processes_have_idle(self):
         case(
             """

@@ -204,11 +204,17 @@ class Processes(unittest.TestCase):
 
 @needs_stand_in
 class OverThePackage(unittest.TestCase):
+    def test_a_server_plays_over_a_paged_cache_and_requests_memory_where_it_is_short(self):
+        self.play("request")
+
     def test_a_server_plays_over_a_paged_cache_and_waits_where_memory_is_short(self):
+        self.play("back")
+
+    def play(self, calls):
         run(
             textwrap.dedent(
                 """
-                import sys
+                import sys, time
                 sys.path.insert(0, BENCH)
                 import cuvmm, paged_caches
                 from paged_caches import Paged
@@ -216,7 +222,7 @@ class OverThePackage(unittest.TestCase):
 
                 # 1 MiB a block.
                 paged_caches.LAYERS, paged_caches.SIZE, paged_caches.BLOCK_BYTES = 16, 64, 1 << 20
-                cache = Paged(64, "conv", None, "2MiB")
+                cache = Paged(64, "conv", None, "2MiB", calls=CALLS)
                 assert len(cache.parts()) == 16 and cache.parts()[0][0].shape == (64, 16, 16, 64)
                 costs = Costs()
                 requests = [Request(at, 0.0, 100, 20, prompt=100) for at in range(20)]
@@ -230,11 +236,39 @@ class OverThePackage(unittest.TestCase):
                 # Memory that others have: the numbers come back.
                 left = cuvmm._library.get().headroom(0)[0]
                 other = cuvmm.empty(left - (8 << 20))
-                assert cache.take(40) is None and len(cache.free) == 63 and cache.figures()[0] == 0
-                del other
-                assert cache.take(40) is not None
+                assert cache.take(40) is None and cache.figures()[0] == 0
+                if CALLS == "back":
+                    assert len(cache.free) == 63
+                else:
+                    # The numbers of the request that stands in line. There is one.
+                    assert len(cache.free) == 23 and not cache.is_granted()
+                    assert cache.take(20) is None and len(cache.free) == 23
+                    few = cache.take(4)
+                    del other
+                    while not cache.is_granted():
+                        time.sleep(1e-3)
+                    some = cache.take(10)
+                    assert set(some).isdisjoint(few) and len(cache.granted) == 30 and cache.standing is None
+                    cache.give(few + some)
+                    cache.suffices()
+                    assert cache.figures()[0] == 0 and len(cache.free) == 63
+                    # One that no request needs any more is withdrawn.
+                    other = cuvmm.empty(cuvmm._library.get().headroom(0)[0] - (8 << 20))
+                    assert cache.take(40) is None
+                    cache.suffices()
+                    assert len(cache.free) == 63 and cache.standing is None
+                    assert cache.take(20) is None
+                other = None
+                while (found := cache.take(20)) is None:
+                    time.sleep(1e-3)
+                assert len(found) == 20 and cache.standing is None
+                cache.give(found)
+                cache.suffices()
+                assert len(cache.free) == 63 and cache.figures()[0] == 0
                 """
-            ).replace("BENCH", repr(BENCH)),
+            )
+            .replace("BENCH", repr(BENCH))
+            .replace("CALLS", repr(calls)),
             fakes=True,
         )
 

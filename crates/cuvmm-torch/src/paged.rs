@@ -13,6 +13,7 @@ mod build;
 pub(crate) mod caches;
 mod numbers;
 mod pressure;
+mod requests;
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -164,6 +165,62 @@ pub unsafe extern "C" fn cuvmm_paged_try_back(
         let numbers = unsafe { numbers::read(numbers, count, width) }?;
         find(token)?.try_back(&numbers)
     })
+}
+
+/// Requests blocks, and writes the request's number. The request waits in line for memory, also behind
+/// requests of other processes of the ledger, while its caller goes on: a thread of this library makes
+/// the attempts, and calls functions of [`cuvmm_paged_on_pressure`] at the first. Collects no garbage, and
+/// the cache's timeout has no effect. The first attempt is made here, with the calls of
+/// [`cuvmm_paged_try_back`], unless an earlier request waits.
+///
+/// Blocks are in use, all of them, when [`cuvmm_paged_request_wait`] has returned 1. Memory that was
+/// granted before is the request's. [`cuvmm_paged_request_end`] gives it back, or withdraws the request.
+/// An error that can be told at once (a block that does not exist, a cache that sleeps) is the request's
+/// outcome.
+///
+/// # Safety
+/// `numbers` has `count` integers of `width` bytes, and `request` is null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuvmm_paged_request(
+    token: u64,
+    numbers: *const c_void,
+    count: usize,
+    width: c_int,
+    request: *mut u64,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller says so.
+        let numbers = unsafe { numbers::read(numbers, count, width) }?;
+        // SAFETY: the caller says so.
+        let request = unsafe { request.as_mut() }.ok_or(Error::Null)?;
+        *request = requests::begin(token, &numbers)?;
+        Ok(())
+    })
+}
+
+/// Returns 1 if a request was granted or refused, 0 while it waits, and a negative number after an error.
+/// Takes no lock of a pool or a cache, and makes no driver call.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_request_done(request: u64) -> c_int {
+    answer(|| requests::is_done(request))
+}
+
+/// Waits until a request is granted or refused, at most some seconds, from 0 to infinity. Returns 1 if
+/// its blocks are in use now, 0 if it still waits, and a negative number if it was refused, -3 for too
+/// little memory. The request has ended but after 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_request_wait(request: u64, seconds: f64) -> c_int {
+    answer(|| {
+        let timeout = edge::timeout(seconds)?;
+        requests::wait(request, timeout)
+    })
+}
+
+/// Ends a request: withdraws it, or gives back the memory that it was granted. Blocks that other calls
+/// backed stay in use. Does nothing for a request that has ended, and in a forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_request_end(request: u64) {
+    guard((), || requests::end(request));
 }
 
 /// Reserves memory for exactly `count` blocks, the lowest that are not in use, with the steps of

@@ -378,6 +378,79 @@ over_the_stand_in! {
         paged.end(chat);
     }
 
+    a_request_stays_in_line_while_its_caller_goes_on ["CUVMM_TORCH_LIMIT" = "8MiB"] says [] {
+        let (paged, tags) = (Paged::load(), Tags::load());
+        let chat = paged.cache("chat", 64, "").unwrap();
+        let code = paged.cache("code", 64, "").unwrap();
+        // Answered by the first attempt.
+        let request = paged.request(code, &[0, 0]).unwrap();
+        assert_eq!((paged.is_done(request), paged.figure(code, "in_use")), (1, 1));
+        assert_eq!((paged.wait(request, 0.0), paged.wait(request, 0.0)), (1, -1));
+        assert!(paged.torch.last_error().contains("there is no request"));
+        assert_eq!(paged.is_done(request), -1);
+        paged.release(code, &[0]).unwrap();
+
+        paged.back(chat, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        let request = paged.request(code, &[0, 1]).unwrap();
+        assert_eq!((paged.is_done(request), paged.wait(request, 0.0)), (0, 0));
+        let first = paged.request(code, &[2, 3]).unwrap();
+        paged.release(chat, &[0, 1]).unwrap();
+        assert_eq!(paged.wait(request, 600.0), 1);
+        assert_eq!((paged.figure(code, "in_use"), paged.wait(first, 0.0)), (2, 0));
+        // Granted and not taken: the memory is the request's until it ends.
+        paged.release(chat, &[2, 3]).unwrap();
+        while paged.is_done(first) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!((paged.figure(code, "in_use"), paged.figure(code, "committed")), (2, 4 * MIB as u64));
+        assert_eq!(paged.try_back(chat, &[0]), 0);
+        paged.withdraw(first);
+        paged.withdraw(first);
+        assert_eq!((paged.wait(first, 0.0), paged.try_back(chat, &[0, 1])), (-1, 1));
+
+        // A function of the program gives blocks up, on a thread of the library.
+        paged.release(code, &[0, 1]).unwrap();
+        paged.back(chat, &[2, 3]).unwrap();
+        paged.on_pressure(chat, Some(gives_up));
+        let request = paged.request(code, &[8, 9, 10, 11]).unwrap();
+        assert_eq!((paged.wait(request, f64::INFINITY), calls()), (1, 1));
+        paged.on_pressure(chat, None);
+
+        // Ended from another thread, by the sleep of the cache and by its end.
+        let request = paged.request(code, &[12, 13]).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| paged.wait(request, 600.0));
+            paged.withdraw(request);
+            assert_eq!(waiting.join().unwrap(), -1);
+        });
+        let asleep = paged.request(code, &[12, 13]).unwrap();
+        tags.sleep("[\"code\"]", false).unwrap();
+        assert_eq!(paged.wait(asleep, 600.0), -1);
+        assert!(paged.torch.last_error().contains("sleeps with the pool \"code\""), "{}", paged.torch.last_error());
+        let refused = paged.request(code, &[12]).unwrap();
+        assert_eq!((paged.is_done(refused), paged.wait(refused, 0.0)), (1, -1));
+        tags.wake("[\"code\"]").unwrap();
+        let refused = paged.request(code, &[64]).unwrap();
+        assert_eq!((paged.is_done(refused), paged.wait(refused, 0.0)), (1, -1));
+        assert!(paged.torch.last_error().contains("there is no block 64"));
+        let ends = paged.request(code, &[12, 13, 14, 15]).unwrap();
+        paged.end(code);
+        assert_eq!(paged.wait(ends, 600.0), -1);
+        assert!(paged.torch.last_error().contains("was dropped"), "{}", paged.torch.last_error());
+        let large: Vec<i32> = (0..20).collect();
+        let refused = paged.request(chat, &large).unwrap();
+        assert_eq!(paged.wait(refused, 600.0), -3);
+        for seconds in [-1.0, f64::NAN] {
+            let request = paged.request(chat, &[4]).unwrap();
+            assert_eq!(paged.wait(request, seconds), -1);
+            paged.withdraw(request);
+        }
+        assert!(paged.request(code, &[0]).unwrap_err().contains("it was closed"));
+        paged.end(chat);
+        paged.torch.reset();
+        assert_eq!(Cuda::load().physicals_and_mappings(), (0, 0));
+    }
+
     no_function_is_called_where_locks_may_be_held ["CUVMM_TORCH_LIMIT" = "8MiB"] says ["under a tag"] {
         functions_are_called_on_threads_without_locks_only();
     }
@@ -420,23 +493,32 @@ over_the_stand_in! {
         let cache = paged.cache("chat", 10, "").unwrap();
         paged.back(cache, &[1]).unwrap();
         let step = paged.begin_step(cache).unwrap();
+        let request = paged.request(cache, &[3]).unwrap();
         let code = in_a_child(|| {
             let refused = [
                 paged.back(cache, &[2]),
                 paged.release(cache, &[1]),
                 paged.reserve(cache, 1),
                 paged.begin_step(cache).map(drop),
+                paged.request(cache, &[4]).map(drop),
                 paged.cache("other", 1, "").map(drop),
             ];
             let forked = |it: &Result<(), String>| it.as_ref().is_err_and(|it| it.contains("forked"));
             paged.end_step(cache, step);
             paged.end(cache);
-            let asked = (paged.can_allocate(cache, 1), paged.try_back(cache, &[2]));
-            i32::from(!refused.iter().all(forked) || asked != (-1, -1))
+            paged.withdraw(request);
+            let asked = [
+                paged.can_allocate(cache, 1),
+                paged.try_back(cache, &[2]),
+                paged.is_done(request),
+                paged.wait(request, 600.0),
+            ];
+            i32::from(!refused.iter().all(forked) || asked != [-1; 4])
         });
         assert_eq!(code, 0);
         paged.end_step(cache, step);
-        assert_eq!(paged.figure(cache, "in_use"), 1);
+        assert_eq!(paged.figure(cache, "in_use"), 2);
+        assert_eq!(paged.wait(request, 0.0), 1);
         paged.end(cache);
         cuda.synchronize(null_mut());
     }

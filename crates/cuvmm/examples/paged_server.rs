@@ -1,5 +1,6 @@
 //! Two models serve requests from paged caches in one pool, busy in turns: each has addresses for its
-//! whole cache, and memory under the blocks of its requests.
+//! whole cache, and memory under the blocks of its requests. Where memory is short, a request for it
+//! stands in line while others are served.
 //!
 //! Runs on a GPU, or on the host driver where there is none.
 
@@ -7,11 +8,13 @@ mod support;
 
 use std::collections::VecDeque;
 use std::error::Error;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
 
-use cuvmm::paged::{FreeNumbers, LayerGroup};
+use cuvmm::paged::{BackFuture, FreeNumbers, LayerGroup};
 use cuvmm::pool::Pressure;
-use cuvmm::{Device, Limit, PagedKv, Pool, Stream, Tenant};
+use cuvmm::{Device, Limit, Mapper, PagedKv, Pool, Stream, Tenant};
 
 /// Tokens in a block of 128 KiB.
 const TOKENS: u32 = 16;
@@ -52,6 +55,9 @@ impl Shared {
 }
 
 struct Model {
+    /// The request for memory that stands in line, with its numbers, and numbers that one has got.
+    standing: Option<(Vec<u32>, Pin<Box<BackFuture>>)>,
+    granted: Vec<u32>,
     shared: Arc<Shared>,
     _tenant: Tenant,
     preempted: u32,
@@ -81,6 +87,8 @@ impl Model {
         let kv = kv.extent(2 << 20).build()?;
         shared.kv.get_or_init(|| kv);
         Ok(Self {
+            standing: None,
+            granted: Vec::new(),
             shared,
             _tenant: tenant,
             preempted: 0,
@@ -96,29 +104,85 @@ impl Model {
         numbers.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the numbers of blocks with memory: free ones, for which nothing is asked of others; the
-    /// oldest prefixes; or free ones with memory of the other model. `None` if there are none.
-    fn take(&self, count: u32) -> Result<Option<Vec<u32>>, Box<dyn Error>> {
-        let (kv, mut numbers) = (self.kv()?, self.numbers());
-        let free = numbers.free.take_many(count).unwrap_or_default();
-        match kv.try_back(&free) {
-            Ok(()) if !free.is_empty() => return Ok(Some(free)),
-            Err(error) if !error.is_shortage() => return Err(error.into()),
-            _ => {}
-        }
-        let backed = match numbers.prefixes.len() >= count as usize {
-            true => Some(numbers.prefixes.drain(..count as usize).collect()),
-            false => None,
+    /// Returns the numbers of blocks with memory: free ones, for which nothing is asked of others, or the
+    /// oldest prefixes. If there are none, a request stands in line for memory of the other model, and
+    /// has its numbers when it is granted.
+    fn take(&mut self, count: u32, others_run: bool) -> Result<Option<Vec<u32>>, Box<dyn Error>> {
+        self.poll_standing()?;
+        let lacking = (count as usize).saturating_sub(self.granted.len());
+        let mut numbers = self.numbers();
+        let mut found = match numbers.free.take_many(lacking as u32) {
+            Some(free) => match self.kv()?.try_back(&free) {
+                Ok(()) => Some(free),
+                Err(error) if !error.is_shortage() => return Err(error.into()),
+                Err(_) => {
+                    free.iter().try_for_each(|&it| numbers.free.give_back(it))?;
+                    None
+                }
+            },
+            None => None,
         };
+        if found.is_none() && lacking <= numbers.prefixes.len() {
+            found = Some(numbers.prefixes.drain(..lacking).collect());
+        }
         drop(numbers);
-        // Calls the hook of the other model.
-        if backed.is_none() && !free.is_empty() && kv.back(&free).is_ok() {
+        if found.is_none() && !others_run {
+            return self.wait(count);
+        }
+        if let Some(found) = &mut found {
+            let rest = self.granted.len() - (count as usize - lacking);
+            found.extend(self.granted.split_off(rest));
+        } else if self.standing.is_none() {
+            let free = self.numbers().free.take_many(lacking as u32);
+            if let Some(free) = free {
+                let request = Box::pin(self.kv()?.back_async(&free));
+                self.standing = Some((free, request));
+                self.poll_standing()?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Waits for memory, since there is no other request to go on with. Calls the hook of the other model
+    /// anew: what it gave up for the standing request may have gone to requests that grew.
+    fn wait(&mut self, count: u32) -> Result<Option<Vec<u32>>, Box<dyn Error>> {
+        self.give_granted()?;
+        let Some(free) = self.numbers().free.take_many(count) else {
+            return Ok(None);
+        };
+        if self.kv()?.back(&free).is_ok() {
             return Ok(Some(free));
         }
-        for number in free {
-            self.numbers().free.give_back(number)?;
+        let free_list = &mut self.numbers().free;
+        free.iter().try_for_each(|&it| free_list.give_back(it))?;
+        Ok(None)
+    }
+
+    /// Takes what the standing request was granted.
+    fn poll_standing(&mut self) -> Result<(), Box<dyn Error>> {
+        let Some((numbers, request)) = &mut self.standing else {
+            return Ok(());
+        };
+        // It is polled in each step, so nothing needs to be woken.
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(backed) = request.as_mut().poll(&mut context) {
+            backed?;
+            self.granted.append(numbers);
+            self.standing = None;
         }
-        Ok(backed)
+        Ok(())
+    }
+
+    /// Gives up what no request needs any more.
+    fn give_granted(&mut self) -> Result<(), Box<dyn Error>> {
+        self.poll_standing()?;
+        if let Some((numbers, request)) = self.standing.take() {
+            drop(request);
+            let free = &mut self.numbers().free;
+            numbers.iter().try_for_each(|&it| free.give_back(it))?;
+        }
+        let granted = std::mem::take(&mut self.granted);
+        self.release(granted)
     }
 
     fn release(&self, blocks: Vec<u32>) -> Result<(), Box<dyn Error>> {
@@ -134,7 +198,8 @@ impl Model {
         let (mut running, mut steps): (Vec<Request>, u32) = (Vec::new(), 0);
         while !(waiting.is_empty() && running.is_empty()) {
             while let Some(mut request) = waiting.pop_front() {
-                let Some(blocks) = self.take(request.tokens / TOKENS + 1)? else {
+                let Some(blocks) = self.take(request.tokens / TOKENS + 1, !running.is_empty())?
+                else {
                     waiting.push_front(request);
                     break;
                 };
@@ -145,7 +210,7 @@ impl Model {
             while at < running.len() {
                 if running[at].tokens / TOKENS + 1 == running[at].blocks.len() as u32 {
                     at += 1;
-                } else if let Some(block) = self.take(1)? {
+                } else if let Some(block) = self.take(1, true)? {
                     running[at].blocks.extend(block);
                 } else if let Some(mut youngest) = running.pop() {
                     // Its tokens are computed again later.
@@ -153,6 +218,9 @@ impl Model {
                     self.preempted += 1;
                     waiting.push_front(youngest);
                 }
+            }
+            if waiting.is_empty() {
+                self.give_granted()?;
             }
             // The kernels of a step still use the blocks of requests that end in it.
             let step = self.kv()?.step();
@@ -180,7 +248,11 @@ impl Model {
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open(support::driver()?, 0)?;
     let limit = Limit::Bytes(64 << 20);
-    let pool = Pool::builder(&device).limit(limit).build()?;
+    let mapper = Mapper::start(&device)?;
+    let pool = Pool::builder(&device)
+        .limit(limit)
+        .mapper(&mapper)
+        .build()?;
     let stream = Stream::new(&device)?;
     let chat = Model::new(&pool, "chat", &stream)?;
     let code = Model::new(&pool, "code", &stream)?;

@@ -226,7 +226,7 @@ impl Cache {
     }
 
     /// Names the tag in the error of a cache that sleeps.
-    fn explained(&self, error: Error) -> Error {
+    pub(super) fn explained(&self, error: Error) -> Error {
         match error {
             Error::Paged(
                 PagedKvError::Memory(MemoryError::CacheAsleep(_))

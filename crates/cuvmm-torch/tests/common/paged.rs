@@ -15,6 +15,10 @@ pub(crate) struct Paged {
     end: unsafe extern "C" fn(u64),
     pub(crate) back: unsafe extern "C" fn(u64, *const c_void, usize, c_int, Collector) -> c_int,
     try_back: unsafe extern "C" fn(u64, *const c_void, usize, c_int) -> c_int,
+    request: unsafe extern "C" fn(u64, *const c_void, usize, c_int, *mut u64) -> c_int,
+    done: unsafe extern "C" fn(u64) -> c_int,
+    wait: unsafe extern "C" fn(u64, f64) -> c_int,
+    withdraw: unsafe extern "C" fn(u64),
     pub(crate) reserve: unsafe extern "C" fn(u64, u32, Collector) -> c_int,
     release: unsafe extern "C" fn(u64, *const c_void, usize, c_int) -> c_int,
     begin: unsafe extern "C" fn(u64, *mut u64) -> c_int,
@@ -45,6 +49,10 @@ impl Paged {
             end: torch.function("cuvmm_paged_end"),
             back: torch.function("cuvmm_paged_back"),
             try_back: torch.function("cuvmm_paged_try_back"),
+            request: torch.function("cuvmm_paged_request"),
+            done: torch.function("cuvmm_paged_request_done"),
+            wait: torch.function("cuvmm_paged_request_wait"),
+            withdraw: torch.function("cuvmm_paged_request_end"),
             reserve: torch.function("cuvmm_paged_reserve"),
             release: torch.function("cuvmm_paged_release"),
             begin: torch.function("cuvmm_paged_step_begin"),
@@ -86,6 +94,14 @@ impl Paged {
             assert_eq!((self.begin)(token, std::ptr::null_mut()), -1);
             assert_eq!((self.back)(token, std::ptr::null(), 1, 4, None), -1);
             assert_eq!((self.try_back)(token, std::ptr::null(), 1, 4), -1);
+            assert_eq!(
+                (self.request)(token, std::ptr::null(), 0, 4, std::ptr::null_mut()),
+                -1
+            );
+            assert_eq!(
+                (self.request)(token, std::ptr::null(), 1, 4, &raw mut written),
+                -1
+            );
             assert_eq!((self.release)(token, std::ptr::null(), 1, 8), -1);
             assert_eq!((self.purge)(token, std::ptr::null_mut()), 0);
         }
@@ -105,6 +121,29 @@ impl Paged {
     pub(crate) fn try_back(&self, token: u64, numbers: &[i32]) -> c_int {
         // SAFETY: the slice has these numbers.
         unsafe { (self.try_back)(token, numbers.as_ptr().cast(), numbers.len(), 4) }
+    }
+
+    pub(crate) fn request(&self, token: u64, numbers: &[i32]) -> Result<u64, String> {
+        let (place, mut request) = (numbers.as_ptr().cast(), 0);
+        // SAFETY: the slice has these numbers, and the request's can be written.
+        let made = unsafe { (self.request)(token, place, numbers.len(), 4, &raw mut request) };
+        self.outcome(made)?;
+        Ok(request)
+    }
+
+    pub(crate) fn is_done(&self, request: u64) -> c_int {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.done)(request) }
+    }
+
+    pub(crate) fn wait(&self, request: u64, seconds: f64) -> c_int {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.wait)(request, seconds) }
+    }
+
+    pub(crate) fn withdraw(&self, request: u64) {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.withdraw)(request) };
     }
 
     pub(crate) fn release(&self, token: u64, numbers: &[i64]) -> Result<(), String> {

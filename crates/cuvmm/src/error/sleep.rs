@@ -61,9 +61,11 @@ pub enum SleepError {
         /// The memory of the heap in bytes.
         bytes: u64,
     },
-    /// A step of a paged cache is being prepared, GPU work that may use its memory is not complete, or
+    /// A step of a paged cache is being prepared, a [request](crate::PagedKv::back_async) has memory that
+    /// it has not taken, GPU work that may use its memory is not complete, or
     /// another thread is putting it to sleep or waking it.
-    #[error("a paged cache of {} is in use: end its steps and wait for its work", Bytes(*.bytes))]
+    #[error("a paged cache of {} is in use: end its steps, take what its requests were granted and \
+             wait for its work", Bytes(*.bytes))]
     CacheBusy {
         /// The bytes under the blocks in use.
         bytes: u64,

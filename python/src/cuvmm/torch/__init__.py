@@ -18,11 +18,12 @@ from ._buffers import lost_buffers
 from ._graphs import graphs
 from ._install import install, is_installed
 from ._numbers import FreeNumbers
-from ._paged import Evictions, LayerGroup, PagedKv, PagedStats, Part, paged_kv
+from ._paged import BackRequest, Evictions, LayerGroup, PagedKv, PagedStats, Part, paged_kv
 from ._pools import pool, worker
 from ._sharing import read_only, sent
 
 __all__ = [
+    "BackRequest",
     "Evictions",
     "FreeNumbers",
     "LayerGroup",

@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import math
 import operator
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -150,6 +152,87 @@ def _pressed(token: int, missing: int) -> None:
 _PRESSED = ctypes.cast(_pressed, ctypes.c_void_p)
 
 
+class BackRequest:
+    """A request for blocks that stays in line while its caller goes on. Made by `PagedKv.back_async`.
+
+    A scheduler asks `done` in each step. When it returns True, `result` puts the blocks in use, or raises the refusal;
+    until then the memory that was granted is the request's, and the cache does not fall asleep. A request that is gone
+    without a result is cancelled.
+
+    >>> request = kv.back_async(numbers)  # doctest: +SKIP
+    >>> while not request.done():  # doctest: +SKIP
+    ...     step()
+    >>> request.result()  # doctest: +SKIP
+    """
+
+    def __init__(self, token: int) -> None:
+        library = _library.get()
+        self._token = token
+        #: The outcome, once it is known.
+        self._result: BaseException | None = None
+        self._has_result = False
+        self._end = weakref.finalize(self, library.paged_request_end, token)
+        self._end.atexit = False
+
+    def done(self) -> bool:
+        """Returns True if the request was granted, refused or cancelled: then `result` does not wait.
+
+        Takes no lock of the memory, and makes no driver call.
+        """
+        if self._has_result:
+            return True
+        library = _library.get()
+        found = library.paged_request_done(self._token)
+        library.check(found)
+        return bool(found)
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits for the outcome. When it returns, the blocks are in use. A second call has the outcome of the first.
+
+        timeout: the most seconds to wait; without a limit by default. With 0 it does not wait.
+
+        Raises TimeoutError if the request still waits then: it stays in line. Raises `cuvmm.OutOfMemoryError` if there
+        can be no memory, and `cuvmm.Error` if a block does not exist, the cache sleeps or is closed, or the request
+        was cancelled. No block has changed then.
+        """
+        if not self._has_result:
+            until = time.monotonic() + (math.inf if timeout is None else seconds_of(timeout))
+            while not self._is_answered(until - time.monotonic()):
+                if time.monotonic() >= until:
+                    raise TimeoutError("the request for blocks still waits for memory")
+        if self._result is not None:
+            raise self._result
+
+    def _is_answered(self, seconds: float) -> bool:
+        """Waits for the outcome, but not so long that a signal of the program would wait for it."""
+        library = _library.get()
+        library.end_calls_at_exit()
+        try:
+            answered = library.paged_request_wait(self._token, min(max(seconds, 0.0), 0.25))
+            library.check(answered)
+        except Error as error:
+            self._settle(error)
+            return True
+        if answered:
+            self._settle(None)
+        return bool(answered)
+
+    def cancel(self) -> None:
+        """Withdraws the request, or gives back what it was granted. Does nothing if `result` returned or raised.
+
+        Blocks that other calls backed stay in use.
+        """
+        if not self._has_result:
+            self._settle(Error("the request for blocks was cancelled"))
+
+    def _settle(self, result: BaseException | None) -> None:
+        self._result, self._has_result = result, True
+        self._end()
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.torch.BackRequest {self._token}{' done' if self._has_result else ''}>"
+
+
 class PagedKv:
     """A cache of keys and values that kernels address by block numbers. Made by `paged_kv`.
 
@@ -285,6 +368,24 @@ class PagedKv:
         found = library.paged_try_back(self._token(), *packed(numbers))
         library.check(found)
         return bool(found)
+
+    def back_async(self, numbers: Any) -> BackRequest:
+        """Requests blocks, and returns at once: the request waits in line for memory while the caller goes on.
+
+        numbers: as for `back`.
+
+        It has its place behind earlier requests of this and other processes, and before later ones, which `try_back`
+        does not have. A thread of the library makes the attempts, and calls the hooks of caches at the first. The
+        timeout of the cache has no effect, and no garbage is collected. Makes the first attempt itself, as `try_back`
+        does, unless an earlier request waits. A scheduler keeps one request, for the oldest that lacks memory.
+
+        >>> request = kv.back_async(free.popleft_n(4))  # doctest: +SKIP
+
+        Raises `cuvmm.Error` if the cache is closed. Other errors are raised by `BackRequest.result`.
+        """
+        library = _library.get()
+        library.end_calls_at_exit()
+        return BackRequest(library.number("paged_request", self._token(), *packed(numbers)))
 
     def release(self, numbers: Any) -> None:
         """Gives blocks up, all or none. Memory that no block in use touches any more can be taken by others, behind the

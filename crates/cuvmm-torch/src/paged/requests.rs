@@ -1,0 +1,194 @@
+//! Requests for blocks that wait in line while their caller goes on: futures of caches, by numbers.
+//!
+//! A request is polled by the calls that name it. Whether it has ended is a flag, which the mapper's
+//! thread sets: the question takes no lock of a pool or a cache.
+
+use std::collections::BTreeMap;
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use cuvmm::error::PagedKvError;
+use cuvmm::paged::BackFuture;
+
+use super::caches::{Cache, find};
+use crate::error::Error;
+use crate::fork;
+
+/// A request. It does not keep its cache.
+struct Request {
+    cache: Weak<Cache>,
+    /// `None` once its outcome was returned, or it was ended.
+    stage: Mutex<Option<Stage>>,
+    signal: Arc<Signal>,
+}
+
+enum Stage {
+    Waits(Pin<Box<BackFuture>>),
+    /// Answered in the first poll.
+    Answered(Result<(), PagedKvError>),
+}
+
+/// Tells threads that a request was answered or ended.
+#[derive(Default)]
+struct Signal {
+    is_set: AtomicBool,
+    lock: Mutex<()>,
+    told: Condvar,
+}
+
+impl Signal {
+    fn set(&self) {
+        // Under the lock, so that a thread that has just looked is told.
+        let locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_set.store(true, Ordering::SeqCst);
+        drop(locked);
+        self.told.notify_all();
+    }
+
+    fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the signal is set, at most until `deadline`; `None` is no limit.
+    fn wait(&self, deadline: Option<Instant>) {
+        let mut locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_set() {
+            let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+            locked = match left {
+                Some(Duration::ZERO) => return,
+                Some(left) => {
+                    let waited = self.told.wait_timeout(locked, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self
+                    .told
+                    .wait(locked)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.set();
+    }
+}
+
+struct State {
+    open: BTreeMap<u64, Arc<Request>>,
+    count: u64,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    open: BTreeMap::new(),
+    count: 0,
+});
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn request_of(number: u64) -> Result<Arc<Request>, Error> {
+    fork::check()?;
+    let request = lock().open.get(&number).cloned();
+    request.ok_or(Error::NoPagedRequest(number))
+}
+
+/// Makes a request, with a first attempt. Returns its number.
+pub(super) fn begin(token: u64, numbers: &[u32]) -> Result<u64, Error> {
+    let cache = find(token)?;
+    let signal = Arc::new(Signal::default());
+    let mut future = Box::pin(cache.kv().back_async(numbers));
+    let waker = Waker::from(Arc::clone(&signal));
+    let stage = match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+        Poll::Ready(answer) => {
+            signal.set();
+            Stage::Answered(answer)
+        }
+        Poll::Pending => Stage::Waits(future),
+    };
+    let request = Arc::new(Request {
+        cache: Arc::downgrade(&cache),
+        stage: Mutex::new(Some(stage)),
+        signal,
+    });
+    let mut state = lock();
+    state.count += 1;
+    let number = state.count;
+    state.open.insert(number, request);
+    Ok(number)
+}
+
+/// Returns `true` if a request was answered.
+pub(super) fn is_done(number: u64) -> Result<bool, Error> {
+    Ok(request_of(number)?.signal.is_set())
+}
+
+/// Waits until a request is answered. Returns its outcome, with which it ends, or `false` if it still
+/// waits.
+pub(super) fn wait(number: u64, timeout: Duration) -> Result<bool, Error> {
+    let request = request_of(number)?;
+    // `None` for a time that no clock reaches.
+    let deadline = Instant::now().checked_add(timeout);
+    request.signal.wait(deadline);
+    let Some(answer) = request.answer(number)? else {
+        return Ok(false);
+    };
+    lock().open.remove(&number);
+    match answer {
+        Ok(()) => Ok(true),
+        Err(error) => Err(request.explained(error)),
+    }
+}
+
+/// Ends a request: it is withdrawn, or gives back what it was granted. Threads that wait for it return.
+pub(super) fn end(number: u64) {
+    if fork::is_child() {
+        return;
+    }
+    let ended = lock().open.remove(&number);
+    if let Some(ended) = ended {
+        let stage = ended.stage().take();
+        // Without the lock of the stage, since it may take that of the cache.
+        drop(stage);
+        ended.signal.set();
+    }
+}
+
+impl Request {
+    fn stage(&self) -> MutexGuard<'_, Option<Stage>> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the answer if there is one. It is returned once.
+    fn answer(&self, number: u64) -> Result<Option<Result<(), PagedKvError>>, Error> {
+        let mut stage = self.stage();
+        let answer = match stage.take() {
+            None => return Err(Error::NoPagedRequest(number)),
+            Some(Stage::Answered(answer)) => answer,
+            Some(Stage::Waits(mut future)) => {
+                let waker = Waker::from(Arc::clone(&self.signal));
+                match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(answer) => answer,
+                    Poll::Pending => {
+                        *stage = Some(Stage::Waits(future));
+                        return Ok(None);
+                    }
+                }
+            }
+        };
+        Ok(Some(answer))
+    }
+
+    fn explained(&self, error: PagedKvError) -> Error {
+        match self.cache.upgrade() {
+            Some(cache) => cache.explained(error.into()),
+            None => error.into(),
+        }
+    }
+}

@@ -111,21 +111,23 @@ impl Model {
         self.poll_standing()?;
         let lacking = (count as usize).saturating_sub(self.granted.len());
         let mut numbers = self.numbers();
-        let mut found = match numbers.free.take_many(lacking as u32) {
-            Some(free) => match self.kv()?.try_back(&free) {
-                Ok(()) => Some(free),
+        let mut found = None;
+        if let Some(free) = numbers.free.take_many(lacking as u32) {
+            match self.kv()?.try_back(&free) {
+                Ok(()) => found = Some(free),
                 Err(error) if !error.is_shortage() => return Err(error.into()),
-                Err(_) => {
-                    free.iter().try_for_each(|&it| numbers.free.give_back(it))?;
-                    None
-                }
-            },
-            None => None,
-        };
+                Err(_) => free.iter().try_for_each(|&it| numbers.free.give_back(it))?,
+            }
+        }
+        let tried = found.is_some() && lacking > 0;
         if found.is_none() && lacking <= numbers.prefixes.len() {
             found = Some(numbers.prefixes.drain(..lacking).collect());
         }
         drop(numbers);
+        if tried {
+            // Perhaps what a hook gave up for the request in line. It is called again for another one.
+            self.end_standing()?;
+        }
         if found.is_none() && !others_run {
             return self.wait(count);
         }
@@ -143,8 +145,7 @@ impl Model {
         Ok(found)
     }
 
-    /// Waits for memory, since there is no other request to go on with. Calls the hook of the other model
-    /// anew: what it gave up for the standing request may have gone to requests that grew.
+    /// Waits for memory, since there is no other request to go on with.
     fn wait(&mut self, count: u32) -> Result<Option<Vec<u32>>, Box<dyn Error>> {
         self.give_granted()?;
         let Some(free) = self.numbers().free.take_many(count) else {
@@ -173,14 +174,20 @@ impl Model {
         Ok(())
     }
 
-    /// Gives up what no request needs any more.
-    fn give_granted(&mut self) -> Result<(), Box<dyn Error>> {
+    /// Takes what the standing request has got by now, or withdraws it.
+    fn end_standing(&mut self) -> Result<(), Box<dyn Error>> {
         self.poll_standing()?;
         if let Some((numbers, request)) = self.standing.take() {
             drop(request);
             let free = &mut self.numbers().free;
             numbers.iter().try_for_each(|&it| free.give_back(it))?;
         }
+        Ok(())
+    }
+
+    /// Gives up what no request needs any more.
+    fn give_granted(&mut self) -> Result<(), Box<dyn Error>> {
+        self.end_standing()?;
         let granted = std::mem::take(&mut self.granted);
         self.release(granted)
     }

@@ -154,7 +154,10 @@ impl Allocation {
         state.drain(core.caches.at(self.lane.index), self.place.small);
         state.end(self.place);
         drop(state);
-        tenant.note_freed(core.has(REPORTS));
+        let reports = core.has(REPORTS);
+        if reports || tenant.is_awaited() {
+            tenant.note_freed(reports);
+        }
     }
 }
 

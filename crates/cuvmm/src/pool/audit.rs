@@ -23,6 +23,7 @@ impl State {
     /// table.
     fn audit_charges(&self) {
         for (id, account) in self.memory.budget.accounts() {
+            debug_assert!(self.memory.lowered || !account.beyond, "{id:?} is beyond");
             let mut beside = account.in_flight;
             for (bytes, figures) in self.memory.holders.figures_of(id) {
                 debug_assert!(figures.held <= bytes, "{id:?}: {figures:?} of {bytes}");

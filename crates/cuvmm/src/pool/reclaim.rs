@@ -110,7 +110,7 @@ impl Locked<'_> {
         purpose: Purpose,
     ) -> Result<(), BlockError> {
         let id = slot.tenant;
-        if bytes > 0 && self.memory.budget.account(id).beyond {
+        if bytes > 0 && self.memory.lowered && self.memory.budget.account(id).beyond {
             let limit = self.memory.budget.account(id).limit;
             if self.kept_by(id).saturating_add(bytes) > limit {
                 return Err(self.out_of_memory(id, bytes));

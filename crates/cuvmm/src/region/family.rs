@@ -228,7 +228,9 @@ impl Family {
         }
         self.shared.withdraw(extents.into_iter(), known);
         let reports = self.shared.reports.load(Ordering::Relaxed);
-        self.tenant.note_freed(reports);
+        if reports || self.tenant.is_awaited() {
+            self.tenant.note_freed(reports);
+        }
     }
 
     /// Gives the pool the withdrawn extents that overlap some ranges and whose fences are complete,

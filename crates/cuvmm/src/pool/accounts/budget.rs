@@ -9,7 +9,6 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::ops::{AddAssign, SubAssign};
 use std::sync::Weak;
 
 use crate::error::PoolError;
@@ -46,22 +45,6 @@ impl Amount {
 
     pub(crate) const fn mappings(mappings: u64) -> Self {
         Self::of(0, mappings, 0)
-    }
-}
-
-impl AddAssign for Amount {
-    fn add_assign(&mut self, more: Self) {
-        self.bytes += more.bytes;
-        self.mappings += more.mappings;
-        self.addresses += more.addresses;
-    }
-}
-
-impl SubAssign for Amount {
-    fn sub_assign(&mut self, less: Self) {
-        self.bytes -= less.bytes;
-        self.mappings -= less.mappings;
-        self.addresses -= less.addresses;
     }
 }
 

@@ -12,7 +12,9 @@ use crate::ledger::{Giver, Hook, PoolReport, TenantReport};
 use crate::pool::core::{Core, Locked};
 #[cfg(target_os = "linux")]
 use crate::pool::stats::TenantStats;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::AtomicUsize;
+#[cfg(target_os = "linux")]
+use crate::sync::atomic::Ordering;
 use crate::sync::{Mutex, MutexGuard};
 #[cfg(target_os = "linux")]
 use crate::wanted::Change;

@@ -4,7 +4,7 @@ use super::held::HolderId;
 use super::lend::Lending;
 use crate::error::BlockError;
 use crate::extents::{Space, Unmapped};
-use crate::pool::accounts::{Amount, Budget, TenantId};
+use crate::pool::accounts::{Budget, TenantId};
 use crate::pool::core::Core;
 use crate::pool::state::gone;
 use crate::pool::tenant::Tenant;
@@ -15,7 +15,7 @@ impl Tenant {
         let mut state = self.lock_usable()?;
         state.make_address_room(size)?;
         let mut spaces = state.reserve_for(self.id(), size, 0, 1)?;
-        state.memory.holders.charge(holder, Amount::of(0, 0, size));
+        state.memory.holders.add_addresses(holder, size);
         spaces.pop().ok_or_else(gone)
     }
 

@@ -18,7 +18,7 @@ impl Core {
         let holders: Vec<(u64, Arc<dyn Holder>)> = self.look(|state| {
             let all = state.memory.holders.all();
             let of_driver = all.filter(|held| held.holder.is_of_driver());
-            let of_driver = of_driver.map(|held| (held.charged.bytes, Arc::clone(&held.holder)));
+            let of_driver = of_driver.map(|held| (held.bytes, Arc::clone(&held.holder)));
             of_driver.collect()
         });
         let promised = |(bytes, holder): &(u64, Arc<dyn Holder>)| {

@@ -117,7 +117,8 @@ impl Locked<'_> {
             debug_assert!(false, "extents come from a holder that is gone");
             return;
         };
-        held.charged -= amount;
+        held.bytes -= amount.bytes;
+        held.mappings -= amount.mappings;
         self.memory.budget.give_up(id.tenant(), amount);
     }
 
@@ -150,9 +151,9 @@ impl Locked<'_> {
         let Some(held) = self.memory.holders.get_mut(id).filter(|_| bytes > 0) else {
             return;
         };
-        let of = Amount::bytes(bytes);
-        held.charged += of;
+        held.bytes += bytes;
         let holder = Arc::clone(&held.holder);
+        let of = Amount::bytes(bytes);
         self.memory.budget.hold(id.tenant(), of);
         self.memory.budget.created(bytes);
         self.unlocked(move || holder.acknowledge(bytes));
@@ -243,7 +244,7 @@ impl Locked<'_> {
         let free = holder.take_free_spaces();
         // All at once: the lock is released for each space.
         let bytes = free.iter().map(Space::addresses).sum();
-        self.memory.holders.give_up(id, Amount::of(0, 0, bytes));
+        self.memory.holders.subtract_addresses(id, bytes);
         for space in free {
             let bytes = space.addresses();
             self.memory.budget.disown_addresses(id.tenant(), bytes);
@@ -262,7 +263,7 @@ impl Locked<'_> {
             };
             let settled = self.unlocked(move || holder.settle());
             let taken = settled.and_then(|()| self.take_from_holder(id, u64::MAX));
-            let used = |held: &Held| held.holder.is_of_driver() && held.charged.bytes > 0;
+            let used = |held: &Held| held.holder.is_of_driver() && held.bytes > 0;
             let taken = match self.memory.holders.get(id).is_some_and(used) {
                 // Allocations of another library live.
                 true => taken.and(Err(CallError::InUse)),
@@ -275,7 +276,7 @@ impl Locked<'_> {
 
     /// Removes a holder whose owner is gone and that has nothing left.
     pub(super) fn forget_holder(&mut self, id: HolderId) {
-        let done = |held: &Held| held.ended && held.charged.bytes == 0 && !held.tidied;
+        let done = |held: &Held| held.ended && held.bytes == 0 && !held.tidied;
         if !self.memory.holders.get(id).is_some_and(done) {
             return;
         }
@@ -284,12 +285,10 @@ impl Locked<'_> {
         };
         let tenant = id.tenant();
         // The addresses stay reserved with the mappings that are stuck in them.
-        self.memory
-            .budget
-            .disown_addresses(tenant, held.charged.addresses);
-        let stuck = Amount::mappings(held.charged.mappings);
+        self.memory.budget.disown_addresses(tenant, held.addresses);
+        let stuck = Amount::mappings(held.mappings);
         self.memory.budget.give_up(tenant, stuck);
-        self.memory.budget.quarantine(0, held.charged.mappings);
+        self.memory.budget.quarantine(0, held.mappings);
         for space in held.holder.take_spaces() {
             self.give_space_back(space);
         }

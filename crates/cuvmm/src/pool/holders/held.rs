@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::holder::{Holder, HolderFigures};
-use crate::pool::accounts::{Amount, TenantId};
+use crate::pool::accounts::TenantId;
 
 /// The name of a holder: its tenant, and a number that is never used twice in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,10 +23,12 @@ impl HolderId {
 pub(super) struct Held {
     pub(super) id: HolderId,
     pub(super) holder: Arc<dyn Holder>,
-    /// Charged for the holder, including bytes on their way to it or from it.
-    pub(super) charged: Amount,
+    /// Bytes charged, including those on their way to the holder or from it.
+    pub(super) bytes: u64,
     /// Bytes that the ledger counts as obtained by the driver's memory pools.
     pub(super) obtained: u64,
+    pub(super) mappings: u64,
+    pub(super) addresses: u64,
     /// Set when its owner is gone: its memory goes to the pool as the work on it is complete.
     pub(super) ended: bool,
     /// Set while the mapper unmaps mappings of the holder, which until then is charged for them and
@@ -66,8 +68,10 @@ impl Holders {
         self.of_tenants.entry(tenant).or_default().push(Held {
             id,
             holder,
-            charged: Amount::default(),
+            bytes: 0,
             obtained: 0,
+            mappings: 0,
+            addresses: 0,
             ended: false,
             tidied: false,
         });
@@ -124,7 +128,7 @@ impl Holders {
         tenant: TenantId,
     ) -> impl Iterator<Item = (u64, HolderFigures)> {
         let holders = self.of(tenant).iter();
-        holders.map(|held| (held.charged.bytes, held.holder.figures()))
+        holders.map(|held| (held.bytes, held.holder.figures()))
     }
 
     /// Returns the sizes of the extents that each of a tenant's holders can give, with its name. For
@@ -162,20 +166,18 @@ impl Holders {
     }
 
     pub(super) fn addresses_of(&self, id: HolderId) -> u64 {
-        self.get(id).map_or(0, |held| held.charged.addresses)
+        self.get(id).map_or(0, |held| held.addresses)
     }
 
-    /// Adds to a holder's part of its tenant's charge.
-    pub(super) fn charge(&mut self, id: HolderId, of: Amount) {
+    pub(super) fn add_addresses(&mut self, id: HolderId, bytes: u64) {
         if let Some(held) = self.get_mut(id) {
-            held.charged += of;
+            held.addresses += bytes;
         }
     }
 
-    /// Ends a charge, or a part of it.
-    pub(super) fn give_up(&mut self, id: HolderId, of: Amount) {
+    pub(super) fn subtract_addresses(&mut self, id: HolderId, bytes: u64) {
         if let Some(held) = self.get_mut(id) {
-            held.charged -= of;
+            held.addresses -= bytes;
         }
     }
 

@@ -381,12 +381,11 @@ impl Locked<'_> {
             let size = usual.min(share).min(largest).min(allowed);
             let size = granule.round_down(size).max(least);
             // Counted first, so that no other thread of the heap reserves the same bytes.
-            let addresses = Amount::of(0, 0, size);
-            self.memory.holders.charge(id, addresses);
+            self.memory.holders.add_addresses(id, size);
             match self.reserve_for(id.tenant(), size, 0, 1) {
                 Ok(mut spaces) => return spaces.pop().ok_or_else(|| Some(gone())),
                 Err(error) => {
-                    self.memory.holders.give_up(id, addresses);
+                    self.memory.holders.subtract_addresses(id, size);
                     if size == least || !error.is_out_of_memory() {
                         return Err(Some(error));
                     }
@@ -407,11 +406,15 @@ impl Locked<'_> {
         let tenant = id.tenant();
         self.memory.check_usable(tenant)?;
         // A request that needs no memory is served from the heap's own.
-        self.leave_to_others(tenant, bytes)?;
+        if bytes > 0 {
+            self.leave_to_others(tenant, bytes)?;
+        }
         let charge = self.obtain(tenant, bytes, Purpose::New)?;
         // The bytes are the holder's from here on.
         self.memory.budget.keep(charge);
-        self.memory.holders.charge(id, Amount::bytes(bytes));
+        if let Some(held) = self.memory.holders.get_mut(id) {
+            held.bytes += bytes;
+        }
         let mut charged = Charged {
             state: self,
             of: Some((id, bytes)),
@@ -452,8 +455,11 @@ impl Locked<'_> {
             (obtained.0).make_mapping_room(tenant, count, lending.claims)?;
             let extents = obtained.take();
             let mappings = Amount::mappings(count);
-            state.memory.budget.hold(tenant, mappings);
-            state.memory.holders.charge(lending.holder, mappings);
+            let charge = state.memory.budget.charge(Some(tenant), mappings);
+            state.memory.budget.keep(charge);
+            if let Some(held) = state.memory.holders.get_mut(lending.holder) {
+                held.mappings += count;
+            }
             Ok(extents)
         })
     }

@@ -124,7 +124,8 @@ impl WakingHeap {
     fn stale(&self, index: usize) -> Option<Range<u64>> {
         let extent = self.extents.get(index)?;
         let writer = extent.lent.as_ref()?.last_writer?;
-        let is_stale = writer.by != self.shared.core.writer && self.shared.tenant.lending_terms().scrubs;
+        let is_stale =
+            writer.by != self.shared.core.writer && self.shared.tenant.lending_terms().scrubs;
         is_stale.then(|| extent.range())
     }
 }

@@ -19,14 +19,18 @@ pub(in crate::pool) struct Obtained<'b, 'a>(
 );
 
 impl Obtained<'_, '_> {
+    #[inline]
     pub(in crate::pool) fn take(mut self) -> Vec<Unmapped> {
         std::mem::take(&mut self.1)
     }
 }
 
 impl Drop for Obtained<'_, '_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.put_back(std::mem::take(&mut self.1));
+        if !self.1.is_empty() {
+            self.0.put_back(std::mem::take(&mut self.1));
+        }
     }
 }
 

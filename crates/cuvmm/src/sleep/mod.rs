@@ -33,6 +33,7 @@
 //! - A heap for graphs sleeps when all work of each device with access is complete, since a launch
 //!   of a graph is not known to it: the work that was queued when the operation began, and once its
 //!   contents are copied what was queued meanwhile. So it also sleeps on a device that always works.
+//!   Before CUDA 12.5 only a wait tells that, so it needs a [timeout](Blocks::timeout).
 //!   Any heap waits for the streams that its allocations [name](crate::Allocation::record_use). What
 //!   is true of blocks holds for it too: work that is queued while the operation runs must be ruled
 //!   out by the program.

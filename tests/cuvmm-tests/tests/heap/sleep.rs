@@ -11,8 +11,9 @@ use crate::common::captures::{capture, launch_and_destroy};
 use crate::common::world::books;
 use crate::common::{D0, D1, G, MIB, Rig, captures, pool};
 use crate::on_both;
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{AccessFlags, DeviceAddress, Driver, Location};
+use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Access, Allocation, Contents, Device, Exchange, Heap, HostStore, Stream, Tenant};
@@ -457,6 +458,25 @@ on_both! {
         let slept = while_the_device_works(rig, || alone().sleep(Contents::Keep(&store)));
         assert_eq!(slept.unwrap().heaps, 1);
         heap.alone().wake().unwrap();
+        shows(rig, memory.address().0, 2 * G, 1);
+    }
+
+    // I-95
+    fn a_heap_for_graphs_sleeps_also_where_only_a_wait_tells_that_the_device_is_idle(rig) {
+        let pool = pool(rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let memory = heap.allocate(2 * G, 1, &stream).unwrap();
+        fill(rig, &stream, memory.address().0, 2 * G, 1);
+        let store = store(&rig.device, 2);
+        let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
+        rig.faults.arm(lacking);
+        let slept = heap.alone().sleep(Contents::Keep(&store));
+        assert!(matches!(slept, Err(SleepError::HeapBusy { .. })), "{slept:?}");
+        let alone = || heap.alone().timeout(Duration::from_secs(60));
+        assert_eq!(alone().sleep(Contents::Keep(&store)).unwrap().heaps, 1);
+        heap.alone().wake().unwrap();
+        rig.faults.disarm();
         shows(rig, memory.address().0, 2 * G, 1);
     }
 

@@ -10,6 +10,8 @@ use crate::common::world;
 use crate::common::{D0, G, pool};
 use crate::on_both;
 use crate::scene::{builder, stamp, stamps};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::SleepError;
 use cuvmm::paged::Layout;
 use cuvmm::sleep::Progress;
@@ -86,6 +88,24 @@ on_both! {
         assert!(mapped() < before);
         a.blocks().paged(&first).paged(&second).wake().unwrap();
         assert_eq!(mapped(), before);
+    }
+
+    // I-111
+    fn a_cache_sleeps_also_where_only_a_wait_tells_that_the_device_is_idle(rig) {
+        let pool = pool(rig, 64);
+        let a = pool.tenant("a").register().unwrap();
+        let home = Stream::new(&rig.device).unwrap();
+        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+        let kv = kv.build().unwrap();
+        kv.back(&[0]).unwrap();
+        let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
+        rig.faults.arm(lacking);
+        let slept = kv.alone().sleep(Contents::Discard);
+        assert!(matches!(slept, Err(SleepError::CacheBusy { .. })), "{slept:?}");
+        let alone = || kv.alone().timeout(Duration::from_secs(60));
+        assert_eq!(alone().sleep(Contents::Discard).unwrap().caches, 1);
+        kv.alone().wake().unwrap();
+        rig.faults.disarm();
     }
 
     // I-111

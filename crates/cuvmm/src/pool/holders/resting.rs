@@ -109,10 +109,11 @@ impl Attempts {
     }
 
     /// Polls the work that the holder waits for. Keeps it for the next attempt if it is incomplete, with
-    /// the number of the holder's uses.
+    /// the number of the holder's uses. So an attempt after a wait for that work finds it complete, also
+    /// where only a wait tells.
     pub(crate) fn poll(&self, uses: u64, work: &mut Fence) -> Result<Poll, SleepError> {
         let polled = work.poll()?;
-        if matches!(polled, Poll::Pending) {
+        if !matches!(polled, Poll::Complete) {
             *self.awaited.borrow_mut() = Some((uses, work.clone()));
         }
         Ok(polled)

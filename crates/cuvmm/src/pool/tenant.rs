@@ -119,7 +119,8 @@ impl<'a> TenantBuilder<'a> {
         state.make_guaranteeable(None, guarantee, limit)?;
         let stream_caches = state.blocks.new_stream_caches();
         let unswept = Arc::clone(&stream_caches);
-        let hooks = (self.hook, self.shortage_hook);
+        // User code: a refusal drops these clones under the lock, and the builder after it.
+        let hooks = (self.hook.clone(), self.shortage_hook.clone());
         let terms = (name.clone(), self.priority, hooks);
         let id = state.register(terms, unswept, (guarantee, limit))?;
         let owner = Owner {

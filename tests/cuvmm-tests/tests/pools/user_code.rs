@@ -13,6 +13,7 @@ use crate::common;
 use crate::common::{D0, G, nth_of};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::PoolError;
 use cuvmm::{
     Block, Contents, Device, DropFailure, HostStore, Pool, Region, Stream, Tenant, UnifiedBuffer,
 };
@@ -73,6 +74,29 @@ fn a_hook_that_owns_blocks_is_dropped_with_its_tenant() {
         drop(giver);
         assert_eq!(pool.stats().committed, 0);
     });
+    common::nothing_left(rig);
+}
+
+// I-42
+#[test]
+fn hooks_of_a_tenant_that_is_refused_are_dropped_without_a_lock() {
+    let rig = common::model();
+    let pool = common::pool(&rig, 16);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&dropped);
+    ends("registering", move || {
+        let a = pool.tenant("a").register().unwrap();
+        let [one, other] = [(); 2].map(|()| uses(&pool, &a, &count));
+        let taken = pool
+            .tenant("a")
+            .on_pressure(move |_| assert!(one.block.is_some()));
+        let taken = taken.on_shortage(move |_| assert!(other.block.is_some()));
+        let refused = taken.register();
+        assert!(matches!(refused, Err(PoolError::NameTaken(_))));
+        assert_eq!(count.load(Ordering::SeqCst), 2);
+        assert_eq!(pool.stats().in_use, 0);
+    });
+    assert_eq!(dropped.load(Ordering::SeqCst), 2);
     common::nothing_left(rig);
 }
 

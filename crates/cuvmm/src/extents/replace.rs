@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use cuvmm_driver::LocationKind;
 
@@ -327,7 +328,15 @@ impl Exchange<'_, '_> {
             self.place(range, vec![(offset, unmapped)], Bytes::Missing)?;
             self.queued = true;
             let there = &self.there.space;
-            there.copy_within(self.stream, offset, &self.beside, at, size)?;
+            let copy = || there.copy_within(self.stream, offset, &self.beside, at, size);
+            match catch_unwind(AssertUnwindSafe(copy)) {
+                Ok(copied) => copied?,
+                Err(panic) => {
+                    // The memory may lack the bytes: it must not be read in place of the old.
+                    self.there.space.quarantine(offset);
+                    resume_unwind(panic);
+                }
+            }
             if let Some(placed) = self.placed.last_mut() {
                 placed.bytes = Bytes::Queued;
             }
@@ -470,8 +479,6 @@ impl Exchange<'_, '_> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
     use cuvmm_driver::{Call, Location, Ordinal, PhysicalHandle, PhysicalProps};
 
     use super::*;
@@ -816,6 +823,33 @@ mod tests {
         assert!(rig.device.lost().is_none());
         space.promised().retry_stuck().unwrap();
         assert_eq!((space.stuck_bytes(), space.bytes()), (0, 3 * G));
+    }
+
+    #[test]
+    fn where_a_copy_panics_no_memory_without_the_bytes_is_in_place() {
+        for (from, to) in [(DEVICE, HOST), (HOST, DEVICE), (DEVICE, DEVICE)] {
+            for nth in 1..=3 {
+                let rig = rig();
+                let stream = Stream::new(&rig.device).unwrap();
+                let mut space = space_at(&rig, from, 3);
+                let (before, new) = (handles(&space), new_for(&space, to));
+                rig.panic_at(Call::MemcpyDtoDAsync, nth);
+                let replace = AssertUnwindSafe(|| {
+                    let replaced = space.promised().replace(new, Access::ReadWrite, &stream);
+                    drop(replaced);
+                });
+                assert!(catch_unwind(replace).is_err());
+                let (copied, missing) = match to {
+                    HOST => (nth - 1, 1),
+                    _ => (0, 0),
+                };
+                let after = handles(&space);
+                assert_eq!(after.len() as u64, 3 - missing, "{nth}");
+                let old = after.iter().filter(|handle| before.contains(handle));
+                assert_eq!(old.count() as u64, 3 - copied - missing, "{nth}");
+                assert_eq!(space.stuck_bytes(), missing * G, "{nth}");
+            }
+        }
     }
 
     #[test]

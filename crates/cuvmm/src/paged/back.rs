@@ -13,11 +13,15 @@ use crate::deferred::is_in_hook;
 use crate::error::{BlockError, PagedKvError};
 use crate::ledger::InLine;
 use crate::pool::{HolderRequest, HolderWant, QueuedAttempt};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The attempts of a request. They do not keep its cache.
 struct Attempts {
     core: Weak<Core>,
     request: u64,
+    numbers: Arc<[u32]>,
+    /// The bytes that it lacks, as of its last attempt.
+    missing: AtomicU64,
 }
 
 impl QueuedAttempt for Attempts {
@@ -26,8 +30,18 @@ impl QueuedAttempt for Attempts {
             // The future reports the end of its cache.
             return Some(Err(BlockError::Unregistered(String::new())));
         };
-        let granted = core.try_lock()?.grant(self.request, place);
+        let mut state = core.try_lock()?;
+        let granted = state.grant(self.request, place);
+        if granted.is_err() {
+            // Blocks that are released and backed meanwhile change what it needs.
+            let missing = state.missing(&self.numbers).max(1);
+            self.missing.store(missing, Ordering::Relaxed);
+        }
         Some(granted)
+    }
+
+    fn missing(&self) -> u64 {
+        self.missing.load(Ordering::Relaxed)
     }
 }
 
@@ -73,9 +87,11 @@ impl BackFuture {
         let attempts = Attempts {
             core: Weak::clone(&self.core),
             request,
+            numbers: Arc::clone(&self.numbers),
+            missing: AtomicU64::new(missing.max(1)),
         };
         Ok(Some(HolderWant {
-            bytes: missing.max(1),
+            least: state.least(&self.numbers),
             home: core.home.clone(),
             attempt: Arc::new(attempts),
         }))
@@ -180,8 +196,12 @@ mod tests {
         let committed = || kv.stats().unwrap().committed / G;
         let request = |numbers: &[u32]| {
             let request = kv.core.lock().unwrap().requests.add(numbers.into());
-            let core = Arc::downgrade(&kv.core);
-            Attempts { core, request }
+            Attempts {
+                core: Arc::downgrade(&kv.core),
+                request,
+                numbers: numbers.into(),
+                missing: AtomicU64::new(1),
+            }
         };
         let end = |one: &Attempts| {
             let mut state = kv.core.lock().unwrap();
@@ -203,7 +223,11 @@ mod tests {
         let large = request(&[0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let refused = large.attempt(None).unwrap().unwrap_err();
         assert!(refused.is_shortage(), "{refused}");
-        assert_eq!(committed(), 0);
+        assert_eq!((committed(), large.missing()), (0, 9 * G));
+        kv.back(&[0, 1]).unwrap();
+        assert!(large.attempt(None).unwrap().is_err());
+        assert_eq!(large.missing(), 7 * G);
+        kv.release(&[0, 1]).unwrap();
 
         let taken = request(&[3, 4]);
         assert_eq!(taken.attempt(None), Some(Ok(())));

@@ -121,38 +121,47 @@ impl Planes {
         }
     }
 
-    /// The extents that no block in use touches, and that these blocks touch: for each plane their
+    /// The extents that these blocks touch, those whose count `chosen` accepts: for each plane their
     /// indices.
-    fn untouched(
+    fn touched(
         &self,
         numbers: impl Iterator<Item = u32> + Clone,
+        chosen: fn(u32) -> bool,
     ) -> impl Iterator<Item = (&Plane, Vec<usize>)> {
         self.planes.iter().map(move |plane| {
             let touched = numbers
                 .clone()
                 .flat_map(|it| plane.touched(self.extent, it));
-            let unused = touched.filter(|&at| plane.counts.get(at) == Some(&0));
-            let mut unused: Vec<usize> = unused.collect();
-            unused.sort_unstable();
-            unused.dedup();
-            (plane, unused)
+            let chosen = touched.filter(|&at| plane.counts.get(at).is_some_and(|&it| chosen(it)));
+            let mut chosen: Vec<usize> = chosen.collect();
+            chosen.sort_unstable();
+            chosen.dedup();
+            (plane, chosen)
         })
+    }
+
+    fn bytes_of<'a>(&self, extents: impl Iterator<Item = (&'a Plane, Vec<usize>)>) -> u64 {
+        let held = |plane: &Plane, at: &usize| plane.held(self.extent, *at);
+        let of_plane = |(plane, indices): (&Plane, Vec<usize>)| -> u64 {
+            indices.iter().map(|at| held(plane, at)).sum()
+        };
+        extents.map(of_plane).sum()
     }
 
     /// The bytes of the extents that no block in use touches, and that these blocks touch.
     pub(super) fn missing(&self, numbers: impl Iterator<Item = u32> + Clone) -> u64 {
-        let held = |plane: &Plane, at: &usize| plane.held(self.extent, *at);
-        let planes = self.untouched(numbers);
-        let of_plane = |(plane, unused): (&Plane, Vec<usize>)| -> u64 {
-            unused.iter().map(|at| held(plane, at)).sum()
-        };
-        planes.map(of_plane).sum()
+        self.bytes_of(self.touched(numbers, |uses| uses == 0))
+    }
+
+    /// The bytes of the extents that these blocks touch, in use or not.
+    pub(super) fn under(&self, numbers: impl Iterator<Item = u32> + Clone) -> u64 {
+        self.bytes_of(self.touched(numbers, |_| true))
     }
 
     /// The ranges of the extents that no block in use touches, and that these blocks touch, those that
     /// are entered together as one, in order.
     pub(super) fn unused(&self, numbers: &[u32]) -> Vec<Vec<Range<u64>>> {
-        let planes = self.untouched(numbers.iter().copied());
+        let planes = self.touched(numbers.iter().copied(), |uses| uses == 0);
         let columns = planes.flat_map(|(plane, unused)| {
             unused.into_iter().map(move |at| {
                 let mut ranges = Vec::new();
@@ -195,6 +204,7 @@ mod tests {
         planes.enter(2, &mut entered);
         assert_eq!(entered.split_off(2), [112..116, 116..118]);
         assert_eq!(planes.missing([1, 1].into_iter()), 4);
+        assert_eq!(planes.under([1, 1, 2].into_iter()), 14);
         assert_eq!(planes.unused(&[1, 1]), [[108..112]]);
         planes.enter(1, &mut entered);
         assert_eq!(entered.split_off(2), [108..112]);

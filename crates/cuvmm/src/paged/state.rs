@@ -49,7 +49,7 @@ pub(super) struct State {
     begun: u64,
     pub(super) requests: Requests,
     backed: u32,
-    pinned: u32,
+    pinned: Vec<u32>,
     pub(super) rest: Rest,
 }
 
@@ -117,7 +117,7 @@ impl State {
             begun: 0,
             requests: Requests::default(),
             backed: 0,
-            pinned: 0,
+            pinned: Vec::new(),
             rest: Rest::Awake,
         }
     }
@@ -188,7 +188,7 @@ impl State {
         [
             self.backed,
             self.reserved.len() as u32,
-            self.pinned,
+            self.pinned.len() as u32,
             leaving as u32,
         ]
     }
@@ -253,7 +253,7 @@ impl State {
         self.set(number, to);
         match to {
             Use::Backed => self.backed += 1,
-            Use::Pinned => self.pinned += 1,
+            Use::Pinned => self.pinned.push(number),
             Use::Reserved => drop(self.reserved.insert(number)),
             Use::Free | Use::Entering | Use::Leaving => {}
         }
@@ -367,7 +367,7 @@ impl State {
         home: &Stream,
         place: Option<InLine>,
     ) -> Result<(), BlockError> {
-        let unused = self.blocks() - self.backed - self.pinned;
+        let unused = self.blocks() - self.backed - self.pinned.len() as u32;
         ArgumentError::at_most("blocks to be reserved", count.into(), unused.into())?;
         let wanted = self.lowest(count);
         self.attempt(&wanted, Use::Reserved, place)?;
@@ -393,6 +393,13 @@ impl State {
         let blocks = self.blocks();
         let known = numbers.iter().copied().filter(move |&it| it < blocks);
         self.planes.missing(known)
+    }
+
+    /// The bytes that the cache holds at least while it has these blocks: those of the extents under
+    /// them and under the pinned ones.
+    pub(super) fn least(&self, numbers: &[u32]) -> u64 {
+        let pinned = self.pinned.iter();
+        self.planes.under(numbers.iter().chain(pinned).copied())
     }
 
     /// Begins a step, and returns its number.

@@ -170,6 +170,49 @@ on_both! {
         assert_eq!(world.in_use(), (vec![0], 1));
     }
 
+    fn more_than_the_limit_is_refused_whatever_of_it_is_in_use(rig) {
+        // Two blocks share an extent.
+        let world = world_of(rig, 4, Layout::BlockMajor, (G / 2) as u32);
+        let kv = world.kv();
+        let refused = |backed: PagedKvError| {
+            assert!(backed.is_out_of_memory(), "{backed}");
+        };
+        kv.back(&[0, 2, 4]).unwrap();
+        // It lacks two extents, and has five once it is granted.
+        let mut task = Task::new(kv.back_async(&[1, 3, 5, 6, 8]));
+        assert!(task.poll().is_pending());
+        served(&world.b);
+        refused(task.finish().unwrap_err());
+        // Pinned blocks keep theirs.
+        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
+        let pinned = PagedKv::builder(&world.a, kv.home_stream(), 16).group(group).extent(G);
+        kv.release(&[0, 2, 4]).unwrap();
+        let pinned = pinned.pinned([15]).build().unwrap();
+        let mut task = Task::new(pinned.back_async(&[0, 1, 2, 3]));
+        assert!(task.poll().is_pending());
+        served(&world.b);
+        refused(task.finish().unwrap_err());
+        block_on(pinned.back_async(&[0, 1, 15])).unwrap();
+    }
+
+    fn a_request_asks_for_what_it_lacks_by_now(rig) {
+        let world = world_of(rig, 4, Layout::BlockMajor, (G / 2) as u32);
+        let kv = world.kv();
+        kv.back(&[0, 2, 4]).unwrap();
+        let held = world.b.try_allocate(G).unwrap();
+        let waiting = Task::waiting(kv.back_async(&[1, 3, 5, 6]));
+        kv.release(&[0, 2, 4]).unwrap();
+        let more = world.b.block(3 * G).timeout(WHILE).allocate().unwrap();
+        served(&world.b);
+        assert_eq!(waiting.wakings(), 0);
+        world.a.set_limit(3 * G).unwrap();
+        let BlockError::OutOfMemory(shortage) = cause(waiting.finish()) else {
+            panic!("not refused for memory")
+        };
+        assert_eq!(shortage.wanted, 4 * G);
+        drop((held, more));
+    }
+
     fn a_request_dropped_before_it_is_granted_is_withdrawn(rig) {
         let world = world(rig, 4);
         let held = world.b.try_allocate(4 * G).unwrap();

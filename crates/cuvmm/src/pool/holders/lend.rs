@@ -135,7 +135,7 @@ impl Tenant {
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
         let (core, at) = (self.core(), (wait, None));
-        core.request_of_holder(self.id(), bytes, home, at, attempt)
+        core.request_of_holder(self.id(), bytes.into(), home, at, attempt)
     }
 
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {

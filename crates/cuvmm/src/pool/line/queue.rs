@@ -46,7 +46,7 @@ pub(super) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
     tenant: TenantId,
-    /// The new memory needed, in whole granules.
+    /// The new memory needed, in whole granules; 0 for a holder.
     bytes: u64,
     kind: Kind,
 }
@@ -91,7 +91,7 @@ impl Group {
                 let more = whole(*to).saturating_sub(whole(*from));
                 (more, Kind::Growth(place.slot.index))
             }
-            Want::Holder(want) => (whole(want.bytes), Kind::Holder(number)),
+            Want::Holder(_) => (0, Kind::Holder(number)),
             Want::Notification(..) => (0, Kind::Notification),
         };
         Self {

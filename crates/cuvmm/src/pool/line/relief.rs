@@ -21,6 +21,11 @@ use crate::pool::reclaim::Plan;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) enum Demand<'a> {
     Bytes(u64),
+    /// New memory of a holder, and all that it then has at least, in bytes.
+    Holder {
+        more: u64,
+        least: u64,
+    },
     /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
 }
@@ -28,15 +33,14 @@ pub(in crate::pool) enum Demand<'a> {
 impl Demand<'_> {
     fn asked(self, blocks: &Blocks) -> Asked {
         let whole = |bytes| blocks.granule.round_up(bytes).unwrap_or(u64::MAX);
+        let of_bytes = |more, least| Asked {
+            more: whole(more),
+            within: 0,
+            least: whole(least),
+        };
         let steps = match self {
-            Self::Bytes(bytes) => {
-                let bytes = whole(bytes);
-                return Asked {
-                    more: bytes,
-                    within: 0,
-                    least: bytes,
-                };
-            }
+            Self::Bytes(bytes) => return of_bytes(bytes, bytes),
+            Self::Holder { more, least } => return of_bytes(more, least),
             Self::Growth(steps) => steps,
         };
         let mut asked = Asked::default();
@@ -347,7 +351,7 @@ fn givers(budget: &Budget, id: TenantId, gives: impl Fn(TenantId) -> u64) -> Vec
 fn own_of(demand: Demand<'_>, asked: Asked, own: &Plan) -> u64 {
     let growing = match demand {
         Demand::Growth(steps) => steps,
-        Demand::Bytes(_) => &[],
+        Demand::Bytes(_) | Demand::Holder { .. } => &[],
     };
     let growing = growing.iter().map(|(place, _)| place.slot).collect();
     let elsewhere = own.gained().saturating_sub(own.takes_from(&growing));

@@ -49,7 +49,7 @@ impl Want {
         match self {
             Self::Block(wish) => run(Demand::Bytes(wish.wanted().size)),
             Self::Growth(place, size, _) => run(Demand::Growth(&[(*place, *size)])),
-            Self::Holder(want) => run(Demand::Bytes(want.bytes)),
+            Self::Holder(want) => run(want.demand()),
             Self::Notification(..) => run(Demand::Bytes(0)),
         }
     }
@@ -250,7 +250,7 @@ impl Core {
         };
         let (tenant, wait) = (turn.group.tenant(), Wait::turn(turn.appeals));
         let (home, at) = (Some(&want.home), (wait, turn.place));
-        let attempted = self.request_of_holder(tenant, want.bytes, home, at, attempt)?;
+        let attempted = self.request_of_holder(tenant, want.demand(), home, at, attempt)?;
         let mut state = self.lock();
         match attempted {
             true => drop(self.answer(&mut state.memory.line, turn.number, Ok(None))),

@@ -135,15 +135,15 @@ impl Core {
         outcome
     }
 
-    /// Makes the whole attempt of a holder that needs `bytes`. If memory is short, repeats it as
+    /// Makes the whole attempt of a holder. If memory is short, repeats it as
     /// [`request`](Self::request) does, each time with no lock held and nothing out: memory that is
-    /// freed into the holder may serve it. The bytes count as new memory, though the holder may have
-    /// a part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
+    /// freed into the holder may serve it. The bytes of the demand count as new memory, though the
+    /// holder may have a part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
     /// given the request's place in the line of a ledger: `place` for one that waits in the queue.
     pub(in crate::pool) fn request_of_holder<T>(
         &self,
         tenant: TenantId,
-        bytes: u64,
+        demand: Demand<'_>,
         home: Option<&Stream>,
         (wait, place): (Wait, Option<InLine>),
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
@@ -160,7 +160,7 @@ impl Core {
                 done => return done,
             }
         }
-        let outcome = self.request_while(tenant, bytes, wait, &|| !captures(), |state| {
+        let outcome = self.request_while(tenant, demand, wait, &|| !captures(), |state| {
             let place = state.place.or(place);
             Self::unlock(state);
             let quiet = Quiet::begin::<Self>(self);

@@ -332,10 +332,52 @@ class Paged(unittest.TestCase):
             fails(cuvmm.Error, "in use", lambda: cuvmm.sleep("chat", timeout=0))
             request.result(0)
             assert kv.stats().in_use == 4
-            cancelled = kv.back_async([8])
+            other.release([4, 5, 6, 7])
+            cancelled = kv.back_async([8, 9])
+            assert cancelled.done() and kv.stats().in_use == 4
             cancelled.cancel()
             assert cancelled.done()
             fails(cuvmm.Error, "was cancelled", cancelled.result)
+            request = kv.back_async([8, 9])
+            assert request.done()
+            del request
+            gc.collect()
+            assert kv.stats().in_use == 4 and kv.stats().committed == 4 * MIB
+            # Several threads wait for one request, and one of them cancels it too late.
+            outcomes = []
+            def taken(request):
+                request.result(100)
+                outcomes.append(request)
+            for _ in range(20):
+                other.back(range(4, 8))
+                request = kv.back_async([8, 9, 10, 11])
+                threads = [threading.Thread(target=taken, args=(request,)) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                other.release(range(4, 8))
+                for thread in threads:
+                    thread.join()
+                request.cancel()
+                request.result()
+                kv.release([8, 9, 10, 11])
+            assert len(outcomes) == 80
+            # A signal that comes with the grant leaves the blocks to the request.
+            class Stops:
+                def __getattr__(self, name):
+                    return getattr(library, name)
+                def paged_request_wait(self, *arguments):
+                    assert library.paged_request_wait(*arguments) == 1
+                    raise KeyboardInterrupt
+            from cuvmm import _library
+            library, request = _library.get(), kv.back_async([8, 9])
+            get, _library.get = _library.get, Stops
+            fails(KeyboardInterrupt, "", request.result)
+            _library.get = get
+            assert kv.stats().in_use == 4
+            request.cancel()
+            fails(cuvmm.Error, "was cancelled", request.result)
+            assert kv.stats().in_use == 4 and kv.stats().committed == 4 * MIB
+            other.back(range(4, 8))
 
             # Refused at once, later, and by the end of the cache.
             refused = kv.back_async([64])
@@ -348,8 +390,11 @@ class Paged(unittest.TestCase):
             fails(cuvmm.Error, "sleeps", waiting.result)
             cuvmm.wake("chat")
             waiting = kv.back_async([8, 9])
+            kept = kv.tensor(0)
             kv.close()
-            fails(cuvmm.Error, "dropped", waiting.result)
+            assert waiting.done()
+            fails(cuvmm.Error, "is closed", waiting.result)
+            del kept
             fails(cuvmm.Error, "closed", lambda: kv.back_async([0]))
 
             # Hooks run on a thread of the library.

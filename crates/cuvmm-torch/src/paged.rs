@@ -173,10 +173,10 @@ pub unsafe extern "C" fn cuvmm_paged_try_back(
 /// the cache's timeout has no effect. The first attempt is made here, with the calls of
 /// [`cuvmm_paged_try_back`], unless an earlier request waits.
 ///
-/// Blocks are in use, all of them, when [`cuvmm_paged_request_wait`] has returned 1. Memory that was
-/// granted before is the request's. [`cuvmm_paged_request_end`] gives it back, or withdraws the request.
-/// An error that can be told at once (a block that does not exist, a cache that sleeps) is the request's
-/// outcome.
+/// Blocks are in use, all of them, when [`cuvmm_paged_request_take`] has returned 1. Memory that was
+/// granted before, also at once, is the request's. The request lives until [`cuvmm_paged_request_end`],
+/// which gives that memory back, or withdraws the request. An error that can be told at once (a block that
+/// does not exist, a cache that sleeps) is the request's outcome.
 ///
 /// # Safety
 /// `numbers` has `count` integers of `width` bytes, and `request` is null or valid for writing.
@@ -205,9 +205,9 @@ pub extern "C" fn cuvmm_paged_request_done(request: u64) -> c_int {
     answer(|| requests::is_done(request))
 }
 
-/// Waits until a request is granted or refused, at most some seconds, from 0 to infinity. Returns 1 if
-/// its blocks are in use now, 0 if it still waits, and a negative number if it was refused, -3 for too
-/// little memory. The request has ended but after 0.
+/// Waits until a request is granted or refused, or ended by another thread, at most some seconds, from 0
+/// to infinity. Returns 1 if it was, 0 if it still waits, and a negative number after an error. Takes
+/// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_paged_request_wait(request: u64, seconds: f64) -> c_int {
     answer(|| {
@@ -216,11 +216,19 @@ pub extern "C" fn cuvmm_paged_request_wait(request: u64, seconds: f64) -> c_int 
     })
 }
 
-/// Ends a request: withdraws it, or gives back the memory that it was granted. Blocks that other calls
-/// backed stay in use. Does nothing for a request that has ended, and in a forked child.
+/// Takes the blocks of a request. Returns 1 if they are in use now, 0 if it still waits, and a negative
+/// number if it was refused, -3 for too little memory. Another call has the same outcome.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuvmm_paged_request_end(request: u64) {
-    guard((), || requests::end(request));
+pub extern "C" fn cuvmm_paged_request_take(request: u64) -> c_int {
+    answer(|| requests::take(request))
+}
+
+/// Ends a request: withdraws it, or gives back the memory that it was granted. Blocks that it took, or
+/// that other calls backed, stay in use. Returns 1 if it took its blocks, else 0. Does nothing for a
+/// request that has ended, and in a forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuvmm_paged_request_end(request: u64) -> c_int {
+    guard(0, || c_int::from(requests::end(request)))
 }
 
 /// Reserves memory for exactly `count` blocks, the lowest that are not in use, with the steps of

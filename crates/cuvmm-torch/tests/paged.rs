@@ -382,32 +382,36 @@ over_the_stand_in! {
         let (paged, tags) = (Paged::load(), Tags::load());
         let chat = paged.cache("chat", 64, "").unwrap();
         let code = paged.cache("code", 64, "").unwrap();
-        // Answered by the first attempt.
+        // Answered by the first attempt: the memory is the request's until it is taken.
         let request = paged.request(code, &[0, 0]).unwrap();
-        assert_eq!((paged.is_done(request), paged.figure(code, "in_use")), (1, 1));
-        assert_eq!((paged.wait(request, 0.0), paged.wait(request, 0.0)), (1, -1));
+        let figures = || (paged.figure(code, "in_use"), paged.figure(code, "committed"));
+        assert_eq!((paged.is_done(request), figures()), (1, (0, 2 * MIB as u64)));
+        assert_eq!((paged.wait(request, 0.0), paged.withdraw(request), figures()), (1, 0, (0, 0)));
+        let request = paged.request(code, &[0, 0]).unwrap();
+        assert_eq!([paged.wait(request, 0.0), paged.take(request), paged.take(request)], [1; 3]);
+        assert_eq!((figures(), paged.withdraw(request), paged.withdraw(request)), ((1, 2 * MIB as u64), 1, 0));
+        assert_eq!((paged.is_done(request), paged.wait(request, 0.0), paged.take(request)), (-1, -1, -1));
         assert!(paged.torch.last_error().contains("there is no request"));
-        assert_eq!(paged.is_done(request), -1);
+        assert_eq!(figures().0, 1);
         paged.release(code, &[0]).unwrap();
 
         paged.back(chat, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
         let request = paged.request(code, &[0, 1]).unwrap();
-        assert_eq!((paged.is_done(request), paged.wait(request, 0.0)), (0, 0));
+        assert_eq!((paged.is_done(request), paged.wait(request, 0.0), paged.take(request)), (0, 0, 0));
         // It does not fit into what comes free for the other: requests that fit overtake each other if
         // memory comes free between their attempts.
         let first = paged.request(code, &[2, 3, 4, 5]).unwrap();
         paged.release(chat, &[0, 1]).unwrap();
-        assert_eq!(paged.wait(request, 600.0), 1);
-        assert_eq!((paged.figure(code, "in_use"), paged.wait(first, 0.0)), (2, 0));
+        assert_eq!(paged.taken(request), 1);
+        assert_eq!((paged.figure(code, "in_use"), paged.take(first)), (2, 0));
         // Granted and not taken: the memory is the request's until it ends.
         paged.release(chat, &[2, 3, 4, 5]).unwrap();
         while paged.is_done(first) == 0 {
             std::thread::yield_now();
         }
-        assert_eq!((paged.figure(code, "in_use"), paged.figure(code, "committed")), (2, 6 * MIB as u64));
+        assert_eq!(figures(), (2, 6 * MIB as u64));
         assert_eq!(paged.try_back(chat, &[0]), 0);
-        paged.withdraw(first);
-        paged.withdraw(first);
+        assert_eq!((paged.withdraw(first), paged.withdraw(first)), (0, 0));
         assert_eq!((paged.wait(first, 0.0), paged.try_back(chat, &[0, 1])), (-1, 1));
 
         // A function of the program gives blocks up, on a thread of the library.
@@ -415,33 +419,33 @@ over_the_stand_in! {
         paged.back(chat, &[2, 3, 4, 5]).unwrap();
         paged.on_pressure(chat, Some(gives_up));
         let request = paged.request(code, &[8, 9, 10, 11]).unwrap();
-        assert_eq!((paged.wait(request, f64::INFINITY), calls()), (1, 1));
+        assert_eq!((paged.wait(request, f64::INFINITY), paged.take(request), calls()), (1, 1, 1));
         paged.on_pressure(chat, None);
 
         // Ended from another thread, by the sleep of the cache and by its end.
         let request = paged.request(code, &[12, 13]).unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| paged.wait(request, 600.0));
+            let waiting = scope.spawn(|| (paged.wait(request, 600.0), paged.take(request)));
             paged.withdraw(request);
-            assert_eq!(waiting.join().unwrap(), -1);
+            assert_eq!(waiting.join().unwrap().1, -1);
         });
         let asleep = paged.request(code, &[12, 13]).unwrap();
         tags.sleep("[\"code\"]", false).unwrap();
-        assert_eq!(paged.wait(asleep, 600.0), -1);
+        assert_eq!((paged.taken(asleep), paged.take(asleep)), (-1, -1));
         assert!(paged.torch.last_error().contains("sleeps with the pool \"code\""), "{}", paged.torch.last_error());
         let refused = paged.request(code, &[12]).unwrap();
-        assert_eq!((paged.is_done(refused), paged.wait(refused, 0.0)), (1, -1));
+        assert_eq!((paged.is_done(refused), paged.take(refused)), (1, -1));
         tags.wake("[\"code\"]").unwrap();
         let refused = paged.request(code, &[64]).unwrap();
-        assert_eq!((paged.is_done(refused), paged.wait(refused, 0.0)), (1, -1));
+        assert_eq!((paged.is_done(refused), paged.take(refused)), (1, -1));
         assert!(paged.torch.last_error().contains("there is no block 64"));
         let ends = paged.request(code, &[12, 13, 14, 15]).unwrap();
         paged.end(code);
-        assert_eq!(paged.wait(ends, 600.0), -1);
+        assert_eq!(paged.taken(ends), -1);
         assert!(paged.torch.last_error().contains("was dropped"), "{}", paged.torch.last_error());
         let large: Vec<i32> = (0..20).collect();
         let refused = paged.request(chat, &large).unwrap();
-        assert_eq!(paged.wait(refused, 600.0), -3);
+        assert_eq!(paged.taken(refused), -3);
         for seconds in [-1.0, f64::NAN] {
             let request = paged.request(chat, &[4]).unwrap();
             assert_eq!(paged.wait(request, seconds), -1);
@@ -514,13 +518,14 @@ over_the_stand_in! {
                 paged.try_back(cache, &[2]),
                 paged.is_done(request),
                 paged.wait(request, 600.0),
+                paged.take(request),
             ];
-            i32::from(!refused.iter().all(forked) || asked != [-1; 4])
+            i32::from(!refused.iter().all(forked) || asked != [-1; 5])
         });
         assert_eq!(code, 0);
         paged.end_step(cache, step);
-        assert_eq!(paged.figure(cache, "in_use"), 2);
-        assert_eq!(paged.wait(request, 0.0), 1);
+        assert_eq!(paged.figure(cache, "in_use"), 1);
+        assert_eq!((paged.take(request), paged.figure(cache, "in_use")), (1, 2));
         paged.end(cache);
         cuda.synchronize(null_mut());
     }

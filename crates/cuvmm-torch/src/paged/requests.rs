@@ -21,15 +21,16 @@ use crate::fork;
 /// A request. It does not keep its cache.
 struct Request {
     cache: Weak<Cache>,
-    /// `None` once its outcome was returned, or it was ended.
+    /// `None` once it was ended.
     stage: Mutex<Option<Stage>>,
     signal: Arc<Signal>,
 }
 
 enum Stage {
-    Waits(Pin<Box<BackFuture>>),
-    /// Answered in the first poll.
-    Answered(Result<(), PagedKvError>),
+    /// It waits, or was answered. What it was granted is its own.
+    Made(Pin<Box<BackFuture>>),
+    /// Its blocks are in use, or it was refused.
+    Taken(Result<(), PagedKvError>),
 }
 
 /// Tells threads that a request was answered or ended.
@@ -105,16 +106,15 @@ pub(super) fn begin(token: u64, numbers: &[u32]) -> Result<u64, Error> {
     let signal = Arc::new(Signal::default());
     let mut future = Box::pin(cache.kv().back_async(numbers));
     let waker = Waker::from(Arc::clone(&signal));
-    let stage = match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-        Poll::Ready(answer) => {
-            signal.set();
-            Stage::Answered(answer)
-        }
-        Poll::Pending => Stage::Waits(future),
-    };
+    let polled = future
+        .as_mut()
+        .poll_answered(&mut Context::from_waker(&waker));
+    if polled.is_ready() {
+        signal.set();
+    }
     let request = Arc::new(Request {
         cache: Arc::downgrade(&cache),
-        stage: Mutex::new(Some(stage)),
+        stage: Mutex::new(Some(Stage::Made(future))),
         signal,
     });
     let mut state = lock();
@@ -129,35 +129,41 @@ pub(super) fn is_done(number: u64) -> Result<bool, Error> {
     Ok(request_of(number)?.signal.is_set())
 }
 
-/// Waits until a request is answered. Returns its outcome, with which it ends, or `false` if it still
-/// waits.
+/// Waits until a request is answered. Returns `false` if it still waits.
 pub(super) fn wait(number: u64, timeout: Duration) -> Result<bool, Error> {
     let request = request_of(number)?;
     // `None` for a time that no clock reaches.
     let deadline = Instant::now().checked_add(timeout);
     request.signal.wait(deadline);
-    let Some(answer) = request.answer(number)? else {
-        return Ok(false);
-    };
-    lock().open.remove(&number);
-    match answer {
-        Ok(()) => Ok(true),
-        Err(error) => Err(request.explained(error)),
+    Ok(request.signal.is_set())
+}
+
+/// Takes the blocks of a request. Returns `false` if it still waits. The outcome stays until it is ended.
+pub(super) fn take(number: u64) -> Result<bool, Error> {
+    let request = request_of(number)?;
+    match request.outcome(number)? {
+        None => Ok(false),
+        Some(Ok(())) => Ok(true),
+        Some(Err(error)) => Err(request.explained(error)),
     }
 }
 
 /// Ends a request: it is withdrawn, or gives back what it was granted. Threads that wait for it return.
-pub(super) fn end(number: u64) {
+/// Returns `true` if its blocks were taken, and stay in use.
+pub(super) fn end(number: u64) -> bool {
     if fork::is_child() {
-        return;
+        return false;
     }
     let ended = lock().open.remove(&number);
-    if let Some(ended) = ended {
-        let stage = ended.stage().take();
-        // Without the lock of the stage, since it may take that of the cache.
-        drop(stage);
-        ended.signal.set();
-    }
+    let Some(ended) = ended else {
+        return false;
+    };
+    let stage = ended.stage().take();
+    let is_taken = matches!(stage, Some(Stage::Taken(Ok(()))));
+    // Without the lock of the stage, since it may take that of the cache.
+    drop(stage);
+    ended.signal.set();
+    is_taken
 }
 
 impl Request {
@@ -165,24 +171,22 @@ impl Request {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the answer if there is one. It is returned once.
-    fn answer(&self, number: u64) -> Result<Option<Result<(), PagedKvError>>, Error> {
+    /// Takes the blocks, and returns the outcome if there is one.
+    fn outcome(&self, number: u64) -> Result<Option<Result<(), PagedKvError>>, Error> {
         let mut stage = self.stage();
-        let answer = match stage.take() {
+        let taken = match stage.as_mut() {
             None => return Err(Error::NoPagedRequest(number)),
-            Some(Stage::Answered(answer)) => answer,
-            Some(Stage::Waits(mut future)) => {
+            Some(Stage::Taken(outcome)) => return Ok(Some(outcome.clone())),
+            Some(Stage::Made(future)) => {
                 let waker = Waker::from(Arc::clone(&self.signal));
-                match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                    Poll::Ready(answer) => answer,
-                    Poll::Pending => {
-                        *stage = Some(Stage::Waits(future));
-                        return Ok(None);
-                    }
-                }
+                future.as_mut().poll(&mut Context::from_waker(&waker))
             }
         };
-        Ok(Some(answer))
+        let Poll::Ready(outcome) = taken else {
+            return Ok(None);
+        };
+        *stage = Some(Stage::Taken(outcome.clone()));
+        Ok(Some(outcome))
     }
 
     fn explained(&self, error: PagedKvError) -> Error {

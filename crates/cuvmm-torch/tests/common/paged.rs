@@ -18,7 +18,8 @@ pub(crate) struct Paged {
     request: unsafe extern "C" fn(u64, *const c_void, usize, c_int, *mut u64) -> c_int,
     done: unsafe extern "C" fn(u64) -> c_int,
     wait: unsafe extern "C" fn(u64, f64) -> c_int,
-    withdraw: unsafe extern "C" fn(u64),
+    take: unsafe extern "C" fn(u64) -> c_int,
+    withdraw: unsafe extern "C" fn(u64) -> c_int,
     pub(crate) reserve: unsafe extern "C" fn(u64, u32, Collector) -> c_int,
     release: unsafe extern "C" fn(u64, *const c_void, usize, c_int) -> c_int,
     begin: unsafe extern "C" fn(u64, *mut u64) -> c_int,
@@ -52,6 +53,7 @@ impl Paged {
             request: torch.function("cuvmm_paged_request"),
             done: torch.function("cuvmm_paged_request_done"),
             wait: torch.function("cuvmm_paged_request_wait"),
+            take: torch.function("cuvmm_paged_request_take"),
             withdraw: torch.function("cuvmm_paged_request_end"),
             reserve: torch.function("cuvmm_paged_reserve"),
             release: torch.function("cuvmm_paged_release"),
@@ -141,9 +143,20 @@ impl Paged {
         unsafe { (self.wait)(request, seconds) }
     }
 
-    pub(crate) fn withdraw(&self, request: u64) {
+    /// Takes the blocks of a request once it was answered.
+    pub(crate) fn taken(&self, request: u64) -> c_int {
+        assert_eq!(self.wait(request, 600.0), 1);
+        self.take(request)
+    }
+
+    pub(crate) fn take(&self, request: u64) -> c_int {
         // SAFETY: it may be called at any time.
-        unsafe { (self.withdraw)(request) };
+        unsafe { (self.take)(request) }
+    }
+
+    pub(crate) fn withdraw(&self, request: u64) -> c_int {
+        // SAFETY: it may be called at any time.
+        unsafe { (self.withdraw)(request) }
     }
 
     pub(crate) fn release(&self, token: u64, numbers: &[i64]) -> Result<(), String> {

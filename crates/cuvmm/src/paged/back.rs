@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 
 use super::core::Core;
 use super::refused;
-use super::state::Use;
 use crate::deferred::is_in_hook;
 use crate::error::{BlockError, PagedKvError};
 use crate::ledger::InLine;
@@ -53,6 +52,8 @@ pub struct BackFuture {
     /// Its number among the cache's requests.
     number: Option<u64>,
     request: HolderRequest,
+    /// The answer, until it is taken.
+    answer: Option<Result<(), BlockError>>,
 }
 
 impl BackFuture {
@@ -62,11 +63,55 @@ impl BackFuture {
             numbers: numbers.into(),
             number: None,
             request: HolderRequest::new(&core.tenant),
+            answer: None,
         }
     }
 
-    /// Backs the blocks if that needs no waiting, and none of others that wait. Else returns `None`,
-    /// with what the request needs.
+    /// Polls the request, and does not take what it is granted: returns `Ready` once it was granted or
+    /// refused, and the next poll of the future has the outcome. Until then the memory is the future's,
+    /// which may be dropped. A completed future stays `Pending`.
+    ///
+    /// It is for a scheduler that asks for the answer in one step, and takes the blocks, or withdraws the
+    /// request, in another.
+    ///
+    /// ```
+    /// # use cuvmm::driver::host::{HostDriver, HostOptions};
+    /// # use cuvmm::paged::LayerGroup;
+    /// # use cuvmm::{Device, Limit, Mapper, PagedKv, Pool, Stream};
+    /// # let driver = std::sync::Arc::new(HostDriver::new(HostOptions::new()));
+    /// # let device = Device::open(driver, 0)?;
+    /// # let mapper = Mapper::start(&device)?;
+    /// # let pool = Pool::builder(&device).limit(Limit::Bytes(64 << 20)).mapper(&mapper).build()?;
+    /// # let (tenant, home) = (pool.tenant("model").register()?, Stream::new(&device)?);
+    /// # let group = LayerGroup::new(32, 16).keys_and_values(8, 128, 2);
+    /// # let kv = PagedKv::builder(&tenant, &home, 64).group(group).build()?;
+    /// use std::task::{Context, Waker};
+    ///
+    /// let mut request = Box::pin(kv.back_async(&[8, 9]));
+    /// let mut context = Context::from_waker(Waker::noop());
+    /// assert!(request.as_mut().poll_answered(&mut context).is_ready());
+    /// assert!(!kv.is_backed(8)?);
+    /// assert!(request.as_mut().poll(&mut context).is_ready());
+    /// assert!(kv.is_backed(8)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn poll_answered(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.has_completed() {
+            return Poll::Pending;
+        }
+        match this.core.upgrade() {
+            Some(core) => this.poll_request(&core, context),
+            None => Poll::Ready(()),
+        }
+    }
+
+    const fn has_completed(&self) -> bool {
+        self.answer.is_none() && self.request.has_ended()
+    }
+
+    /// Gets memory for the blocks if that needs no waiting, and none of others that wait. Else returns
+    /// what the request needs.
     fn begin(&mut self, core: &Arc<Core>) -> Result<Option<HolderWant>, BlockError> {
         if !is_in_hook() && !self.request.has_mapper() {
             core.tenant.device().own_process()?;
@@ -74,16 +119,17 @@ impl BackFuture {
         }
         let mut state = core.lock()?;
         state.check_numbers(&self.numbers)?;
+        state.check_awake()?;
         let missing = state.missing(&self.numbers);
+        let requests = &mut state.requests;
+        let add = || requests.add(Arc::clone(&self.numbers));
+        let request = *self.number.get_or_insert_with(add);
         if is_in_hook() || missing == 0 || !core.tenant.is_awaited() {
-            match state.attempt(&self.numbers, Use::Backed, None) {
+            match state.grant(request, None) {
                 Err(error) if error.is_shortage() && !is_in_hook() => {}
                 done => return done.map(|()| None),
             }
         }
-        state.check_awake()?;
-        let request = state.requests.add(Arc::clone(&self.numbers));
-        self.number = Some(request);
         let attempts = Attempts {
             core: Weak::clone(&self.core),
             request,
@@ -97,21 +143,28 @@ impl BackFuture {
         }))
     }
 
+    fn poll_request(&mut self, core: &Arc<Core>, context: &Context<'_>) -> Poll<()> {
+        if self.answer.is_some() {
+            return Poll::Ready(());
+        }
+        let polled = match self.request.is_new() {
+            true => match self.begin(core) {
+                Ok(Some(want)) => self.request.queue(context, want),
+                Ok(None) => Poll::Ready(Ok(())),
+                Err(refused) => Poll::Ready(Err(refused)),
+            },
+            false => self.request.poll(context),
+        };
+        polled.map(|answer| self.answer = Some(answer))
+    }
+
     fn poll_cache(
         &mut self,
         core: &Arc<Core>,
         context: &Context<'_>,
     ) -> Poll<Result<(), BlockError>> {
-        let polled = match self.request.is_new() {
-            true => {
-                let Some(want) = self.begin(core)? else {
-                    return Poll::Ready(Ok(()));
-                };
-                self.request.queue(context, want)
-            }
-            false => self.request.poll(context),
-        };
-        let Poll::Ready(answer) = polled else {
+        let _ = self.poll_request(core, context);
+        let Some(answer) = self.answer.take() else {
             return Poll::Pending;
         };
         let Some(number) = self.number.take() else {
@@ -133,7 +186,7 @@ impl Future for BackFuture {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.request.has_ended() {
+        if this.has_completed() {
             return Poll::Pending;
         }
         let polled = match this.core.upgrade() {
@@ -144,6 +197,7 @@ impl Future for BackFuture {
         };
         if polled.is_ready() {
             this.request.end();
+            this.answer = None;
         }
         polled
     }

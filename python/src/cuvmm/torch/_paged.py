@@ -156,8 +156,8 @@ class BackRequest:
     """A request for blocks that stays in line while its caller goes on. Made by `PagedKv.back_async`.
 
     A scheduler asks `done` in each step. When it returns True, `result` puts the blocks in use, or raises the refusal;
-    until then the memory that was granted is the request's, and the cache does not fall asleep. A request that is gone
-    without a result is cancelled.
+    until then the memory that was granted, also at once, is the request's, and the cache does not fall asleep. A
+    request that is gone without a result is cancelled.
 
     >>> request = kv.back_async(numbers)  # doctest: +SKIP
     >>> while not request.done():  # doctest: +SKIP
@@ -197,36 +197,45 @@ class BackRequest:
         """
         if not self._has_result:
             until = time.monotonic() + (math.inf if timeout is None else seconds_of(timeout))
-            while not self._is_answered(until - time.monotonic()):
+            while not self._is_taken(until - time.monotonic()):
                 if time.monotonic() >= until:
                     raise TimeoutError("the request for blocks still waits for memory")
         if self._result is not None:
             raise self._result
 
-    def _is_answered(self, seconds: float) -> bool:
-        """Waits for the outcome, but not so long that a signal of the program would wait for it."""
+    def _is_taken(self, seconds: float) -> bool:
+        """Takes the outcome once it is there. Does not wait so long that a signal of the program would wait for it."""
         library = _library.get()
         library.end_calls_at_exit()
         try:
-            answered = library.paged_request_wait(self._token, min(max(seconds, 0.0), 0.25))
-            library.check(answered)
+            library.check(library.paged_request_wait(self._token, min(max(seconds, 0.0), 0.25)))
+            # After a signal of the program the blocks are not taken.
+            taken = library.paged_request_take(self._token)
+            library.check(taken)
         except Error as error:
             self._settle(error)
             return True
-        if answered:
+        if taken:
             self._settle(None)
-        return bool(answered)
+        return bool(taken)
 
     def cancel(self) -> None:
         """Withdraws the request, or gives back what it was granted. Does nothing if `result` returned or raised.
 
         Blocks that other calls backed stay in use.
         """
+        self._withdraw("the request for blocks was cancelled")
+
+    def _withdraw(self, reason: str) -> None:
         if not self._has_result:
-            self._settle(Error("the request for blocks was cancelled"))
+            # Another thread may have taken the blocks.
+            taken = _library.get().paged_request_end(self._token)
+            self._settle(None if taken else Error(reason))
 
     def _settle(self, result: BaseException | None) -> None:
-        self._result, self._has_result = result, True
+        # The request is ended after its outcome is here: the first outcome that a thread has is the one for all.
+        if not self._has_result:
+            self._result, self._has_result = result, True
         self._end()
 
     def __repr__(self) -> str:
@@ -258,6 +267,7 @@ class PagedKv:
         on_pressure: Callable[[PagedKv, int], object] | None,
     ) -> None:
         self._cache: _Cache | None = _Cache(request)
+        self._requests: weakref.WeakSet[BackRequest] = weakref.WeakSet()
         self._on_pressure = on_pressure
         library, token = _library.get(), self._cache.token
         figures = json.loads(library.required("paged", token))
@@ -385,7 +395,9 @@ class PagedKv:
         """
         library = _library.get()
         library.end_calls_at_exit()
-        return BackRequest(library.number("paged_request", self._token(), *packed(numbers)))
+        request = BackRequest(library.number("paged_request", self._token(), *packed(numbers)))
+        self._requests.add(request)
+        return request
 
     def release(self, numbers: Any) -> None:
         """Gives blocks up, all or none. Memory that no block in use touches any more can be taken by others, behind the
@@ -482,8 +494,11 @@ class PagedKv:
         return PagedStats(**{it.name: found[it.name] for it in dataclasses.fields(PagedStats)})
 
     def close(self) -> None:
-        """Ends the cache, whose memory goes when its last tensor is gone and their work is complete."""
+        """Ends the cache, whose memory goes when its last tensor is gone and their work is complete. Its requests are
+        refused."""
         self._cache = self._on_pressure = None
+        for request in list(self._requests):
+            request._withdraw("the paged cache is closed")
 
     def __repr__(self) -> str:
         return (

@@ -1,9 +1,10 @@
 //! Requests for blocks that wait in the pool's queue while other calls use the cache.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::future::Future as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::common::books::books;
@@ -243,6 +244,37 @@ on_both! {
         assert_eq!(world.in_use(), (vec![0], 1));
         world.b.try_allocate(7 * G).map(drop).unwrap();
         assert_eq!(books(rig, &world.pool).in_use, G);
+    }
+
+    // I-122
+    fn a_request_that_was_answered_takes_its_blocks_in_the_next_poll(rig) {
+        let mut world = world(rig, 4);
+        let mut context = Context::from_waker(Waker::noop());
+        let kv = world.kv();
+        let [mut at_once, mut dropped, mut ends] = [[0, 1], [1, 2], [0, 3]].map(|it| Box::pin(kv.back_async(&it)));
+        assert!(at_once.as_mut().poll_answered(&mut context).is_ready());
+        assert!(dropped.as_mut().poll_answered(&mut context).is_ready());
+        assert!(at_once.as_mut().poll_answered(&mut context).is_ready());
+        assert_eq!(world.in_use(), (vec![], 3));
+        assert!(is_busy(&kv.alone().sleep(Contents::Discard)));
+        // The second one waits until the other is dropped.
+        assert!(ends.as_mut().poll_answered(&mut context).is_ready());
+        let mut waits = Box::pin(kv.back_async(&[4]));
+        assert!(waits.as_mut().poll_answered(&mut context).is_pending());
+        let mut refused = Box::pin(kv.back_async(&[16]));
+        assert!(refused.as_mut().poll_answered(&mut context).is_ready());
+        assert!(matches!(block_on(refused), Err(PagedKvError::Argument(_))));
+        drop(dropped);
+        block_on(waits).unwrap();
+        assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(Ok(())));
+        assert!(at_once.as_mut().poll_answered(&mut context).is_pending());
+        assert!(at_once.as_mut().poll(&mut context).is_pending());
+        drop(at_once);
+        assert_eq!(world.in_use(), (vec![0, 1, 4], 4));
+        world.kv = None;
+        assert!(ends.as_mut().poll_answered(&mut context).is_ready());
+        assert_eq!(ends.as_mut().poll(&mut context), Poll::Ready(Err(PagedKvError::Ended)));
+        assert!(ends.as_mut().poll(&mut context).is_pending());
     }
 
     // I-122

@@ -402,11 +402,15 @@ class Paged(unittest.TestCase):
             def evict(kv, missing):
                 threads.append(threading.current_thread())
                 if len(threads) == 1:
+                    fails(cuvmm.Error, "cannot wait", stands.result)
                     kv.release([4, 5])
+            stands = other.back_async(range(42, 56))
             hooked = make(name="hooked", on_pressure=evict)
             hooked.back([0, 4, 5])
             request = other.back_async([40, 41])
             request.result(100)
+            fails(TimeoutError, "still waits", lambda: stands.result(0))
+            stands.cancel()
             assert threads and threads[0] is not threading.main_thread(), threads
 
             # A signal is handled while a result is waited for.

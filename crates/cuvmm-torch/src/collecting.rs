@@ -56,10 +56,15 @@ pub(crate) fn set(collector: Option<Collector>) {
     let mut state = lock();
     state.collector = collector;
     state.has_ended = collector.is_none();
-    let own = usize::from(COLLECTS.with(Cell::get));
+    let own = usize::from(is_within());
     while state.has_ended && state.running > own {
         state = LEFT.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
+}
+
+/// Returns `true` if this thread is within a function of [`within`], or the collector.
+pub(crate) fn is_within() -> bool {
+    COLLECTS.with(Cell::get)
 }
 
 struct Within;
@@ -68,7 +73,7 @@ impl Within {
     /// Enters the function that `find` returns. Returns `None` if this thread is within one already,
     /// as a finalizer that allocates is, or if all have ended.
     fn enter<T>(find: impl FnOnce(&State) -> Option<T>) -> Option<(Self, T)> {
-        if COLLECTS.with(Cell::get) {
+        if is_within() {
             return None;
         }
         let mut state = lock();

@@ -197,8 +197,10 @@ pub(crate) enum Error {
     Paged(#[from] PagedKvError),
     #[error("there is no paged cache with the number {0}: it was closed")]
     NoPaged(u64),
-    #[error("there is no request for blocks with the number {0}: it was answered or ended")]
+    #[error("there is no request for blocks with the number {0}: it was ended")]
     NoPagedRequest(u64),
+    #[error("a function that is called for memory cannot wait for a request for blocks")]
+    WaitsWithin,
     #[error("the paged cache sleeps with the pool {0:?}: call cuvmm.wake({0:?}) first")]
     PagedAsleep(String),
     #[error(

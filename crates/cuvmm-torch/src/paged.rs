@@ -207,7 +207,8 @@ pub extern "C" fn cuvmm_paged_request_done(request: u64) -> c_int {
 
 /// Waits until a request is granted or refused, or ended by another thread, at most some seconds, from 0
 /// to infinity. Returns 1 if it was, 0 if it still waits, and a negative number after an error. Takes
-/// nothing.
+/// nothing. Refuses to wait within a function of [`cuvmm_paged_on_pressure`] or a collector, for which the
+/// request may wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuvmm_paged_request_wait(request: u64, seconds: f64) -> c_int {
     answer(|| {

@@ -14,7 +14,7 @@ mod common;
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::graphs::Graphs;
@@ -40,6 +40,16 @@ unsafe extern "C" fn gives_up(token: u64, bytes: u64) {
     ASKED.store(bytes, Ordering::SeqCst);
     let paged = Paged::load();
     paged.release(token, &[0, 1, 2, 3]).unwrap();
+}
+
+/// A request, and what a wait for it within [`waits`] returned.
+static WAITS_FOR: AtomicU64 = AtomicU64::new(0);
+static WAITED: AtomicI32 = AtomicI32::new(0);
+
+/// Waits for a request.
+unsafe extern "C" fn waits(_: u64, _: u64) {
+    let waited = Paged::load().wait(WAITS_FOR.load(Ordering::SeqCst), 600.0);
+    WAITED.store(waited, Ordering::SeqCst);
 }
 
 /// Notes the call only.
@@ -417,6 +427,17 @@ over_the_stand_in! {
         // A function of the program gives blocks up, on a thread of the library.
         paged.release(code, &[0, 1]).unwrap();
         paged.back(chat, &[2, 3, 4, 5]).unwrap();
+        let waiting = [12, 14].map(|it| {
+            let request = paged.request(code, &[it]).unwrap();
+            WAITS_FOR.store(request, Ordering::SeqCst);
+            paged.on_pressure(chat, Some(waits));
+            request
+        });
+        while WAITED.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(WAITED.load(Ordering::SeqCst), -1);
+        assert_eq!(waiting.map(|it| paged.withdraw(it)), [0, 0]);
         paged.on_pressure(chat, Some(gives_up));
         let request = paged.request(code, &[8, 9, 10, 11]).unwrap();
         assert_eq!((paged.wait(request, f64::INFINITY), paged.take(request), calls()), (1, 1, 1));

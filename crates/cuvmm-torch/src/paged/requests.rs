@@ -16,7 +16,7 @@ use cuvmm::paged::BackFuture;
 
 use super::caches::{Cache, find};
 use crate::error::Error;
-use crate::fork;
+use crate::{collecting, fork};
 
 /// A request. It does not keep its cache.
 struct Request {
@@ -134,6 +134,10 @@ pub(super) fn wait(number: u64, timeout: Duration) -> Result<bool, Error> {
     let request = request_of(number)?;
     // `None` for a time that no clock reaches.
     let deadline = Instant::now().checked_add(timeout);
+    // The request may be waiting for the function that this thread is in.
+    if !timeout.is_zero() && !request.signal.is_set() && collecting::is_within() {
+        return Err(Error::WaitsWithin);
+    }
     request.signal.wait(deadline);
     Ok(request.signal.is_set())
 }

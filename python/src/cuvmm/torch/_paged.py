@@ -193,7 +193,8 @@ class BackRequest:
 
         Raises TimeoutError if the request still waits then: it stays in line. Raises `cuvmm.OutOfMemoryError` if there
         can be no memory, and `cuvmm.Error` if a block does not exist, the cache sleeps or is closed, or the request
-        was cancelled. No block has changed then.
+        was cancelled. No block has changed then. In an `on_pressure` function, for which the request may wait, it
+        raises `cuvmm.Error` where it would wait.
         """
         if not self._has_result:
             until = time.monotonic() + (math.inf if timeout is None else seconds_of(timeout))
@@ -207,8 +208,12 @@ class BackRequest:
         """Takes the outcome once it is there. Does not wait so long that a signal of the program would wait for it."""
         library = _library.get()
         library.end_calls_at_exit()
+        waited = library.paged_request_wait(self._token, min(max(seconds, 0.0), 0.25))
+        if self._has_result:
+            # Another thread has it, and the request may be ended.
+            return True
+        library.check(waited)
         try:
-            library.check(library.paged_request_wait(self._token, min(max(seconds, 0.0), 0.25)))
             # After a signal of the program the blocks are not taken.
             taken = library.paged_request_take(self._token)
             library.check(taken)

@@ -168,7 +168,8 @@ impl Tenant {
         let (bytes, error) = state.receive_from(holder, take);
         let given = state.gave_up(bytes, free_list, release);
         drop(state);
-        if bytes > 0 {
+        // Before an error, mappings may have come free without bytes.
+        if bytes > 0 || error.is_some() {
             core.announce();
         }
         if let Some(error) = &error {

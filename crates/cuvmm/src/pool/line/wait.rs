@@ -138,8 +138,9 @@ impl Core {
     /// Makes the whole attempt of a holder. If memory is short, repeats it as
     /// [`request`](Self::request) does, each time with no lock held and nothing out: memory that is
     /// freed into the holder may serve it. The bytes of the demand count as new memory, though the
-    /// holder may have a part. Waits for no memory while `home`, on which the holder works, captures. The attempt is
-    /// given the request's place in the line of a ledger: `place` for one that waits in the queue.
+    /// holder may have a part. Waits for no memory while `home`, on which the holder works, captures.
+    /// The attempt is given the request's place in the line of a ledger: `place` for one that waits in
+    /// the queue.
     pub(in crate::pool) fn request_of_holder<T>(
         &self,
         tenant: TenantId,

@@ -34,7 +34,10 @@ impl Wake for Granted {
         let mut course = self.course.lock().unwrap_or_else(PoisonError::into_inner);
         course.woken += 1;
         let woken = course.woken;
-        self.changed.notify_all();
+        // Not in between: the other thread would wake in the counted stretch, and contend for the lock.
+        if woken == 1 || woken == self.count + 1 {
+            self.changed.notify_all();
+        }
         if woken == 1 {
             while !course.freed {
                 let waited = self.changed.wait(course);

@@ -1,9 +1,10 @@
 //! The command `cuvmm-bench`, for developing and porting cuvmm: measures the library beside the
-//! driver's own calls, and checks a driver against the conformance suite.
+//! driver's own calls, compares two builds, and checks a driver against the conformance suite.
 //!
 //! Each command is a module. Options, output and the choice of a driver come from `cuvmm_command`.
 
 mod bench;
+mod compare;
 mod conform;
 mod heap;
 mod stated;
@@ -28,6 +29,7 @@ struct Cli {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Run(bench::Args),
+    Compare(compare::Args),
     Conform(conform::Args),
     #[command(hide = true)]
     Reader(bench::Reader),
@@ -36,6 +38,7 @@ enum Command {
 fn main() -> ExitCode {
     command::run("cuvmm-bench", |cli: Cli| match cli.command {
         Command::Run(args) => args.run(),
+        Command::Compare(args) => args.run(),
         Command::Conform(args) => args.run(),
         Command::Reader(reader) => reader.run(),
     })

@@ -67,6 +67,7 @@ use cuvmm_command::files;
 use cuvmm_command::terminal::print;
 
 pub(crate) use options::Args;
+pub(crate) use samples::Samples;
 pub(crate) use share::Reader;
 
 type Measure = Box<dyn Fn(&Stage, &Wanted, &mut Report) -> anyhow::Result<()>>;

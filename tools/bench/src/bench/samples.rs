@@ -2,7 +2,7 @@
 
 /// Samples in the order of measurement: nanoseconds, or another unit of the row.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Samples(Vec<f64>);
+pub(crate) struct Samples(Vec<f64>);
 
 impl Samples {
     /// Creates an empty set with capacity for `count` samples, so that measuring does not allocate.
@@ -32,7 +32,7 @@ impl Samples {
         sorted.get(index).copied().unwrap_or_default()
     }
 
-    pub(super) fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         self.per_mille(500)
     }
 

@@ -5,7 +5,8 @@
     .ci/tests.py --slow
 
 The program `lib` is the unit tests of a package's library. The programs get the arguments. All run, even
-after a failure, and the exit status is 1 if one failed.
+after a failure, and the exit status is 1 if one failed. As many programs run at a time as there are
+processors, since many tests wait; what a program prints is printed when it has ended.
 
 `cargo test` leaves out the tests in slow.txt, which are marked as ignored. Here the slow ones of a program
 run after the others, if an argument is a part of their name or no argument is a name. `--slow` runs all
@@ -21,6 +22,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 
 MARK = '#[ignore = "slow: `.ci/run` runs it"]'
 MOST_SLOW = 150
@@ -84,19 +86,23 @@ def differ(slow: dict[str, list[str]]) -> bool:
     return listed != found or len(listed) > MOST_SLOW
 
 
-def run(program: str, folder: str, arguments: list[str]) -> bool:
-    return subprocess.run([program, *arguments], cwd=folder, check=False).returncode == 0
+def run(program: str, folder: str, arguments: list[str]) -> tuple[bool, bytes]:
+    """Returns whether a program succeeded, and what it printed."""
+    both = subprocess.STDOUT
+    ended = subprocess.run([program, *arguments], cwd=folder, check=False, stdout=subprocess.PIPE, stderr=both)
+    return ended.returncode == 0, ended.stdout
 
 
-def run_slow(program: str, folder: str, names: list[str]) -> bool:
+def run_slow(program: str, folder: str, names: list[str]) -> tuple[bool, bytes]:
     """Runs tests that are marked as ignored, and sees that there are as many as were named."""
-    command = [program, "--ignored", "--exact", *names]
-    listed = subprocess.run([*command, "--list"], cwd=folder, check=False, stdout=subprocess.PIPE, text=True)
-    there = [line.removesuffix(": test") for line in listed.stdout.splitlines() if line.endswith(": test")]
+    arguments = ["--ignored", "--exact", *names]
+    _, listed = run(program, folder, [*arguments, "--list"])
+    lines = listed.decode().splitlines()
+    there = [line.removesuffix(": test") for line in lines if line.endswith(": test")]
     if sorted(there) != sorted(names):
-        print(f"error: not found among its slow tests: {sorted(set(names) - set(there))}", flush=True)
-        return False
-    return run(program, folder, ["--ignored", "--exact", *names])
+        said = f"error: not found among its slow tests: {sorted(set(names) - set(there))}\n"
+        return False, said.encode()
+    return run(program, folder, arguments)
 
 
 def main() -> int:
@@ -119,15 +125,25 @@ def main() -> int:
         for variable, value in tomllib.load(file).get("env", {}).items():
             os.environ.setdefault(variable, value)
     parts = [argument for argument in arguments if not argument.startswith("-")]
-    for name in names:
+
+    def run_all(name: str) -> tuple[bool, bytes]:
         program, folder = programs[name]
-        print(f"     Running {name} ({program})", flush=True)
-        succeeded = only_slow or run(program, folder, arguments)
+        # A program that never ends is the last that began.
+        print(f"     Began {name}", flush=True)
+        succeeded, said = (True, b"") if only_slow else run(program, folder, arguments)
         chosen = [it for it in slow.get(name, []) if not parts or any(part in it for part in parts)]
-        if chosen and not run_slow(program, folder, chosen):
-            succeeded = False
-        if not succeeded:
-            failed.append(name)
+        if chosen:
+            slow_succeeded, said_too = run_slow(program, folder, chosen)
+            succeeded, said = succeeded and slow_succeeded, said + said_too
+        return succeeded, said
+
+    with ThreadPoolExecutor(os.cpu_count()) as runs:
+        for name, (succeeded, said) in zip(names, runs.map(run_all, names)):
+            print(f"     Running {name} ({programs[name][0]})", flush=True)
+            sys.stdout.buffer.write(said)
+            sys.stdout.buffer.flush()
+            if not succeeded:
+                failed.append(name)
     for name in failed:
         print(f"error: test failed: {name}", flush=True)
     return 1 if failed else 0

@@ -38,7 +38,7 @@ pub(super) struct Order {
 }
 
 /// The second line to a process: the time at which the first second of the trace begins, in
-/// nanoseconds since 1970. The end of the input ends the process.
+/// nanoseconds on the [clock](super::paced::since_boot) of all processes. The end of the input ends the process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct StartAt(pub(super) u64);
 

@@ -164,7 +164,7 @@ fn hear_all(
             Said::Ready => {
                 ready += 1;
                 if ready == count {
-                    let start = one::since_1970().saturating_add(AHEAD).as_nanos();
+                    let start = paced::since_boot().saturating_add(AHEAD).as_nanos();
                     let start = StartAt(u64::try_from(start)?);
                     (0..count).try_for_each(|index| children.tell(index, &start))?;
                 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::ValueEnum as _;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::message::{Order, Played, Said, StartAt};
-use super::paced::{Clock, Paced};
+use super::paced::{Clock, Paced, since_boot};
 use crate::replay::paged::{self, Paged};
 use crate::replay::pooled::Pooled;
 use crate::replay::process::{Made, Process, ms};
@@ -100,12 +100,11 @@ fn start<M: Shared>(order: &Order, memory: M, ledger: Option<&Ledger>) -> anyhow
     say(&Said::Ready)?;
     let StartAt(start) = line()?;
     let unwanted = Stop::on_input_end()?;
-    let wait = Duration::from_nanos(start).saturating_sub(since_1970());
     let clock = Clock {
-        start: Instant::now() + wait,
+        start: Duration::from_nanos(start),
         speed: order.speed,
     };
-    std::thread::sleep(wait);
+    std::thread::sleep(clock.start.saturating_sub(since_boot()));
     let played = run(order, memory, ledger, clock, &unwanted)?;
     say(&Said::Ended(Box::new(played)))?;
     // The guarantee stays charged until all models have played, as in one process.
@@ -199,10 +198,4 @@ fn say<T: Serialize>(said: &T) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())?;
     Ok(out.flush()?)
-}
-
-/// Returns the time since 1970, which is the same for all processes of a machine.
-pub(super) fn since_1970() -> Duration {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.unwrap_or_default()
 }

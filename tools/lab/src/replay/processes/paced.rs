@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use cuvmm::Block;
 use cuvmm::error::LedgerRefusal;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::replay::memory::{Memory, Usage};
 use crate::replay::process::{Process, ms};
@@ -24,17 +25,29 @@ use cuvmm_command::stop::Stop;
 /// life.
 const LOOK: Duration = Duration::from_millis(250);
 
+/// Returns the time on the system's monotonic clock, which is one for all processes: what one gives
+/// and another takes then follow each other in their reports too.
+pub(super) fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.try_into().unwrap_or_default()
+}
+
 /// Real time, counted from the first second of the trace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    pub(super) start: Instant,
+    /// When the first second begins, as [`since_boot`] counts. A process may read it later than that.
+    pub(super) start: Duration,
     /// Seconds of the trace in one second.
     pub(super) speed: f64,
 }
 
 impl Clock {
+    fn elapsed(&self) -> Duration {
+        since_boot().saturating_sub(self.start)
+    }
+
     fn now(&self) -> Nanos {
-        (self.start.elapsed().as_nanos() as f64 * self.speed) as Nanos
+        (self.elapsed().as_nanos() as f64 * self.speed) as Nanos
     }
 
     /// Returns the real time from the start to a time of the trace.
@@ -229,7 +242,7 @@ impl<M: Shared> Memory for Paced<'_, M> {
             }
             let left = match due {
                 Some(due) => {
-                    let (due, now) = (self.clock.at(due), self.clock.start.elapsed());
+                    let (due, now) = (self.clock.at(due), self.clock.elapsed());
                     let late = ms(now.saturating_sub(due));
                     self.counts.late_max_ms = self.counts.late_max_ms.max(late);
                     due.saturating_sub(now)
@@ -255,5 +268,21 @@ struct Unpark(Thread);
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_starts_late_counts_from_the_start_of_all() {
+        let late = Duration::from_secs(10);
+        let clock = Clock {
+            start: since_boot().saturating_sub(late),
+            speed: 2.0,
+        };
+        assert!(clock.now() >= 20_000_000_000);
+        assert_eq!(clock.at(20_000_000_000), late);
     }
 }

@@ -189,7 +189,12 @@ fn a_child_that_says_nothing_is_no_answer() {
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn two_devices_answer_as_measured() {
-    for filter in ["peer.", "stripe."] {
+    let others = [
+        "managed.accessed_by_two",
+        "managed.other_device",
+        "mem_pool_access.peer",
+    ];
+    for filter in ["peer.", "stripe."].into_iter().chain(others) {
         let model = ModelDriver::new(ModelOptions::new().devices(2));
         let model = Backend::machine("model", model).report(filter);
         let host = HostDriver::new(HostOptions::new().devices(2));

@@ -4,29 +4,23 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::thread;
-use std::time::Duration;
-
 use crate::model_support::*;
 use crate::on_both;
 use cuvmm_driver::{
     Advice, CUresult, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError, DriverKind,
-    EventFlags, Location, LocationKind, Ordinal, PhysicalProps, PointerAttribute, RangeAttribute,
-    StreamFlags, StreamHandle,
+    Location, LocationKind, PhysicalProps, PointerAttribute, RangeAttribute, StreamFlags,
+    StreamHandle,
 };
 use cuvmm_model::model::{Backing, Machine, ModelOptions};
 
 on_both!(
     plain,
-    freeing_waits_for_the_device,
     pooled,
-    a_pool_gives_back_when_something_is_waited_for,
+    what_a_pool_keeps_is_its_own,
     pinned,
     registered,
-    managed,
-    advice,
-    places_of_managed_memory,
-    who_managed_memory_is_accessed_by
+    managed_memory_belongs_to_the_program,
+    advice_for_a_part,
 );
 
 fn plain<B: Backing>(d: Machine<B>) {
@@ -64,23 +58,6 @@ fn plain<B: Backing>(d: Machine<B>) {
     assert_eq!(d.memory_info(D0).unwrap().free, 4 * GIB);
 }
 
-fn freeing_waits_for_the_device<B: Backing>(d: Machine<B>) {
-    let s = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
-    let address = d.alloc(D0, PAGE).unwrap();
-    d.hold(D0, s);
-    unsafe { d.fill_async(D0, address, 1, PAGE, s) }.unwrap();
-    thread::scope(|scope| {
-        let free = scope.spawn(|| code(unsafe { d.free(D0, address) }));
-        thread::sleep(Duration::from_millis(20));
-        assert!(!free.is_finished());
-        assert_eq!(d.live().allocations, 1);
-        d.release_stream(D0, s);
-        assert_eq!(free.join().unwrap(), SUCCESS);
-    });
-    assert_eq!(d.live().allocations, 0);
-    assert_eq!(code(d.context_synchronize(D0)), SUCCESS);
-}
-
 fn pooled<B: Backing>(d: Machine<B>) {
     let s = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
     unsafe {
@@ -105,31 +82,11 @@ fn pooled<B: Backing>(d: Machine<B>) {
     }
 }
 
-fn a_pool_gives_back_when_something_is_waited_for<B: Backing>(d: Machine<B>) {
-    let free = || d.memory_info(D0).unwrap().free;
-    let (s, other) = (StreamHandle::NULL, StreamHandle::LEGACY);
-    let all = free();
+fn what_a_pool_keeps_is_its_own<B: Backing>(d: Machine<B>) {
+    let (s, all) = (StreamHandle::NULL, d.memory_info(D0).unwrap().free);
     // Pools obtain memory in steps of this size.
     const STEP: u64 = 32 << 20;
     unsafe {
-        let event = d.event_create(D0, EventFlags::DISABLE_TIMING).unwrap();
-        for wait in 0..3 {
-            let a = d.alloc_async(D0, 2 * STEP, s).unwrap();
-            d.free_async(D0, a, s).unwrap();
-            assert!(d.stream_query(D0, s).unwrap());
-            assert_eq!(free(), all - 2 * STEP, "the pool keeps it");
-            let again = d.alloc_async(D0, 3 * STEP, other).unwrap();
-            assert_eq!(free(), all - 3 * STEP, "and uses it again");
-            d.free_async(D0, again, other).unwrap();
-            let waited = match wait {
-                0 => d.stream_synchronize(D0, s),
-                1 => d.event_synchronize(D0, event),
-                _ => d.context_synchronize(D0),
-            };
-            assert_eq!((code(waited), free()), (SUCCESS, all));
-        }
-        d.event_destroy(D0, event).unwrap();
-
         let a = d.alloc_async(D0, 3 * STEP, s).unwrap();
         d.free_async(D0, a, s).unwrap();
         let rest = d.create(all, &PhysicalProps::device(D0), 0);
@@ -222,211 +179,36 @@ fn registered<B: Backing>(d: Machine<B>) {
     }
 }
 
-fn managed<B: Backing>(d: Machine<B>) {
-    assert_eq!(code(d.managed_alloc(D0, 0, 1)), INVALID_VALUE);
-    assert_eq!(code(d.managed_alloc(D0, PAGE, 0)), INVALID_VALUE);
-    assert_eq!(code(d.managed_alloc(D0, PAGE, 3)), INVALID_VALUE);
+fn managed_memory_belongs_to_the_program<B: Backing>(d: Machine<B>) {
     let address = d.managed_alloc(D0, 16 * MIB, 1).unwrap();
-    assert_eq!(
-        d.pointer_attribute(D0, address, PointerAttribute::IS_MANAGED),
-        Ok(1)
-    );
     let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address.0 as usize);
     unsafe {
         pointer.add(100).write(1);
-        assert_eq!(pointer.add(100).read(), 1, "the host touches it directly");
-        d.fill(D0, address, 3, 16 * MIB).unwrap();
-        d.context_synchronize(D0).unwrap();
-        if d.kind() == DriverKind::Host {
-            assert_eq!(pointer.add(100).read(), 3);
-        }
-        assert_eq!(
-            d.peek(D0, address, &mut [0]),
-            Err(INVALID_VALUE),
-            "the program's own"
-        );
-        for location in [Location::device(D0), Location::HOST] {
-            d.prefetch(D0, address, 16 * MIB, location, StreamHandle::NULL)
-                .unwrap();
-        }
-        let nowhere = Location::device(Ordinal(9));
-        assert_ne!(
-            code(d.prefetch(D0, address, PAGE, nowhere, StreamHandle::NULL)),
-            SUCCESS
-        );
-        let r = range(&d, 1, 1);
-        let on_mapping = d.prefetch(D0, r.at, PAGE, Location::HOST, StreamHandle::NULL);
-        assert_eq!(code(on_mapping), INVALID_VALUE);
-        d.free(D0, address).unwrap();
-        assert_eq!(code(d.free(D0, address)), INVALID_VALUE, "twice");
+        assert_eq!(pointer.add(100).read(), 1);
     }
+    assert_eq!(d.peek(D0, address, &mut [0]), Err(INVALID_VALUE));
 }
 
-fn advice<B: Backing>(d: Machine<B>) {
+fn advice_for_a_part<B: Backing>(d: Machine<B>) {
     let address = d.managed_alloc(D0, 4 * PAGE, 1).unwrap();
-    let ask = |from, pages, attribute| {
-        d.range_attribute(D0, at(address, from * PAGE), pages * PAGE, attribute)
-    };
     let tell = |from, pages, advice, location| {
         code(d.advise(D0, at(address, from * PAGE), pages * PAGE, advice, location))
     };
-    assert_eq!(ask(0, 4, RangeAttribute::READ_MOSTLY), Ok(0));
-    assert_eq!(ask(0, 4, RangeAttribute::PREFERRED_LOCATION), Ok(-2));
-    assert_eq!(
-        tell(1, 2, Advice::SET_READ_MOSTLY, Location::device(D0)),
-        SUCCESS
-    );
-    assert_eq!(ask(1, 2, RangeAttribute::READ_MOSTLY), Ok(1));
-    assert_eq!(ask(1, 1, RangeAttribute::READ_MOSTLY), Ok(1));
-    assert_eq!(
-        ask(0, 4, RangeAttribute::READ_MOSTLY),
-        Ok(0),
-        "not the whole of it"
-    );
-    assert_eq!(
-        tell(2, 1, Advice::UNSET_READ_MOSTLY, Location::device(D0)),
-        SUCCESS
-    );
-    assert_eq!(ask(1, 2, RangeAttribute::READ_MOSTLY), Ok(0));
-    assert_eq!(
-        tell(0, 4, Advice::SET_PREFERRED_LOCATION, Location::device(D1)),
-        SUCCESS
-    );
-    assert_eq!(ask(0, 4, RangeAttribute::PREFERRED_LOCATION), Ok(1));
-    assert_eq!(
-        tell(3, 1, Advice::SET_PREFERRED_LOCATION, Location::HOST),
-        SUCCESS
-    );
-    assert_eq!(ask(3, 1, RangeAttribute::PREFERRED_LOCATION), Ok(-1));
-    assert_eq!(
-        ask(0, 4, RangeAttribute::PREFERRED_LOCATION),
-        Ok(-2),
-        "not the same everywhere"
-    );
-    unsafe { d.prefetch(D0, address, PAGE, Location::device(D1), StreamHandle::NULL) }.unwrap();
-    assert_eq!(ask(0, 1, RangeAttribute::LAST_PREFETCH_LOCATION), Ok(1));
-    assert_eq!(ask(1, 1, RangeAttribute::LAST_PREFETCH_LOCATION), Ok(-2));
-    assert_eq!(
-        tell(0, 5, Advice::SET_READ_MOSTLY, Location::HOST),
-        INVALID_VALUE,
-        "too long"
-    );
-    assert_eq!(tell(0, 4, Advice(99), Location::HOST), INVALID_VALUE);
-    assert_eq!(code(ask(0, 4, RangeAttribute(99))), INVALID_VALUE);
-    assert_eq!(code(ask(0, 0, RangeAttribute::READ_MOSTLY)), INVALID_VALUE);
-}
-
-fn places_of_managed_memory<B: Backing>(d: Machine<B>) {
-    let address = d.managed_alloc(D0, 4 * PAGE, 1).unwrap();
-    let preferred = |from, pages| {
-        let ask = |attribute| {
-            let start = at(address, from * PAGE);
-            d.range_attribute(D0, start, pages * PAGE, attribute)
-                .unwrap()
-        };
-        (
-            ask(RangeAttribute::PREFERRED_LOCATION),
-            ask(RangeAttribute::PREFERRED_LOCATION_TYPE),
-            ask(RangeAttribute::PREFERRED_LOCATION_ID),
-        )
-    };
-    let prefer = |from, pages, place| {
-        let advice = Advice::SET_PREFERRED_LOCATION;
-        code(d.advise(D0, at(address, from * PAGE), pages * PAGE, advice, place))
-    };
-    assert_eq!(preferred(0, 4), (-2, LocationKind::INVALID.0, -2));
-    assert_eq!(prefer(0, 4, Location::host_numa(0)), SUCCESS);
-    let untold = (-2, LocationKind::INVALID.0, -2);
-    assert_eq!(
-        preferred(0, 4),
-        untold,
-        "a node is accepted and not reported"
-    );
-    let current = Location {
-        kind: LocationKind::HOST_NUMA_CURRENT,
-        id: 77,
-    };
-    assert_eq!(prefer(1, 1, current), SUCCESS);
-    assert_eq!(preferred(0, 4), untold);
-    assert_eq!(prefer(1, 1, Location::HOST), SUCCESS);
-    assert_eq!(preferred(1, 1).1, LocationKind::HOST.0);
-    assert_eq!(
-        preferred(0, 4).1,
-        LocationKind::INVALID.0,
-        "a node is not the host as a whole"
-    );
-    assert_eq!(prefer(2, 2, Location::device(D1)), SUCCESS);
-    assert_eq!(preferred(2, 2), (1, LocationKind::DEVICE.0, 1));
-    for nowhere in [
-        Location::host_numa(1),
-        Location::host_numa(-1),
-        Location::device(Ordinal(2)),
-        Location {
-            kind: LocationKind::INVALID,
-            id: 0,
-        },
-    ] {
-        assert_ne!(prefer(2, 2, nowhere), SUCCESS, "{nowhere}");
-    }
-    assert_eq!(preferred(2, 2), (1, LocationKind::DEVICE.0, 1));
-
-    // The stream is held back: the reported location is that of the last prefetch, whether or not
-    // it has run.
-    let stream = d.stream_create(D0, StreamFlags::NON_BLOCKING).unwrap();
-    d.hold(D0, stream);
-    // One byte means one page of the host.
-    unsafe { d.prefetch(D0, at(address, 1), 1, Location::host_numa(0), stream) }.unwrap();
-    let sent = |start, size| {
-        let ask = |attribute| d.range_attribute(D0, start, size, attribute).unwrap();
-        (
-            ask(RangeAttribute::LAST_PREFETCH_LOCATION),
-            ask(RangeAttribute::LAST_PREFETCH_LOCATION_TYPE),
-            ask(RangeAttribute::LAST_PREFETCH_LOCATION_ID),
-        )
-    };
-    assert_eq!(sent(address, 4096), (-1, LocationKind::HOST_NUMA.0, 0));
-    assert_eq!(sent(address, PAGE), (-2, LocationKind::INVALID.0, -2));
-    d.release_stream(D0, stream);
-    unsafe {
-        d.free(D0, address).unwrap();
-        d.stream_destroy(D0, stream).unwrap();
-    }
-}
-
-fn who_managed_memory_is_accessed_by<B: Backing>(d: Machine<B>) {
-    let address = d.managed_alloc(D0, 4 * PAGE, 1).unwrap();
-    let users = |from, pages| {
-        d.range_accessed_by(D0, at(address, from * PAGE), pages * PAGE)
+    let mostly_read = |from, pages| {
+        let (start, attribute) = (at(address, from * PAGE), RangeAttribute::READ_MOSTLY);
+        d.range_attribute(D0, start, pages * PAGE, attribute)
             .unwrap()
     };
-    let tell = |from, pages, advice, user| {
-        code(d.advise(D0, at(address, from * PAGE), pages * PAGE, advice, user))
-    };
-    let (one, two) = (Location::device(D0), Location::device(D1));
-    assert_eq!(users(0, 4), []);
-    assert_eq!(tell(0, 4, Advice::SET_ACCESSED_BY, one), SUCCESS);
-    assert_eq!(tell(0, 2, Advice::SET_ACCESSED_BY, Location::HOST), SUCCESS);
-    assert_eq!(tell(1, 3, Advice::SET_ACCESSED_BY, two), SUCCESS);
-    assert_eq!(users(1, 1), [one, two, Location::HOST]);
-    assert_eq!(users(0, 4), [one], "only who accesses all of it");
-    assert_eq!(users(2, 2), [one, two]);
-    assert_eq!(tell(0, 4, Advice::UNSET_ACCESSED_BY, one), SUCCESS);
-    assert_eq!(users(0, 4), []);
-    assert_eq!(users(0, 2), [Location::HOST]);
-    for advice in [Advice::SET_ACCESSED_BY, Advice::UNSET_ACCESSED_BY] {
-        let node = Location::host_numa(0);
-        assert_eq!(
-            tell(0, 4, advice, node),
-            INVALID_VALUE,
-            "a node touches nothing"
-        );
-    }
-    assert_eq!(code(d.range_accessed_by(D0, address, 0)), INVALID_VALUE);
-    assert_eq!(
-        code(d.range_accessed_by(D0, address, 4 * PAGE + 1)),
-        INVALID_VALUE
-    );
-    unsafe { d.free(D0, address).unwrap() };
+    let read = tell(0, 4, Advice::SET_READ_MOSTLY, Location::HOST);
+    let not = tell(2, 1, Advice::UNSET_READ_MOSTLY, Location::HOST);
+    assert_eq!([read, not], [SUCCESS; 2]);
+    let told = [(0, 2), (2, 1), (3, 1), (0, 4)].map(|(from, pages)| mostly_read(from, pages));
+    assert_eq!(told, [1, 0, 1, 0]);
+
+    let prefer = |place| tell(0, 4, Advice::SET_PREFERRED_LOCATION, place);
+    let (kind, id) = (LocationKind::HOST_NUMA_CURRENT, 77);
+    assert_eq!(prefer(Location { kind, id }), SUCCESS);
+    assert_ne!(prefer(Location::host_numa(-1)), SUCCESS);
 }
 
 #[test]

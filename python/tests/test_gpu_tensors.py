@@ -2,6 +2,8 @@
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -37,6 +39,31 @@ def churn(seed: int, steps: int) -> int:
     torch.cuda.synchronize()
     found = sum(int(count) for count in wrong)
     return found + sum(int((tensor != byte).sum()) for tensor, byte, _ in live)
+
+
+# PyTorch's own functions are not made for threads that outlive the interpreter.
+ENDS = """
+import itertools, threading, time
+import modes
+from cuvmm import _library
+
+library, torch = _library.get(), modes.torch
+kept = torch.full((modes.MIB,), 1, device="cuda")
+streams = [torch.cuda.Stream() for _ in range(3)]
+
+def run(stream):
+    for step in itertools.count():
+        size = 1 + step * 7919 * 4096 % (64 << 20)
+        library.free(library.allocate(size, 0, stream), size, 0, stream)
+        if step % 20 == 0:
+            library.reset()
+
+for stream in streams:
+    threading.Thread(target=run, args=(stream.cuda_stream,), daemon=True).start()
+time.sleep(2)
+torch.cuda._sleep(1_000_000_000)
+print("ends")
+"""
 
 
 class Allocation(GpuTest):
@@ -129,6 +156,17 @@ class Threads(GpuTest):
         for thread in running:
             thread.join()
         self.assertEqual(found, [0] * len(found))
+
+    @only_installed
+    def test_the_process_ends_while_threads_and_kernels_work(self):
+        ended = subprocess.run(
+            [sys.executable, "-c", ENDS],
+            cwd=__file__.rpartition("/")[0],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        self.assertEqual((ended.returncode, ended.stdout), (0, "ends\n"), ended.stderr)
 
     def test_freed_by_another_thread(self):
         made = [

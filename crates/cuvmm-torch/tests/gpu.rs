@@ -1,5 +1,5 @@
 //! The library on a GPU, without PyTorch: contents, streams, figures, and what goes back to the
-//! driver. `bench/check.py` checks it with PyTorch.
+//! driver. `python/tests/gpu.py` checks it with PyTorch.
 //!
 //! `unsafe` is used to call the library's functions, and to fill and read what they allocate.
 #![allow(unsafe_code)]

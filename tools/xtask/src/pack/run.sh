@@ -10,9 +10,8 @@
 #   run.sh replay FOLDER    replays the Azure traces in FOLDER on the GPU
 #   run.sh dlpack LIBRARY   exchanges GPU memory with Python's torch or cupy, which is found by
 #                           PYTHONPATH; Python itself is $PYTHON or python3
-#   run.sh torch            checks PyTorch over cuvmm's heap, and compares it with PyTorch's own
-#                           allocators, for 220 seconds at most; needs gcc, and PyTorch in $PYTHON
-#                           or python3
+#   run.sh torch            compares PyTorch over cuvmm's heap with PyTorch's own allocators, for 220
+#                           seconds at most; needs gcc, and PyTorch in $PYTHON or python3
 #   run.sh pools            tries to share memory of cudaMallocAsync, PyTorch's too, with another
 #                           process, by libcuda alone; needs PyTorch in $PYTHON or python3
 #   run.sh python [NAME...] runs the GPU tests of the Python package with $PYTHON or python3, natively,
@@ -116,8 +115,6 @@ dlpack() {
 }
 
 torch() {
-    step torch-check "${PYTHON:-python3}" "$here/bench/check.py" \
-        --library "$here/lib/libcuvmm_torch.so"
     step torch "${PYTHON:-python3}" "$here/bench/compare.py" \
         --library "$here/lib/libcuvmm_torch.so" --json "$out/torch.json"
 }

@@ -16,7 +16,7 @@ use cuvmm_sys::{
     Api, CU_DEVICE_CPU, CU_DEVICE_INVALID, CUcontext, CUmem_advise, CUmem_range_attribute,
     CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
     CUmemAllocationHandleType, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
-    CUpointer_attribute, CUresult, CUstream, functions,
+    CUpointer_attribute, CUresult, functions,
 };
 
 #[path = "../testing/built.rs"]
@@ -226,73 +226,6 @@ fn who_accesses_a_range_fills_an_array_of_any_length() {
     }
 }
 
-/// Asks for a batch of two ranges and of two locations, and returns its code and where the ranges
-/// were last prefetched to.
-fn prefetched(
-    api: &Api,
-    mut addresses: [u64; 2],
-    mut starts: [usize; 2],
-    stream: CUstream,
-) -> (CUresult, [i32; 2]) {
-    let batch = api.cuMemPrefetchBatchAsync.get().unwrap();
-    let mut sizes = [GRANULE; 2];
-    let host = CUmemLocation {
-        kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST,
-        id: 0,
-    };
-    let mut places = [DEVICE, host];
-    let (places, starts) = (places.as_mut_ptr(), starts.as_mut_ptr());
-    let ranges = (addresses.as_mut_ptr(), sizes.as_mut_ptr());
-    // SAFETY: the arrays are as long as stated.
-    let code = unsafe { batch(ranges.0, ranges.1, 2, places, starts, 2, 0, stream) };
-    let ask = api.cuMemRangeGetAttribute.get().unwrap();
-    let last = CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
-    let told = addresses.map(|address| {
-        let mut place = 7;
-        // SAFETY: the result has four bytes. An address that is not managed leaves it as it is.
-        let _ = unsafe { ask((&raw mut place).cast(), 4, last, address, GRANULE) };
-        place
-    });
-    (code, told)
-}
-
-#[test]
-fn a_batch_moves_each_managed_range_to_its_place_up_to_one_that_is_refused() {
-    let (api, _directory) = entered();
-    let alloc = api.cuMemAllocManaged.get().unwrap();
-    let discard = api.cuMemDiscardBatchAsync.get().unwrap();
-    let mut addresses = [0; 2];
-    let mut stream = null_mut();
-    // SAFETY: all pointers are to locals, and what is made here is released here.
-    unsafe {
-        for address in &mut addresses {
-            assert_eq!(alloc(address, GRANULE, 1), OK);
-        }
-        assert_eq!((api.cuStreamCreate.get().unwrap())(&mut stream, 1), OK);
-        let [one, other] = addresses;
-        for (ranges, starts, stream) in [
-            ([one, other], [0, 2], stream),
-            ([one, other], [1, 0], stream),
-            ([one, other], [0, 1], null_mut()),
-        ] {
-            let (code, told) = prefetched(&api, ranges, starts, stream);
-            assert_eq!((code, told[0]), (INVALID_VALUE, -2), "{starts:?}");
-        }
-        let (code, told) = prefetched(&api, [one, 4096], [0, 1], stream);
-        assert_eq!((code, told[0]), (INVALID_VALUE, 0));
-        assert_eq!(prefetched(&api, addresses, [0, 1], stream), (OK, [0, -1]));
-        let (mut both, mut sizes) = (addresses, [GRANULE; 2]);
-        let (both, sizes) = (both.as_mut_ptr(), sizes.as_mut_ptr());
-        assert_eq!(discard(both, sizes, 2, 0, stream), OK);
-        assert_eq!(discard(both, sizes, 2, 1, stream), INVALID_VALUE);
-        assert_eq!(discard(both, sizes, 0, 0, stream), INVALID_VALUE);
-        assert_eq!((api.cuStreamDestroy_v2.get().unwrap())(stream), OK);
-        for address in addresses {
-            assert_eq!((api.cuMemFree_v2.get().unwrap())(address), OK);
-        }
-    }
-}
-
 #[test]
 fn a_batch_with_no_arrays_or_impossible_counts_and_sizes_is_refused() {
     let (api, _directory) = entered();
@@ -379,51 +312,6 @@ fn without_a_context_only_virtual_memory_calls_succeed() {
         assert_eq!((api.cuMemUnmap)(address, GRANULE), OK);
         assert_eq!((api.cuMemRelease)(handle), OK);
         assert_eq!((api.cuMemAddressFree)(address, GRANULE), OK);
-    }
-}
-
-#[test]
-fn contexts_are_counted_and_each_thread_has_its_own_stack() {
-    let (api, _directory) = loaded();
-    let (mut first, mut again, mut current) = (null_mut(), null_mut(), null_mut());
-    let (mut flags, mut active) = (7, 7);
-    // SAFETY: all pointers are to locals.
-    unsafe {
-        assert_eq!(
-            (api.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active),
-            OK
-        );
-        assert_eq!((flags, active), (0, 0));
-        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut first, 0), OK);
-        assert_eq!((api.cuDevicePrimaryCtxRetain)(&mut again, 0), OK);
-        assert_eq!(first, again);
-        assert_eq!((api.cuCtxPushCurrent_v2)(first), OK);
-        assert_eq!((api.cuCtxGetCurrent)(&mut current), OK);
-        assert_eq!(current, first);
-    }
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut elsewhere = null_mut();
-            // SAFETY: the result is written to a local.
-            assert_eq!(unsafe { (api.cuCtxGetCurrent)(&mut elsewhere) }, OK);
-            assert!(elsewhere.is_null());
-        });
-    });
-    // SAFETY: all pointers are to locals.
-    unsafe {
-        assert_eq!((api.cuCtxPopCurrent_v2)(null_mut()), OK);
-        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
-        assert_eq!(
-            (api.cuDevicePrimaryCtxGetState)(0, &mut flags, &mut active),
-            OK
-        );
-        assert_eq!(active, 1);
-        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), OK);
-        assert_eq!((api.cuDevicePrimaryCtxRelease)(0), INVALID_CONTEXT);
-        // As recorded, a primary context that was released can still be made current.
-        assert_eq!((api.cuCtxPushCurrent_v2)(first), OK);
-        let destroyed = CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        assert_eq!((api.cuCtxSynchronize)(), destroyed);
     }
 }
 

@@ -33,20 +33,6 @@ fn a_function_keeps_its_stream_busy_and_nothing_else() {
 }
 
 #[test]
-#[ignore = "slow: `.ci/run` runs it"]
-fn copies_of_pageable_memory_are_done_with_it_when_they_return() {
-    let programs = Programs::new();
-    let queued = programs.compile("queued");
-    for manner in ["measured", "strict", "hostile"] {
-        let settings = [REPORT, ("FAKECUDA_MANNER", manner)];
-        let output = programs.run(&queued, &[], &settings);
-        assert!(output.status.success(), "{manner}: {}", said(&output));
-        let text = said(&output);
-        assert!(text.ends_with("nothing found\n"), "{manner}: {text}");
-    }
-}
-
-#[test]
 fn a_process_ends_and_reports_while_a_function_runs() {
     let programs = Programs::new();
     let functions = programs.compile("functions");

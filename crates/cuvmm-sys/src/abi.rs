@@ -1,7 +1,6 @@
 //! The binary interface that this crate assumes, as data.
 //!
-//! Tests compare it with other bindings, and the project's command `cargo xtask abi` compares it
-//! with NVIDIA's headers. Programs do not need it.
+//! The project's command `cargo xtask abi` compares it with NVIDIA's headers. Programs do not need it.
 //!
 //! Functions are not here: they are in [`SYMBOLS`].
 
@@ -207,4 +206,22 @@ pub fn constants() -> Vec<Constant> {
     .chain(flags)
     .chain(devices)
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LAYOUTS, constants};
+
+    #[test]
+    fn facts_are_those_of_the_types() {
+        let props = LAYOUTS.iter().find(|of| of.name == "CUmemAllocationProp");
+        let props = props.expect("in the table");
+        assert_eq!((props.size, props.align), (32, 8));
+        let usage = props.fields.iter().find(|of| of.path == "allocFlags.usage");
+        let usage = usage.expect("in the table");
+        assert_eq!((usage.offset, usage.size), (26, 2));
+        let unknown = constants().into_iter().find(|of| of.value == 999);
+        let name = unknown.expect("in the table").name;
+        assert_eq!(name, "CUDA_ERROR_UNKNOWN");
+    }
 }

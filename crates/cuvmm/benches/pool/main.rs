@@ -1,19 +1,13 @@
-//! Benchmarks of the pool and of heaps without a GPU.
+//! Benchmarks of the operations that call no driver, without a GPU: cached allocations of a pool and
+//! of a heap. Those that do are counted by `cargo xtask instructions` and timed by `cuvmm-bench run`.
 //!
 //! `cargo bench -p cuvmm` runs all of them, `cargo bench -p cuvmm -- NAME` one.
 //!
-//! They run on the model driver in real time. Operations that call the driver therefore include the
-//! model's own bookkeeping, and exclude the time of a GPU's driver, which `cuvmm-bench run` measures.
+//! They run on the model driver in real time.
 #![allow(clippy::unwrap_used)]
 
-mod cold;
-mod grow;
 mod heap;
-mod kv;
 mod rig;
-mod sparse;
-mod stats;
-mod take_back;
 mod threads;
 mod warm;
 
@@ -23,12 +17,6 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     warm::bench(&mut criterion);
     heap::bench(&mut criterion);
-    grow::bench(&mut criterion);
-    cold::bench(&mut criterion);
-    take_back::bench(&mut criterion);
-    stats::bench(&mut criterion);
-    kv::bench(&mut criterion);
-    sparse::bench(&mut criterion);
     threads::bench(&mut criterion);
     criterion.final_summary();
 }

@@ -143,8 +143,10 @@ impl fmt::Display for Call {
 
 /// Passes the methods of the trait [`Driver`](crate::Driver) to a macro, but for those that answer
 /// without a call: for each the file of `cuda/` that implements it, its call, its name, its
-/// parameters and its result.
-macro_rules! methods {
+/// parameters and its result. Exported for drivers around another one, which need the names of the types.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! driver_methods {
     ($callback:ident) => {
         $callback! {
             safe {
@@ -325,4 +327,4 @@ macro_rules! methods {
         }
     };
 }
-pub(crate) use methods;
+pub(crate) use driver_methods;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::executor::Task;
 use common::{D0, G};
+use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{
     BlockError, ContainerError, DeviceError, GroupError, MemoryError, PagedKvError, PoolError,
@@ -333,9 +334,10 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let ways = ways();
     rig.faults.forget();
     let polls = [Call::StreamQuery, Call::EventQuery, Call::EventRecord];
-    polls
-        .iter()
-        .for_each(|&call| rig.faults.set_cost(call, Duration::from_secs(3)));
+    for call in polls {
+        let slow = Fault::delay_all(Duration::from_secs(3));
+        rig.faults.arm(slow.of(call));
+    }
     std::thread::scope(|scope| {
         let polling = scope.spawn(move || third.try_allocate(64 * G).unwrap_err());
         while polls.iter().all(|&call| rig.faults.count(call) == 0) {
@@ -365,9 +367,7 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
         );
         assert_eq!(status, 0);
     });
-    polls
-        .iter()
-        .for_each(|&call| rig.faults.set_cost(call, Duration::ZERO));
+    rig.faults.disarm();
     rig.machine.release_all_streams(D0);
     drop(held);
     common::nothing_left(rig);
@@ -386,8 +386,8 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         region
     });
     rig.faults.forget();
-    rig.faults
-        .set_cost(Call::StreamQuery, Duration::from_secs(3));
+    let slow = Fault::delay_all(Duration::from_secs(3));
+    rig.faults.arm(slow.of(Call::StreamQuery));
     let [ours, theirs] = &mut regions;
     std::thread::scope(|scope| {
         scope.spawn(move || assert_eq!(theirs.purge().unwrap().given_back, G));
@@ -408,7 +408,7 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child hangs, or its result is wrong");
     });
-    rig.faults.set_cost(Call::StreamQuery, Duration::ZERO);
+    rig.faults.disarm();
     drop((regions, stream));
     common::nothing_left(rig);
 }
@@ -420,8 +420,8 @@ fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
     let builder = HostStore::builder(&rig.device);
     let store = builder.pinned(G).limit(64 * G).build().unwrap();
     rig.faults.forget();
-    rig.faults
-        .set_cost(Call::MemHostRegister, Duration::from_secs(1));
+    let slow = Fault::delay_all(Duration::from_secs(1));
+    rig.faults.arm(slow.of(Call::MemHostRegister));
     std::thread::scope(|scope| {
         let growing = scope.spawn(|| store.reserve(8 * G));
         while rig.faults.count(Call::MemHostRegister) == 0 {
@@ -444,7 +444,7 @@ fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
         assert_eq!(status, 0, "the child hangs, or its result is wrong");
         growing.join().unwrap().unwrap();
     });
-    rig.faults.set_cost(Call::MemHostRegister, Duration::ZERO);
+    rig.faults.disarm();
     assert_eq!((store.capacity(), store.free()), (8 * G, 8 * G));
     drop(store);
     assert_eq!(rig.machine.live().registered, 0);
@@ -549,8 +549,8 @@ fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhe
     });
     let ways = ways_of_pools();
     rig.faults.forget();
-    rig.faults
-        .set_cost(Call::MemPoolCreate, Duration::from_secs(3));
+    let slow = Fault::delay_all(Duration::from_secs(3));
+    rig.faults.arm(slow.of(Call::MemPoolCreate));
     std::thread::scope(|scope| {
         let grows = scope.spawn(move || theirs.reserve(4 * STEP));
         while rig.faults.count(Call::MemPoolCreate) == 0 {
@@ -584,7 +584,7 @@ fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhe
         assert_eq!(status, 0);
         grows.join().unwrap().unwrap();
     });
-    rig.faults.set_cost(Call::MemPoolCreate, Duration::ZERO);
+    rig.faults.disarm();
     let held = held.take().unwrap();
     assert!(held.memory.is_current().unwrap());
     assert_eq!(held.memory.stats().unwrap().maximum, 5 * STEP);

@@ -10,7 +10,7 @@ use super::{
     CudaDriver, addresses, capture, copies, devices, events, managed, mapping, physical, plain,
     pools, streams,
 };
-use crate::call::methods;
+use crate::call::driver_methods;
 use crate::{
     AccessDesc, AccessFlags, Advice, CaptureMode, CaptureStatus, DeviceAddress, DeviceAttribute,
     DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported, GranularityKind,
@@ -52,4 +52,4 @@ macro_rules! forward {
     };
 }
 
-methods! { forward }
+driver_methods! { forward }

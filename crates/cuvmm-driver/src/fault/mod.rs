@@ -54,7 +54,6 @@ struct Log {
     calls: Vec<Call>,
     counts: Vec<u64>,
     injected: u64,
-    costs: Vec<Duration>,
 }
 
 impl FaultDriver {
@@ -63,7 +62,6 @@ impl FaultDriver {
     pub fn new(inner: Arc<dyn Driver>) -> Self {
         let log = Log {
             counts: vec![0; Call::COUNT],
-            costs: vec![Duration::ZERO; Call::COUNT],
             ..Log::default()
         };
         Self {
@@ -128,11 +126,6 @@ impl FaultDriver {
         log.injected = 0;
     }
 
-    /// Makes every call of a kind take `cost` longer, in real time, before it is passed on.
-    pub fn set_cost(&self, call: Call, cost: Duration) {
-        self.log().costs[call as usize] = cost;
-    }
-
     /// Sets a function that is called before each call, on the thread that makes it, for example to
     /// do there what another thread might do at that moment. It must use the wrapped driver, not
     /// this one. `None` removes it.
@@ -177,7 +170,7 @@ impl FaultDriver {
             let mut log = self.log();
             log.calls.push(call);
             log.counts[call as usize] += 1;
-            let mut delay = log.costs[call as usize];
+            let mut delay = Duration::ZERO;
             let mut failed = None;
             for armed in &mut log.armed {
                 match armed.judge(call) {

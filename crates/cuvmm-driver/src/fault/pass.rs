@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::FaultDriver;
-use crate::call::methods;
+use crate::call::driver_methods;
 use crate::{
     AccessDesc, AccessFlags, Advice, Call, CaptureMode, CaptureStatus, CudaVersion, DeviceAddress,
     DeviceAttribute, DeviceMemory, Driver, DriverKind, EventFlags, EventHandle, Exported,
@@ -50,4 +50,4 @@ macro_rules! pass_on {
     };
 }
 
-methods! { pass_on }
+driver_methods! { pass_on }

@@ -154,8 +154,8 @@ fn threads_take_from_one_heap_that_ends() {
     let rig = model();
     let pool = pool(&rig, 64);
     let tenant = pool.tenant("a").register().unwrap();
-    rig.faults
-        .set_cost(Call::MemUnmap, Duration::from_micros(30));
+    let slow = Fault::delay_all(Duration::from_micros(30));
+    rig.faults.arm(slow.of(Call::MemUnmap));
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let trim = || {

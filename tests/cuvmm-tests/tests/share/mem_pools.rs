@@ -1106,7 +1106,8 @@ fn a_child_that_is_forked_during_a_call() {
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     let offer = AllocationOffer::new(&memory).unwrap();
     let faults = &two.giver.faults;
-    faults.set_cost(Call::EventCreate, Duration::from_secs(2));
+    let slow = Fault::delay_all(Duration::from_secs(2));
+    faults.arm(slow.of(Call::EventCreate));
     let before = faults.count(Call::EventCreate);
     let child = thread::scope(|scope| {
         let uses = scope.spawn(|| memory.record_use(&other).unwrap());

@@ -5,14 +5,7 @@
 //!
 //! `unsafe` is used to call the stand-in's functions for tests, and to violate a rule, to see that
 //! the violation would be noticed.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 #[path = "cudarc/cases.rs"]
 mod cases;

@@ -2,13 +2,7 @@
 //! refusals.
 //!
 //! `unsafe` is used to play the other library, which accesses memory through a pointer.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 mod common;
 

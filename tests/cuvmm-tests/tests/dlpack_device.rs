@@ -2,13 +2,7 @@
 //! a stand-in for its library.
 //!
 //! `unsafe` is used to play another library.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 #[path = "../../../stand-in/fakecuda/testing/built.rs"]
 mod built;

@@ -1,6 +1,5 @@
 //! cudarc on a GPU: the cases that also run over the stand-in, and memory that both libraries
 //! allocate and free.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 #[path = "cudarc/cases.rs"]
 mod cases;

@@ -1,6 +1,5 @@
 //! A kernel that faults loses the context of the whole process, so the test has a process of its
 //! own.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod gpu;
 

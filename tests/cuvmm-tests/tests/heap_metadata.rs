@@ -1,7 +1,7 @@
 //! How much CPU memory a heap takes for what it keeps track of.
 //!
 //! `unsafe` is used to count allocations. The model's own tables are counted too.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used)]
+#![allow(unsafe_code)]
 
 mod common;
 

@@ -3,7 +3,7 @@
 //!
 //! loom runs the very code of `src/ledger/charge.rs` and `word.rs`, on its own atomics. Without the
 //! fence of a charge, `no_two_charges_exceed_the_limit` fails.
-#![allow(missing_docs, dead_code, unreachable_pub, clippy::redundant_pub_crate)]
+#![allow(dead_code, clippy::redundant_pub_crate)]
 
 #[path = "../../../crates/cuvmm/src/ledger/charge.rs"]
 mod charge;

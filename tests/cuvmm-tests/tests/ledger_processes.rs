@@ -1,6 +1,5 @@
 //! Several processes with one ledger, and one device that counts what they have: killed, stopped and
 //! forked at random, and one by one.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 mod ledger_support;

@@ -7,13 +7,7 @@
 //!
 //! `unsafe` is used to end children and to set alarms.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 mod common;
 mod share_support;

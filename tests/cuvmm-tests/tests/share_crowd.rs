@@ -3,13 +3,7 @@
 //!
 //! `unsafe` is used to count allocations, to change the user of a forked child, and to request
 //! leases of files.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 mod common;
 mod share_support;

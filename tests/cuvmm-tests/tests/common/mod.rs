@@ -1,12 +1,6 @@
 //! A device to test on: a machine whose streams can be held back, behind a driver that injects
 //! faults.
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic
-)]
+#![allow(dead_code)]
 
 pub mod attention;
 pub mod books;

@@ -1,15 +1,7 @@
 //! Cases that hold on a GPU and on the stand-in alike.
 //!
 //! `unsafe` is used for access to cudarc's own slices, within its rules.
-#![allow(
-    unsafe_code,
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    clippy::unwrap_used,
-    clippy::panic
-)]
+#![allow(unsafe_code, dead_code)]
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;

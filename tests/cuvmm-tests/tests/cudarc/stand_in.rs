@@ -3,13 +3,7 @@
 //!
 //! `unsafe` is used to load the stand-in, which the process has loaded already, and to call its
 //! functions for tests.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;

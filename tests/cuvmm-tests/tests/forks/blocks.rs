@@ -1,6 +1,6 @@
 //! Forked blocks: what they contain, which memory they share, what cannot be written, and what
 //! happens when one of them shrinks, grows or is freed.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,4 @@
 //! Compaction: many small extents become few large ones, with the same addresses and bytes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::books::{are_the_drivers, balanced};

@@ -1,6 +1,6 @@
 //! Compacting a prefix before it is forked: what forks map then, what prevents it, and what happens
 //! to the memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Forks of blocks beside other events: a driver that refuses to undo, a fence that completes, or a
 //! sleep that is canceled, during another call.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

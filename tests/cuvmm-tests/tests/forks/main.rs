@@ -1,5 +1,4 @@
 //! Forked blocks, and the compaction before a fork.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

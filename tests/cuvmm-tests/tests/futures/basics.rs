@@ -1,6 +1,5 @@
 //! Waiting for memory as a future: granted in order, refused if waiting cannot help, and undone if
 //! the future is dropped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

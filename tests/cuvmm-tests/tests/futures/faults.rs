@@ -1,6 +1,6 @@
 //! Fails every driver call made for a future once. The future returns the error or continues to
 //! wait, memory in use is unchanged, nothing is leaked, and a second attempt succeeds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use crate::common::executor::block_on;
 use crate::common::sweep::{sweep, text};

@@ -1,5 +1,5 @@
 //! Futures beside fences, captures, hooks, panics, and blocks that are dropped.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

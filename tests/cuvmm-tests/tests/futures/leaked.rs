@@ -1,5 +1,4 @@
 //! Growth futures that are leaked: their requests end with the next use of their blocks.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::mem::forget;
 use std::task::{Context, Poll, Waker};

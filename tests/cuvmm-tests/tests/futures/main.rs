@@ -1,5 +1,4 @@
 //! Waiting for memory as a future.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

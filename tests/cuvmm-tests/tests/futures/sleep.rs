@@ -1,6 +1,5 @@
 //! Sleeping and waking as futures: each operation has a thread of its own, and ends when its future
 //! is dropped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

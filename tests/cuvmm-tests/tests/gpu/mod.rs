@@ -6,16 +6,7 @@
 //! as a word with the wrong pattern, or as a lost context.
 //!
 //! `unsafe` is used for pinned host memory that the device copies to, which outlives the copies.
-#![allow(
-    unsafe_code,
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code, dead_code)]
 
 mod cuda;
 mod host;

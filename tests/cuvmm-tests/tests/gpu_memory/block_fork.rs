@@ -1,6 +1,5 @@
 //! Forks of blocks on the GPU: rows whose prefix a kernel is still writing, which are read through
 //! the forks while both sides continue; and a fork that becomes the sole owner of its memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

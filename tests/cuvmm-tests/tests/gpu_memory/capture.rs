@@ -4,7 +4,6 @@
 //! `unsafe` is used to capture and launch graphs. Streams and graphs belong to the tests, and
 //! memory that a graph uses is leased or held until its launches are complete.
 #![allow(unsafe_code)]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

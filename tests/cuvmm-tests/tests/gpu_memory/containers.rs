@@ -1,6 +1,5 @@
 //! Containers in a tenant: memory that comes from a pool and goes back to it under kernels, charged
 //! as the driver counts it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
 

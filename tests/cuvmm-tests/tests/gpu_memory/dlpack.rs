@@ -2,13 +2,7 @@
 //! makes it, and no late work of one finds memory of another.
 //!
 //! `unsafe` is used to play another library.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Imported memory under kernels of both sides: each sees the other's writes while the block lives,
 //! and no later block sees any.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Futures that wait for memory to which kernels still write: they are granted in order when the
 //! kernels have ended, and the new owner sees no late write. Sleeping and waking as futures keep
 //! every word.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::task::Poll;
 use std::time::{Duration, Instant};

@@ -2,13 +2,7 @@
 //! kernel, which loses the context and therefore has a process of its own.
 //!
 //! `unsafe` is used for the driver's own copies, which take any address.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::time::Duration;
 

@@ -3,13 +3,7 @@
 //!
 //! `unsafe` is used for copies that take any address, for graphs, and for fills by another device.
 //! Streams, graphs and memory belong to the tests and live until the work is complete.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;

@@ -1,6 +1,5 @@
 //! Forks of a sequence on the GPU: kernels that still write the prefix, that read shared memory
 //! while the other side grows, and that use memory which was freed.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

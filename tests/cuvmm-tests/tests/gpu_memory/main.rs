@@ -1,9 +1,8 @@
 //! The library on the host driver and on a GPU, in one process and one context. Tests on the GPU run one
 //! after another.
-#![allow(missing_docs)]
 
 #[path = "../common/executor.rs"]
-#[allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#[allow(dead_code)]
 mod executor;
 #[path = "../gpu/mod.rs"]
 mod gpu;

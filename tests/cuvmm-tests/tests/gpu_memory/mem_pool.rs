@@ -1,13 +1,7 @@
 //! Memory pools of the driver on a GPU: maxima, order of streams, the current pool.
 //!
 //! `unsafe` is used for the driver's own fills and copies, and for what other libraries allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use crate::gpu::{D0, Stage};
 use crate::on_each;

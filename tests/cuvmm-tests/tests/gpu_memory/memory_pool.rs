@@ -2,13 +2,7 @@
 //! bounded, exchanged pools keep their contents, and the driver's own figures stay within the limit.
 //!
 //! `unsafe` is used for the driver's own fills and copies, and for what other libraries allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,6 +1,5 @@
 //! Parts of extents that are given back: other tenants have them, the driver counts them, and what
 //! kernels wrote before and after the cut is there.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
 

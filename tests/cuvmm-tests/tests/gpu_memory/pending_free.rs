@@ -1,6 +1,5 @@
 //! Operations that wait for the device and those that do not: pending frees, leases, growing and
 //! shrinking, scrubbing and regions, under work that runs until a gate opens.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -3,13 +3,7 @@
 //!
 //! `unsafe` is used to read host memory that a kernel wrote, once the kernel has ended, and to queue a
 //! fill of another device.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::io::Write as _;
 use std::time::Duration;

@@ -4,7 +4,6 @@
 //!
 //! `unsafe` is used to begin captures as another library would.
 #![allow(unsafe_code)]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

@@ -1,6 +1,5 @@
 //! Registered memory on a GPU: kernels continue to write after the region is dropped, and NICs get
 //! descriptors.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::Duration;

@@ -1,7 +1,6 @@
 //! Memory is never reused early. Blocks are dropped while work still uses them, and allocated again
 //! at once on the same stream, another stream, no stream, or by another tenant. Every owner writes
 //! a pattern of its own and checks later that each word still has it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

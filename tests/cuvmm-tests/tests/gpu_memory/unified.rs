@@ -1,6 +1,5 @@
 //! Managed memory under real kernels: kernels and the host take turns in place, and no access is
 //! too early.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,5 @@
 //! One budget for several processes, on the host driver and on a GPU: memory that another process
 //! has idle, memory of processes that are killed, and memory that they exported.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Several processes with one GPU.
 // `common`, `gpu` and `ledger_support` each have the small files that they need.
-#![allow(missing_docs, clippy::duplicate_mod)]
+#![allow(clippy::duplicate_mod)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,4 @@
 //! Memory shared by two real processes: visible to both, held once, and kept by the last one.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
 use std::process::{Child, Stdio};

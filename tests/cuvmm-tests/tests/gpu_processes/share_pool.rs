@@ -2,13 +2,7 @@
 //! the other, freed there first, and used after the giver has ended or the taker was killed.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
 //! Processes with contexts of their own that are killed while they allocate, grow, free and pass on
 //! memory of one budget. `ledger_processes.rs` has the same on the host driver, ten times as often.
-#![allow(missing_docs)]
 
 use crate::gpu::Stage;
 use crate::ledger_support::member;

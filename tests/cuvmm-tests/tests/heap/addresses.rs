@@ -1,5 +1,4 @@
 //! Heaps take addresses as they need them, use them again, and give them back.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 

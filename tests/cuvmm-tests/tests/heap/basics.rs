@@ -1,5 +1,4 @@
 //! Heaps: allocations of any size in stream order over a tenant's memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,5 @@
 //! Fails every driver call of a heap's operations once. A failure changes nothing, and the
 //! operation then succeeds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{Books, books};

@@ -1,5 +1,4 @@
 //! Heaps beside other threads and tenants, and requests that no heap can serve.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,5 +1,4 @@
 //! Heaps: allocations of any size in stream order over a tenant's memory.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

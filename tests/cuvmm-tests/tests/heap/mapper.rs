@@ -1,5 +1,4 @@
 //! Mappings that a heap no longer needs: how many it keeps, and who unmaps them.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,4 @@
 //! Many small extents of which a heap makes few large ones.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! A driver that panics while a heap gives memory up.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use crate::common::panics::panics_at;
 use crate::common::world::books;

@@ -1,5 +1,4 @@
 //! Heaps whose memory other devices have access to.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::sweep::{sweep, text};

@@ -1,5 +1,4 @@
 //! Which memory a heap takes, and in what pieces.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use crate::common::{MIB, Rig, model};
 use cuvmm::driver::model::Nothing;

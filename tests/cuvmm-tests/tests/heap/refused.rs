@@ -1,5 +1,4 @@
 //! Requests of a heap for which memory is short.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

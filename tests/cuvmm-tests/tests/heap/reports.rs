@@ -1,5 +1,4 @@
 //! Cases that public bug reports of other allocators describe.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,6 +1,5 @@
 //! Tests I-95. Heaps that sleep: their memory is available to other tenants, every address stays, aliases too,
 //! and kept contents return.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

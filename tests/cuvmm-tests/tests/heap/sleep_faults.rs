@@ -1,6 +1,5 @@
 //! Fails every driver call of a heap's sleep and wake once. A failure changes nothing, and the
 //! operation then succeeds. Also tests heaps that stay asleep because the roll-back fails twice.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 

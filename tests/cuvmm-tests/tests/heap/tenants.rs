@@ -1,6 +1,5 @@
 //! Heaps of several tenants, and memory that others hold: extents are never shared between tenants,
 //! carry no bytes from one to another, and never come from what was exported.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{D0, D1, G, Rig, cases, host};

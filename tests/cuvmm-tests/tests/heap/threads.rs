@@ -1,6 +1,5 @@
 //! Heaps under several threads: each allocates on its own stream and hands memory to others, while
 //! another tenant takes what is free.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Mutex;
 

@@ -1,6 +1,5 @@
 //! Requests of heaps that wait for memory, and the hooks that they call, with nothing of the heap
 //! out.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

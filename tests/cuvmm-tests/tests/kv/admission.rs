@@ -1,6 +1,5 @@
 //! Admission: how many tokens fit, exact to the token, now, when other tenants use all they may,
 //! and with memory that other tenants have cached.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::attention::{LAYOUTS, SMALL, Scene, build};
 use crate::common::{G, pool};

@@ -1,5 +1,5 @@
 //! KV caches: the addresses of rows, the memory that is held, and what is refused.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use crate::common;
 use crate::common::attention::{LAYOUTS, SMALL, Scene, assert_attends, build, fill, row};

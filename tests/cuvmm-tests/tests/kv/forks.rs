@@ -1,6 +1,6 @@
 //! Forked sequences: what they contain, which memory they share, and what happens to it when one of
 //! them is freed, truncated or grows.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

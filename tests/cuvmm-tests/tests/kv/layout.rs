@@ -1,6 +1,5 @@
 //! Addresses of a cache's rows, and the steps in which its memory grows, for both layouts and for
 //! shapes that do not divide a granule.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::attention::{LAYOUTS, SMALL, Scene, build};
 use crate::common::{G, MIB, pool};

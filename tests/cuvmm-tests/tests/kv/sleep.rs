@@ -1,6 +1,5 @@
 //! A KV cache that sleeps and wakes: attention gives the same results afterwards, also for forks
 //! with shared memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

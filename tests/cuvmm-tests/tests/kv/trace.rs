@@ -2,7 +2,7 @@
 //!
 //! The traces are not part of the repository. They are read from `../shared/traces`, or from the
 //! folder in `CUVMM_TRACES`.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stderr)]
+#![allow(clippy::print_stderr)]
 
 use std::collections::VecDeque;
 use std::fmt;

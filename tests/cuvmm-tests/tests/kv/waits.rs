@@ -1,6 +1,5 @@
 //! Requests of a cache for other tenants' memory, and its waits: for memory in use by another
 //! tenant, pending work, and captures. An operation that may not wait is refused at once.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

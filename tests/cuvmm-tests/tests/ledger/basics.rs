@@ -1,6 +1,5 @@
 //! Pools that share one budget through a ledger. The pools are in one process here, each with a
 //! slot of its own, as processes have; `ledger_processes.rs` has several processes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

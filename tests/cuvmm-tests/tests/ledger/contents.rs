@@ -1,6 +1,5 @@
 //! A ledger's file whose words have values that no process writes, before it is opened and while it
 //! is used. `tools/fuzz/fuzz_targets/ledger.rs` extends this test.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use crate::ledger_contents_support::{Input, folder, survive};
 

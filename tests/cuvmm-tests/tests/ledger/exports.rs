@@ -3,7 +3,6 @@
 //! `ledger_processes.rs` kills real ones.
 //!
 //! Tests I-113.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Memory of other programs, which processes of a ledger notice.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
 

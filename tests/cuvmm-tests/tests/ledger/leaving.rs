@@ -1,5 +1,4 @@
 //! Leaving a ledger: from several threads and out of hooks; and cuts while the ledger is full.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};

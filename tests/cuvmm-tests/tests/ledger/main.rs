@@ -1,6 +1,5 @@
 //! Pools of several processes that share one budget. The processes are in one here, except for a few
 //! tests that start programs.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

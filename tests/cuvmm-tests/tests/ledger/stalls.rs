@@ -1,7 +1,6 @@
 //! Requests that wait for memory of other processes: for how long, behind which requests, and which
 //! processes have the memory. The processes are members of one ledger in one process here, each with
 //! a slot of its own.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::thread::{ScopedJoinHandle, scope};
 use std::time::{Duration, Instant};

@@ -1,6 +1,5 @@
 //! The order in which requests of several processes are served. The processes are in one here, each
 //! with a slot of its own.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::thread;
 use std::time::{Duration, Instant};

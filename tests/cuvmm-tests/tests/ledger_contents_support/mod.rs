@@ -1,6 +1,5 @@
 //! A ledger's file with any contents, and a process that uses it: every call succeeds or returns an
 //! error that names the fault, and everything is given back.
-#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};

@@ -1,13 +1,6 @@
 //! One device for several processes: a thread that counts what they have created, a driver that asks
 //! it, and a storm that kills them. They share no code with the ledger.
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(dead_code)]
 
 pub mod counted;
 pub mod device;

@@ -1,14 +1,7 @@
 //! Memory pools of the driver: figures, maxima, the current pool, and memory in stream order.
 //!
 //! `unsafe` is used for the driver's own copies and for what other libraries would allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(unsafe_code, clippy::unit_arg)]
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;

@@ -2,14 +2,7 @@
 //! nothing that is charged or held, and the operation then succeeds.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(unsafe_code, clippy::unit_arg)]
 
 use crate::common;
 use crate::common::sweep::{sweep, text};

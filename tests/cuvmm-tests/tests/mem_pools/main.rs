@@ -1,5 +1,4 @@
 //! Memory pools of the driver, alone and within a tenant's limit.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -2,13 +2,7 @@
 //! while the current pool changes, pools that another library puts back, and imports that stay.
 //!
 //! `unsafe` is used to play the other library.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex};
 use std::thread;

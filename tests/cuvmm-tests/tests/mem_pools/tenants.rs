@@ -2,13 +2,7 @@
 //! given back, and that the driver never holds more than is charged.
 //!
 //! `unsafe` is used for what other libraries would allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,4 @@
 //! Blocks that are backed and released, and the calls that are made for it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

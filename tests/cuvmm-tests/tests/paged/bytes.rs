@@ -1,5 +1,4 @@
 //! The bytes of blocks: each has its own, and none of another tenant.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::{G, host, pool};
 use crate::scene::{LAYERS, LAYOUTS, builder, stamps};

@@ -1,5 +1,5 @@
 //! Fails every driver call of a paged cache once, and panics in each.
-#![allow(missing_docs, clippy::unwrap_used, clippy::unit_arg, clippy::panic)]
+#![allow(clippy::unit_arg)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,5 +1,4 @@
 //! Paged KV caches.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

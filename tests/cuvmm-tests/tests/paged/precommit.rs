@@ -1,5 +1,4 @@
 //! Memory that the pool's mapper maps ahead of the blocks in use.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,5 @@
 //! Random programs of a paged cache beside another tenant, which also sleeps and wakes: bytes, counts
 //! and figures after each step, against a model that knows which blocks are in use.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;

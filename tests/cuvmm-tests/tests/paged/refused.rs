@@ -1,5 +1,4 @@
 //! Refusals, which change nothing.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::books::books;
 use crate::common::{G, limited, model, pool};

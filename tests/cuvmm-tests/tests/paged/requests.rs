@@ -1,5 +1,4 @@
 //! Requests for blocks that wait in the pool's queue while other calls use the cache.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::future::Future as _;
 use std::sync::atomic::{AtomicUsize, Ordering};

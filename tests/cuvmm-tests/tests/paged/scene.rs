@@ -1,5 +1,4 @@
 //! A cache to test, and the bytes in it.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,6 +1,5 @@
 //! Caches that sleep: their memory is available to other tenants, every address stays, and kept
 //! contents return.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;

@@ -1,6 +1,5 @@
 //! Caches that fall asleep only when all work of the device is complete, on streams that no call has
 //! named too.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Mutex;
 use std::time::Duration;

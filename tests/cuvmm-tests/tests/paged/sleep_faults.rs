@@ -1,7 +1,6 @@
 //! Fails every driver call of a cache's sleep and wake once, and panics in each. A failure changes
 //! nothing, and the operation then succeeds. Also caches that stay asleep because the roll-back fails
 //! twice.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};

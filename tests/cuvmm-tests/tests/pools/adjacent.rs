@@ -1,5 +1,5 @@
 //! Adjacent blocks: the rows of one tensor, each of which grows in place.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

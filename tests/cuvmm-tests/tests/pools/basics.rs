@@ -1,5 +1,4 @@
 //! Pools, tenants and blocks: allocation, reclaim, and the errors when memory is short.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
 //! Operations on several blocks in one call, growth policies, and headroom.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use crate::common;
 use crate::common::sweep::{sweep, text};

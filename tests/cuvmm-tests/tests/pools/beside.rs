@@ -1,5 +1,5 @@
 //! The places of freed blocks in a row of adjacent blocks, which new blocks take.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! The driver calls of operations whose time is the driver's.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use crate::common::{G, limited};
 use crate::on_both;

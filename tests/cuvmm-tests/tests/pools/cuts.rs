@@ -1,6 +1,5 @@
 //! Compaction that cuts extents: random programs with faults, beside threads and futures, and in
 //! pools of all kinds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

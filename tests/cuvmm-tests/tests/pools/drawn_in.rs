@@ -1,6 +1,5 @@
 //! Captures that begin on a home stream just before the pool queues a fill or a copy there: none
 //! takes it in unnoticed. The call is refused, and no tenant gets memory that was not scrubbed.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,4 @@
 //! Statistics, call counts and shortages as text for people and as data for programs.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::{G, pool};
 use crate::on_both;

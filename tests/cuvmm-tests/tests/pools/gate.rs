@@ -1,6 +1,5 @@
 //! Every way to share the memory of a block or region makes the same checks: what is refused, that
 //! a refusal changes nothing, and that exported memory counts as such everywhere.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::books::books;

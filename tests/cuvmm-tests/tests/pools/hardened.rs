@@ -1,6 +1,5 @@
 //! Hardened pools: guards, memory that is filled and unmapped when it is freed, and addresses that
 //! rest. All guarantees of plain pools hold too.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! The fixture fails a test in which memory is taken away while queued work names it.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used)]
+#![allow(unsafe_code)]
 
 use crate::common::*;
 use cuvmm::Stream;

@@ -1,6 +1,5 @@
 //! Fails every driver call of giving up memory kept by leases of each kind once; and gives memory
 //! up while another library captures.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::books::{balanced, books};

@@ -1,5 +1,4 @@
 //! Limits, guarantees and priorities that change while the pool runs.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! Pools, tenants and blocks: what they hold, what they refuse, and what is left when a driver call
 //! fails.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,4 @@
 //! The mapper's thread, which precommits memory and unmaps freed memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

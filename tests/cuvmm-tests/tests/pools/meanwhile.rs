@@ -2,7 +2,6 @@
 //! is made without the pool's lock.
 //!
 //! Others act in the thread of the operation, so nothing that waits for other operations can be tried.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,4 @@
 //! Memory that other programs take between a query and a creation.
-#![allow(missing_docs, clippy::unwrap_used)]
 
 use crate::common;
 use crate::common::{D0, G, books::books};

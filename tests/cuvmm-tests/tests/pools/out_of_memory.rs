@@ -1,5 +1,5 @@
 //! Every error type reports whether memory was short.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use crate::common::{G, Rig, model_options, rig};
 use crate::on_both;

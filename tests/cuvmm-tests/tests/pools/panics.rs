@@ -1,5 +1,4 @@
 //! A driver that panics in a call of an allocation, a growth or a fork.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

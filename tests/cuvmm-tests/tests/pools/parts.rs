@@ -1,6 +1,5 @@
 //! Memory that a block gives up is memory again: a compaction gives the pool the part of an extent
 //! behind the end of a block that has shrunk.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;

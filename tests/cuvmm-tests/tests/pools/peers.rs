@@ -1,5 +1,4 @@
 //! Pools whose memory other devices have access to.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
 

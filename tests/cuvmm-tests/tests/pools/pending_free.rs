@@ -1,6 +1,5 @@
 //! Memory that waits for the GPU: pending frees, leases, home streams, captures, lost contexts,
 //! forks.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

@@ -1,12 +1,6 @@
 //! Fails every driver call of the pool's operations once. A failure changes nothing, and the
 //! operation then succeeds.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(clippy::unit_arg)]
 
 use crate::common;
 use crate::common::sweep::{sweep, text};

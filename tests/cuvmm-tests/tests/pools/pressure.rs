@@ -1,5 +1,4 @@
 //! Pressure hooks: which are called, for how much memory, and how much a refusal says is available.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

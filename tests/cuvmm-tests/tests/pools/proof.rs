@@ -2,13 +2,7 @@
 //! mapped and counts it, and memory in use is never found complete.
 //!
 //! `unsafe` is used to begin captures on the machine itself, as another library would.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

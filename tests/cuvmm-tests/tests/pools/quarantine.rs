@@ -1,13 +1,7 @@
 //! Double failures: a call of an operation fails, and so does its roll-back. Exactly what cannot be
 //! undone is quarantined: charged, not reused, and released at the end. What the driver only refused
 //! to release is released sooner.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(clippy::unit_arg)]
 
 use crate::common;
 use crate::common::world::{World, books, world};

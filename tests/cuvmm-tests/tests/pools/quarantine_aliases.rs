@@ -1,6 +1,5 @@
 //! Double failures of operations that replace the memory of a block: memory that the roll-back
 //! leaves mapped is given to no other tenant, and memory that a copy may still use is not unmapped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::cell::Cell;
 

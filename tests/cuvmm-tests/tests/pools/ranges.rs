@@ -1,6 +1,6 @@
 //! Ranges of addresses: blocks of zero bytes, which are charged for no memory before they grow, and
 //! again after they have shrunk to nothing.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic, clippy::unit_arg)]
+#![allow(clippy::unit_arg)]
 
 use std::time::Duration;
 

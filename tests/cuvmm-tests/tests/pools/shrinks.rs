@@ -1,6 +1,5 @@
 //! Blocks that are expected to shrink: after a shrink most of the memory behind their end is free,
 //! without a copy. Other blocks have the fewest extents, as ever.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::books::{balanced, books};
 use crate::common::executor::block_on;

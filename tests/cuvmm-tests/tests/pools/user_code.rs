@@ -1,6 +1,6 @@
 //! User code is called and dropped while no lock of the library is held, so all of it may use the
 //! pool.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

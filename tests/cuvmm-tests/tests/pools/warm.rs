@@ -1,6 +1,5 @@
 //! Memory that is available without a driver call: stream caches, precommitted memory, and the
 //! effect of a later guarantee on cached memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::{D0, G, pool};
 use crate::on_both;

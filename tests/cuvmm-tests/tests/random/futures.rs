@@ -1,7 +1,6 @@
 //! Random programs of futures that wait, are dropped midway, and are served beside changes of
 //! limits, held streams, and other blocks. The order in which the mapper serves them is not
 //! specified, so the checks hold in any order.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::future::Future;
 use std::pin::Pin;

@@ -5,7 +5,6 @@
 //! The reference knows the allocations that live and the byte that each holds. It knows nothing of
 //! extents, windows or fences. Two allocations that had memory in common would change each other's
 //! bytes, at whatever addresses they see it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::books::books;

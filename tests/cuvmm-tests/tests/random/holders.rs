@@ -5,7 +5,7 @@
 //! The reference knows what lives, and the byte that each holds. Memory that two of them had in
 //! common would change its bytes; memory that was unmapped too soon loses the context. The device
 //! never holds more than is charged.
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use crate::common;
 use crate::common::books::figures;

@@ -1,7 +1,6 @@
 //! Random programs of operations on the caches of two tenants, compared with a small reference
 //! model: which byte each token of each sequence holds, which sequences exist, and how much memory
 //! each tenant may have.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashSet;
 

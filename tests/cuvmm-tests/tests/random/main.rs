@@ -1,5 +1,4 @@
 //! Random programs, compared with small references.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -5,13 +5,7 @@
 //! than is charged.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex};
 

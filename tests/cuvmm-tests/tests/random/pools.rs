@@ -4,7 +4,6 @@
 //!
 //! The reference knows which block holds which byte in which granule, how much each tenant uses,
 //! and what each tenant is guaranteed. It knows nothing of extents, fences or the driver.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

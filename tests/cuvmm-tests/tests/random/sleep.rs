@@ -1,6 +1,5 @@
 //! Random programs of two tenants whose blocks sleep and wake, compared with a small reference:
 //! which blocks sleep, what each holds, and the books, which must match the driver's.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

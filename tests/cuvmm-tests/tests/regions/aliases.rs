@@ -1,7 +1,7 @@
 //! Memory mapped at two addresses: ring buffers that never wrap, snapshots that copy on request.
 //!
 //! `unsafe` is used to read memory by its address through the driver, as a kernel would see it.
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use crate::common;
 use crate::common::{D0, G, Rig};

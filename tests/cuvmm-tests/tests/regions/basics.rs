@@ -1,5 +1,4 @@
 //! Regions: what a commit covers, what a decommit withdraws, and when memory is unmapped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{D0, G, GIB};

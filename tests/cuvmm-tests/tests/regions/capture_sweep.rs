@@ -3,7 +3,7 @@
 //! memory breaks, no memory is taken away under queued work, and the operation succeeds afterwards.
 //!
 //! `unsafe` is used to begin captures on the machine itself, as another library would.
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 //! know of, and none draws a stream into it, whenever the capture begins.
 //!
 //! `unsafe` is used to begin captures on the machine itself, as another library would.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

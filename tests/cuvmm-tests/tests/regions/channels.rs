@@ -1,6 +1,5 @@
 //! Memory sent over a channel and published under a name, between two drivers that do not know each
 //! other, as in two processes.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::thread;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Compaction of a region: the withdrawn part of an extent is memory again.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::books::books;
 use crate::common::{self, D0, G, Rig, pool};

@@ -1,12 +1,6 @@
 //! Fails every driver call of containers and of regions over several places once. A failure changes
 //! nothing and leaks nothing, and a second attempt succeeds.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(clippy::unit_arg)]
 
 use crate::common::sweep::{sweep, text};
 use crate::common::{G, Rig};

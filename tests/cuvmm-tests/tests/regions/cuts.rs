@@ -1,5 +1,4 @@
 //! Compaction of regions: at all places, beside faults and waiting requests, and in a pool.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::books::books;
 use crate::common::{self, D0, G, Rig, pool};

@@ -2,7 +2,7 @@
 //! and the memory that was used on them stays usable.
 //!
 //! `unsafe` is used to create and destroy streams as another library would.
-#![allow(unsafe_code, missing_docs, clippy::unwrap_used)]
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 

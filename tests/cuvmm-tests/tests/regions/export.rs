@@ -1,6 +1,5 @@
 //! Physical memory as handles: which types it can be exported as, what an importer may do, and what
 //! keeps it alive.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{G, nth_of};

@@ -1,6 +1,5 @@
 //! Exported memory of blocks and regions: it stays with its importers and its owner, is never
 //! reused, and returns to the driver when its owner is done with it.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 

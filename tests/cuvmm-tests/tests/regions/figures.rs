@@ -1,6 +1,5 @@
 //! Random programs of regions, their forks and aliases: what a purge and a compaction say they gave
 //! back, against the memory that the driver or the pool has more.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::ops::Range;
 

@@ -1,6 +1,5 @@
 //! A sparse grid compared with a plain table of bricks, and effects between bricks that share a
 //! tile.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{D0, G, Rig};

@@ -1,5 +1,4 @@
 //! Owners: what they refuse, what they keep alive, and what they release.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,5 @@
 //! Work whose streams the owner of a region does not name: the region's own fills and copies, and
 //! work of streams that were recorded through a registration.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! Memory that a second device has access to: all that waits for the work on it waits for the work
 //! of both devices.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! Locations of a region's memory, and access to it: layouts, grants, memory that moves under its
 //! addresses, host memory beside device memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::collections::HashMap;
 

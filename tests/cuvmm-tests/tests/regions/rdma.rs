@@ -1,5 +1,4 @@
 //! Memory that RDMA devices reach: a device is tried once, and what it refuses is not requested.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common::{self, D0, G, Rig, limited, model_options, nth_of};
 use crate::on_both;

@@ -1,6 +1,5 @@
 //! Registered memory: the registration lists exactly its extents, they do not change, and they stay
 //! mapped after the region or block is gone.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex};

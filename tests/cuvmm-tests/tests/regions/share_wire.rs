@@ -1,6 +1,5 @@
 //! The wire format of descriptions of shared memory: reading returns what was written, and
 //! everything else is refused.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{G, MIB, cases};

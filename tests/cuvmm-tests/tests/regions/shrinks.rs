@@ -1,5 +1,4 @@
 //! Regions that are expected to shrink at their end: a decommit there releases most of the memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::cell::RefCell;
 

@@ -1,5 +1,4 @@
 //! A sparse array compared with a plain one with holes, and its state after a failure.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{D0, G, Rig};

@@ -1,6 +1,5 @@
 //! Regions and containers in a tenant: charged, bound by limits and guarantees, reclaimed from, and
 //! never where memory is in use.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,11 +1,5 @@
 //! Fails every driver call of regions and containers in a tenant once.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(clippy::unit_arg)]
 
 use crate::common::books::{balanced, books as exact};
 use crate::common::sweep::{sweep, text};

@@ -1,5 +1,4 @@
 //! Random programs of regions in a tenant: their bytes, and the pool's figures after each step.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::ops::Range;
 use std::slice::from_ref;

@@ -1,6 +1,5 @@
 //! Regions in a tenant: memory of others that could not be zeroed, capture guards, and what a
 //! request that waits does meanwhile.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::slice::from_ref;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Unsharing in a tenant: the memory for copies, where the pool has it in other pieces.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::books::{balanced, books};
 use crate::common::sweep::{sweep, text};

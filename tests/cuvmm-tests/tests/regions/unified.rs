@@ -2,14 +2,7 @@
 //!
 //! `unsafe` is used for fills that stand for kernels, for captures, and for the buffer's unsafe
 //! functions.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::drop_non_drop,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code, clippy::drop_non_drop)]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,5 @@
 //! Fails every driver call of sending, receiving, publishing and attaching once, on either side. A
 //! failure changes nothing, the peer is notified, and a second attempt succeeds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::thread;
 

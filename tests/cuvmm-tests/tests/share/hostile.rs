@@ -1,6 +1,5 @@
 //! Peers whose messages are wrong, short, missing or out of order. Each causes an error in time,
 //! with no descriptor left open and nothing mapped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;

@@ -2,7 +2,6 @@
 //! ones.
 //!
 //! Keeps I-116.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

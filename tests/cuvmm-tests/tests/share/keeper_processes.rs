@@ -2,13 +2,7 @@
 //! charged, no descriptor and no memory is left, and what a living keeper has is whole.
 //!
 //! Keeps I-116, I-117.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    unsafe_code
-)]
+#![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::thread;

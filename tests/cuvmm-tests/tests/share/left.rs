@@ -1,13 +1,7 @@
 //! Files beside a socket: which are created, kept, removed, and left alone.
 //!
 //! `unsafe` is used to create a named pipe.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -1,6 +1,5 @@
 //! Memory shared between processes. Each test runs alone, because it checks which descriptors are open
 //! or forks.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

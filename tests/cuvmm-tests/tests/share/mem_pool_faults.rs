@@ -1,6 +1,5 @@
 //! Fails every driver call of giving and taking allocations once, on either side. A failure changes
 //! nothing, the peer is notified, and a second attempt succeeds.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::thread;
 

@@ -2,13 +2,7 @@
 //! causes an error in time, with nothing left, and no memory that a process may use is freed.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;

@@ -2,13 +2,7 @@
 //! and the errors.
 //!
 //! `unsafe` is used for what another library would allocate.
-#![allow(
-    unsafe_code,
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;

@@ -2,13 +2,7 @@
 //! hangs, none sees stale or half-written memory, and killed processes leave nothing behind.
 //!
 //! `unsafe` is used to kill children of this process.
-#![allow(
-    missing_docs,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};

@@ -1,5 +1,4 @@
 //! Publishers with readers that are wrong, silent, many or gone, and the reverse.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
 use std::thread;

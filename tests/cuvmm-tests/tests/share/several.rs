@@ -1,5 +1,4 @@
 //! Tests I-114. Offers of several blocks and allocations of heaps, published in place.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 

@@ -1,15 +1,7 @@
 //! A raw peer that can send arbitrary messages over a channel, and checks for open descriptors.
 //!
 //! `unsafe` is used to fork and to wait for children.
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    unsafe_code,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(dead_code, unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut, Write as _};

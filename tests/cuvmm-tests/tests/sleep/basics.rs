@@ -1,6 +1,5 @@
 //! Sleeping blocks: their memory is available to other tenants, their addresses stay, and kept
 //! contents return.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

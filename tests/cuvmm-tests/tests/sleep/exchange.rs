@@ -1,5 +1,4 @@
 //! Blocks that fall asleep while others wake in their memory.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

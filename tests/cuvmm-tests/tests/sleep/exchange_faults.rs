@@ -1,5 +1,4 @@
 //! Failures of an exchange: everything is as before, or blocks sleep with their contents.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

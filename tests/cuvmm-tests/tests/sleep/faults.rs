@@ -1,12 +1,6 @@
 //! Fails every driver call of sleep and wake once. A failure changes nothing, and the operation
 //! then succeeds. Also tests blocks that stay asleep because the roll-back fails twice.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::unit_arg
-)]
+#![allow(clippy::unit_arg)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

@@ -1,6 +1,5 @@
 //! Figures and limits of sleep and wake: progress, timeouts, memory released to the driver, and the
 //! store's allocations.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Mutex;
 use std::time::Duration;

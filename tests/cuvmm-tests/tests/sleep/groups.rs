@@ -1,6 +1,5 @@
 //! Blocks of several ranks sleep and wake together. Every driver call of one rank fails once: all
 //! ranks are then as before, with their contents.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Kept contents that are read while their block sleeps.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

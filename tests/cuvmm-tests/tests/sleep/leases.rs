@@ -1,5 +1,4 @@
 //! Leases that are taken and end while their blocks fall asleep.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::common;
 use crate::common::{D0, G, busy, host, model, pool};

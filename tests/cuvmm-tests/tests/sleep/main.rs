@@ -1,5 +1,4 @@
 //! Blocks that sleep and wake.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;

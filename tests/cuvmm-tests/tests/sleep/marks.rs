@@ -1,10 +1,5 @@
 //! Marked ranges: a sleep that keeps only what is marked, and one that would lose it.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::single_range_in_vec_init
-)]
+#![allow(clippy::single_range_in_vec_init)]
 
 use std::ops::Range;
 

@@ -1,5 +1,4 @@
 //! A driver that panics in a call of a plain sleep or wake.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::exchange::{World, shows};
 use crate::common;

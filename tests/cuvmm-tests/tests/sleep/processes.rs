@@ -1,5 +1,5 @@
 //! Host memory of contents beside other processes: forked children, and a control group's limit.
-#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::panic)]
+#![allow(unsafe_code)]
 
 use std::fs;
 use std::io::Write as _;

@@ -1,6 +1,5 @@
 //! Stores that grow while the driver panics, refuses to leave a thread's capture mode, or other
 //! threads use the store.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

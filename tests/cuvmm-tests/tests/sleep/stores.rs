@@ -1,5 +1,4 @@
 //! Stores that grow as contents come, and give memory back.
-#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Mutex;
 

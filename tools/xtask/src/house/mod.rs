@@ -157,7 +157,9 @@ impl Inspection {
         };
         let manifest = Path::new(&package.manifest_path);
         let text = cargo::text(manifest)?;
-        if !text.contains("[lints]\nworkspace = true") {
+        let mut sources = package.targets.iter().filter(|target| target.is_source());
+        // A package of tests alone has lints of its own.
+        if sources.next().is_some() && !text.contains("[lints]\nworkspace = true") {
             let what = "does not take the workspace's lints";
             self.complaints.push(Complaint::in_file(manifest, what));
         }

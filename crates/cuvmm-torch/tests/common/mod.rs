@@ -36,9 +36,10 @@ pub(crate) const ENDED: &str = "the case has completed";
 /// How long a case may take.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// Runs a case of this program over the stand-in, which has two devices of 256 MiB. Returns the
-/// lines that the library printed on standard error.
+/// Runs a case of this program, named by its path with the program's name, over the stand-in, which has
+/// two devices of 256 MiB. Returns the lines that the library printed on standard error.
 pub(crate) fn run(case: &str, variables: &[(&str, &str)]) -> Vec<String> {
+    let (_, case) = case.split_once("::").unwrap();
     let Output {
         status,
         stdout,
@@ -114,8 +115,8 @@ macro_rules! over_the_stand_in {
 
             #[test]
             fn over_the_stand_in() {
-                let case = concat!(stringify!($name), "::in_a_process_of_its_own");
-                let lines = common::run(case, &[$(($variable, $value)),*]);
+                let case = concat!(module_path!(), "::in_a_process_of_its_own");
+                let lines = crate::common::run(case, &[$(($variable, $value)),*]);
                 let expected: &[&str] = &[$($text),*];
                 assert_eq!(lines.len(), expected.len(), "{lines:#?}");
                 for (line, text) in lines.iter().zip(expected) {
@@ -126,7 +127,7 @@ macro_rules! over_the_stand_in {
             #[test]
             #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
             fn in_a_process_of_its_own() {
-                common::case(|| $body);
+                crate::common::case(|| $body);
             }
         }
     )+};
@@ -182,15 +183,15 @@ macro_rules! over_a_driver_that_refuses {
 
             #[test]
             fn over_the_stand_in() {
-                let case = concat!(stringify!($name), "::in_a_process_of_its_own");
-                let lines = common::run_refusing(case, &[]).unwrap_or_default();
+                let case = concat!(module_path!(), "::in_a_process_of_its_own");
+                let lines = crate::common::run_refusing(case, &[]).unwrap_or_default();
                 assert!(lines.is_empty(), "{lines:#?}");
             }
 
             #[test]
             #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
             fn in_a_process_of_its_own() {
-                common::case(|| $body);
+                crate::common::case(|| $body);
             }
         }
     };

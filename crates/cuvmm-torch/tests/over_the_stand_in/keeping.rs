@@ -2,21 +2,12 @@
 //! driver, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut, without_provenance};
 
-use common::tags::{KeepFn, Tags};
-use common::{Cuda, Handle, MIB, over_the_stand_in, refused};
+use crate::common::tags::{KeepFn, Tags};
+use crate::common::{Cuda, Handle, MIB, over_the_stand_in, refused};
 
 fn end(tags: &Tags, token: u64) {
     let end: unsafe extern "C" fn(u64) = tags.torch.function("cuvmm_keep_end");

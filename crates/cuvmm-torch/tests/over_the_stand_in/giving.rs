@@ -2,15 +2,6 @@
 //! Python package's tests have several processes.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::{ErrorKind, Read as _};
@@ -18,9 +9,9 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::ptr::{null, without_provenance_mut};
 
-use common::sharing::Sharing;
-use common::tags::Tags;
-use common::{Cuda, MIB, over_the_stand_in};
+use crate::common::sharing::Sharing;
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, over_the_stand_in};
 use serde_json::{Value, json};
 
 type OfferFn = unsafe extern "C" fn(*mut c_void, u64, *mut u64) -> c_int;
@@ -267,6 +258,6 @@ fn a_giver_hears_of_the_end_behind_the_receivers_work() {
     giving.end(number);
 }
 
-fn giving_stream() -> common::Handle {
-    common::default_stream(0)
+fn giving_stream() -> crate::common::Handle {
+    crate::common::default_stream(0)
 }

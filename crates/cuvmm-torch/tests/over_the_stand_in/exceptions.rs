@@ -1,20 +1,11 @@
 //! PyTorch's exceptions and its filters of streams, with a stand-in for PyTorch's C++ library.
 //!
 //! `unsafe` is used to call the functions of the C++ libraries.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::ptr::null_mut;
 
-use common::{Cuda, Handle, MIB, Torch, compiled, loaded, over_the_stand_in};
+use crate::common::{Cuda, Handle, MIB, Torch, compiled, loaded, over_the_stand_in};
 
 type Malloc = unsafe extern "C-unwind" fn(isize, c_int, Handle) -> *mut c_void;
 type Attempt =
@@ -87,7 +78,7 @@ over_the_stand_in! {
             assert!(text.starts_with("CUDA out of memory. Tried to allocate"), "{text}");
         }
         // Other failures are PyTorch's other exception.
-        let (code, _, text) = attempt(allocate, &torch, 512, common::default_stream(2));
+        let (code, _, text) = attempt(allocate, &torch, 512, crate::common::default_stream(2));
         assert_eq!(code, 2, "{text}");
         let begins = "allocation of 512 B on device 0 failed: the per-thread default stream";
         assert!(text.starts_with(begins), "{text}");
@@ -155,7 +146,7 @@ over_the_stand_in! {
         let end: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_end_allocate_to_pool");
         let release: unsafe extern "C" fn(c_int, [u64; 2]) = torch.function("cuvmm_release_pool");
         let Some(library) = compiled(folder.path(), "filter.cpp", "libfilter.so", &[]) else {
-            return common::complain_twice(&torch);
+            return crate::common::complain_twice(&torch);
         };
         let library = loaded(library);
         type One = unsafe extern "C" fn(*const c_void, u64, u64);

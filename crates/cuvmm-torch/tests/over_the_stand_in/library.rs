@@ -1,15 +1,6 @@
 //! The shared library, loaded as PyTorch loads it, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to fork, to end the child, and to register a function for the exit.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -17,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 
-use common::{Cuda, MIB, Torch, default_stream, in_a_child, over_the_stand_in};
+use crate::common::{Cuda, MIB, Torch, default_stream, in_a_child, over_the_stand_in};
 
 /// The size as PyTorch passes it.
 fn size(bytes: usize) -> isize {

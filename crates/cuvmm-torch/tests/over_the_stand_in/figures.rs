@@ -1,22 +1,13 @@
 //! Figures beside sleep, pools, graphs and other programs, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::tags::Tags;
-use common::{Cuda, MIB, Text, Torch, over_a_driver_that_refuses, over_the_stand_in};
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, Text, Torch, over_a_driver_that_refuses, over_the_stand_in};
 use serde_json::Value;
 
 /// Returns the JSON that a function writes about device 0, which other threads may change meanwhile.

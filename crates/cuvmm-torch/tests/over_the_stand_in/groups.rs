@@ -1,15 +1,6 @@
 //! Tags of several processes sleep and wake together, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::{BufRead as _, BufReader};
@@ -17,8 +8,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::tags::Tags;
-use common::{Cuda, MIB, over_the_stand_in, refused};
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, over_the_stand_in, refused};
 use cuvmm::LedgerView;
 use cuvmm::ledger::{Control, GroupRequest};
 
@@ -119,7 +110,7 @@ over_the_stand_in! {
         let weights = Weights::new(&first.tags, 1);
         first.tags.keep(weights.address, 4 * MIB).unwrap();
         let awake = weights.cuda.physicals_and_mappings();
-        let mut second = common::own_process::only("second::in_a_process_of_its_own")
+        let mut second = crate::common::own_process::only("groups::second::in_a_process_of_its_own")
             .env(SECOND, directory.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

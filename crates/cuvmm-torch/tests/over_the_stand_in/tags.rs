@@ -1,21 +1,14 @@
 //! Memory under tags, which sleeps and wakes, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 
-use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, over_a_driver_that_refuses, over_the_stand_in, refused};
+use crate::common::tags::Tags;
+use crate::common::{
+    Cuda, Handle, MIB, Torch, over_a_driver_that_refuses, over_the_stand_in, refused,
+};
 
 over_the_stand_in! {
     contents_are_kept_or_lost_at_the_same_addresses [] says [] {
@@ -404,8 +397,8 @@ mod nothing_comes_to_a_tag_that_moves {
 
     #[test]
     fn over_the_stand_in() {
-        let case = "nothing_comes_to_a_tag_that_moves::in_a_process_of_its_own";
-        for line in common::run(case, &[]) {
+        let case = concat!(module_path!(), "::in_a_process_of_its_own");
+        for line in crate::common::run(case, &[]) {
             assert!(line.ends_with("the tag \"a\" is asleep"), "{line}");
         }
     }
@@ -413,7 +406,7 @@ mod nothing_comes_to_a_tag_that_moves {
     #[test]
     #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
     fn in_a_process_of_its_own() {
-        common::case(|| {
+        crate::common::case(|| {
             let (tags, cuda) = (Tags::load(), Cuda::load());
             let first = tags.allocate("a", 2);
             std::thread::scope(|scope| {

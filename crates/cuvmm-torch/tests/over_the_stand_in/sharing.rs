@@ -2,22 +2,13 @@
 //! rest.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use common::sharing::Sharing;
-use common::{Cuda, MIB, over_a_driver_that_refuses, over_the_stand_in};
+use crate::common::sharing::Sharing;
+use crate::common::{Cuda, MIB, over_a_driver_that_refuses, over_the_stand_in};
 use cuvmm::driver::cuda::CudaDriver;
 use cuvmm::share::{Keeper, Manifest, Subscriber, Tensor};
 use cuvmm::{Attachment, Device, Publisher, Region, Stream};
@@ -224,8 +215,8 @@ mod a_promise_lowers_the_limit_until_it_is_kept {
 
     #[test]
     fn over_the_stand_in() {
-        let case = "a_promise_lowers_the_limit_until_it_is_kept::in_a_process_of_its_own";
-        let lines = common::run_refusing(case, &[("CUVMM_TORCH_LIMIT", "64MiB")]);
+        let case = concat!(module_path!(), "::in_a_process_of_its_own");
+        let lines = crate::common::run_refusing(case, &[("CUVMM_TORCH_LIMIT", "64MiB")]);
         assert!(
             lines.as_ref().is_none_or(|all| all.len() == 2),
             "{lines:#?}"
@@ -235,7 +226,7 @@ mod a_promise_lowers_the_limit_until_it_is_kept {
     #[test]
     #[ignore = "needs the stand-in; `over_the_stand_in` runs it in a process of its own"]
     fn in_a_process_of_its_own() {
-        common::case(|| {
+        crate::common::case(|| {
             let (sharing, cuda) = (Sharing::load(), Cuda::load());
             let torch = sharing.torch;
             let function = |name| -> unsafe extern "C" fn() { cuda.function(name) };

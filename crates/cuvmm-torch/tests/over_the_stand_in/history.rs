@@ -2,15 +2,6 @@
 //! stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions, and to be Python for it.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,7 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use common::{Cuda, MIB, Torch, in_a_child, over_the_stand_in};
+use crate::common::{Cuda, MIB, Torch, in_a_child, over_the_stand_in};
 use serde_json::Value;
 
 type Begin = unsafe extern "C" fn(u64, c_int, c_int, *const Python) -> c_int;
@@ -323,7 +314,7 @@ over_the_stand_in! {
     }
 
     what_sleeps_counts_as_freed [] says [] {
-        let tags = common::tags::Tags::load();
+        let tags = crate::common::tags::Tags::load();
         let torch = tags.torch;
         let tag_malloc: TagMalloc = torch.function("cuvmm_tag_malloc");
         // The device has a heap.

@@ -1,20 +1,11 @@
 //! Memory that other devices may use, over the stand-in for libcuda, which has two.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
-use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+use crate::common::tags::Tags;
+use crate::common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
 
 /// Makes both devices peers of each other.
 fn with_peers() -> (Tags, Cuda) {

@@ -1,15 +1,6 @@
 //! Settings, figures, limits, and pools of graphs, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CStr, CString, c_char, c_double, c_int, c_void};
 use std::io::{BufRead as _, BufReader};
@@ -18,7 +9,7 @@ use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Cuda, MIB, Torch, over_the_stand_in};
+use crate::common::{Cuda, MIB, Torch, over_the_stand_in};
 
 /// The variable with the settings of another process that uses the ledger, and what it prints.
 const NEIGHBOUR: &str = "CUVMM_TESTS_NEIGHBOUR";
@@ -179,7 +170,7 @@ over_the_stand_in! {
         let (torch, cuda) = (Torch::load(), Cuda::load());
         let folder = tempfile::tempdir().unwrap();
         let json = serde_json::json!({ "ledger": folder.path().join("ledger") }).to_string();
-        let mut neighbour = common::own_process::only("neighbour::in_a_process_of_its_own")
+        let mut neighbour = crate::common::own_process::only("interface::neighbour::in_a_process_of_its_own")
             .env(NEIGHBOUR, &json)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -462,7 +453,7 @@ over_the_stand_in! {
         while !STARTED.load(Ordering::Relaxed) {
             std::thread::yield_now();
         }
-        println!("{}", common::ENDED);
+        println!("{}", crate::common::ENDED);
         std::process::exit(0);
     }
 

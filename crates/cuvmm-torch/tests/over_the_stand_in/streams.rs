@@ -1,19 +1,10 @@
 //! Streams that come and go, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{c_int, c_void};
 
-use common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
+use crate::common::{Cuda, Handle, MIB, Torch, over_the_stand_in};
 
 fn size(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap()

@@ -1,24 +1,15 @@
 //! Paged caches sleep and wake with the tag of their name, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null_mut, without_provenance};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::graphs::Graphs;
-use common::paged::Paged;
-use common::tags::Tags;
-use common::{Cuda, MIB, over_the_stand_in, refused};
+use crate::common::graphs::Graphs;
+use crate::common::paged::Paged;
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, over_the_stand_in, refused};
 use cuvmm::LedgerView;
 use cuvmm::ledger::{Control, GroupRequest};
 use serde_json::Value;

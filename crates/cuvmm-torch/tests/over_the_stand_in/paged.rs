@@ -2,25 +2,16 @@
 //! functions under pressure, and what is refused.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::graphs::Graphs;
-use common::paged::Paged;
-use common::tags::Tags;
-use common::{Cuda, MIB, default_stream, in_a_child, over_the_stand_in};
+use crate::common::graphs::Graphs;
+use crate::common::paged::Paged;
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, default_stream, in_a_child, over_the_stand_in};
 use cuvmm::LedgerView;
 use cuvmm::ledger::{Control, GroupRequest};
 

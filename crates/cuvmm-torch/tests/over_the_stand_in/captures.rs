@@ -1,23 +1,14 @@
 //! Pools of graphs and the captures that they are opened for, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use common::graphs::Graphs;
-use common::sharing::Sharing;
-use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, compiled, loaded, over_the_stand_in, refused};
+use crate::common::graphs::Graphs;
+use crate::common::sharing::Sharing;
+use crate::common::tags::Tags;
+use crate::common::{Cuda, Handle, MIB, Torch, compiled, loaded, over_the_stand_in, refused};
 
 fn size(bytes: usize) -> isize {
     isize::try_from(bytes).unwrap()
@@ -538,8 +529,8 @@ mod over_a_driver_of_its_own {
     use super::*;
 
     fn over_the_stand_in(case: &str) {
-        let case = format!("over_a_driver_of_its_own::{case}_in_a_process_of_its_own");
-        let lines = common::run_refusing(&case, &[]).unwrap_or_default();
+        let case = format!("{}::{case}_in_a_process_of_its_own", module_path!());
+        let lines = crate::common::run_refusing(&case, &[]).unwrap_or_default();
         assert!(lines.is_empty(), "{lines:#?}");
     }
 
@@ -557,7 +548,7 @@ mod over_a_driver_of_its_own {
     #[test]
     #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
     fn destroyed_in_a_process_of_its_own() {
-        common::case(|| {
+        crate::common::case(|| {
             let (torch, cuda) = (Torch::load(), Cuda::load());
             let graphs = Graphs::of(&torch, &cuda);
             let (stream, other) = (cuda.stream(), cuda.stream());
@@ -577,7 +568,7 @@ mod over_a_driver_of_its_own {
     #[test]
     #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
     fn ended_in_a_process_of_its_own() {
-        common::case(|| {
+        crate::common::case(|| {
             let (torch, cuda) = (Torch::load(), Cuda::load());
             let graphs = Graphs::of(&torch, &cuda);
             let (stream, other, third) = (cuda.stream(), cuda.stream(), cuda.stream());
@@ -614,7 +605,7 @@ mod over_a_driver_of_its_own {
     #[test]
     #[ignore = "needs the stand-in; the test above runs it in a process of its own"]
     fn another_in_a_process_of_its_own() {
-        common::case(|| {
+        crate::common::case(|| {
             let (torch, cuda) = (Torch::load(), Cuda::load());
             let graphs = Graphs::of(&torch, &cuda);
             let stream = cuda.stream();

@@ -1,22 +1,13 @@
 //! Memory of graphs that sleeps with a tag, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-use common::graphs::Graphs;
-use common::tags::Tags;
-use common::{Cuda, Handle, MIB, Torch, over_the_stand_in, refused};
+use crate::common::graphs::Graphs;
+use crate::common::tags::Tags;
+use crate::common::{Cuda, Handle, MIB, Torch, over_the_stand_in, refused};
 
 /// The functions, and a stream.
 struct All {

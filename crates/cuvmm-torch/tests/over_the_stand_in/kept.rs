@@ -2,21 +2,12 @@
 //! meanwhile, over the stand-in for libcuda.
 //!
 //! `unsafe` is used to call the library's functions.
-#![allow(unsafe_code)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
-
-mod common;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-use common::tags::Tags;
-use common::{Cuda, MIB, over_the_stand_in};
+use crate::common::tags::Tags;
+use crate::common::{Cuda, MIB, over_the_stand_in};
 
 type SleepEach = unsafe extern "C" fn(*const c_char) -> c_int;
 type ReadKept = unsafe extern "C" fn(*const c_void, usize, *mut c_void) -> c_int;

@@ -1,21 +1,10 @@
 //! The report: nothing for programs that are right, and each fault of programs that are not.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
 
 use std::process::Output;
 
 use serde_json::Value;
 
-#[path = "../testing/built.rs"]
-mod built;
-#[path = "../testing/programs.rs"]
-mod programs;
-
-use programs::{Programs, said};
+use crate::programs::{Programs, said};
 
 const REPORT: (&str, &str) = ("FAKECUDA_REPORT", "-");
 const ALL: (&str, &str) = ("FAKECUDA_LEAKS", "all");

@@ -1,17 +1,6 @@
 //! Settings, and the functions that only the stand-in has, from programs in C.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
 
-#[path = "../testing/built.rs"]
-mod built;
-#[path = "../testing/programs.rs"]
-mod programs;
-
-use programs::{Programs, said};
+use crate::programs::{Programs, said};
 
 #[test]
 fn settings_come_from_variables_and_from_a_file() {

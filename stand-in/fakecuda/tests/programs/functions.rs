@@ -1,17 +1,6 @@
 //! Functions that a stream runs, from a program in C.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
 
-#[path = "../testing/built.rs"]
-mod built;
-#[path = "../testing/programs.rs"]
-mod programs;
-
-use programs::{Programs, said};
+use crate::programs::{Programs, said};
 
 const REPORT: (&str, &str) = ("FAKECUDA_REPORT", "-");
 

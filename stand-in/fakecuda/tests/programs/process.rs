@@ -1,17 +1,6 @@
 //! The library and the process that it is in: forked children, and the library closed and opened again.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
 
-#[path = "../testing/built.rs"]
-mod built;
-#[path = "../testing/programs.rs"]
-mod programs;
-
-use programs::{Programs, said};
+use crate::programs::{Programs, said};
 
 #[test]
 fn a_child_of_a_process_with_busy_threads_answers() {

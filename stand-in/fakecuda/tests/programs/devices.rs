@@ -1,17 +1,6 @@
 //! Memory pools, host memory and two devices, from programs in C.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests fail as tests do"
-)]
 
-#[path = "../testing/built.rs"]
-mod built;
-#[path = "../testing/programs.rs"]
-mod programs;
-
-use programs::{Programs, said};
+use crate::programs::{Programs, said};
 
 /// Runs a program with two devices, whose work runs at once, and late. It leaves nothing behind.
 fn run(name: &str) {

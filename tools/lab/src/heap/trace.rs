@@ -1,10 +1,13 @@
 //! Traces of allocations, and their form as lines.
 
 use std::collections::HashSet;
-use std::io::BufRead;
+use std::io::{BufRead, Read as _};
 
 /// The most bytes of lines that are read.
 const MOST: u64 = 4 << 30;
+
+/// The most bytes of one line: numbers of 64 bits take fewer than a hundred.
+const LONGEST: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
@@ -25,10 +28,18 @@ pub(super) struct Trace {
 pub(super) fn parse(input: impl BufRead) -> Result<Trace, String> {
     let mut trace = Trace::default();
     let (mut seen, mut live) = (HashSet::new(), HashSet::new());
-    for (index, line) in input.take(MOST).lines().enumerate() {
-        let number = index + 1;
-        let line = line.map_err(|error| format!("line {number}: {error}"))?;
+    let (mut input, mut bytes) = (input.take(MOST), Vec::new());
+    for number in 1_u64.. {
         let wrong = |what: &str| format!("line {number}: {what}");
+        bytes.clear();
+        let line = input.by_ref().take(LONGEST).read_until(b'\n', &mut bytes);
+        if line.map_err(|error| wrong(&error.to_string()))? == 0 {
+            break;
+        }
+        if bytes.len() as u64 == LONGEST {
+            return Err(wrong("it has 64 KiB or more"));
+        }
+        let line = str::from_utf8(&bytes).map_err(|_| wrong("it is no text in UTF-8"))?;
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let value = |word: &str| word.parse().map_err(|_| wrong("a number is needed"));
         let operation = match words[..] {
@@ -92,9 +103,21 @@ mod tests {
             ("f 3", "line 1"),
             ("a 1 5 0\nf 1\nf 1", "line 3"),
             ("a 1 -5 0", "line 1"),
+            ("f 1 \u{e9}", "line 1"),
         ] {
             let error = parse(text.as_bytes()).unwrap_err();
             assert!(error.contains(line), "{text}: {error}");
         }
+    }
+
+    /// A small compressed file can hold a line larger than memory.
+    #[test]
+    fn a_line_without_end_is_refused_at_64_kib() {
+        let mut zeros = std::io::BufReader::new(std::io::repeat(0).take(1 << 40));
+        let error = parse(&mut zeros).unwrap_err();
+        assert_eq!(error, "line 1: it has 64 KiB or more");
+        let long = "a 1 512 0".to_owned() + &" ".repeat(1 << 16);
+        assert!(parse(long.as_bytes()).unwrap_err().contains("64 KiB"));
+        assert!(parse(format!("{}\n", &long[..60_000]).as_bytes()).is_ok());
     }
 }

@@ -129,7 +129,7 @@ fn header(record: &csv::ByteRecord) -> Result<Columns, String> {
             (Some(_), Some(_)) => Err(format!("the header names {name} twice")),
             (None, _) => Err(format!(
                 "the header has no column {name}; it is {}",
-                shown(record.as_slice())
+                shown(&record.iter().collect::<Vec<_>>().join(&b','))
             )),
         }
     };
@@ -272,7 +272,7 @@ mod tests {
             (HEADER.to_owned(), "line 1: no request follows the header"),
             (
                 "a,b,c\n1,2,3".to_owned(),
-                "line 1: the header has no column TIMESTAMP; it is \"abc\"",
+                "line 1: the header has no column TIMESTAMP; it is \"a,b,c\"",
             ),
             (
                 format!("{HEADER},TIMESTAMP\n"),

@@ -237,6 +237,9 @@ fn a_socket_of_a_killed_server_is_replaced_and_nothing_else() {
     refused(&format!("unix:{}", link.display()), "no socket");
     assert!(link.is_symlink());
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
+    for refused in ["file.lock", "link.lock"] {
+        assert!(!directory.path().join(refused).exists(), "{refused}");
+    }
     let other = directory.path().join("other");
     let live = std::os::unix::net::UnixListener::bind(&other).unwrap();
     refused(

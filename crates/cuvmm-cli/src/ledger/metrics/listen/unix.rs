@@ -41,6 +41,8 @@ impl UnixListener {
     pub(super) fn bind(path: &Path) -> anyhow::Result<Self> {
         let named = || shown(path);
         let address = SocketAddrUnix::new(path).with_context(named)?;
+        // Where another file is, no lock is made beside it.
+        socket_is_there(path).with_context(named)?;
         let lock = lock(path).with_context(named)?;
         remove_stale(path, &address).with_context(named)?;
         let socket = new_socket().with_context(named)?;
@@ -86,14 +88,22 @@ fn lock(path: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Removes the socket of a process that has ended.
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> anyhow::Result<()> {
+/// Returns true if a socket of this user is at the path, and false if nothing is.
+fn socket_is_there(path: &Path) -> anyhow::Result<bool> {
     let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         found => found?,
     };
-    ensure!(found.file_type().is_socket(), "it is there and no socket");
+    ensure!(found.file_type().is_socket(), "this file is no socket");
     ensure!(is_ours(&found), "it is another user's socket");
+    Ok(true)
+}
+
+/// Removes the socket of a process that has ended.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> anyhow::Result<()> {
+    if !socket_is_there(path)? {
+        return Ok(());
+    }
     match connect(&new_socket()?, address) {
         Err(Errno::CONNREFUSED) => Ok(fs::remove_file(path)?),
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => bail!("another process listens there"),

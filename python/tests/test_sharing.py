@@ -628,6 +628,10 @@ class Attach(unittest.TestCase):
             cuvmm.publish({"it": tensor}, "other")
             refused(cuvmm.NotPublishedError, lambda: cuvmm.attach("model"),
                 '"late"', '"other"')
+            weights = cuvmm.attach("late")
+            for kind, timeout in ((TypeError, "3"), (ValueError, -1), (ValueError, float("nan"))):
+                refused(kind, lambda: cuvmm.attach("late", timeout=timeout), "a timeout is")
+                refused(kind, lambda: weights.newer(timeout), "a timeout is")
             """
         )
 

@@ -17,6 +17,7 @@ from ._dtypes import dtype_of, name_from_files, shape_from_files
 from ._errors import Error, NotPublishedError
 from ._publishing import IN_PLACE, STRIDES, absolute, checked, users_of
 from ._sizes import text_of
+from ._sleeping import seconds_of
 
 if TYPE_CHECKING:
     import torch
@@ -177,7 +178,7 @@ class Attached(Mapping[str, "torch.Tensor"]):
         ended. Its tensors can be used as before.
         """
         library = _library.get()
-        until = time.monotonic() + timeout
+        until = time.monotonic() + seconds_of(timeout)
         while True:
             left = max(0.0, until - time.monotonic())
             millis = math.ceil(min(left, _PIECE) * 1000)
@@ -244,7 +245,7 @@ def attach(
     others = users_of(users)
     if others and where is None:
         raise ValueError("publications of other users are attached by their path: name it")
-    until = time.monotonic() + timeout
+    until = time.monotonic() + seconds_of(timeout)
     while True:
         try:
             return _attach(name, where, ordinal, others)

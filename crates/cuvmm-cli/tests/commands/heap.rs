@@ -280,6 +280,13 @@ fn the_report_names_the_terms_of_the_run() {
 }
 
 #[test]
+fn a_trace_of_a_file_has_no_seed() {
+    let dir = TempDir::new().unwrap();
+    let file = trace(&dir, PIECES);
+    wrong(&[shown(&file), "--seed", "4"], "--seed");
+}
+
+#[test]
 fn a_file_that_is_no_trace_is_wrong_usage() {
     let dir = TempDir::new().unwrap();
     for text in [

@@ -48,7 +48,7 @@ use cuvmm_command::terminal::{json, print, tell};
   cuvmm heap snapshot.pickle --preset fast --json")]
 pub struct Args {
     /// The trace [default: one that is made, by `--churn uniform`]
-    #[arg(conflicts_with = "churn")]
+    #[arg(conflicts_with_all = ["churn", "seed"])]
     file: Option<PathBuf>,
 
     /// The device of a snapshot with several

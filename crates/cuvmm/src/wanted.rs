@@ -3,9 +3,16 @@
 //!
 //! Pools are built with these types on every system, ledgers on Linux only.
 
+use std::time::Duration;
+
 /// The smallest grant that a pool asks for, if that much is left, and the unneeded bytes that a
 /// pool keeps while it is in use. So small changes do not touch the shared file.
 pub(crate) const GRANT: u64 = 64 << 20;
+
+/// The time after which hooks are called again for a request that still waits, from the end of their
+/// last calls on. So memory that a tenant could give only later is asked for too, and a hook that
+/// gives nothing takes little of its thread's time.
+pub(crate) const HOOKS_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {

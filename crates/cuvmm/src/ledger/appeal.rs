@@ -1,18 +1,23 @@
 //! The last steps for another process that waits for memory: calling the hooks of this process's
 //! tenants, and putting tenants to sleep if the process allows that.
 //!
+//! Keeps I-127.
+//!
 //! Both call functions of the program, which may take long, so they have a thread of their own. The
 //! process goes on releasing idle memory meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
+use super::clock;
 use super::control::{Commands, PoolReport};
 use super::givers::Offer;
 use super::member::Member;
 use super::turns::Unmet;
 use super::waiting::{FIRST_TURN, TURN};
+use crate::wanted::HOOKS_AGAIN;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
@@ -25,6 +30,8 @@ pub(super) struct Appeals {
     /// The newest ticket for which each step was begun.
     hooks: u64,
     sleep: u64,
+    /// The first pass since the functions that were called last have ended.
+    rests_since: Option<Instant>,
     /// `true` while functions of the program are called.
     at_work: Arc<AtomicBool>,
 }
@@ -51,6 +58,7 @@ impl Appeals {
     }
 
     /// Begins this process's next step, unless it was begun before for the newest waiting request.
+    /// While a request waits, hooks are called [again](HOOKS_AGAIN).
     pub(super) fn begin(
         &mut self,
         member: &Arc<Member>,
@@ -61,14 +69,13 @@ impl Appeals {
         let Some(step) = turn(offers, member.index(), unmet.rounds) else {
             return;
         };
-        let begun = match step {
-            Step::Hooks => &mut self.hooks,
-            Step::Sleep => &mut self.sleep,
-        };
-        if *begun >= unmet.newest || self.at_work.swap(true, Ordering::SeqCst) {
+        if self.at_work.load(Ordering::SeqCst) {
             return;
         }
-        *begun = unmet.newest;
+        let Some(step) = self.next_step(step, unmet.newest) else {
+            return;
+        };
+        self.at_work.store(true, Ordering::SeqCst);
         let appeal = Appeal {
             member: Arc::clone(member),
             commands: Arc::clone(commands),
@@ -84,6 +91,23 @@ impl Appeals {
         if let Err(error) = started {
             log!(warn, %error, "no thread could be started to ask tenants for memory");
         }
+    }
+
+    /// Returns the step to begin while it is the turn of `step`, and notes that it begins for the
+    /// requests up to the ticket `newest`.
+    fn next_step(&mut self, step: Step, newest: u64) -> Option<Step> {
+        let rests_since = *self.rests_since.get_or_insert_with(clock::now);
+        let again = newest > 0 && clock::since(rests_since) >= HOOKS_AGAIN;
+        let (step, begun) = if newest > self.hooks || again {
+            (Step::Hooks, &mut self.hooks)
+        } else if step == Step::Sleep && newest > self.sleep {
+            (Step::Sleep, &mut self.sleep)
+        } else {
+            return None;
+        };
+        *begun = newest.max(*begun);
+        self.rests_since = None;
+        Some(step)
     }
 }
 
@@ -183,8 +207,15 @@ fn sleepers(pools: &[PoolReport]) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::ledger::TenantReport;
+    use crate::ledger::givers::{Giver, Hook};
+    use crate::ledger::probe;
+    use crate::ledger::tests::{G, members, stop_time};
+    use crate::ledger::waiting::ROUND;
+    use crate::wanted::{Change, Purpose};
 
     fn offer(index: usize, above: u64) -> Offer {
         Offer {
@@ -232,6 +263,78 @@ mod tests {
         }
         assert_eq!(begun, 2 * 128, "two steps each");
         assert!(wakes(1), "all give from the first round on");
+    }
+
+    /// A pool whose hook gives nothing.
+    #[derive(Default)]
+    struct Asked(Arc<AtomicUsize>);
+
+    impl Giver for Asked {
+        fn idle(&self) -> u64 {
+            0
+        }
+
+        fn give_back(&self, _: u64) {}
+
+        fn read_driver_memory(&self) {}
+
+        fn give_unneeded(&self) {}
+
+        fn leave_idle_to_others(&self, _: bool) {}
+
+        fn next_hook(&self, _: u64, wanted_by: &str, asked: &[u64]) -> Option<(u64, Hook)> {
+            assert_eq!(wanted_by, "test");
+            let calls = Arc::clone(&self.0);
+            let hook = move || {
+                calls.fetch_add(1, Ordering::SeqCst);
+            };
+            asked.is_empty().then(|| (0, Box::new(hook) as Hook))
+        }
+
+        fn report(&self) -> PoolReport {
+            PoolReport::default()
+        }
+
+        fn change(&self, _: &str, _: Change) -> Option<Result<u64, String>> {
+            None
+        }
+    }
+
+    // I-127
+    #[test]
+    fn hooks_are_called_again_each_second_while_a_request_waits() {
+        let (_dir, [one, other]) = members(100 * G);
+        one.grant(100 * G, 0, Purpose::New, None).unwrap();
+        let asked = Arc::new(Asked::default());
+        let giver: Arc<dyn Giver> = asked.clone();
+        one.givers().attach(Arc::downgrade(&giver));
+        stop_time();
+        let (mut appeals, commands) = (Appeals::default(), Arc::default());
+        let mut waiting = Some(other.wait(other.line_up(), 10 * G));
+        // In each round the request shows a sign of life, and functions that are called end.
+        let mut calls_after = |rounds: u32, waits: bool| {
+            waiting.take_if(|_| !waits);
+            for _ in 0..rounds {
+                clock::sleep(ROUND);
+                waiting.iter_mut().for_each(|it| it.renew(10 * G));
+                let offers = Offer::all(one.file().layout()).collect();
+                appeals.begin(&one, &commands, offers, &Unmet::of(&one));
+                while appeals.at_work.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+            }
+            asked.0.load(Ordering::SeqCst)
+        };
+        assert_eq!([calls_after(1, true), calls_after(1, true)], [0, 1]);
+        // Meanwhile it is the turn of sleep, which this process does not allow.
+        assert_eq!(calls_after(11, true), 1);
+        for calls in 2..=3 {
+            assert_eq!(calls_after(199, true), calls - 1);
+            assert_eq!(calls_after(1, true), calls);
+            assert_eq!(calls_after(1, true), calls);
+        }
+        assert_eq!(calls_after(400, false), 3, "the request is withdrawn");
+        probe::set(None);
     }
 
     #[test]

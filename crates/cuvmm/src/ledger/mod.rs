@@ -26,8 +26,9 @@
 //! processes release. Then each process calls functions of its program, in the same order, 50 ms
 //! apart: first the [pressure hooks](crate::pool::TenantBuilder::on_pressure) of its tenants, then,
 //! if the process [allows it](LedgerBuilder::sleep_for_others), the function that puts tenants to
-//! sleep. Each function is called once for a waiting request, until enough memory is idle. Memory
-//! in use is never taken unless the program frees it.
+//! sleep. They are called until enough memory is idle: the function for sleep once for a waiting
+//! request, hooks again about once a second while it waits. Memory in use is never taken unless the
+//! program frees it.
 //!
 //! While a request waits, a later new block of another process passes it only if the request then
 //! still waits for nothing but memory that was charged before it came. Blocks that pass have

@@ -9,7 +9,8 @@ use super::member::{Account, InLine, Member};
 use crate::error::LedgerError;
 use crate::wanted::Lacking;
 
-const ROUND: Duration = Duration::from_millis(5);
+/// The time after which a request that goes on waiting begins a new round.
+pub(super) const ROUND: Duration = Duration::from_millis(5);
 
 /// Rounds of a waiting request before the first process calls its tenants' hooks.
 pub(super) const FIRST_TURN: u64 = 2;

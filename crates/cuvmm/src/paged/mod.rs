@@ -190,9 +190,8 @@ impl PagedKv {
     /// The first poll makes an attempt, with the driver calls of [`try_back`](Self::try_back), unless
     /// the blocks need memory and an earlier request waits for some. Then the pool's
     /// [mapper](crate::Mapper) makes the attempts, in the [order](crate::pool::futures) of the queue,
-    /// and calls hooks in the first one: if what they give up goes to other calls, or they could give up
-    /// more later, only a new request calls them again. So one that waits for long, say a second, is best
-    /// dropped and made anew. The builder's [timeout](PagedKvBuilder::timeout) has no effect.
+    /// and calls hooks in the first one and again about once a second. The builder's
+    /// [timeout](PagedKvBuilder::timeout) has no effect.
     ///
     /// Memory that was granted is the future's until it is polled again: then the blocks are in use.
     /// It does not matter whether they were backed or released meanwhile. If the future is dropped

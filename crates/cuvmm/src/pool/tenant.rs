@@ -68,7 +68,9 @@ impl<'a> TenantBuilder<'a> {
     /// The hook is called when it can help: if this tenant holds memory above its guarantee that
     /// cannot be reclaimed without the hook; if the other tenant's own limit is not the cause; and,
     /// unless the other tenant waits, if the hooks of all tenants together could give the missing
-    /// memory. [`Pressure`] has the amounts. Each request calls a hook at most once.
+    /// memory. [`Pressure`] has the amounts. A request that does not wait calls a hook at most once.
+    /// While a request waits, its hooks are called again about once a second, each once: a tenant may
+    /// have more to give by then.
     ///
     /// # What a hook may do
     /// - **It may call** every function of this library, for any pool: drop, shrink, allocate and

@@ -1,6 +1,9 @@
 //! Requests that wait for memory: how a request waits, the queue of futures, and what is announced
 //! to both.
 
+#[cfg(test)]
+mod again_tests;
+mod clock;
 pub mod futures;
 mod in_ledger;
 mod of_holder;
@@ -15,7 +18,8 @@ mod wanted;
 
 use std::time::Duration;
 
-use self::queue::Queue;
+use self::clock::Clock;
+use self::queue::{Queue, Turn};
 
 pub(crate) use self::of_holder::HolderRequest;
 pub use self::pressure::{Pressure, PressureHook};
@@ -44,6 +48,7 @@ impl Pause {
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     queue: Queue,
+    clock: Clock,
     told: u64,
     freed_count: u64,
     others_lack: bool,
@@ -70,6 +75,18 @@ impl Line {
         let serves = has_mapper && self.has_requests();
         self.queue.memory_freed |= serves;
         serves
+    }
+
+    /// Returns a request's [turn](Queue::turn).
+    fn turn(&mut self, number: u64, attempts: bool) -> Option<Turn> {
+        self.queue.turn(number, attempts, &self.clock)
+    }
+
+    /// Notes that a turn that called hooks has ended, before which memory had become free
+    /// `freed_count` times. Memory that a hook gave up is for the first request that it is enough for.
+    fn note_called(&mut self, number: u64, freed_count: u64) {
+        self.queue.memory_freed |= self.freed_count != freed_count;
+        self.queue.note_called(number, &self.clock);
     }
 
     /// Returns `true` if a future waits.

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuvmm_driver::StreamHandle;
 
 use super::Pause;
+use super::clock::Clock;
 use super::queued::HolderWant;
 use super::wanted::OwnedOptions;
 use crate::error::BlockError;
@@ -38,6 +39,8 @@ pub(super) struct Request {
     group: Group,
     pub(super) want: Want,
     pub(super) waker: Option<Waker>,
+    /// The end of the last turn that called pressure hooks.
+    called: Option<Instant>,
     /// The request's place among those of all processes, if the pool is in a ledger.
     place: Option<InLine>,
 }
@@ -143,7 +146,7 @@ pub(super) struct Turn {
     pub(super) number: u64,
     pub(super) group: Group,
     pub(super) want: Want,
-    /// `true` in the first turn, which calls pressure hooks.
+    /// `true` if the turn calls pressure hooks.
     pub(super) appeals: bool,
     pub(super) place: Option<InLine>,
 }
@@ -190,15 +193,25 @@ impl Queue {
         self.groups.get(&group)?.first().copied()
     }
 
-    pub(super) fn turn(&mut self, number: u64) -> Option<Turn> {
+    /// Returns a request's turn. The first one calls hooks, and each [after a
+    /// time](Clock::is_time_again) that makes an attempt, which is `attempts`.
+    pub(super) fn turn(&mut self, number: u64, attempts: bool, clock: &Clock) -> Option<Turn> {
         let request = self.requests.get(&number)?;
+        let again = |called| attempts && clock.is_time_again(called);
         Some(Turn {
             number,
             group: request.group,
             want: request.want.clone(),
-            appeals: self.fresh.remove(&number),
+            appeals: self.fresh.remove(&number) || request.called.is_some_and(again),
             place: request.place,
         })
+    }
+
+    /// Notes that a turn that called hooks has ended.
+    pub(super) fn note_called(&mut self, number: u64, clock: &Clock) {
+        if let Some(request) = self.requests.get_mut(&number) {
+            request.called = Some(clock.now());
+        }
     }
 
     /// Lets a request that was not attempted in its turn call hooks in the next one.
@@ -250,6 +263,7 @@ impl Queue {
             group,
             want,
             waker,
+            called: None,
             place,
         };
         self.requests.insert(number, request);

@@ -102,23 +102,21 @@ impl Core {
             if stop.load(Ordering::Acquire) || (may_end && state.memory.line.queue.memory_freed) {
                 break;
             }
-            let (freed_count, turn) = (
-                state.memory.line.freed_count(),
-                state.memory.line.queue.turn(number),
-            );
+            let behind = short.iter().find(|(short, _)| group.is_short_like(short));
+            let freed_count = state.memory.line.freed_count();
+            let turn = state.memory.line.turn(number, behind.is_none());
             drop(state);
             let Some(turn) = turn else {
                 continue;
             };
-            let behind = short.iter().find(|(short, _)| group.is_short_like(short));
             let came = match behind {
                 Some((_, error)) => self.pass_over(&turn, error),
                 None => self.take_turn(&turn),
             };
             let mut state = self.lock();
-            // Memory that a hook gave up is for the first request that it is enough for.
-            state.memory.line.queue.memory_freed |=
-                turn.appeals && state.memory.line.freed_count() != freed_count;
+            if turn.appeals {
+                state.memory.line.note_called(number, freed_count);
+            }
             match came {
                 Served::Granted | Served::Ended => {
                     served = true;
@@ -197,7 +195,7 @@ impl Core {
         }
         let tenant = turn.group.tenant();
         let refused = |state| (state, Err::<(), _>(error.clone()));
-        let wait = Wait::turn(turn.appeals);
+        let wait = Wait::turn(turn);
         let ask = |demand: Demand<'_>| {
             let state = refused(self.lock());
             self.call_hooks(state, tenant, demand, wait, &refused).1
@@ -210,7 +208,7 @@ impl Core {
     /// made.
     fn attempt_turn(&self, turn: &Turn) -> Result<bool, BlockError> {
         let (number, tenant) = (turn.number, turn.group.tenant());
-        let wait = Wait::turn(turn.appeals);
+        let wait = Wait::turn(turn);
         let granted = match &turn.want {
             Want::Block(wish) => {
                 let wanted = wish.wanted();
@@ -248,7 +246,7 @@ impl Core {
             // After a hook the last refusal stands: the turn is over, and calls the hook once.
             None => refused.borrow().clone().map_or(Ok(false), Err),
         };
-        let (tenant, wait) = (turn.group.tenant(), Wait::turn(turn.appeals));
+        let (tenant, wait) = (turn.group.tenant(), Wait::turn(turn));
         let (home, at) = (Some(&want.home), (wait, turn.place));
         let attempted = self.request_of_holder(tenant, want.demand(), home, at, attempt)?;
         let mut state = self.lock();

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::queue::Turn;
 use super::relief::Demand;
 use super::{Line, Pause};
 use crate::deferred::{self, Quiet};
@@ -26,10 +27,11 @@ pub(crate) enum Wait {
     Never,
     /// Calls pressure hooks.
     Hooks,
-    /// Calls pressure hooks, and waits until this time.
+    /// Calls pressure hooks, and waits until this time, calling them again now and then.
     Until(Instant),
-    /// Waits in the queue as a future's request, and calls hooks in its first turn (`appeals`).
-    Turn { appeals: bool },
+    /// Waits in the queue as the future's request with this number, and calls hooks in some turns
+    /// (`appeals`).
+    Turn { number: u64, appeals: bool },
 }
 
 /// Returns the time `wait` from now, limited to a century.
@@ -51,12 +53,13 @@ impl Wait {
         Self::of(timeouts.flatten().max())
     }
 
-    pub(super) const fn turn(appeals: bool) -> Self {
-        Self::Turn { appeals }
+    pub(super) const fn turn(turn: &Turn) -> Self {
+        let (number, appeals) = (turn.number, turn.appeals);
+        Self::Turn { number, appeals }
     }
 
     const fn calls_hooks(self) -> bool {
-        !matches!(self, Self::Never | Self::Turn { appeals: false })
+        !matches!(self, Self::Never | Self::Turn { appeals: false, .. })
     }
 
     pub(in crate::pool) const fn waits(self) -> bool {
@@ -122,8 +125,15 @@ impl Core {
             let lacks = |state: &mut Locked<'_>, error: &BlockError| {
                 state.lacking_in_ledger(tenant, demand, error)
             };
+            let ask = |attempted, place| {
+                let attempt = |mut state: Locked<'a>| {
+                    state.place = place;
+                    attempt(state)
+                };
+                self.call_hooks(attempted, tenant, demand, wait, &attempt)
+            };
             let attempt = |state| self.after_cuts(attempt(state), tenant, &attempt);
-            attempted = self.repeat(attempted, deadline, again, lacks, &attempt)?;
+            attempted = self.repeat(attempted, deadline, again, lacks, ask, &attempt)?;
         }
         let (mut state, outcome) = attempted;
         let outcome = outcome.map_err(|error| match wait {
@@ -211,7 +221,9 @@ impl Core {
         let deadline = deadline.filter(|_| !deferred::is_in_hook());
         if let Some(deadline) = deadline {
             let again = |_: &Locked<'_>, error: &E| again(error);
-            attempted = self.repeat(attempted, deadline, again, |_, _| None, &attempt)?;
+            let lacks = |_: &mut Locked<'_>, _: &E| None;
+            let ask = |attempted, _| attempted;
+            attempted = self.repeat(attempted, deadline, again, lacks, ask, &attempt)?;
         }
         let (state, outcome) = attempted;
         Self::unlock(state);
@@ -243,7 +255,8 @@ impl Core {
     }
 
     /// Calls hooks to give memory back, first the tenant's own and then those of other tenants, in
-    /// turn, while they can help. Releases the lock for each hook.
+    /// turn, each once, while they can help and the request is not withdrawn. Releases the lock for
+    /// each hook.
     pub(super) fn call_hooks<'a, T>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T>,
@@ -254,6 +267,9 @@ impl Core {
     ) -> Attempt<'a, T> {
         let mut asked = Vec::new();
         while let Some(error) = shortage_in(&outcome) {
+            if matches!(wait, Wait::Turn { number, .. } if !state.memory.line.has(number)) {
+                break;
+            }
             let least = demand.least(&state.blocks);
             if !state.memory.can_be_met(tenant, least, error, false) {
                 break;
@@ -272,13 +288,15 @@ impl Core {
     }
 
     /// Repeats a failed attempt each time memory may have become free. `lacks` returns the memory
-    /// that it lacks of a ledger, if it waits for that.
+    /// that it lacks of a ledger, if it waits for that. `ask` calls hooks again, at the request's
+    /// place in the line of the ledger.
     fn repeat<'a, T, E: From<CallError>>(
         &'a self,
         (mut state, mut outcome): Attempt<'a, T, E>,
         deadline: Instant,
         again: impl Fn(&Locked<'_>, &E) -> bool,
         lacks: impl Fn(&mut Locked<'_>, &E) -> Option<Lacking>,
+        ask: impl Fn(Attempt<'a, T, E>, Option<InLine>) -> Attempt<'a, T, E>,
         attempt: &impl Fn(Locked<'a>) -> Attempt<'a, T, E>,
     ) -> Result<Attempt<'a, T, E>, E> {
         if !matches!(&outcome, Err(error) if again(&state, error)) {
@@ -289,6 +307,8 @@ impl Core {
         let mut pause = Pause::default();
         let mut heard = self.heard(&state.memory.line);
         let mut in_ledger = None;
+        // The caller has called hooks.
+        let mut called = state.memory.line.clock.now();
         (state, outcome) = attempt(state);
         while let Err(error) = &outcome
             && again(&state, error)
@@ -301,8 +321,15 @@ impl Core {
             let longest = left.min(pause.next());
             (state, heard) = self.pause(state, heard, in_ledger.as_ref(), longest)?;
             // The pause may have released the lock.
-            state.place = in_ledger.as_ref().map(Waiting::place);
+            let place = in_ledger.as_ref().map(Waiting::place);
+            state.place = place;
             (state, outcome) = attempt(state);
+            if state.memory.line.clock.is_time_again(called)
+                && matches!(&outcome, Err(error) if again(&state, error))
+            {
+                (state, outcome) = ask((state, outcome), place);
+                called = state.memory.line.clock.now();
+            }
         }
         Ok((state, outcome))
     }

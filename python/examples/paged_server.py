@@ -57,7 +57,6 @@ class Server:
         self.running: list[Request] = []
         #: The request for memory that stands in line, with its numbers, and numbers that one has got.
         self.standing: tuple[list[int], cuvmm.torch.BackRequest] | None = None
-        self.stands_until = 0.0
         self.granted: list[int] = []
         self.is_busy = True
         self.ended = self.preempted = self.evicted = self.steps = 0
@@ -81,16 +80,12 @@ class Server:
     def take(self, count: int) -> list[int] | None:
         """Returns the numbers of blocks with memory, or None."""
         with self.turn:
-            # Others may keep more prefixes by now. Their hooks are called again for a request that is made anew.
-            if self.standing is not None and (self.standing[1].done() or time.monotonic() > self.stands_until):
+            if self.standing is not None and self.standing[1].done():
                 self.end_standing()
             lacking = max(0, count - len(self.granted))
             if lacking <= len(self.free):
                 numbers = self.free.popleft_n(lacking)
                 if self.kv.try_back(numbers):
-                    # Perhaps what hooks gave up for the request in line. They are called again for another one.
-                    if self.standing is not None and numbers:
-                        self.end_standing()
                     return numbers + self.pop_granted(count - lacking)
                 self.free.append_n(numbers)
             if lacking <= len(self.prefixes):
@@ -100,7 +95,6 @@ class Server:
             if self.standing is None and lacking <= len(self.free):
                 numbers = self.free.popleft_n(lacking)
                 self.standing = numbers, self.kv.back_async(numbers)
-                self.stands_until = time.monotonic() + 1
             return None
 
     def pop_granted(self, count: int) -> list[int]:

@@ -119,15 +119,10 @@ impl Model {
                 Err(_) => free.iter().try_for_each(|&it| numbers.free.give_back(it))?,
             }
         }
-        let tried = found.is_some() && lacking > 0;
         if found.is_none() && lacking <= numbers.prefixes.len() {
             found = Some(numbers.prefixes.drain(..lacking).collect());
         }
         drop(numbers);
-        if tried {
-            // Perhaps what a hook gave up for the request in line. It is called again for another one.
-            self.end_standing()?;
-        }
         if found.is_none() && !others_run {
             return self.wait(count);
         }

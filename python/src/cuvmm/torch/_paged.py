@@ -390,10 +390,10 @@ class PagedKv:
         numbers: as for `back`.
 
         It has its place behind earlier requests of this and other processes, and before later ones, which `try_back`
-        does not have. A thread of the library makes the attempts, and calls the hooks of caches at the first: what
-        others could give up later, only a new request asks for. The timeout of the cache has no effect, and no garbage
-        is collected. Makes the first attempt itself, as `try_back` does, unless an earlier request waits. A scheduler
-        keeps one request, for the oldest that lacks memory, and makes it anew if it stands for long, say a second.
+        does not have. A thread of the library makes the attempts, and calls the hooks of caches at the first, and again
+        about once a second. The timeout of the cache has no effect, and no garbage is collected. Makes the first
+        attempt itself, as `try_back` does, unless an earlier request waits. A scheduler keeps one request, for the
+        oldest that lacks memory.
 
         >>> request = kv.back_async(free.popleft_n(4))  # doctest: +SKIP
 

@@ -38,7 +38,7 @@ pub(crate) use new_memory::{New, NewMemory};
 pub(crate) use place::{LastWriter, PlaceError, PlaceFailure, Placed, Target, Unmapped};
 pub use registration::Registration;
 pub(crate) use registration::RegistrationOwner;
-pub(crate) use replace::NotReplaced;
+pub(crate) use replace::{Failure, NotReplaced};
 pub use space::{DEFAULT_LARGEST_EXTENT, Extent};
 pub(crate) use space::{Space, SpaceCounts};
 pub(crate) use taken::{NotPutBack, Stuck, TakenOut, unmap_drained};

@@ -9,10 +9,12 @@
 //! copies from host memory run it takes no longer than alone, so each is made before its own copy
 //! (`docs/decisions/17-growth-moves-exchanges.md`).
 //!
-//! The caller ensures that no work uses the extents, and that none begins.
+//! The caller ensures that no work uses the extents, and that none begins. A panic of the driver is
+//! undone as a refusal is. Only the extent whose call panicked may be lost, and its addresses.
 //!
 //! Keeps I-35.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -32,9 +34,34 @@ use crate::own::{Access, Event, Stream};
 /// most likely ended, and its memory beside is unmapped while the next copies run.
 const AHEAD: usize = 3;
 
+/// The end of calls that did not succeed: an error, or a panic of the driver.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Error(MemoryError),
+    Panic(Box<dyn Any + Send>),
+}
+
+impl Failure {
+    /// Makes calls, and catches a panic.
+    pub(crate) fn of<T>(calls: impl FnOnce() -> Result<T, MemoryError>) -> Result<T, Self> {
+        match catch_unwind(AssertUnwindSafe(calls)) {
+            Ok(outcome) => outcome.map_err(Self::Error),
+            Err(panic) => Err(Self::Panic(panic)),
+        }
+    }
+
+    /// Returns the error, or continues the panic.
+    pub(crate) fn into_error(self) -> MemoryError {
+        match self {
+            Self::Error(error) => error,
+            Self::Panic(panic) => resume_unwind(panic),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct NotReplaced {
-    pub(crate) error: MemoryError,
+    pub(crate) failure: Failure,
     /// Unmapped physicals without a use: new memory, or old memory that new memory has replaced.
     pub(crate) physicals: Vec<Unmapped>,
     /// Memory that was in place and could not be put back.
@@ -47,12 +74,12 @@ pub(crate) struct NotReplaced {
 impl NotReplaced {
     /// A failure before anything was done with the new memory.
     pub(crate) fn unchanged(error: impl Into<MemoryError>, new: New) -> Box<Self> {
-        Self::before(error.into(), new.into())
+        Self::before(Failure::Error(error.into()), new.into())
     }
 
-    fn before(error: MemoryError, new: NewMemory) -> Box<Self> {
+    fn before(failure: Failure, new: NewMemory) -> Box<Self> {
         Box::new(Self {
-            error,
+            failure,
             physicals: new.into_created(),
             lost: None,
             running: false,
@@ -68,6 +95,8 @@ struct Exchange<'a, 'b> {
     stream: &'a Stream,
     /// The old memory taken out.
     old: TakenOut,
+    /// New memory on its way to its places, with their offsets.
+    moving: VecDeque<(u64, Unmapped)>,
     placed: Vec<Exchanged>,
     spare: Vec<Unmapped>,
     queued: bool,
@@ -103,7 +132,8 @@ impl Completed<'_> {
     /// Copies bytes of extents to other memory and maps it in their place, where no device has more
     /// access than `most`. Bytes of an extent that no new memory covers are given up with it. The
     /// location of the first physical decides the method for all, but host memory that covers an
-    /// extent in part is copied to beside. Returns the old memory.
+    /// extent in part is copied to beside. Returns the old memory, and the empty reservation that was
+    /// copied through, whose drop frees its addresses (`cuMemAddressFree`).
     ///
     /// All or nothing, unless it is unknown whether a copy has ended: new host memory then stays
     /// mapped.
@@ -112,19 +142,20 @@ impl Completed<'_> {
         new: impl Into<NewMemory>,
         most: Access,
         stream: &Stream,
-    ) -> Result<TakenOut, Box<NotReplaced>> {
+    ) -> Result<(TakenOut, Space), Box<NotReplaced>> {
         let mut new = new.into();
-        // In a capture, a copy would become part of the graph and not be executed.
-        match stream.is_capturing() {
-            Ok(false) => {}
-            Ok(true) => return Err(NotReplaced::before(MemoryError::Capturing, new)),
-            Err(error) => return Err(NotReplaced::before(error.into(), new)),
-        }
         let ranges = new.ranges();
         let size = ranges.iter().map(|range| range.end - range.start).sum();
-        let beside = match Space::reserve(self.space.device(), size) {
+        let beside = Failure::of(|| {
+            // In a capture, a copy would become part of the graph and not be executed.
+            match stream.is_capturing()? {
+                true => Err(MemoryError::Capturing),
+                false => Space::reserve(self.space.device(), size),
+            }
+        });
+        let beside = match beside {
             Ok(beside) => beside,
-            Err(error) => return Err(NotReplaced::before(error, new)),
+            Err(failure) => return Err(NotReplaced::before(failure, new)),
         };
         let mut exchange = Exchange {
             there: self,
@@ -132,6 +163,7 @@ impl Completed<'_> {
             most,
             stream,
             old: TakenOut::default(),
+            moving: VecDeque::new(),
             placed: vec![],
             spare: vec![],
             queued: false,
@@ -140,14 +172,14 @@ impl Completed<'_> {
         let first = new.created().next();
         let to_host =
             first.is_some_and(|new| new.physical.location().kind == LocationKind::HOST_NUMA);
-        let exchanged = match to_host && exchange.covers_whole_extents(&ranges) {
+        let exchanged = Failure::of(|| match to_host && exchange.covers_whole_extents(&ranges) {
             true => exchange.in_place(&mut new),
             false => exchange.through_beside(ranges, &mut new),
-        };
+        });
         exchange.spare.extend(new.into_created());
         match exchanged {
-            Ok(()) => Ok(exchange.old),
-            Err(error) => Err(Box::new(exchange.undo(error))),
+            Ok(()) => Ok((exchange.old, exchange.beside)),
+            Err(failure) => Err(Box::new(exchange.undo(failure))),
         }
     }
 }
@@ -256,31 +288,13 @@ impl Exchange<'_, '_> {
     /// Takes old extents out, and maps the new memory, which lies beside from `at` on, in their
     /// place.
     fn exchange(&mut self, part: Part, mut at: u64) -> Result<(), MemoryError> {
-        let Range { start, end } = part.old;
-        let mut new = vec![];
-        let mut outcome = Ok(());
         for range in part.new {
-            match self.beside.never_used(0).withdraw_back(at) {
-                Ok(withdrawn) => new.extend(withdrawn.map(|unmapped| (range.start, unmapped))),
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
-            }
+            let withdrawn = self.beside.never_used(0).withdraw_back(at)?;
+            let moving = withdrawn.map(|unmapped| (range.start, unmapped));
+            self.moving.extend(moving);
             at += range.end - range.start;
         }
-        if outcome.is_ok() {
-            let old = self.there.space.extents_in(start, end);
-            let old: Vec<u64> = old.map(|extent| extent.offset).collect();
-            outcome = self.there.take_out(old, &mut self.old);
-        }
-        match outcome {
-            Ok(()) => self.place(start..end, new, Bytes::There),
-            Err(error) => {
-                self.spare.extend(new.into_iter().map(|(_, new)| new));
-                Err(error.into())
-            }
-        }
+        self.place(part.old, Bytes::There)
     }
 
     /// Maps the old memory beside, and copies from there to the new memory in place, each extent
@@ -306,37 +320,25 @@ impl Exchange<'_, '_> {
     }
 
     fn place_and_copy(&mut self, new: &mut NewMemory) -> Result<(), MemoryError> {
-        let mut memory = vec![];
+        let mut at = 0;
         for range in new.ranges() {
-            let parts = self.there.space.parts_in(range.start, range.end);
-            memory.extend(parts.map(|(_, physical)| Unmapped::fresh(physical.clone())));
+            for (extent, physical) in self.there.space.parts_in(range.start, range.end) {
+                let memory = vec![Unmapped::fresh(physical.clone())];
+                let placed = self.beside.place(at, memory);
+                placed.map_err(|failed| failed.error)?;
+                at += extent.size;
+            }
         }
-        let placed = self.beside.place(0, memory);
-        placed.map_err(|failed| failed.error)?;
         let mut at = 0;
         let mut copies = VecDeque::new();
         for new in new {
             let (offset, unmapped) = new?;
             let size = unmapped.size();
-            let range = offset..offset + size;
-            let covered = self.there.space.extents_in(range.start, range.end);
-            let covered: Vec<u64> = covered.map(|extent| extent.offset).collect();
-            if let Err(error) = self.there.take_out(covered, &mut self.old) {
-                self.spare.push(unmapped);
-                return Err(error.into());
-            }
-            self.place(range, vec![(offset, unmapped)], Bytes::Missing)?;
+            self.moving.push_back((offset, unmapped));
+            self.place(offset..offset + size, Bytes::Missing)?;
             self.queued = true;
             let there = &self.there.space;
-            let copy = || there.copy_within(self.stream, offset, &self.beside, at, size);
-            match catch_unwind(AssertUnwindSafe(copy)) {
-                Ok(copied) => copied?,
-                Err(panic) => {
-                    // The memory may lack the bytes: it must not be read in place of the old.
-                    self.there.space.quarantine(offset);
-                    resume_unwind(panic);
-                }
-            }
+            there.copy_within(self.stream, offset, &self.beside, at, size)?;
             if let Some(placed) = self.placed.last_mut() {
                 placed.bytes = Bytes::Queued;
             }
@@ -351,30 +353,34 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
-    /// Maps new memory in the place of old extents that were taken out.
-    fn place(&mut self, old: Range<u64>, new: New, bytes: Bytes) -> Result<(), MemoryError> {
-        let mut placed = Exchanged {
+    /// Takes old extents out, and maps the new memory that is on its way in their place.
+    fn place(&mut self, old: Range<u64>, bytes: Bytes) -> Result<(), MemoryError> {
+        let extents = self.there.space.extents_in(old.start, old.end);
+        let extents: Vec<u64> = extents.map(|extent| extent.offset).collect();
+        match self.there.try_take_out(extents, &mut self.old) {
+            Ok(taken) => taken?,
+            Err(panic) => resume_unwind(panic),
+        }
+        self.placed.push(Exchanged {
             old,
             new: vec![],
             bytes,
             is_whole: false,
-        };
-        let mut outcome = Ok(());
-        let mut new = new.into_iter();
-        for (offset, unmapped) in new.by_ref() {
+        });
+        while let Some((offset, unmapped)) = self.moving.pop_front() {
             let end = offset + unmapped.size();
             let there = &mut self.there.space;
-            if let Err(failed) = there.place_for(offset, vec![unmapped], self.most) {
+            let placed = there.place_for(offset, vec![unmapped], self.most);
+            placed.map_err(|failed| {
                 self.spare.extend(failed.physicals);
-                outcome = Err(failed.error);
-                break;
+                failed.error
+            })?;
+            if let Some(placed) = self.placed.last_mut() {
+                placed.new.push(offset..end);
+                placed.is_whole = self.moving.is_empty();
             }
-            placed.new.push(offset..end);
         }
-        self.spare.extend(new.map(|(_, unmapped)| unmapped));
-        placed.is_whole = outcome.is_ok();
-        self.placed.push(placed);
-        outcome
+        Ok(())
     }
 
     /// Records an event behind the queued work. Without an event, the stream is waited for.
@@ -417,17 +423,19 @@ impl Exchange<'_, '_> {
         }
     }
 
-    fn undo(mut self, error: MemoryError) -> NotReplaced {
+    fn undo(mut self, failure: Failure) -> NotReplaced {
         self.settle();
         let Self {
             there,
             mut beside,
             mut old,
+            moving,
             placed,
             spare: mut physicals,
             running,
             ..
         } = self;
+        physicals.extend(moving.into_iter().map(|(_, unmapped)| unmapped));
         if !running {
             let extents = beside.extents().map(|extent| extent.offset);
             for offset in extents.collect::<Vec<u64>>() {
@@ -468,7 +476,7 @@ impl Exchange<'_, '_> {
             there.space.beside.push(beside);
         }
         NotReplaced {
-            error,
+            failure,
             physicals,
             lost,
             running,
@@ -514,7 +522,7 @@ mod tests {
     ) -> (
         Vec<PhysicalHandle>,
         Vec<PhysicalHandle>,
-        Result<TakenOut, Box<NotReplaced>>,
+        Result<(TakenOut, Space), Box<NotReplaced>>,
         Space,
     ) {
         let mut space = rig.space(5);
@@ -534,7 +542,7 @@ mod tests {
         let before = handles(&space);
         let (new, raw) = new(&rig, &[(1, 2), (3, 1)]);
         let old = space.promised().replace(new, Access::Read, &stream);
-        let old = old.unwrap().into_parts();
+        let old = old.unwrap().0.into_parts();
         let old: Vec<_> = old
             .map(|(at, old)| (at / G, old.physical.as_raw()))
             .collect();
@@ -611,7 +619,7 @@ mod tests {
         let before = handles(&space);
         let (new, raw) = new(&rig, &[(1, 2), (3, 1), (6, 1)]);
         let old = space.promised().replace(new, Access::ReadWrite, &stream);
-        let old: Vec<_> = old.unwrap().handles().collect();
+        let old: Vec<_> = old.unwrap().0.handles().collect();
         assert_eq!(old, before[1..]);
         let places: Vec<u64> = space.extents().map(|extent| extent.offset / G).collect();
         assert_eq!(places, [0, 1, 3, 6]);
@@ -785,7 +793,7 @@ mod tests {
                 rig.heal();
                 assert_eq!(space.stuck_bytes(), 0, "{call:?} {nth}");
                 match outcome {
-                    Ok(old) => {
+                    Ok((old, _)) => {
                         assert_eq!(old.handles().collect::<Vec<_>>(), before, "{call:?} {nth}");
                         assert!(space.extents().all(|extent| extent.location == to));
                     }
@@ -826,76 +834,69 @@ mod tests {
     }
 
     #[test]
-    fn where_a_copy_panics_no_memory_without_the_bytes_is_in_place() {
+    fn a_panic_of_the_driver_is_undone() {
+        let calls = [
+            Call::MemAddressReserve,
+            Call::MemCreate,
+            Call::MemMap,
+            Call::MemSetAccess,
+            Call::MemcpyDtoDAsync,
+            Call::MemUnmap,
+            Call::StreamSynchronize,
+        ];
         for (from, to) in [(DEVICE, HOST), (HOST, DEVICE), (DEVICE, DEVICE)] {
-            for nth in 1..=3 {
+            for (call, nth) in calls
+                .iter()
+                .flat_map(|&call| (1..=6).map(move |nth| (call, nth)))
+            {
                 let rig = rig();
                 let stream = Stream::new(&rig.device).unwrap();
                 let mut space = space_at(&rig, from, 3);
                 let (before, new) = (handles(&space), new_for(&space, to));
-                rig.panic_at(Call::MemcpyDtoDAsync, nth);
-                let replace = AssertUnwindSafe(|| {
-                    let replaced = space.promised().replace(new, Access::ReadWrite, &stream);
-                    drop(replaced);
-                });
-                assert!(catch_unwind(replace).is_err());
-                let (copied, missing) = match to {
-                    HOST => (nth - 1, 1),
-                    _ => (0, 0),
+                rig.panic_at(call, nth);
+                let replaced = space.promised().replace(new, Access::ReadWrite, &stream);
+                let Err(failed) = replaced else {
+                    continue;
                 };
+                assert!(matches!(failed.failure, Failure::Panic(_)) && !failed.running);
+                // The addresses of an extent whose call panicked may be in use.
+                let lost = failed.lost.map_or(vec![], |lost| lost.ranges());
+                assert!(
+                    lost.is_empty()
+                        || (call, lost.len()) == (Call::MemMap, 1)
+                        || (call, lost.len()) == (Call::MemSetAccess, 1),
+                    "{call:?} {nth}: {lost:?}"
+                );
                 let after = handles(&space);
-                assert_eq!(after.len() as u64, 3 - missing, "{nth}");
-                let old = after.iter().filter(|handle| before.contains(handle));
-                assert_eq!(old.count() as u64, 3 - copied - missing, "{nth}");
-                assert_eq!(space.stuck_bytes(), missing * G, "{nth}");
+                assert!(after.iter().all(|handle| before.contains(handle)));
+                assert_eq!(after.len() + lost.len(), 3, "{call:?} {nth}");
             }
         }
     }
 
     #[test]
-    fn where_the_driver_panics_all_that_copies_use_stays_mapped() {
-        let calls = [
-            Call::MemCreate,
-            Call::MemMap,
-            Call::MemSetAccess,
-            Call::MemcpyDtoDAsync,
-        ];
-        for ((from, to), call) in [(HOST, DEVICE), (DEVICE, HOST)]
-            .iter()
-            .flat_map(|way| calls.map(|call| (*way, call)))
-        {
-            for nth in 1..=3 {
+    fn where_the_driver_panics_all_that_running_copies_use_stays_mapped() {
+        for (from, to) in [(HOST, DEVICE), (DEVICE, HOST)] {
+            for (call, nth) in [Call::MemMap, Call::MemcpyDtoDAsync]
+                .iter()
+                .flat_map(|&call| (2..=3).map(move |nth| (call, nth)))
+            {
                 let rig = rig();
                 let stream = rig.busy_stream();
                 let mut space = space_at(&rig, from, 3);
                 let new = new_for(&space, to);
-                // Memory for the host was created by now.
-                if call == Call::MemCreate && to == HOST {
-                    continue;
-                }
                 // Memory that moves to the host is mapped beside before it is taken out.
                 let first = match (call, to) {
-                    (Call::MemMap | Call::MemSetAccess, HOST) => 3,
+                    (Call::MemMap, HOST) => 3,
                     _ => 0,
                 };
                 rig.panic_at(call, first + nth);
-                let replace = AssertUnwindSafe(|| {
-                    let replaced = space.promised().replace(new, Access::ReadWrite, &stream);
-                    drop(replaced);
-                });
-                assert!(catch_unwind(replace).is_err(), "{call:?} {nth}");
-                let taken_out = match (call, to) {
-                    (_, DEVICE) => 0,
-                    _ => nth,
-                };
-                assert_eq!(rig.count(Call::MemUnmap), taken_out, "{call:?} {nth}");
-                // The old memory is mapped somewhere, and so is new memory that was mapped.
-                let opened = match call {
-                    Call::MemCreate | Call::MemMap => nth - 1,
-                    _ => nth,
-                };
-                let mapped = 3 - taken_out + opened + if to == HOST { 3 } else { 0 };
-                assert_eq!(rig.machine.live().mappings as u64, mapped, "{call:?} {nth}");
+                rig.fail_from(Call::StreamSynchronize, 1);
+                let failed = space.promised().replace(new, Access::ReadWrite, &stream);
+                let failed = failed.unwrap_err();
+                rig.heal();
+                assert!(matches!(failed.failure, Failure::Panic(_)) && failed.running);
+                drop(failed);
                 rig.finish(&stream);
                 assert!(rig.device.lost().is_none(), "{call:?} {nth}");
             }

@@ -187,17 +187,6 @@ impl Space {
         self.stuck.len() as u64 + self.beside.iter().map(all).sum::<u64>()
     }
 
-    /// The physicals of all stuck mappings, those in other reservations included.
-    pub(crate) fn stuck_physicals(&self) -> Vec<&Physical> {
-        let here = self.stuck.iter().map(|mapping| mapping.physical());
-        let mut all: Vec<&Physical> = here.collect();
-        for beside in &self.beside {
-            all.extend(beside.physicals());
-            all.extend(beside.stuck_physicals());
-        }
-        all
-    }
-
     pub(crate) fn footing(&self) -> SpaceCounts {
         SpaceCounts {
             bytes: self.bytes,

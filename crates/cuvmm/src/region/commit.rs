@@ -14,7 +14,7 @@ use crate::ledger::InLine;
 use crate::own::{Place, Stream, reachable};
 
 /// An attempt to commit ranges. Its end, also by a panic of the driver, leaves what is not committed
-/// to the tenant's pool.
+/// pending free.
 struct Attempt<'a> {
     region: &'a mut Region,
     ranges: &'a [Range<u64>],
@@ -114,35 +114,46 @@ impl Region {
             let family = Arc::clone(family);
             return self.commit_in(&family, &range);
         }
-        self.clear_for(&range)?;
-        let planned = self.plan(&range, place);
-        if !planned.is_empty() {
-            let backed = self.zeros.meeting(&range);
-            let granule = self.device().granule();
-            let beside = beside(&backed, &range);
-            let kept: u64 = beside
-                .iter()
-                .map(|hole| self.zeros.needed(granule, hole))
-                .sum();
-            self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
-            // Polled before anything is created, so that a refusal costs nothing.
-            let proof = self.zeros_are_unread(&range, fence)?;
-            let physicals = self.create(&planned)?;
-            let taken = self.zeros.take(&mut self.space, &range, proof)?;
-            let placed = self.place(physicals);
-            let settled = placed.and_then(|placed| {
-                self.zeros
-                    .put(&mut self.space, &beside)
-                    .inspect_err(|_| self.undo(&placed))
-            });
-            if let Err(error) = settled {
-                self.zeros.restore(&mut self.space, &taken);
-                return Err(error);
-            }
-        }
-        self.committed.insert(range.clone());
-        self.note_pending(&range);
+        let attempt = Attempt {
+            region: self,
+            ranges: std::slice::from_ref(&range),
+        };
+        attempt.region.create_for(&range, place, fence)?;
+        attempt.region.committed.insert(range.clone());
         Ok(())
+    }
+
+    /// Creates and maps the memory that a range lacks.
+    fn create_for(
+        &mut self,
+        range: &Range<u64>,
+        place: Option<&Place>,
+        fence: Fence,
+    ) -> Result<(), MemoryError> {
+        self.clear_for(range)?;
+        let planned = self.plan(range, place);
+        if planned.is_empty() {
+            return Ok(());
+        }
+        let backed = self.zeros.meeting(range);
+        let granule = self.device().granule();
+        let beside = beside(&backed, range);
+        let kept: u64 = beside
+            .iter()
+            .map(|hole| self.zeros.needed(granule, hole))
+            .sum();
+        self.check_mapping_limit(planned.len() as u64 + kept, backed.len() as u64)?;
+        // Polled before anything is created, so that a refusal costs nothing.
+        let proof = self.zeros_are_unread(range, fence)?;
+        let physicals = self.create(&planned)?;
+        let taken = self.zeros.take(&mut self.space, range, proof)?;
+        let placed = self.place(physicals);
+        let settled = placed.and_then(|placed| {
+            self.zeros
+                .put(&mut self.space, &beside)
+                .inspect_err(|_| self.undo(&placed))
+        });
+        settled.inspect_err(|_| self.zeros.restore(&mut self.space, &taken))
     }
 
     /// Commits memory of the region's tenant to a range. The whole attempt is repeated while memory

@@ -132,7 +132,12 @@ impl Region {
         for extent in extents.flat_map(|it| self.space.extents_in(it.start, it.end)) {
             match self.committed.overlaps(&(extent.offset..extent.end())) {
                 true => self.pending.remove(extent.offset),
-                false => self.pending.insert(extent.offset, extent.size),
+                false => {
+                    // A commit in which the driver panicked has left memory without a fence: no work uses it.
+                    let withdrawn = self.withdrawn.entry(extent.offset);
+                    withdrawn.or_insert_with(Fence::complete);
+                    self.pending.insert(extent.offset, extent.size);
+                }
             }
         }
     }

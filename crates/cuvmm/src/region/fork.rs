@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::Region;
 use crate::error::{CallError, MemoryError};
-use crate::extents::{Extent, Fence, Poll, Unmapped, Unused};
+use crate::extents::{Extent, Failure, Fence, Poll, Unmapped, Unused};
 use crate::own::{Access, Stream};
 
 impl Region {
@@ -184,17 +184,18 @@ impl Region {
             }
         }
         let new = self.memory_for_copies(&copied)?;
-        let ready = alone
-            .into_iter()
-            .try_for_each(|offset| self.space.cap(offset, Access::ReadWrite));
         let bytes = copied.iter().map(|extent| extent.size).sum();
-        let proof = ready.and_then(|()| Ok(self.wait_for(&copied, readers)?));
+        let proof = Failure::of(|| {
+            let mut alone = alone.into_iter();
+            alone.try_for_each(|offset| self.space.cap(offset, Access::ReadWrite))?;
+            Ok(self.wait_for(&copied, readers)?)
+        });
         match proof {
             Ok(_) if bytes == 0 => {}
             Ok(proof) => self.replace(new, stream, proof)?,
-            Err(error) => {
+            Err(failure) => {
                 self.give_copies_back(new);
-                return Err(error);
+                return Err(failure.into_error());
             }
         }
         Ok(bytes)

@@ -1,4 +1,6 @@
 //! Replacement of a region's memory, and the region after a failed replacement.
+//!
+//! Keeps I-130.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,8 +9,26 @@ use cuvmm_driver::PhysicalHandle;
 
 use super::Region;
 use crate::error::MemoryError;
-use crate::extents::{Fence, New, NewMemory, Unmapped, Unused};
+use crate::extents::{
+    Failure, Fence, New, NewMemory, NotReplaced, Space, TakenOut, Unmapped, Unused,
+};
 use crate::own::{Access, Physical, Stream};
+
+/// A replacement of a region's memory. Its end, also by a panic of the driver in a roll-back, leaves
+/// nothing committed that has no memory, or other memory than before or after.
+struct Replacing<'a> {
+    region: &'a mut Region,
+    stream: &'a Stream,
+    /// The ranges of the extents that new memory replaces.
+    places: Vec<Range<u64>>,
+    /// The memory in them, by its offsets.
+    before: BTreeMap<u64, PhysicalHandle>,
+    /// What the tenant's pool has lent, with the number of mappings of each physical.
+    lent: BTreeMap<PhysicalHandle, (Physical, u64)>,
+    /// The mappings that the tenant is charged for, those of new memory included.
+    charged: u64,
+    is_settled: bool,
+}
 
 impl Region {
     /// Replaces the memory of extents by physicals, to be read and written, and releases the old
@@ -20,67 +40,128 @@ impl Region {
         proof: Unused,
     ) -> Result<(), MemoryError> {
         let new = new.into();
+        let replacing = Replacing::begin(self, &new, stream);
+        let mut space = replacing.region.space.proved(proof);
+        let replaced = space.replace(new, Access::ReadWrite, stream);
+        replacing.settle(replaced)
+    }
+}
+
+impl<'a> Replacing<'a> {
+    fn begin(region: &'a mut Region, new: &NewMemory, stream: &'a Stream) -> Self {
         let ranges = new.ranges();
-        let places = self.replaced_by(&ranges);
-        // What the tenant's pool has lent, each physical with its number of mappings.
-        let mut lent: BTreeMap<PhysicalHandle, u64> = BTreeMap::new();
-        if self.supply.family().is_some() {
-            let new = new.created().map(|unmapped| unmapped.physical.as_raw());
-            for handle in self.handles_in(&places).into_iter().chain(new) {
-                *lent.entry(handle).or_default() += 1;
+        let places = region.replaced_by(&ranges);
+        let here = region.parts_in(&places);
+        let before = here.map(|(at, physical)| (at, physical.as_raw())).collect();
+        let mut lent: BTreeMap<PhysicalHandle, (Physical, u64)> = BTreeMap::new();
+        if region.supply.family().is_some() {
+            let old = region.parts_in(&places).map(|(_, physical)| physical);
+            let new = new.created().map(|unmapped| &unmapped.physical);
+            for physical in old.chain(new) {
+                let lent = lent.entry(physical.as_raw());
+                lent.or_insert_with(|| (physical.clone(), 0)).1 += 1;
             }
         }
-        // In a tenant, the mappings of the new memory are charged already.
-        let charged = self.space.count() + self.space.stuck_count() + ranges.len() as u64;
-        let mut space = self.space.proved(proof);
-        let failed = match space.replace(new, Access::ReadWrite, stream) {
-            Ok(old) => {
+        let charged = region.space.count() + region.space.stuck_count() + ranges.len() as u64;
+        Self {
+            region,
+            stream,
+            places,
+            before,
+            lent,
+            charged,
+            is_settled: false,
+        }
+    }
+
+    fn settle(
+        mut self,
+        replaced: Result<(TakenOut, Space), Box<NotReplaced>>,
+    ) -> Result<(), MemoryError> {
+        self.is_settled = true;
+        let failed = match replaced {
+            // Its addresses are freed last: the driver may panic in that.
+            Ok((old, _beside)) => {
+                self.lent.clear();
                 let old = old.into_parts().map(|(_, unmapped)| unmapped);
-                self.release_replaced(old.collect(), charged);
+                self.region.release_replaced(old.collect(), self.charged);
                 return Ok(());
             }
             Err(failed) => failed,
         };
         if failed.running {
-            let here = |place: &Range<u64>| self.space.extents_in(place.start, place.end);
-            for extent in places.iter().flat_map(here) {
-                let withdrawn = self.withdrawn.entry(extent.offset);
-                let fence = withdrawn.or_insert_with(Fence::complete);
-                fence.merge(Fence::stream(stream.clone()));
-            }
+            self.note_copies();
         }
         let rest = failed.lost.iter().flat_map(|lost| lost.rest.handles());
         let unmapped = failed.physicals.iter().map(|it| it.physical.as_raw());
-        let unmapped = unmapped.chain(rest);
-        for handle in self.handles_in(&places).into_iter().chain(unmapped) {
-            if let Some(count) = lent.get_mut(&handle) {
-                *count = count.saturating_sub(1);
-            }
-        }
+        let known: Vec<PhysicalHandle> = unmapped.chain(rest).collect();
         let mut back = failed.physicals;
-        back.extend(self.stuck_of(&lent));
-        self.release_replaced(back, charged);
+        back.extend(self.not_in(known, matches!(failed.failure, Failure::Panic(_))));
+        self.region.release_replaced(back, self.charged);
         let Some(lost) = failed.lost else {
-            return Err(failed.error);
+            return Err(failed.failure.into_error());
         };
         log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
         // Of an extent that could not be put back, new memory may have replaced a part.
-        let holes = |range: &Range<u64>| self.holes(range);
-        let holes = lost.ranges().iter().flat_map(holes).collect::<Vec<_>>();
-        let ranges = holes
-            .into_iter()
-            .flat_map(|hole| self.committed.parts(hole));
-        let ranges: Vec<Range<u64>> = ranges.collect();
+        let ranges = self.region.end_commits(&lost.ranges());
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
-        let charged = self.space.count() + self.space.stuck_count();
-        self.release_replaced(rest.collect(), charged);
-        for range in &ranges {
-            self.committed.remove(range.clone());
-        }
+        let charged = self.region.space.count() + self.region.space.stuck_count();
+        self.region.release_replaced(rest.collect(), charged);
         Err(MemoryError::Lost {
             ranges,
-            cause: Box::new(failed.error),
+            cause: Box::new(failed.failure.into_error()),
         })
+    }
+
+    /// Keeps the memory in place until the copies on the stream are complete.
+    fn note_copies(&mut self) {
+        let region = &mut *self.region;
+        let here = |place: &Range<u64>| region.space.extents_in(place.start, place.end);
+        for extent in self.places.iter().flat_map(here) {
+            let withdrawn = region.withdrawn.entry(extent.offset);
+            let fence = withdrawn.or_insert_with(Fence::complete);
+            fence.merge(Fence::stream(self.stream.clone()));
+        }
+    }
+
+    /// Returns the lent physicals that are neither in place nor known, once for each mapping. The
+    /// tenant's pool gets them, and quarantines those that are mapped until that ends, and after a
+    /// panic of the driver all, since they may be mapped.
+    fn not_in(&mut self, known: Vec<PhysicalHandle>, panicked: bool) -> Vec<Unmapped> {
+        let here = self.region.parts_in(&self.places);
+        let here = here.map(|(_, physical)| physical.as_raw());
+        for handle in here.chain(known) {
+            if let Some((_, count)) = self.lent.get_mut(&handle) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        let mut found = vec![];
+        for (physical, count) in std::mem::take(&mut self.lent).into_values() {
+            found.extend((0..count).map(|_| Unmapped::fresh(physical.clone())));
+            if count > 0 && panicked {
+                std::mem::forget(physical);
+            }
+        }
+        found
+    }
+}
+
+impl Drop for Replacing<'_> {
+    /// Settles after a panic in the roll-back: copies may run, and new memory may lack the bytes.
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        let new = self.region.parts_in(&self.places);
+        let new = new.filter(|(at, it)| self.before.get(at) != Some(&it.as_raw()));
+        let new: Vec<u64> = new.map(|(at, _)| at).collect();
+        for offset in new {
+            self.region.space.quarantine(offset);
+        }
+        self.note_copies();
+        self.region.end_commits(&self.places);
+        let back = self.not_in(vec![], true);
+        self.region.release_replaced(back, self.charged);
     }
 }
 
@@ -100,27 +181,21 @@ impl Region {
         places
     }
 
-    fn handles_in(&self, places: &[Range<u64>]) -> Vec<PhysicalHandle> {
-        let here = |place: &Range<u64>| self.space.parts_in(place.start, place.end);
+    /// Returns the memory in some ranges, with its offsets.
+    fn parts_in(&self, places: &[Range<u64>]) -> impl Iterator<Item = (u64, &Physical)> {
+        let here = move |place: &Range<u64>| self.space.parts_in(place.start, place.end);
         let here = places.iter().flat_map(here);
-        here.map(|(_, physical)| physical.as_raw()).collect()
+        here.map(|(extent, physical)| (extent.offset, physical))
     }
 
-    /// The physicals that are left only in stuck mappings, once for each of `lost` mappings. The
-    /// tenant's pool gets them, and quarantines them until the mappings end.
-    fn stuck_of(&self, lost: &BTreeMap<PhysicalHandle, u64>) -> Vec<Unmapped> {
-        let mut stuck: BTreeMap<PhysicalHandle, &Physical> = BTreeMap::new();
-        if lost.values().any(|&count| count > 0) {
-            let all = self.space.stuck_physicals().into_iter();
-            stuck.extend(all.map(|physical| (physical.as_raw(), physical)));
+    /// Ends the commits of all parts of some ranges that have no memory. Returns them.
+    fn end_commits(&mut self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let holes = ranges.iter().flat_map(|range| self.holes(range));
+        let ended: Vec<Range<u64>> = holes.flat_map(|hole| self.committed.parts(hole)).collect();
+        for range in &ended {
+            self.committed.remove(range.clone());
         }
-        let mut found = vec![];
-        for (handle, &count) in lost {
-            if let Some(&physical) = stuck.get(handle) {
-                found.extend((0..count).map(|_| Unmapped::fresh(physical.clone())));
-            }
-        }
-        found
+        ended
     }
 
     /// Releases physicals that a replacement has unmapped or not mapped. In a tenant, ends the

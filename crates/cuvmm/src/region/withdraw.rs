@@ -126,12 +126,17 @@ impl Region {
             return Ok(0);
         };
         fence.poll_in(round)?;
-        let Some(mut completed) = fence.completed(&mut self.space) else {
+        let (Some(proof), Some(extent)) = (fence.proof(), self.space.bounds_around(offset)) else {
             return Ok(0);
         };
-        let freed = completed.withdraw(offset)?;
-        self.withdrawn.remove(&offset);
+        // A panic of the driver leaves no extent.
         self.pending.remove(offset);
+        let fence = self.withdrawn.remove(&offset);
+        let freed = self.space.proved(proof).withdraw(offset);
+        let freed = freed.inspect_err(|_| {
+            self.pending.insert(offset, extent.end - offset);
+            self.withdrawn.extend(fence.map(|fence| (offset, fence)));
+        })?;
         let Some(unmapped) = freed else {
             return Ok(0);
         };

@@ -22,6 +22,7 @@ mod figures;
 mod grid;
 mod own;
 mod own_work;
+mod panics;
 mod peers;
 mod places;
 mod rdma;

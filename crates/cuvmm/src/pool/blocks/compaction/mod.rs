@@ -469,7 +469,10 @@ impl Locked<'_> {
         let before = slot.space.footing();
         slot.merged |= run.sizes != slot.class.sizes;
         let replaced = self.unlocked(|| match slot.completed() {
-            Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
+            Ok(mut completed) => {
+                let replaced = completed.replace(new, Access::ReadWrite, stream);
+                replaced.map(|(old, _)| old)
+            }
             Err(error) => Err(NotReplaced::unchanged(error, new)),
         });
         slot.space.note_writer(run.offset, run.end(), by);
@@ -489,12 +492,14 @@ impl Locked<'_> {
         }
         self.put_back(failed.physicals);
         let Some(lost) = failed.lost else {
-            return Err(failed.error.into());
+            return Err(failed.failure.into_error().into());
         };
         slot.broken = true;
         let (offset, bytes) = run.missing(slot, lost.ranges());
         let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
         self.put_back(rest.collect());
+        // A panic of the driver goes on.
+        drop(failed.failure.into_error());
         Err(BlockError::Lost {
             address: slot.space.address(),
             offset,

@@ -1,0 +1,152 @@
+//! A driver that panics while memory of a region is committed, withdrawn or replaced.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use crate::common::panics::panics_at;
+use crate::common::{G, Rig, host};
+use cuvmm::driver::fault::Fault;
+use cuvmm::driver::host::HostMemory;
+use cuvmm::driver::{CUresult, Call};
+use cuvmm::error::MemoryError;
+use cuvmm::{Place, Region, Stream};
+
+/// The granules of a region.
+const COUNT: u64 = 8;
+
+/// Writes its number, from 1, into each committed granule.
+fn stamp(region: &mut Region, stream: &Stream) {
+    for granule in 0..COUNT {
+        let at = granule * G;
+        if region.is_committed(at..at + G) {
+            region.write(stream, at, &[granule as u8 + 1; 4]).unwrap();
+        }
+    }
+}
+
+/// Checks that all that is committed has memory, with its bytes or new, and that the rest is refused.
+/// Returns the number of committed granules.
+fn shows(region: &Region, stream: &Stream, is_new: fn(u64) -> bool) -> u64 {
+    let mut committed = 0;
+    for granule in 0..COUNT {
+        let (at, mut seen) = (granule * G, [9; 4]);
+        let read = region.read(stream, at, &mut seen);
+        if region.is_committed(at..at + G) {
+            committed += 1;
+            read.unwrap();
+            let new = is_new(granule) && seen == [0; 4];
+            assert!(new || seen == [granule as u8 + 1; 4], "{granule}: {seen:?}");
+        } else {
+            let refused = matches!(read, Err(MemoryError::NotCommitted { .. }));
+            assert!(refused, "{granule}: {read:?}");
+        }
+    }
+    assert_eq!(region.committed(), committed * G);
+    committed
+}
+
+/// Lets the driver panic in each call of `operate`, with `refuses` in one behind a refusal to unmap.
+/// `prepare` makes the region.
+fn each_call(
+    refuses: bool,
+    prepare: impl Fn(&Rig<HostMemory>, &Stream) -> Region,
+    operate: impl Fn(&Rig<HostMemory>, &mut Region, &Stream),
+    is_new: fn(u64) -> bool,
+) {
+    for nth in 1.. {
+        assert!(nth < 200, "the operation never ends");
+        let rig = host();
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut region = prepare(&rig, &stream);
+        let before = region.committed();
+        rig.faults.forget();
+        if refuses {
+            let fault = Fault::nth(5, CUresult::CUDA_ERROR_UNKNOWN);
+            rig.faults.arm(fault.of(Call::MemUnmap));
+        }
+        let faults = std::sync::Arc::clone(&rig.faults);
+        let counts = move |_| !refuses || faults.injected() > 0;
+        let run = || operate(&rig, &mut region, &stream);
+        let (outcome, panicked) = panics_at(&rig, nth, counts, run);
+        rig.faults.disarm();
+        assert_eq!(outcome.is_none(), panicked);
+        stream.synchronize().unwrap();
+        let committed = shows(&region, &stream, is_new) * G;
+        // Extents of one granule are committed or pending.
+        let extents: u64 = region.extents().iter().map(|it| it.size).sum();
+        assert_eq!(extents, region.committed() + region.pending_free(), "{nth}");
+        let lost = before.saturating_sub(committed);
+        assert!(refuses || lost <= COUNT / 4 * G, "{nth}: {lost} lost");
+        // Only addresses at which the driver panicked cannot be used.
+        for granule in 0..COUNT {
+            let at = granule * G;
+            if let Err(error) = region.commit(at..at + G) {
+                let known = matches!(
+                    error,
+                    MemoryError::Overlap { .. } | MemoryError::Quarantined { .. }
+                );
+                assert!(panicked && known, "{nth}: {error}");
+            }
+        }
+        region.decommit(0..region.size().min(G)).unwrap_or(());
+        drop(region);
+        let live = rig.machine.live();
+        let left = if panicked { 1 } else { 0 };
+        assert!(refuses || live.mappings <= left, "{nth}: {live:?}");
+        assert!(refuses || live.physicals <= left, "{nth}: {live:?}");
+        let hazards = rig.machine.take_hazards();
+        assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
+        if !panicked {
+            return;
+        }
+    }
+}
+
+fn reserve(rig: &Rig<HostMemory>) -> Region {
+    let builder = Region::builder(&rig.device, COUNT * G).largest_extent(G);
+    builder.reserve().unwrap()
+}
+
+// I-130
+#[test]
+fn what_a_move_has_lost_is_committed_no_more() {
+    let ways: [(fn(&Rig<HostMemory>) -> Place, fn(&Rig<HostMemory>) -> Place); 3] = [
+        (|rig| Place::from(&rig.device), |_| Place::HostNuma(0)),
+        (|_| Place::HostNuma(0), |rig| Place::from(&rig.device)),
+        (
+            |rig| Place::from(&rig.device),
+            |rig| Place::from(&rig.second()),
+        ),
+    ];
+    for (from, to) in ways {
+        for refuses in [false, true] {
+            let prepare = |rig: &Rig<HostMemory>, stream: &Stream| {
+                let mut region = reserve(rig);
+                region.commit_at(0..COUNT * G, &from(rig)).unwrap();
+                stamp(&mut region, stream);
+                region
+            };
+            let operate = |rig: &Rig<HostMemory>, region: &mut Region, stream: &Stream| {
+                drop(region.relocate(0..COUNT * G, &to(rig), stream));
+            };
+            each_call(refuses, prepare, operate, |_| false);
+        }
+    }
+}
+
+#[test]
+fn what_a_commit_has_mapped_is_pending_or_committed() {
+    let prepare = |rig: &Rig<HostMemory>, stream: &Stream| {
+        let mut region = reserve(rig);
+        region.commit(2 * G..4 * G).unwrap();
+        stamp(&mut region, stream);
+        region
+    };
+    let commit = |_: &Rig<HostMemory>, region: &mut Region, _: &Stream| {
+        region.commit(0..6 * G).unwrap();
+    };
+    each_call(false, prepare, commit, |granule| !(2..4).contains(&granule));
+    let purge = |_: &Rig<HostMemory>, region: &mut Region, _: &Stream| {
+        region.decommit(2 * G..4 * G).unwrap();
+        region.purge().unwrap();
+    };
+    each_call(false, prepare, purge, |_| true);
+}

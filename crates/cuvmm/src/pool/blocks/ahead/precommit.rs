@@ -4,7 +4,11 @@
 //! Memory is placed ahead in three steps. Under the lock it is charged and the slot marked as busy;
 //! without the lock the driver maps it; under the lock again the slot gets the extent. Meanwhile
 //! the block grows into its precommitted memory, and only a block that has used all of it waits.
+//!
+//! Keeps I-131.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -134,8 +138,12 @@ impl Locked<'_> {
         granted
     }
 
-    /// Adds the placed extent to its slot, or refunds it.
-    fn finish_precommit(&mut self, (id, size): (SlotId, u64), outcome: Result<Placed, Failure>) {
+    /// Adds the placed extent to its slot, or refunds it. Returns the driver's panic.
+    fn finish_precommit(
+        &mut self,
+        (id, size): (SlotId, u64),
+        outcome: Result<Placed, Failure>,
+    ) -> Option<Panic> {
         self.memory.gate.end_placing();
         let placed = outcome.is_ok();
         let slot = self.blocks.slots.take(id);
@@ -145,14 +153,19 @@ impl Locked<'_> {
         }
         let Some(mut slot) = slot else {
             // Lost to a panic: memory placed behind its block stays there for good.
-            match outcome {
-                Err(Failure::Create(_)) => self.memory.budget.not_created(size),
-                _ => self.memory.budget.quarantine(size, 1),
-            }
-            return;
+            return match outcome {
+                Err(Failure::Create(_)) => {
+                    self.memory.budget.not_created(size);
+                    None
+                }
+                outcome => {
+                    self.memory.budget.quarantine(size, 1);
+                    outcome.err().and_then(Failure::into_panic)
+                }
+            };
         };
         slot.coming = 0;
-        let mut back = Vec::new();
+        let (mut back, mut panicked) = (Vec::new(), None);
         match outcome {
             Ok(placed) => {
                 slot.space.adopt(placed);
@@ -170,6 +183,15 @@ impl Locked<'_> {
                 self.set_aside(&mut slot, bytes, count);
                 back = failed.physicals;
             }
+            // Memory that is not mapped is no slot's.
+            Err(Failure::Panic(panic, 0)) => {
+                self.memory.budget.quarantine(size, 0);
+                panicked = Some(panic);
+            }
+            Err(Failure::Panic(panic, mappings)) => {
+                self.set_aside(&mut slot, size, mappings);
+                panicked = Some(panic);
+            }
         }
         // The block may be gone by now.
         self.blocks.put_slot(slot);
@@ -178,6 +200,7 @@ impl Locked<'_> {
         if placed {
             self.blocks.request_precommit(id);
         }
+        panicked
     }
 
     /// Purges a few slots, and reclaims one extent if the free target lacks memory. Returns `true`
@@ -205,25 +228,48 @@ impl Locked<'_> {
     }
 }
 
+type Panic = Box<dyn Any + Send>;
+
 enum Failure {
     Create(MemoryError),
     Place(Box<PlaceFailure>),
+    /// The driver panicked, and may have created the memory and made so many mappings.
+    Panic(Panic, u64),
+}
+
+impl Failure {
+    fn into_panic(self) -> Option<Panic> {
+        match self {
+            Self::Panic(panic, _) => Some(panic),
+            Self::Create(_) | Self::Place(_) => None,
+        }
+    }
 }
 
 impl Job {
     fn carry_out(self, core: &Core, policy: &Policy) -> ((SlotId, u64), Result<Placed, Failure>) {
-        let unmapped = match self.unmapped {
+        let begun = (self.slot, self.size);
+        let create = || match self.unmapped {
             Some(unmapped) => Ok(unmapped),
             None => {
                 let created = core.create(policy, self.size, &mut core.room(0));
                 created.map(Unmapped::fresh)
             }
         };
-        let placed = unmapped.map_err(Failure::Create).and_then(|unmapped| {
-            let placed = self.target.place(self.offset, unmapped);
-            placed.map_err(|failed| Failure::Place(Box::new(failed)))
-        });
-        ((self.slot, self.size), placed)
+        let unmapped = match catch_unwind(AssertUnwindSafe(create)) {
+            Ok(Ok(unmapped)) => unmapped,
+            Ok(Err(error)) => return (begun, Err(Failure::Create(error))),
+            Err(panic) => return (begun, Err(Failure::Panic(panic, 0))),
+        };
+        let place = || {
+            let physical = unmapped.physical.clone();
+            physical.with_copy(|| self.target.place(self.offset, unmapped))
+        };
+        let placed = match catch_unwind(AssertUnwindSafe(place)) {
+            Ok(placed) => placed.map_err(|failed| Failure::Place(Box::new(failed))),
+            Err(panic) => Err(Failure::Panic(panic, 1)),
+        };
+        (begun, placed)
     }
 }
 
@@ -275,10 +321,11 @@ impl MapperWork for Core {
             let slot = job.slot;
             let (begun, outcome) = job.carry_out(self, &policy);
             let mut state = self.lock_with(slot);
-            state.finish_precommit(begun, outcome);
+            let panicked = state.finish_precommit(begun, outcome);
             // Notified before values of users are dropped, which may take time.
             self.settled.notify_all();
             drop(state);
+            panicked.map(resume_unwind);
         }
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();
@@ -304,5 +351,55 @@ impl MapperWork for Core {
         drop(state);
         self.settled.notify_all();
         self.fail_queue();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use cuvmm_driver::Call;
+
+    use super::*;
+    use crate::extents::Mapper;
+    use crate::extents::rig::{G, rig};
+    use crate::pool::{Limit, Pool};
+
+    // I-131
+    #[test]
+    fn a_panic_while_memory_is_placed_ahead_leaves_no_charge_and_no_block_that_waits() {
+        for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
+            let rig = rig();
+            let mapper = Mapper::start(&rig.device).unwrap();
+            let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
+            let pool = pool.mapper(&mapper).build().unwrap();
+            // The work of its thread is done here.
+            mapper.stop();
+            let tenant = pool.tenant("a").register().unwrap();
+            let block = tenant.block(16 * G).capacity(32 * G);
+            let mut block = block.try_allocate().unwrap();
+            let before = pool.stats();
+            let grows = |state: &mut Locked<'_>| {
+                let precommit = state.blocks.precommit.as_mut().unwrap();
+                precommit.growing.push_back(block.place().slot);
+            };
+            grows(&mut pool.core.lock());
+            rig.panic_at(call, 1);
+            let work = || {
+                pool.core.work(&AtomicBool::new(false));
+            };
+            assert!(catch_unwind(AssertUnwindSafe(work)).is_err());
+            let after = pool.stats();
+            assert_eq!(after.committed, before.committed, "{call:?}");
+            assert!(after.quarantined > 0);
+            // The addresses behind the block may have memory, unless none was mapped.
+            let grown = block.try_grow_to(24 * G).is_ok();
+            assert_eq!(grown, call == Call::MemCreate, "{call:?}");
+            drop(block);
+            pool.trim(0).unwrap();
+            let stats = pool.stats();
+            assert_eq!((stats.committed, stats.free), (0, 0), "{call:?}");
+            let rest = 64 * G - stats.quarantined;
+            assert_eq!(tenant.try_allocate(rest).unwrap().size(), rest);
+        }
     }
 }

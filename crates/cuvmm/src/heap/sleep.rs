@@ -90,11 +90,10 @@ impl Shared {
         if state.counts.making > 0 || state.offers_begun > 0 || any_moves {
             return Err(busy(state));
         }
-        let mut work = core.work(state, attempts);
-        match attempts.poll(0, &mut work)? {
-            Poll::Complete => {}
-            Poll::Pending => return Err(busy(state)),
-            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, busy(state))),
+        match core.poll(state, attempts)? {
+            (Poll::Complete, _) => {}
+            (Poll::Pending, _) => return Err(busy(state)),
+            (Poll::NeedsSynchronise, work) => return Ok(Marked::Waits(work, busy(state))),
         }
         let keeps = |extent: &Extent| core.has(PINNED) || !extent.is_free();
         let extents = state.large.extents();
@@ -115,16 +114,11 @@ impl Shared {
 }
 
 impl Core {
-    /// Returns the work that must be complete before the heap sleeps: that of all its streams, and of a
-    /// heap for graphs all work of each device. Of that, what an earlier attempt found incomplete: on a
-    /// device that always works, work that is queued later is never complete.
-    fn work(&self, state: &State, attempts: &Attempts) -> Fence {
-        let mut work = state.streams.all_work();
-        if self.has(PINNED) {
-            let awaited = attempts.awaited(0);
-            work.merge(awaited.unwrap_or_else(|| Fence::devices(state.spaces.users())));
-        }
-        work
+    /// [Polls](Attempts::poll) the work that must be complete before the heap sleeps, which for a heap for
+    /// graphs is all work.
+    fn poll(&self, state: &State, attempts: &Attempts) -> Result<(Poll, Fence), SleepError> {
+        let users = self.has(PINNED).then(|| state.spaces.users());
+        attempts.poll(0, state.streams.all_work(), users)
     }
 
     /// Returns a range of the memory of a moving heap.
@@ -293,15 +287,14 @@ impl MovingHolder for MovingHeap {
         let core = self.core();
         let polling = self.shared.tenant.polling().ok_or(MemoryError::Capturing)?;
         let state = core.lock();
-        let mut work = core.work(&state, attempts);
-        let polled = attempts.poll(0, &mut work);
+        let polled = core.poll(&state, attempts);
         let busy = busy(&state);
         drop(state);
         drop(polling);
         match polled? {
-            Poll::Complete => {}
-            Poll::Pending => return Err(busy),
-            Poll::NeedsSynchronise => drop(work.wait()?),
+            (Poll::Complete, _) => {}
+            (Poll::Pending, _) => return Err(busy),
+            (Poll::NeedsSynchronise, mut work) => drop(work.wait()?),
         }
         core.unmap_all()
     }

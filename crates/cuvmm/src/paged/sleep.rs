@@ -36,17 +36,12 @@ struct MovingCache {
 }
 
 impl Core {
-    /// Returns the work that must be complete before the cache sleeps. Of all work of the device, that
-    /// which an earlier attempt found incomplete, unless steps were prepared since: on a device that
-    /// always works, work that is queued later is never complete.
-    fn work(&self, state: &State, attempts: &Attempts) -> Fence {
-        match self.sleeps_after_all_work {
-            true => {
-                let awaited = attempts.awaited(state.begun());
-                awaited.unwrap_or_else(|| state.region.all_work())
-            }
-            false => state.region.work_after(&self.home),
-        }
+    /// [Polls](Attempts::poll) the work that must be complete before the cache sleeps. Steps use it.
+    fn poll(&self, state: &State, attempts: &Attempts) -> Result<(Poll, Fence), SleepError> {
+        let users = || state.region.users().cloned().collect();
+        let users = self.sleeps_after_all_work.then(users);
+        let own = state.region.work_after(&self.home);
+        attempts.poll(state.begun(), own, users)
     }
 
     /// Returns a range of the memory of a moving cache.
@@ -78,11 +73,10 @@ impl State {
             Rest::Moving => return Err(self.busy()),
             Rest::Awake => self.check_no_step()?,
         }
-        let mut work = core.work(self, attempts);
-        match attempts.poll(self.begun(), &mut work)? {
-            Poll::Complete => {}
-            Poll::Pending => return Err(self.busy()),
-            Poll::NeedsSynchronise => return Ok(Marked::Waits(work, self.busy())),
+        match core.poll(self, attempts)? {
+            (Poll::Complete, _) => {}
+            (Poll::Pending, _) => return Err(self.busy()),
+            (Poll::NeedsSynchronise, work) => return Ok(Marked::Waits(work, self.busy())),
         }
         self.rest = Rest::Moving;
         Ok(Marked::Moving(HolderToSleep::new(MovingCache {
@@ -137,8 +131,8 @@ impl MovingHolder for MovingCache {
             attempts.end();
             return Err(state.busy());
         }
-        let mut work = core.work(&state, attempts);
-        match attempts.poll(state.begun(), &mut work)? {
+        let (polled, mut work) = core.poll(&state, attempts)?;
+        match polled {
             Poll::Complete => {}
             Poll::Pending => return Err(state.busy()),
             Poll::NeedsSynchronise => drop(work.wait()?),

@@ -27,11 +27,6 @@ impl Region {
         self.and_noted(Fence::stream(stream.clone()))
     }
 
-    /// Returns a fence over all work of each device with access.
-    pub(crate) fn all_work(&self) -> Fence {
-        Fence::devices(self.space.users().cloned().collect())
-    }
-
     /// Notes work of streams that is queued by now.
     pub(crate) fn note_queued(&self, streams: Vec<Stream>) {
         self.register.noted().queued(Fence::streams(streams));

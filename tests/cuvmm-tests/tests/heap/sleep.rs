@@ -15,7 +15,9 @@ use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Access, Allocation, Contents, Device, Exchange, Heap, HostStore, Stream, Tenant};
+use cuvmm::{
+    Access, Allocation, Contents, Device, Exchange, Heap, HostStore, Pool, Stream, Tenant,
+};
 
 fn store(device: &Device, granules: u64) -> HostStore {
     let builder = HostStore::builder(device).pinned(granules * G);
@@ -24,6 +26,17 @@ fn store(device: &Device, granules: u64) -> HostStore {
 
 fn graphs_of(tenant: &Tenant) -> Heap {
     Heap::builder(tenant).for_graphs(true).build().unwrap()
+}
+
+/// Makes a pool of some granules, a tenant, a heap for graphs, and a stream.
+fn graphs<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> (Pool, Tenant, Heap, Stream)
+where
+    Machine<B>: Driver,
+{
+    let pool = pool(rig, granules);
+    let tenant = pool.tenant("a").register().unwrap();
+    let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+    (pool, tenant, heap, stream)
 }
 
 /// Fills bytes at an address, and waits for that.
@@ -132,9 +145,7 @@ on_both! {
     }
 
     fn a_graph_is_launched_again_after_its_memory_slept(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (pool, _tenant, heap, stream) = graphs(rig, 16);
         let mut addresses = Vec::new();
         let graph = capture(rig, &stream, || {
             for byte in 1..5 {
@@ -284,9 +295,7 @@ on_both! {
     }
 
     fn a_sleep_waits_for_work(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         rig.machine.hold(D0, stream.as_raw());
         let writes = vec![(memory.address(), 2 * G, 9)];
@@ -303,9 +312,7 @@ on_both! {
     }
 
     fn work_that_is_queued_after_the_copy_keeps_the_memory(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         let (store, launched) = (store(&rig.device, 2), Mutex::new(false));
         let before = books(&pool);
@@ -327,9 +334,7 @@ on_both! {
     }
 
     fn nothing_sleeps_or_wakes_during_a_capture(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         let captured = |outcome: Option<SleepError>| {
             let refused = outcome.unwrap();
@@ -447,9 +452,7 @@ on_both! {
 
     // I-126
     fn a_device_that_always_works_does_not_keep_a_heap_for_graphs_awake(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         fill(rig, &stream, memory.address().0, 2 * G, 1);
         let store = store(&rig.device, 2);
@@ -462,9 +465,7 @@ on_both! {
 
     // I-95
     fn a_heap_for_graphs_sleeps_also_where_only_a_wait_tells_that_the_device_is_idle(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (_pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         fill(rig, &stream, memory.address().0, 2 * G, 1);
         let store = store(&rig.device, 2);
@@ -628,9 +629,7 @@ on_both! {
     }
 
     fn a_cancelled_sleep_leaves_all_as_before(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (pool, tenant, heap, stream) = graphs(rig, 16);
         let (old, joined, kept) = stitched(&heap, &stream);
         fill(rig, &stream, joined.address().0, 4 * G, 8);
         let (store, before) = (store(&rig.device, 8), (heap.stats(), books(&pool)));
@@ -720,9 +719,7 @@ on_both! {
     }
 
     fn a_heap_whose_tenant_ended_sleeps_on(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
+        let (pool, tenant, heap, stream) = graphs(rig, 8);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         let store = store(&rig.device, 2);
         heap.alone().sleep(Contents::Keep(&store)).unwrap();

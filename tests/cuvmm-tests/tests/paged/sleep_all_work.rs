@@ -6,25 +6,36 @@ use std::time::Duration;
 
 use crate::common::busy::while_the_device_works;
 use crate::common::world;
-use crate::common::{D0, G, pool};
+use crate::common::{D0, G, Rig, pool};
 use crate::on_both;
 use crate::scene::{builder, stamp, stamps};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::{CUresult, Call};
+use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::SleepError;
 use cuvmm::paged::Layout;
 use cuvmm::sleep::Progress;
-use cuvmm::{Contents, HostStore, Stream};
+use cuvmm::{Contents, HostStore, PagedKv, Pool, Stream};
+
+/// Makes a pool, the home stream of a cache that sleeps after all work, and the cache.
+fn cache<B: Backing + 'static>(rig: &Rig<B>, backed: &[u32]) -> (Pool, Stream, PagedKv)
+where
+    Machine<B>: Driver,
+{
+    let pool = pool(rig, 64);
+    let a = pool.tenant("a").register().unwrap();
+    let home = Stream::new(&rig.device).unwrap();
+    let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+    let kv = kv.build().unwrap();
+    kv.back(backed).unwrap();
+    (pool, home, kv)
+}
 
 on_both! {
     // I-111
     fn work_of_streams_that_no_call_has_named_keeps_the_memory(rig) {
-        let pool = pool(rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let [home, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
-        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
-        let kv = kv.build().unwrap();
-        kv.back(&[0, 1]).unwrap();
+        let (pool, _home, kv) = cache(rig, &[0, 1]);
+        let foreign = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, foreign.as_raw());
         stamp(rig, &foreign, &kv, 0, 9);
         let before = (kv.stats().unwrap(), world::books(&pool));
@@ -62,16 +73,11 @@ on_both! {
 
     // I-111
     fn copies_of_other_memory_are_complete_before_the_memory_goes(rig) {
-        let pool = pool(rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let make = || {
-            let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
-            let kv = kv.build().unwrap();
-            kv.back(&[0, 5, 10]).unwrap();
-            kv
-        };
-        let [first, second] = [(); 2].map(|()| make());
+        let (_pool, home, first) = cache(rig, &[0, 5, 10]);
+        let a = first.tenant();
+        let second = builder(a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
+        let second = second.build().unwrap();
+        second.back(&[0, 5, 10]).unwrap();
         let store = HostStore::builder(&rig.device).pinned(32 * G).build().unwrap();
         let mapped = || rig.machine.live().mappings;
         let (before, seen) = (mapped(), Mutex::new(Vec::new()));
@@ -91,12 +97,7 @@ on_both! {
 
     // I-111
     fn a_cache_sleeps_also_where_only_a_wait_tells_that_the_device_is_idle(rig) {
-        let pool = pool(rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
-        let kv = kv.build().unwrap();
-        kv.back(&[0]).unwrap();
+        let (_pool, _home, kv) = cache(rig, &[0]);
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
         let slept = kv.alone().sleep(Contents::Discard);
@@ -109,16 +110,45 @@ on_both! {
 
     // I-111
     fn a_device_that_always_works_does_not_keep_a_cache_awake(rig) {
-        let pool = pool(rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
-        let kv = kv.build().unwrap();
-        kv.back(&[0]).unwrap();
+        let (_pool, _home, kv) = cache(rig, &[0]);
         let alone = || kv.alone().timeout(Duration::from_secs(600));
         let slept = while_the_device_works(rig, || alone().sleep(Contents::Discard));
         assert_eq!(slept.unwrap().caches, 1);
         assert!(kv.is_asleep());
+        kv.alone().wake().unwrap();
+    }
+
+    // I-126
+    fn work_on_its_home_stream_keeps_a_cache_also_if_it_was_queued_later(rig) {
+        let (_pool, home, kv) = cache(rig, &[0]);
+        let foreign = Stream::new(&rig.device).unwrap();
+        let work = |stream: &Stream| {
+            rig.machine.hold(D0, stream.as_raw());
+            stamp(rig, stream, &kv, 0, 7);
+        };
+        work(&foreign);
+        let mapped = rig.machine.live().mappings;
+        std::thread::scope(|scope| {
+            let sleeping = scope.spawn(|| {
+                let alone = kv.alone().timeout(Duration::from_secs(600));
+                alone.sleep(Contents::Discard).unwrap()
+            });
+            // The sleep waits for the work of the stream that no call has named.
+            let calls = rig.device.calls().total();
+            while rig.device.calls().total() < calls + 8 {
+                std::thread::yield_now();
+            }
+            work(&home);
+            rig.machine.release_stream(D0, foreign.as_raw());
+            let calls = rig.device.calls().total();
+            while rig.device.calls().total() < calls + 8 && !sleeping.is_finished() {
+                std::thread::yield_now();
+            }
+            let now = rig.machine.live().mappings;
+            rig.machine.release_stream(D0, home.as_raw());
+            assert_eq!(sleeping.join().unwrap().caches, 1);
+            assert_eq!(now, mapped);
+        });
         kv.alone().wake().unwrap();
     }
 }

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use super::held::HolderId;
 use super::lend::Lending;
+use crate::device::Device;
 use crate::error::{BlockError, SleepError};
 use crate::extents::{Fence, Poll, Unmapped};
 use crate::own::{Span, Stream};
@@ -102,21 +103,28 @@ impl Attempts {
         tenant.repeat(self.until, attempt, again)
     }
 
-    /// Takes the work that an earlier attempt found incomplete, unless the holder was used since.
-    pub(crate) fn awaited(&self, uses: u64) -> Option<Fence> {
-        let found = self.awaited.take();
-        found.and_then(|(before, work)| (before == uses).then_some(work))
-    }
-
-    /// Polls the work that the holder waits for. Keeps it for the next attempt if it is incomplete, with
-    /// the number of the holder's uses. So an attempt after a wait for that work finds it complete, also
-    /// where only a wait tells.
-    pub(crate) fn poll(&self, uses: u64, work: &mut Fence) -> Result<Poll, SleepError> {
+    /// Polls the work that must be complete before a holder sleeps: that on its `own` streams, whenever
+    /// it was queued, and of a holder that sleeps after all work that of all its `users`. Of the latter,
+    /// what an earlier attempt found incomplete, unless the holder was used since: on a device that always
+    /// works, work that is queued later is never complete. So an attempt after a wait for that work finds
+    /// it complete, also where only a wait tells.
+    pub(crate) fn poll(
+        &self,
+        uses: u64,
+        own: Fence,
+        users: Option<Vec<Device>>,
+    ) -> Result<(Poll, Fence), SleepError> {
+        let mut work = own;
+        if let Some(users) = users {
+            let found = self.awaited.take();
+            let found = found.filter(|&(before, _)| before == uses);
+            work.merge(found.map_or_else(|| Fence::devices(users), |(_, found)| found));
+        }
         let polled = work.poll()?;
         if !matches!(polled, Poll::Complete) {
             *self.awaited.borrow_mut() = Some((uses, work.clone()));
         }
-        Ok(polled)
+        Ok((polled, work))
     }
 
     /// Makes no further attempt.

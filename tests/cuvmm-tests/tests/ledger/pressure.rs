@@ -5,12 +5,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::G;
+use crate::common::executor::Task;
+use crate::common::{G, host, nothing_left, until};
 use crate::on_both;
 use cuvmm::error::BlockError;
 use cuvmm::ledger::LedgerBuilder;
 use cuvmm::pool::{Block, Pressure, Tenant};
-use cuvmm::{Device, Ledger, Limit, Pool};
+use cuvmm::{Device, Ledger, Limit, Mapper, Pool};
 
 /// Longer than any of these tests waits.
 const LONG: Duration = Duration::from_secs(60);
@@ -178,4 +179,41 @@ on_both! {
             held.lock().unwrap().clear();
         }
     }
+}
+
+/// Each process waits for memory of the others, whose hooks had nothing when they were called first.
+#[test]
+#[ignore = "slow: `.ci/run` runs it"]
+fn memory_that_processes_could_give_only_later_ends_their_wait_for_each_other() {
+    let rig = host();
+    let (dir, mapper) = (
+        tempfile::tempdir().unwrap(),
+        Mapper::start(&rig.device).unwrap(),
+    );
+    let processes = ["a", "b", "c"].map(|name| {
+        let ledger = builder(&rig.device, &dir, name).open().unwrap();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(100 * G));
+        let pool = pool.mapper(&mapper).ledger(&ledger).build().unwrap();
+        let giving = giving(&pool, name, 0, &[]);
+        (giving, pool, ledger)
+    });
+    let held = [34, 33, 33].map(|it| it * G).into_iter();
+    let held = held
+        .zip(&processes)
+        .map(|(size, ((tenant, ..), ..))| tenant.try_allocate(size));
+    let held: Vec<Block> = held.map(Result::unwrap).collect();
+    let requests = processes
+        .each_ref()
+        .map(|((tenant, ..), ..)| Task::waiting(tenant.allocate_async(20 * G)));
+    for ((_, _, calls), pool, _) in &processes[1..] {
+        until(pool, "hooks are called for the first request", || {
+            !calls.lock().unwrap().is_empty()
+        });
+    }
+    for (held, ((_, kept, _), ..)) in held.into_iter().zip(&processes) {
+        kept.lock().unwrap().push(held);
+    }
+    let granted = requests.map(|request| request.finish().unwrap());
+    drop((granted, processes, mapper));
+    nothing_left(rig);
 }

@@ -414,6 +414,28 @@ mod tests {
     }
 
     #[test]
+    fn requests_that_wait_hear_of_mappings_that_came_free_before_a_refusal() {
+        let rig = rig();
+        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
+        let pool = pool.mapping_limit(1).build().unwrap();
+        let tenant = pool.tenant("a").register().unwrap();
+        let (_holder, id) = Tidied::of(&tenant);
+        assert!(tenant.try_allocate(G).is_err());
+        // One request waits.
+        pool.core.waiting.fetch_add(1, Ordering::SeqCst);
+        let told = tenant.told();
+        let (given, error) = tenant.give_up_by(id, false, |given| {
+            given.mappings = 1;
+            given.error = Some(CallError::InUse);
+        });
+        assert_eq!((given.bytes, error.is_some()), (0, true));
+        // Of the end of the operation, and of what came free.
+        assert_eq!(tenant.told(), told + 2);
+        pool.core.waiting.fetch_sub(1, Ordering::SeqCst);
+        drop(tenant.try_allocate(G).unwrap());
+    }
+
+    #[test]
     fn a_holder_that_ends_while_it_is_tidied_stays_until_its_mappings_are_counted() {
         let rig = rig();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));

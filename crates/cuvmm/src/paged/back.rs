@@ -231,22 +231,14 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::extents::rig::{G, rig};
-    use crate::own::Stream;
-    use crate::paged::{LayerGroup, PagedKv};
-    use crate::pool::{Limit, Pool};
+    use crate::extents::rig::G;
+    use crate::paged::rig::world;
 
     // I-122
     #[test]
     fn an_attempt_grants_nothing_to_a_withdrawn_request_and_does_not_wait_for_the_lock() {
-        let rig = rig();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
-        let kv = PagedKv::builder(&tenant, &home, 16).group(group);
-        let kv = kv.extent(G).build().unwrap();
+        let world = world();
+        let (home, kv) = (&world.home, world.cache(16, G).build().unwrap());
         let committed = || kv.stats().unwrap().committed / G;
         let request = |numbers: &[u32]| {
             let request = kv.core.lock().unwrap().requests.add(numbers.into());
@@ -259,7 +251,7 @@ mod tests {
         };
         let end = |one: &Attempts| {
             let mut state = kv.core.lock().unwrap();
-            state.end_request(one.request, &home);
+            state.end_request(one.request, home);
         };
 
         let first = request(&[1, 2, 2]);
@@ -286,7 +278,7 @@ mod tests {
         let taken = request(&[3, 4]);
         assert_eq!(taken.attempt(None), Some(Ok(())));
         let mut state = kv.core.lock().unwrap();
-        state.take(taken.request, &home).unwrap();
+        state.take(taken.request, home).unwrap();
         drop(state);
         assert_eq!((kv.stats().unwrap().in_use, committed()), (2, 2));
         drop(kv);

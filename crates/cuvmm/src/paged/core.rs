@@ -99,24 +99,18 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::extents::rig::{G, rig};
+    use crate::extents::rig::G;
     use crate::paged::rest::Rest;
+    use crate::paged::rig::{World, world};
     use crate::paged::{LayerGroup, Layout, PagedKv};
-    use crate::pool::{Limit, Pool};
 
     #[test]
     fn no_memory_is_mapped_ahead_under_a_capture_guard_or_in_sleep_and_the_mapper_is_asked_again() {
-        let rig = rig();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let group = LayerGroup::new(1, 1).part(1, (G / 2) as u32, 1);
-        let kv = PagedKv::builder(&tenant, &home, 32).group(group);
-        let kv = kv.extent(G).precommit(4).build().unwrap();
+        let world = world();
+        let kv = world.cache(32, G / 2).precommit(4).build().unwrap();
         kv.back(&[0]).unwrap();
         let precommitted = || kv.stats().unwrap().precommitted;
-        let guard = pool.capture_guard();
+        let guard = world.pool.capture_guard();
         assert!(kv.core.work_ahead());
         assert_eq!(precommitted(), 0);
         drop(guard);
@@ -142,14 +136,8 @@ mod tests {
 
     #[test]
     fn the_mapper_does_not_wait_for_a_cache_that_another_thread_has_locked() {
-        let rig = rig();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
-        let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
-        let kv = PagedKv::builder(&tenant, &home, 8).group(group);
-        let kv = kv.extent(G).precommit(2).build().unwrap();
+        let world = world();
+        let kv = world.cache(8, G).precommit(2).build().unwrap();
         let locked = kv.core.lock().unwrap();
         let (send, sent) = mpsc::channel();
         thread::scope(|scope| {
@@ -165,11 +153,14 @@ mod tests {
 
     #[test]
     fn a_release_of_many_extents_wakes_waiting_requests_once() {
-        let rig = rig();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let pool = pool.build().unwrap();
-        let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
-        let home = rig.busy_stream();
+        let World {
+            tenant,
+            home,
+            pool,
+            rig,
+        } = world();
+        let other = pool.tenant("b").register().unwrap();
+        rig.queue(&home);
         let group = LayerGroup::new(4, 1).part(1, G as u32, 1);
         let kv = PagedKv::builder(&tenant, &home, 2).group(group);
         let kv = kv.layout(Layout::LayerMajor).build().unwrap();

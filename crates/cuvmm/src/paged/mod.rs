@@ -65,6 +65,8 @@ mod numbers;
 mod planes;
 mod requests;
 mod rest;
+#[cfg(test)]
+mod rig;
 mod shape;
 mod sleep;
 mod state;

@@ -59,13 +59,13 @@ impl CanSleep for Shared {
         let core = &self.core;
         core.device.own_process()?;
         let mut state = core.lock();
-        match &state.rest {
-            Rest::Awake => return Ok(None),
-            Rest::Moving { .. } => return Err(busy(&state)),
-            Rest::Asleep(_) => state.check_no_mapping_is_stuck()?,
+        if matches!(state.rest, Rest::Asleep(_)) {
+            state.check_no_mapping_is_stuck()?;
         }
-        let mut contents = state.rest.take_saved();
-        state.rest = Rest::Moving { charged: false };
+        let busy = busy(&state);
+        let Some(mut contents) = state.rest.begin_wake(busy)? else {
+            return Ok(None);
+        };
         let extents = state.large.extents().map(|(id, extent)| Waking {
             id,
             at: extent.mappings.iter().map(|mapping| mapping.at).collect(),

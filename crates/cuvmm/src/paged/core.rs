@@ -114,7 +114,7 @@ mod tests {
         assert!(kv.core.work_ahead());
         assert_eq!(precommitted(), 0);
         drop(guard);
-        kv.core.lock().unwrap().rest = Rest::Moving;
+        kv.core.lock().unwrap().rest = Rest::Moving { charged: true };
         assert!(!kv.core.work_ahead());
         assert_eq!(precommitted(), 0);
         kv.core.lock().unwrap().rest = Rest::Awake;

@@ -1,5 +1,6 @@
-//! The states of a cache: awake, moving, asleep.
+//! What a cache keeps while it sleeps.
 
+use crate::pool;
 use crate::store::Saved;
 
 /// An extent that has no memory while the cache sleeps.
@@ -10,18 +11,5 @@ pub(super) struct Sleeping {
     pub(super) saved: Option<Saved>,
 }
 
-#[derive(Default)]
-pub(super) enum Rest {
-    #[default]
-    Awake,
-    /// An operation puts the cache to sleep or wakes it.
-    Moving,
-    /// Nothing is mapped or charged.
-    Asleep(Vec<Sleeping>),
-}
-
-impl Rest {
-    pub(super) const fn is_awake(&self) -> bool {
-        matches!(self, Self::Awake)
-    }
-}
+/// The state of a cache.
+pub(super) type Rest = pool::Rest<Vec<Sleeping>>;

@@ -70,7 +70,7 @@ impl State {
     fn mark(&mut self, core: &Arc<Core>, attempts: &Attempts) -> Result<Marked, SleepError> {
         match self.rest {
             Rest::Asleep(_) => return Ok(Marked::Asleep),
-            Rest::Moving => return Err(self.busy()),
+            Rest::Moving { .. } => return Err(self.busy()),
             Rest::Awake => self.check_no_step()?,
         }
         match core.poll(self, attempts)? {
@@ -78,7 +78,7 @@ impl State {
             (Poll::Pending, _) => return Err(self.busy()),
             (Poll::NeedsSynchronise, work) => return Ok(Marked::Waits(work, self.busy())),
         }
-        self.rest = Rest::Moving;
+        self.rest = Rest::Moving { charged: true };
         Ok(Marked::Moving(HolderToSleep::new(MovingCache {
             core: Arc::clone(core),
             base: self.region.address(),

@@ -50,21 +50,19 @@ impl CanSleep for Core {
 
     fn begin_wake(self: Arc<Self>) -> Result<Option<HolderToWake>, SleepError> {
         let mut state = self.lock()?;
-        let extents = match &state.rest {
-            Rest::Awake => return Ok(None),
-            Rest::Moving => return Err(state.busy()),
-            Rest::Asleep(extents) => extents,
-        };
-        let ranges = extents.iter().map(|it| it.offset..it.offset + it.size);
-        let holder = state.region.holder_for(ranges);
-        let holder = holder.map_err(|cause| SleepError::Block {
-            bytes: state.planes.in_use(),
-            cause: cause.into(),
-        })?;
-        let Some(holder) = holder else {
+        let Some(holder) = state.region.holder() else {
             return Ok(None);
         };
-        let Rest::Asleep(asleep) = std::mem::replace(&mut state.rest, Rest::Moving) else {
+        if let Rest::Asleep(extents) = &state.rest {
+            let mut ranges = extents.iter().map(|it| it.offset..it.offset + it.size);
+            let free = ranges.try_for_each(|range| state.region.check_not_stuck(&range));
+            free.map_err(|cause| SleepError::Block {
+                bytes: state.planes.in_use(),
+                cause: cause.into(),
+            })?;
+        }
+        let busy = state.busy();
+        let Some(asleep) = state.rest.begin_wake(busy)? else {
             return Ok(None);
         };
         let extents = asleep.into_iter().map(|one| {

@@ -130,7 +130,7 @@ pub use self::gate::CaptureGuard;
 pub(crate) use self::gate::Polling;
 pub(crate) use self::holders::{
     Attempts, CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake,
-    Lending, Marked, MovingHolder, WakingHolder,
+    Lending, Marked, MovingHolder, Rest, WakingHolder,
 };
 pub(crate) use self::line::{HolderRequest, HolderWant, QueuedAttempt, Wait, after};
 pub use self::line::{Pressure, PressureHook, futures};

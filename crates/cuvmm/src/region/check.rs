@@ -88,7 +88,7 @@ impl Region {
     }
 
     /// Refuses a range with quarantined memory.
-    pub(super) fn check_not_stuck(&self, range: &Range<u64>) -> Result<(), MemoryError> {
+    pub(crate) fn check_not_stuck(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         match self.space.stuck_in(range.start, range.end) {
             0 => Ok(()),
             bytes => Err(MemoryError::Quarantined {

@@ -112,16 +112,9 @@ impl Region {
         }
     }
 
-    /// Returns the holder that memory is lent to when the owner wakes, unless memory is quarantined
-    /// at the offset of one of these extents.
-    pub(crate) fn holder_for(
-        &self,
-        extents: impl Iterator<Item = Range<u64>>,
-    ) -> Result<Option<HolderId>, MemoryError> {
-        for range in extents {
-            self.check_not_stuck(&range)?;
-        }
-        Ok(self.supply.family().map(|family| family.holder))
+    /// Returns the holder that memory is lent to when the owner wakes.
+    pub(crate) fn holder(&self) -> Option<HolderId> {
+        self.supply.family().map(|family| family.holder)
     }
 
     /// Counts memory that was lent for the owner to wake.

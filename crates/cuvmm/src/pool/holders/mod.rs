@@ -8,12 +8,14 @@ mod giving;
 mod held;
 mod holder;
 mod lend;
+mod rest;
 mod resting;
 
 pub(crate) use held::HolderId;
 pub(in crate::pool) use held::Holders;
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
+pub(crate) use rest::Rest;
 pub(crate) use resting::{
     Attempts, CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, WakingHolder,
 };

@@ -23,7 +23,7 @@ struct Replacing<'a> {
     places: Vec<Range<u64>>,
     /// The memory in them, by its offsets.
     before: BTreeMap<u64, PhysicalHandle>,
-    /// What the tenant's pool has lent, with the number of mappings of each physical.
+    /// The physicals that the tenant's pool has lent, each with its number of mappings.
     lent: BTreeMap<PhysicalHandle, (Physical, u64)>,
     /// The mappings that the tenant is charged for, those of new memory included.
     charged: u64,

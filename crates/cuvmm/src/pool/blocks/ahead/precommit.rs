@@ -183,13 +183,9 @@ impl Locked<'_> {
                 self.set_aside(&mut slot, bytes, count);
                 back = failed.physicals;
             }
-            // Memory that is not mapped is no slot's.
-            Err(Failure::Panic(panic, 0)) => {
-                self.memory.budget.quarantine(size, 0);
-                panicked = Some(panic);
-            }
             Err(Failure::Panic(panic, mappings)) => {
-                self.set_aside(&mut slot, size, mappings);
+                self.memory.budget.quarantine(size, mappings);
+                slot.broken |= mappings > 0;
                 panicked = Some(panic);
             }
         }
@@ -233,7 +229,7 @@ type Panic = Box<dyn Any + Send>;
 enum Failure {
     Create(MemoryError),
     Place(Box<PlaceFailure>),
-    /// The driver panicked, and may have created the memory and made so many mappings.
+    /// The driver panicked, and may have created the memory and made this number of mappings.
     Panic(Panic, u64),
 }
 

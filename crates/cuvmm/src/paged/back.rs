@@ -11,16 +11,14 @@ use super::refused;
 use crate::deferred::is_in_hook;
 use crate::error::{BlockError, PagedKvError};
 use crate::ledger::InLine;
-use crate::pool::{HolderRequest, HolderWant, QueuedAttempt};
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::pool::{HolderRequest, HolderWant, Needs, QueuedAttempt};
 
 /// The attempts of a request. They do not keep its cache.
 struct Attempts {
     core: Weak<Core>,
     request: u64,
     numbers: Arc<[u32]>,
-    /// The bytes that it lacks, as of its last attempt.
-    missing: AtomicU64,
+    needs: Needs,
 }
 
 impl QueuedAttempt for Attempts {
@@ -31,16 +29,11 @@ impl QueuedAttempt for Attempts {
         };
         let mut state = core.try_lock()?;
         let granted = state.grant(self.request, place);
-        if granted.is_err() {
-            // Blocks that are released and backed meanwhile change what it needs.
-            let missing = state.missing(&self.numbers).max(1);
-            self.missing.store(missing, Ordering::Relaxed);
-        }
-        Some(granted)
+        Some(granted.inspect_err(|_| self.needs.note(state.needs(&self.numbers))))
     }
 
-    fn missing(&self) -> u64 {
-        self.missing.load(Ordering::Relaxed)
+    fn needs(&self) -> &Needs {
+        &self.needs
     }
 }
 
@@ -120,11 +113,12 @@ impl BackFuture {
         let mut state = core.lock()?;
         state.check_numbers(&self.numbers)?;
         state.check_awake()?;
-        let missing = state.missing(&self.numbers);
+        let needs = Needs::default();
+        needs.note(state.needs(&self.numbers));
         let requests = &mut state.requests;
         let add = || requests.add(Arc::clone(&self.numbers));
         let request = *self.number.get_or_insert_with(add);
-        if is_in_hook() || missing == 0 || !core.tenant.is_awaited() {
+        if is_in_hook() || needs.more() == 0 || !core.tenant.is_awaited() {
             match state.grant(request, None) {
                 Err(error) if error.is_shortage() && !is_in_hook() => {}
                 done => return done.map(|()| None),
@@ -134,10 +128,9 @@ impl BackFuture {
             core: Weak::clone(&self.core),
             request,
             numbers: Arc::clone(&self.numbers),
-            missing: AtomicU64::new(missing.max(1)),
+            needs,
         };
         Ok(Some(HolderWant {
-            least: state.least(&self.numbers),
             home: core.home.clone(),
             attempt: Arc::new(attempts),
         }))
@@ -246,7 +239,7 @@ mod tests {
                 core: Arc::downgrade(&kv.core),
                 request,
                 numbers: numbers.into(),
-                missing: AtomicU64::new(1),
+                needs: Needs::default(),
             }
         };
         let end = |one: &Attempts| {
@@ -269,10 +262,10 @@ mod tests {
         let large = request(&[0, 1, 2, 3, 4, 5, 6, 7, 8]);
         let refused = large.attempt(None).unwrap().unwrap_err();
         assert!(refused.is_shortage(), "{refused}");
-        assert_eq!((committed(), large.missing()), (0, 9 * G));
+        assert_eq!((committed(), large.needs.more()), (0, 9 * G));
         kv.back(&[0, 1]).unwrap();
         assert!(large.attempt(None).unwrap().is_err());
-        assert_eq!(large.missing(), 7 * G);
+        assert_eq!(large.needs.more(), 7 * G);
         kv.release(&[0, 1]).unwrap();
 
         let taken = request(&[3, 4]);

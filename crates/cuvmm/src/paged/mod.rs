@@ -88,7 +88,7 @@ use crate::deferred::Locked;
 use crate::error::{BlockError, CallError, PagedKvError};
 use crate::ledger::InLine;
 use crate::own::Stream;
-use crate::pool::{CanSleep, Tenant, Wait};
+use crate::pool::{CanSleep, Needs, Tenant, Wait};
 use crate::region::Purged;
 
 pub use back::BackFuture;
@@ -242,8 +242,8 @@ impl PagedKv {
 
     fn back_as(&self, numbers: &[u32], to: Use, wait: Wait) -> Result<(), PagedKvError> {
         let attempt = |state: &mut State, place| state.attempt(numbers, to, place);
-        let missing = |state: &State| state.missing(numbers);
-        let backed = self.request(wait, missing, attempt);
+        let needs = |state: &State| state.needs(numbers);
+        let backed = self.request(wait, needs, attempt);
         backed.map_err(|cause| refused(numbers.len(), cause))
     }
 
@@ -303,8 +303,8 @@ impl PagedKv {
 
     fn reserve_as(&self, count: u32, wait: Wait) -> Result<(), PagedKvError> {
         let attempt = |state: &mut State, place| state.reserve(count, &self.core.home, place);
-        let missing = |state: &State| state.missing(&state.lowest(count));
-        let reserved = self.request(wait, missing, attempt);
+        let needs = |state: &State| state.needs_of_reserve(count);
+        let reserved = self.request(wait, needs, attempt);
         reserved.map_err(|cause| refused(count as usize, cause))
     }
 
@@ -425,22 +425,24 @@ impl PagedKv {
     }
 
     /// Makes an attempt, and repeats it while memory is short as [`Tenant::request`] does, without the
-    /// lock in between. `missing` is the bytes that it needs.
+    /// lock in between. `needs` returns what [`Needs`] notes.
     fn request(
         &self,
         wait: Wait,
-        missing: impl Fn(&State) -> u64,
+        needs: impl Fn(&State) -> (u64, u64),
         attempt: impl Fn(&mut State, Option<InLine>) -> Result<(), BlockError>,
     ) -> Result<(), BlockError> {
-        let attempt = |place| attempt(&mut *self.lock()?, place);
-        match attempt(None) {
-            Err(error) if error.is_shortage() => {}
-            done => return done,
-        }
-        let bytes = missing(&*self.lock()?).max(1);
-        self.core
-            .tenant
-            .request(bytes, Some(&self.core.home), wait, attempt)
+        let noted = Needs::default();
+        let attempt = |place| {
+            let mut state = self.lock()?;
+            let outcome = attempt(&mut state, place);
+            if matches!(&outcome, Err(error) if error.is_shortage()) {
+                noted.note(needs(&state));
+            }
+            outcome
+        };
+        let (tenant, home) = (&self.core.tenant, Some(&self.core.home));
+        tenant.request_for(&noted, home, wait, attempt)
     }
 
     fn lock(&self) -> Result<Locked<'_, State>, CallError> {

@@ -387,19 +387,24 @@ impl State {
         unused.map(|(at, _)| at).take(count as usize).collect()
     }
 
-    /// The bytes of extents that are not in use, and are needed to back these blocks. Numbers that do
-    /// not exist count nothing.
+    /// The bytes of extents that are not in use, and are needed to back these blocks.
     pub(super) fn missing(&self, numbers: &[u32]) -> u64 {
-        let blocks = self.blocks();
-        let known = numbers.iter().copied().filter(move |&it| it < blocks);
-        self.planes.missing(known)
+        self.planes.missing(numbers.iter().copied())
     }
 
-    /// The bytes that the cache holds at least while it has these blocks: those of the extents under
-    /// them and under the pinned ones.
-    pub(super) fn least(&self, numbers: &[u32]) -> u64 {
-        let pinned = self.pinned.iter();
-        self.planes.under(numbers.iter().chain(pinned).copied())
+    /// Returns what is missing to back these blocks, and the bytes that the cache holds at least while it
+    /// has them: those of the extents under them and under the pinned ones.
+    pub(super) fn needs(&self, numbers: &[u32]) -> (u64, u64) {
+        let blocks = numbers.iter().chain(&self.pinned);
+        (self.missing(numbers), self.planes.under(blocks.copied()))
+    }
+
+    /// Returns what is missing for a reserve, and the bytes that the cache holds at least with it: those
+    /// under the lowest numbers, of which the reserve has those that are not in use.
+    pub(super) fn needs_of_reserve(&self, count: u32) -> (u64, u64) {
+        let lowest = (0..self.blocks()).filter(|it| self.use_of(*it) != Ok(Use::Pinned));
+        let lowest: Vec<u32> = lowest.take(count as usize).collect();
+        (self.missing(&self.lowest(count)), self.needs(&lowest).1)
     }
 
     /// Begins a step, and returns its number.

@@ -132,7 +132,7 @@ pub(crate) use self::holders::{
     Attempts, CanSleep, Given, Holder, HolderFigures, HolderId, HolderToSleep, HolderToWake,
     Lending, Marked, MovingHolder, Rest, WakingHolder,
 };
-pub(crate) use self::line::{HolderRequest, HolderWant, QueuedAttempt, Wait, after};
+pub(crate) use self::line::{HolderRequest, HolderWant, Needs, QueuedAttempt, Wait, after};
 pub use self::line::{Pressure, PressureHook, futures};
 pub use self::memory::Scrub;
 pub use self::stats::{PoolStats, TenantStats};

@@ -7,10 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::books::books;
-use crate::common::{G, host, limited, model, nothing_left, pool};
+use crate::common::{G, Rig, host, limited, model, nothing_left, pool};
 use crate::scene::{LAYOUTS, builder, extents_under, group, rows, stamp, stamps};
-use cuvmm::paged::Layout;
-use cuvmm::{PagedKv, Stream};
+use cuvmm::driver::model::Nothing;
+use cuvmm::error::PagedKvError;
+use cuvmm::paged::{LayerGroup, Layout};
+use cuvmm::{Block, PagedKv, Pool, Stream};
 
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -96,6 +98,88 @@ fn a_hook_evicts_blocks_for_another_tenant_and_for_the_cache_itself() {
         assert_eq!(stats.tenants[1].in_use, 8 * G);
         drop(block);
     }
+}
+
+/// A cache with two blocks in each granule, of which blocks 0, 2 and 4 are in use, in a pool of four
+/// granules. `hook` is called for its own shortages, with the missing bytes.
+fn halves(
+    rig: &Rig<Nothing>,
+    hook: impl Fn(&PagedKv, u64) + Send + Sync + 'static,
+) -> (Pool, Arc<OnceLock<PagedKv>>) {
+    let pool = pool(rig, 4);
+    let kv: Arc<OnceLock<PagedKv>> = Arc::default();
+    let of = Arc::clone(&kv);
+    let a = pool.tenant("a").on_shortage(move |pressure| {
+        let _ = of.get().map(|kv| hook(kv, pressure.bytes));
+    });
+    let a = a.register().unwrap();
+    let home = Stream::new(&rig.device).unwrap();
+    let group = LayerGroup::new(1, 1).part(1, (G / 2) as u32, 1);
+    let built = PagedKv::builder(&a, &home, 16).group(group).extent(G);
+    assert!(kv.set(built.build().unwrap()).is_ok());
+    kv.get().unwrap().back(&[0, 2, 4]).unwrap();
+    (pool, kv)
+}
+
+#[test]
+fn hooks_and_the_error_are_told_what_a_request_lacks_by_then() {
+    // The cache's own hook gives up the extents that the request needs too.
+    let rig = model();
+    let (pool, kv) = halves(&rig, |kv, bytes| {
+        assert_eq!(bytes, G);
+        kv.release(&[0, 2, 4]).unwrap();
+    });
+    let kv = kv.get().unwrap();
+    let held: Arc<Mutex<Option<Block>>> = Arc::default();
+    let (gives, asked) = (Arc::clone(&held), Arc::new(Mutex::new(Vec::new())));
+    let told = Arc::clone(&asked);
+    let b = pool.tenant("b").on_pressure(move |pressure| {
+        told.lock().unwrap().push(pressure.bytes);
+        drop(gives.lock().unwrap().take());
+    });
+    let b = b.register().unwrap();
+    *held.lock().unwrap() = Some(b.allocate(G).unwrap());
+    kv.back(&[1, 3, 5, 6]).unwrap();
+    assert_eq!(
+        (kv.stats().unwrap().in_use, &*asked.lock().unwrap()),
+        (4, &vec![G])
+    );
+
+    // It takes the numbers that a reserve was to have.
+    let rig = model();
+    let (pool, kv) = halves(&rig, |kv, _| kv.back(&[1, 3, 5]).unwrap());
+    let (kv, b) = (kv.get().unwrap(), pool.tenant("b").register().unwrap());
+    let held = b.allocate(G).unwrap();
+    let refused = kv.try_reserve(4).unwrap_err();
+    assert_eq!(wanted(&refused), G);
+    kv.tenant().set_limit(3 * G).unwrap();
+    let refused = kv.reserve(4).unwrap_err();
+    assert_eq!((wanted(&refused), kv.stats().unwrap().in_use), (2 * G, 6));
+    drop(held);
+}
+
+/// Returns the bytes that a request that was refused for memory lacked.
+fn wanted(refused: &PagedKvError) -> u64 {
+    match refused {
+        PagedKvError::Back { cause, .. } => cause.shortage().unwrap().wanted,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn no_hook_is_called_if_the_limit_can_never_hold_the_blocks() {
+    let rig = model();
+    let (_pool, kv) = halves(&rig, |_, _| panic!("a hook cannot help"));
+    let kv = kv.get().unwrap();
+    // They lack two extents, and have five then.
+    let refused = kv.back(&[1, 3, 5, 6, 8]).unwrap_err();
+    assert_eq!(wanted(&refused), 2 * G);
+    let refused = kv.reserve(9).unwrap_err();
+    assert_eq!(wanted(&refused), 3 * G);
+    assert_eq!(
+        (kv.stats().unwrap().in_use, kv.stats().unwrap().reserved),
+        (3, 0)
+    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::pool::accounts::Amount;
 use crate::pool::blocks::sleep::GivenUp;
 use crate::pool::core::{Core, Locked};
 use crate::pool::gate::Polling;
-use crate::pool::line::Wait;
+use crate::pool::line::{Demand, Needs, Wait};
 use crate::pool::memory::Scrub;
 use crate::pool::state::gone;
 use crate::pool::supply::Obtained;
@@ -134,8 +134,20 @@ impl Tenant {
         wait: Wait,
         attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
     ) -> Result<T, BlockError> {
+        self.request_for(&Needs::of(bytes), home, wait, attempt)
+    }
+
+    /// Makes the whole attempt of a holder, which notes what it needs when it is refused, and repeats it
+    /// as [`Core::request_of_holder`] does.
+    pub(crate) fn request_for<T>(
+        &self,
+        needs: &Needs,
+        home: Option<&Stream>,
+        wait: Wait,
+        attempt: impl Fn(Option<InLine>) -> Result<T, BlockError>,
+    ) -> Result<T, BlockError> {
         let (core, at) = (self.core(), (wait, None));
-        core.request_of_holder(self.id(), bytes.into(), home, at, attempt)
+        core.request_of_holder(self.id(), Demand::Holder(needs), home, at, attempt)
     }
 
     pub(crate) fn give_up(&self, holder: HolderId, given: Given) {

@@ -6,6 +6,7 @@ mod again_tests;
 mod clock;
 pub mod futures;
 mod in_ledger;
+mod needs;
 mod of_holder;
 mod pressure;
 mod queue;
@@ -21,6 +22,7 @@ use std::time::Duration;
 use self::clock::Clock;
 use self::queue::{Queue, Turn};
 
+pub(crate) use self::needs::Needs;
 pub(crate) use self::of_holder::HolderRequest;
 pub use self::pressure::{Pressure, PressureHook};
 pub(crate) use self::queued::{HolderWant, QueuedAttempt};

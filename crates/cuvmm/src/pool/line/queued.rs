@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::needs::Needs;
 use super::relief::Demand;
 use crate::error::BlockError;
 use crate::ledger::InLine;
@@ -19,16 +20,12 @@ pub(crate) trait QueuedAttempt: Send + Sync {
     /// withdrawn from the holder.
     fn attempt(&self, place: Option<InLine>) -> Option<Result<(), BlockError>>;
 
-    /// Returns the new memory that the last attempt lacked, in bytes: it changes with what the holder
-    /// uses.
-    fn missing(&self) -> u64;
+    fn needs(&self) -> &Needs;
 }
 
 /// A holder's request: the memory that it needs, and its attempt.
 #[derive(Clone)]
 pub(crate) struct HolderWant {
-    /// The bytes that the holder has at least once the request is granted, whatever it gives up before.
-    pub(crate) least: u64,
     /// The stream that the holder works on.
     pub(crate) home: Stream,
     pub(crate) attempt: Arc<dyn QueuedAttempt>,
@@ -36,17 +33,15 @@ pub(crate) struct HolderWant {
 
 impl HolderWant {
     /// Returns what the request lacks.
-    pub(super) fn demand(&self) -> Demand<'static> {
-        let more = self.attempt.missing();
-        let least = self.least.max(more);
-        Demand::Holder { more, least }
+    pub(super) fn demand(&self) -> Demand<'_> {
+        Demand::Holder(self.attempt.needs())
     }
 }
 
 impl fmt::Debug for HolderWant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HolderWant")
-            .field("least", &self.least)
+            .field("needs", self.attempt.needs())
             .finish_non_exhaustive()
     }
 }

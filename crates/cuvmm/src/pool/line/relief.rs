@@ -8,6 +8,7 @@
 
 use std::time::Instant;
 
+use super::needs::Needs;
 use super::pressure::{Pressure, PressureHook};
 use crate::deferred;
 use crate::error::{BlockError, Shortage};
@@ -21,11 +22,7 @@ use crate::pool::reclaim::Plan;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::pool) enum Demand<'a> {
     Bytes(u64),
-    /// New memory of a holder, and all that it then has at least, in bytes.
-    Holder {
-        more: u64,
-        least: u64,
-    },
+    Holder(&'a Needs),
     /// Blocks, and their new sizes in bytes.
     Growth(&'a [(BlockPlace, u64)]),
 }
@@ -40,7 +37,7 @@ impl Demand<'_> {
         };
         let steps = match self {
             Self::Bytes(bytes) => return of_bytes(bytes, bytes),
-            Self::Holder { more, least } => return of_bytes(more, least),
+            Self::Holder(needs) => return of_bytes(needs.more(), needs.least()),
             Self::Growth(steps) => steps,
         };
         let mut asked = Asked::default();

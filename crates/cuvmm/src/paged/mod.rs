@@ -199,7 +199,8 @@ impl PagedKv {
     /// It does not matter whether they were backed or released meanwhile. If the future is dropped
     /// before, the request is withdrawn, and blocks stay as they are: those that other calls backed
     /// stay in use, and granted memory of others is withdrawn. Until then the cache does not fall
-    /// asleep, as while a step is prepared.
+    /// asleep, as while a step is prepared. No limit in time ends that: [`PagedStats::granted`] has the
+    /// bytes.
     ///
     /// A request that waits is refused when the cache falls asleep. It does not keep the cache: if that
     /// is dropped, the future fails. Polled first in a hook, it behaves like `try_back`. While the home

@@ -158,6 +158,23 @@ impl Planes {
         self.bytes_of(self.touched(numbers, |_| true))
     }
 
+    /// The bytes of the extents that have these uses of blocks and no other.
+    pub(super) fn used_by(&self, uses: impl Iterator<Item = u32> + Clone) -> u64 {
+        let alone = self.planes.iter().map(|plane| {
+            let touched = uses.clone().flat_map(|it| plane.touched(self.extent, it));
+            let mut touched: Vec<usize> = touched.collect();
+            touched.sort_unstable();
+            let alone = touched
+                .chunk_by(|one, other| one == other)
+                .filter_map(|same| {
+                    let (&at, uses) = (same.first()?, same.len());
+                    (plane.counts.get(at).copied() == u32::try_from(uses).ok()).then_some(at)
+                });
+            (plane, alone.collect())
+        });
+        self.bytes_of(alone)
+    }
+
     /// The ranges of the extents that no block in use touches, and that these blocks touch, those that
     /// are entered together as one, in order.
     pub(super) fn unused(&self, numbers: &[u32]) -> Vec<Vec<Range<u64>>> {
@@ -206,9 +223,13 @@ mod tests {
         assert_eq!(planes.missing([1, 1].into_iter()), 4);
         assert_eq!(planes.under([1, 1, 2].into_iter()), 14);
         assert_eq!(planes.unused(&[1, 1]), [[108..112]]);
+        assert_eq!(planes.used_by([0].into_iter()), 8);
+        assert_eq!(planes.used_by([2, 2].into_iter()), 0);
         planes.enter(1, &mut entered);
         assert_eq!(entered.split_off(2), [108..112]);
         assert_eq!(planes.in_use(), 18);
+        assert_eq!(planes.used_by([0].into_iter()), 4);
+        assert_eq!(planes.used_by([1, 0].into_iter()), 12);
         planes.leave(1, &mut emptied);
         assert_eq!(emptied, [108..112]);
         planes.leave(0, &mut emptied);

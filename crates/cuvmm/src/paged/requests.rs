@@ -23,6 +23,12 @@ impl Requests {
         self.open.values().any(|it| it.has_memory)
     }
 
+    /// Returns the blocks of requests that have memory, with each use that they have.
+    pub(super) fn granted(&self) -> impl Iterator<Item = u32> + Clone {
+        let granted = self.open.values().filter(|it| it.has_memory);
+        granted.flat_map(|it| it.numbers.iter().copied())
+    }
+
     /// Adds a request for blocks. Returns its number.
     pub(super) fn add(&mut self, numbers: Arc<[u32]>) -> u64 {
         self.made += 1;

@@ -22,6 +22,8 @@ pub struct PagedStats {
     /// Bytes of extents that these blocks touch, and those that a [request](PagedKv::back_async) was
     /// granted and has not taken: memory that the pool does not take.
     pub committed: u64,
+    /// The part of the committed bytes that only such requests have: it comes free if they are dropped.
+    pub granted: u64,
     /// Bytes that the cache gets when it wakes from [sleep](crate::sleep#paged-caches), or while it is
     /// falling asleep or waking. It has then no committed bytes.
     pub asleep: u64,
@@ -59,6 +61,7 @@ impl PagedKv {
             leaving,
             block_bytes: self.geometry.block_bytes,
             committed,
+            granted: state.planes.used_by(state.requests.granted()),
             asleep: region.committed() - committed,
             held: figures.held,
             withdrawn: figures.withdrawn,

@@ -63,6 +63,11 @@ impl World {
         self.kv.as_ref().unwrap()
     }
 
+    /// The granules that only requests have.
+    fn only_granted(&self) -> u64 {
+        self.kv().stats().unwrap().granted / G
+    }
+
     /// The blocks in use, and the granules under them and under what requests were granted.
     fn in_use(&self) -> (Vec<u32>, u64) {
         let backed = (0..16).filter(|&it| self.kv().is_backed(it).unwrap());
@@ -236,11 +241,13 @@ on_both! {
         world.kv().back(&[0]).unwrap();
         let granted = world.granted(&[0, 5, 6, 6]);
         assert_eq!(world.in_use(), (vec![0], 3));
+        assert_eq!(world.only_granted(), 2);
         // No other request gets it meanwhile.
         assert!(world.b.try_allocate(6 * G).is_err());
         world.b.try_allocate(5 * G).map(drop).unwrap();
         drop(granted);
         assert_eq!(world.in_use(), (vec![0], 1));
+        assert_eq!(world.only_granted(), 0);
         world.b.try_allocate(7 * G).map(drop).unwrap();
         assert_eq!(books(rig, &world.pool).in_use, G);
     }
@@ -291,16 +298,17 @@ on_both! {
         kv.release(&[0, 6]).unwrap();
         kv.back(&[5]).unwrap();
         kv.release(&[5]).unwrap();
-        assert_eq!(world.in_use(), (vec![], 3));
+        assert_eq!((world.in_use(), world.only_granted()), ((vec![], 3), 3));
         assert!(world.b.try_allocate(6 * G).is_err());
         granted.finish().unwrap();
-        assert_eq!(world.in_use(), (vec![0, 5, 6], 3));
+        assert_eq!((world.in_use(), world.only_granted()), ((vec![0, 5, 6], 3), 0));
         kv.release(&[0, 5, 6]).unwrap();
         assert_eq!(world.in_use(), (vec![], 0));
         // Two requests for one block.
         let (first, second) = (world.granted(&[1, 2]), world.granted(&[2, 3]));
+        assert_eq!((world.in_use(), world.only_granted()), ((vec![], 3), 3));
         drop(first);
-        assert_eq!(world.in_use(), (vec![], 2));
+        assert_eq!((world.in_use(), world.only_granted()), ((vec![], 2), 2));
         second.finish().unwrap();
         assert_eq!(world.in_use(), (vec![2, 3], 2));
     }

@@ -28,7 +28,7 @@ pub enum Limit {
     Bytes(u64),
     /// All memory of the device except this number of bytes, which stay free. The pool queries the
     /// driver before it creates memory (`cuMemGetInfo`, about 3 us), since other programs allocate too:
-    /// once for an operation that creates memory for many blocks, such as waking.
+    /// once for all that an operation creates, such as many extents of a heap or a region.
     /// Idle memory of the pool is not given back when other programs leave less free.
     LeaveFree(u64),
 }

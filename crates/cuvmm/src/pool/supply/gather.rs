@@ -52,6 +52,7 @@ impl Locked<'_> {
         sizes: &[u64],
         (whole, claims): (bool, bool),
     ) -> Result<Vec<Unmapped>, BlockError> {
+        self.room.foresee(sizes.iter().sum());
         let mut obtained = Obtained(self, vec![]);
         for &size in sizes {
             match whole {

@@ -1,8 +1,8 @@
 //! The memory that `Limit::LeaveFree` leaves to other programs.
 //!
 //! Before a pool with that limit creates memory, it asks the driver how much is free
-//! (`cuMemGetInfo`). An operation that creates memory for many blocks names the sum and asks once:
-//! its [`Room`] are bytes that were free then, and that no other operation of the pool takes.
+//! (`cuMemGetInfo`). An operation that creates many extents, or memory for many blocks, names the sum
+//! and asks once: its [`Room`] are bytes that were free then, and that no other operation of the pool takes.
 //! Another program may take them meanwhile, as it may between a question and a single creation, so
 //! no operation keeps them while it copies or waits.
 //!
@@ -131,6 +131,22 @@ mod tests {
         rig.machine.set_used_elsewhere(Ordinal(0), 0);
         tenant.blocks().wake().unwrap();
         drop(blocks);
+    }
+
+    #[test]
+    fn a_container_that_commits_many_extents_asks_once() {
+        let rig = rig();
+        let (pool, mut asked) = pool(&rig, 16);
+        let tenant = pool.tenant("a").register().unwrap();
+        let mut region = tenant.region(16 * G).largest_extent(G).reserve().unwrap();
+        let created = rig.count(Call::MemCreate);
+        region.commit(0..8 * G).unwrap();
+        assert_eq!((asked(), rig.count(Call::MemCreate) - created), (1, 8));
+        // What another program takes between two commits is seen.
+        rig.machine.set_used_elsewhere(Ordinal(0), 8 * G);
+        assert!(region.commit(8 * G..9 * G).is_err());
+        assert!(asked() > 0);
+        assert_eq!(tenant.core().claimed.load(Ordering::SeqCst), 0);
     }
 
     // I-10

@@ -5,6 +5,7 @@ mod common;
 
 mod basics;
 mod bytes;
+mod engines;
 mod faults;
 mod precommit;
 mod pressure;

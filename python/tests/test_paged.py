@@ -321,8 +321,10 @@ class Paged(unittest.TestCase):
                 while not request.done():
                     time.sleep(1e-3)
                 assert kv.stats().in_use == 2 and not other.try_back([2])
+                assert kv.stats().granted == 2 * MIB
                 return request
             granted([2, 3]).cancel()
+            assert kv.stats().granted == 0
             other.back([2, 3])
             request = granted([2, 3])
             del request
@@ -377,6 +379,18 @@ class Paged(unittest.TestCase):
             request.cancel()
             fails(cuvmm.Error, "was cancelled", request.result)
             assert kv.stats().in_use == 4 and kv.stats().committed == 4 * MIB
+            # A thread that asks while another one cancels has the same outcome.
+            class Ends(Stops):
+                def paged_request_wait(self, *arguments):
+                    return library.paged_request_wait(*arguments)
+                def paged_request_end(self, token):
+                    ended = library.paged_request_end(token)
+                    fails(cuvmm.Error, "was cancelled", request.result)
+                    return ended
+            request, _library.get = kv.back_async([8, 9]), Ends
+            request.cancel()
+            _library.get = get
+            fails(cuvmm.Error, "was cancelled", request.result)
             other.back(range(4, 8))
 
             # Refused at once, later, and by the end of the cache.

@@ -93,8 +93,11 @@ class PagedStats:
     leaving: int
     #: Bytes of one block.
     block_bytes: int
-    #: Bytes of memory that these blocks touch, which nothing else gets.
+    #: Bytes of memory that these blocks touch, and those that a request of `back_async` was granted and has not taken:
+    #: nothing else gets them.
     committed: int
+    #: The part of the committed bytes that only such requests have: it comes free if they are cancelled.
+    granted: int
     #: Bytes that the cache gets when it wakes. It has no committed bytes while it sleeps.
     asleep: int
     #: Bytes of memory held: committed, and withdrawn but not taken yet.
@@ -171,6 +174,8 @@ class BackRequest:
         #: The outcome, once it is known.
         self._result: BaseException | None = None
         self._has_result = False
+        #: Why it is being withdrawn.
+        self._withdrawn: str | None = None
         self._end = weakref.finalize(self, library.paged_request_end, token)
         self._end.atexit = False
 
@@ -212,13 +217,15 @@ class BackRequest:
         if self._has_result:
             # Another thread has it, and the request may be ended.
             return True
-        library.check(waited)
+        if self._withdrawn is None:
+            library.check(waited)
         try:
             # After a signal of the program the blocks are not taken.
             taken = library.paged_request_take(self._token)
             library.check(taken)
         except Error as error:
-            self._settle(error)
+            # Another thread may be withdrawing it.
+            self._settle(error if self._withdrawn is None else Error(self._withdrawn))
             return True
         if taken:
             self._settle(None)
@@ -233,6 +240,7 @@ class BackRequest:
 
     def _withdraw(self, reason: str) -> None:
         if not self._has_result:
+            self._withdrawn = reason
             # Another thread may have taken the blocks.
             taken = _library.get().paged_request_end(self._token)
             self._settle(None if taken else Error(reason))

@@ -312,6 +312,7 @@ impl World<'_> {
     }
 
     fn settle(&self, (process, engine): (usize, usize)) {
+        self.rig.faults.disarm();
         let home = &self.processes[process].engines[engine].home;
         self.rig.machine.release_stream(D0, home.as_raw());
         home.synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! What a [holder](crate::pool::Holder)'s request needs.
+//! The memory that a [holder](crate::pool::Holder)'s request needs, which can change while it waits.
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,11 +1,16 @@
-//! Random programs of all holders of one pool's memory: blocks, heaps, heaps for graphs, regions and
-//! memory pools of the driver, of two tenants, beside held streams, captures under a guard, limits, sleep
-//! and failures of the driver.
+//! Random programs of all holders of one pool's memory: blocks, heaps, heaps for graphs, regions, paged
+//! caches and memory pools of the driver, of two tenants, beside held streams, captures under a guard,
+//! limits, sleep, and failures and panics of the driver.
 //!
 //! The reference knows what lives, and the byte that each holds. Memory that two of them had in
 //! common would change its bytes; memory that was unmapped too soon loses the context. The device
-//! never holds more than is charged.
+//! never holds more than is charged. A panic may lose what the operation worked on, and nothing else.
 #![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common;
 use crate::common::books::figures;
@@ -14,10 +19,12 @@ use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{CUresult, CaptureMode, DeviceAddress, Driver};
+use cuvmm::paged::LayerGroup;
 use cuvmm::pool::CaptureGuard;
+use cuvmm::sleep::Blocks;
 use cuvmm::{
-    Allocation, Block, Contents, Heap, HostStore, Limit, Pool, PoolAllocation, Region, Stream,
-    Tenant, TenantMemPool,
+    Allocation, Block, Contents, Heap, HostStore, Limit, PagedKv, Pool, PoolAllocation, Region,
+    Stream, Tenant, TenantMemPool,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -26,6 +33,9 @@ const LIMIT: u64 = 64;
 
 /// Streams for work, and one for captures.
 const STREAMS: usize = 2;
+
+/// The driver's panic.
+const ON_PURPOSE: &str = "on purpose";
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -70,6 +80,10 @@ enum Step {
     Drop {
         index: usize,
     },
+    /// Backs a block of the paged cache with memory, or ends that.
+    Paged {
+        number: u32,
+    },
     Sleep {
         tenant: usize,
         keep: bool,
@@ -103,6 +117,10 @@ enum Step {
     Fail {
         nth: u64,
     },
+    /// Lets the driver panic in its nth call from now on.
+    Panic {
+        nth: u64,
+    },
     Heal,
 }
 
@@ -123,7 +141,8 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (index(), 1..8_u64).prop_map(|(index, by)| Step::Commit { index, by }),
         4 => index().prop_map(|index| Step::Withdraw { index }),
         16 => index().prop_map(|index| Step::Drop { index }),
-        1 => (tenant(), any::<bool>()).prop_map(|(tenant, keep)| Step::Sleep { tenant, keep }),
+        4 => (0..16_u32).prop_map(|number| Step::Paged { number }),
+        2 => (tenant(), any::<bool>()).prop_map(|(tenant, keep)| Step::Sleep { tenant, keep }),
         2 => tenant().prop_map(|tenant| Step::Wake { tenant }),
         3 => stream().prop_map(|stream| Step::Hold { stream }),
         4 => stream().prop_map(|stream| Step::Release { stream }),
@@ -135,6 +154,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(tenant, granules)| Step::TenantLimit { tenant, granules }),
         2 => (0..LIMIT).prop_map(|granules| Step::Trim { granules }),
         1 => (1..20_u64).prop_map(|nth| Step::Fail { nth }),
+        2 => (1..20_u64).prop_map(|nth| Step::Panic { nth }),
         2 => Just(Step::Heal),
     ]
 }
@@ -188,6 +208,7 @@ where
     capture: Option<CaptureGuard>,
     guard: Option<CaptureGuard>,
     heaps: Vec<Heap>,
+    kv: PagedKv,
     graphs: Heap,
     of_driver: TenantMemPool,
     store: HostStore,
@@ -197,6 +218,8 @@ where
     pool: Pool,
     next: u8,
     failing: bool,
+    /// `true` after a panic of the driver, which may have lost memory and addresses.
+    lossy: bool,
 }
 
 impl<B: Backing + 'static> Drop for Run<'_, B>
@@ -206,6 +229,7 @@ where
     /// Disarms faults and lets streams go, also after a failure.
     fn drop(&mut self) {
         self.rig.faults.disarm();
+        self.rig.faults.watch(None);
         self.rig.machine.release_all_streams(D0);
     }
 }
@@ -220,7 +244,13 @@ where
         let tenants = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
         let heap = |tenant| Heap::builder(tenant).addresses(1 << 30);
         let heaps = tenants.iter().map(|tenant| heap(tenant).build().unwrap());
+        let streams: Vec<Stream> = (0..=STREAMS)
+            .map(|_| Stream::new(&rig.device).unwrap())
+            .collect();
+        let group = LayerGroup::new(2, 1).part(1, G as u32, 1);
+        let kv = PagedKv::builder(&tenants[0], &streams[0], 16).group(group);
         Self {
+            kv: kv.build().unwrap(),
             rig,
             live: vec![],
             capture: None,
@@ -232,14 +262,13 @@ where
                 .ordinary(LIMIT * G)
                 .build()
                 .unwrap(),
-            streams: (0..=STREAMS)
-                .map(|_| Stream::new(&rig.device).unwrap())
-                .collect(),
+            streams,
             tenants,
             held: [false; STREAMS],
             pool,
             next: 0,
             failing: false,
+            lossy: false,
         }
     }
 
@@ -256,7 +285,7 @@ where
                 self.stamp(&mut live, stream);
                 self.live.push(live);
             }
-            Err(error) => assert!(self.failing || is_short(&error), "{error}"),
+            Err(error) => assert!(self.fails() || is_short(&error), "{error}"),
         }
     }
 
@@ -294,7 +323,7 @@ where
                 self.made(made, home.unwrap_or(0), |error| error.is_shortage());
             }
             Step::Grow { index, by } => {
-                let failing = self.failing;
+                let failing = self.fails();
                 let Some(block) = self.pick(index).and_then(Live::block) else {
                     return;
                 };
@@ -309,7 +338,7 @@ where
                 }
             }
             Step::Shrink { index } => {
-                let failing = self.failing;
+                let failing = self.fails();
                 let Some(live) = self.pick(index) else { return };
                 let Some(block) = live.block() else { return };
                 let shrunk = block.shrink_to(block.size().div_ceil(2));
@@ -326,7 +355,7 @@ where
                         memory: Memory::Block(fork),
                         byte,
                     }),
-                    Err(error) => assert!(self.failing || asleep || error.is_shortage(), "{error}"),
+                    Err(error) => assert!(self.fails() || asleep || error.is_shortage(), "{error}"),
                 }
             }
             Step::Heap {
@@ -334,9 +363,11 @@ where
                 size,
                 stream,
             } => {
-                let made = self.heaps[tenant].allocate(size, 1, &self.streams[stream]);
+                let heap = &self.heaps[tenant];
+                let asleep = heap.is_asleep();
+                let made = heap.allocate(size, 1, &self.streams[stream]);
                 let made = made.map(Memory::Allocation);
-                self.made(made, stream, |error| error.is_out_of_memory());
+                self.made(made, stream, |error| asleep || error.is_out_of_memory());
             }
             // The program's own call would break its capture.
             Step::MemPool { granules, stream } if self.capture.is_none() => {
@@ -362,7 +393,7 @@ where
                 self.made(made, stream, |error| error.is_out_of_memory());
             }
             Step::Commit { index, by } => {
-                let failing = self.failing;
+                let failing = self.fails();
                 let Some(live) = self.pick(index) else { return };
                 let Some(region) = live.region() else { return };
                 let before = region.committed();
@@ -393,24 +424,34 @@ where
                     drop(self.live.swap_remove(index));
                 }
             }
+            Step::Paged { number } => {
+                let is_backed = self.kv.is_backed(number).unwrap_or(false);
+                let done = match is_backed {
+                    true => self.kv.release(&[number]),
+                    false => self.kv.back(&[number]),
+                };
+                let asleep = self.kv.is_asleep();
+                let is_short = done.as_ref().err().is_none_or(|it| it.is_out_of_memory());
+                assert!(self.fails() || asleep || is_short, "{done:?}");
+            }
             Step::Sleep { tenant, keep } if !self.held.contains(&true) => {
                 let contents = match keep {
                     true => Contents::Keep(&self.store),
                     false => Contents::Discard,
                 };
-                let slept = self.tenants[tenant].blocks().sleep(contents);
+                let slept = self.selected(tenant).sleep(contents);
                 let guarded = self.capture.is_some() || self.guard.is_some();
-                assert!(self.failing || guarded || slept.is_ok(), "{slept:?}");
+                assert!(self.fails() || guarded || slept.is_ok(), "{slept:?}");
                 if !keep || slept.is_err() {
                     self.forget_bytes();
                 }
             }
             Step::Wake { tenant } => {
-                let woken = self.tenants[tenant].blocks().wake();
+                let woken = self.selected(tenant).wake();
                 if let Err(error) = woken {
                     let guarded = self.capture.is_some() || self.guard.is_some();
                     assert!(
-                        self.failing || guarded || error.shortage().is_some(),
+                        self.fails() || guarded || error.shortage().is_some(),
                         "{error}"
                     );
                 }
@@ -431,7 +472,7 @@ where
             Step::Captured { size } if self.capture.is_some() => {
                 let made = self.graphs.allocate(size, 1, &self.streams[STREAMS]);
                 if let Err(error) = made {
-                    assert!(self.failing || error.is_out_of_memory(), "{error}");
+                    assert!(self.fails() || error.is_out_of_memory(), "{error}");
                 }
             }
             Step::Guard => {
@@ -452,6 +493,15 @@ where
                     .arm(Fault::nth(nth, CUresult::CUDA_ERROR_OUT_OF_MEMORY));
                 self.failing = true;
             }
+            Step::Panic { nth } => {
+                let left = AtomicU64::new(nth);
+                self.rig.faults.watch(Some(Arc::new(move |_| {
+                    let counts = !std::thread::panicking();
+                    if counts && left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                        std::panic::panic_any(ON_PURPOSE);
+                    }
+                })));
+            }
             Step::Heal => self.heal(),
             Step::MemPool { .. } | Step::Sleep { .. } | Step::Captured { .. } => {}
         }
@@ -459,12 +509,55 @@ where
 
     fn heal(&mut self) {
         self.rig.faults.disarm();
+        self.rig.faults.watch(None);
         self.failing = false;
     }
 
+    /// Makes a step in which the driver may panic.
+    fn try_step(&mut self, step: &Step) {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.step(step))) else {
+            return;
+        };
+        self.rig.faults.watch(None);
+        if panic.downcast_ref::<&str>() != Some(&ON_PURPOSE) {
+            resume_unwind(panic);
+        }
+        self.lossy = true;
+        match *step {
+            Step::Grow { index, .. }
+            | Step::Shrink { index }
+            | Step::Fork { index }
+            | Step::Commit { index, .. }
+            | Step::Withdraw { index } => {
+                // Forks share memory.
+                if let Some(live) = self.pick(index) {
+                    live.byte = None;
+                }
+                self.forget_bytes();
+            }
+            Step::Sleep { .. } | Step::Wake { .. } => self.forget_bytes(),
+            _ => {}
+        }
+    }
+
+    /// Returns `true` if an operation may fail.
+    fn fails(&self) -> bool {
+        self.failing || self.lossy
+    }
+
+    /// The blocks of a tenant, with the paged cache and a heap of the first.
+    fn selected(&self, tenant: usize) -> Blocks<'_> {
+        let blocks = self.tenants[tenant].blocks();
+        match tenant {
+            0 => blocks.paged(&self.kv).heap(&self.heaps[0]),
+            _ => blocks,
+        }
+    }
+
+    /// Notes that what may have slept has lost its bytes.
     fn forget_bytes(&mut self) {
         for live in &mut self.live {
-            if live.block().is_some() {
+            if matches!(live.memory, Memory::Block(_) | Memory::Allocation(_)) {
                 live.byte = None;
             }
         }
@@ -498,7 +591,11 @@ where
 
     fn check(&self) {
         assert!(self.rig.device.lost().is_none());
-        let stats = figures(&self.pool);
+        // What was lost is charged, and in no part.
+        let stats = match self.lossy {
+            true => self.pool.stats(),
+            false => figures(&self.pool),
+        };
         let info = self.rig.machine.memory_info(D0).unwrap();
         let used = info.total - info.free;
         let counted = stats.committed + stats.free + stats.quarantined;
@@ -508,7 +605,11 @@ where
             return;
         }
         for live in &self.live {
-            let asleep = matches!(&live.memory, Memory::Block(block) if block.is_asleep());
+            let asleep = match &live.memory {
+                Memory::Block(block) => block.is_asleep(),
+                Memory::Allocation(_) => self.heaps.iter().any(Heap::is_asleep),
+                _ => false,
+            };
             let Some(byte) = live.byte.filter(|_| !asleep) else {
                 continue;
             };
@@ -533,56 +634,76 @@ where
     }
 }
 
-fn run<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], faults: bool)
+/// Returns `true` if the driver panicked.
+fn run<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], (faults, panics): (bool, bool)) -> bool
 where
     Machine<B>: Driver,
 {
     let mut program = Run::new(&rig);
     for step in steps {
-        if faults || !matches!(step, Step::Fail { .. }) {
-            program.step(step);
-            program.check();
+        match step {
+            Step::Fail { .. } if !faults => continue,
+            Step::Panic { .. } if !panics => continue,
+            _ if panics => program.try_step(step),
+            _ => program.step(step),
         }
+        program.check();
     }
     program.end();
-    let pool = program.pool.clone();
+    let (pool, lossy) = (program.pool.clone(), program.lossy);
     drop(program);
     let failures = rig.device.drop_failures();
     let closed = pool.close();
-    assert!(closed.is_ok() || failures > 0, "{:?}", closed.err());
-    if failures == 0 {
+    assert!(
+        closed.is_ok() || failures > 0 || lossy,
+        "{:?}",
+        closed.err()
+    );
+    let hazards = rig.machine.take_hazards();
+    assert!(hazards.is_empty(), "{}", hazards[0]);
+    if failures == 0 && !lossy {
         common::nothing_left(rig);
     }
+    lossy
 }
 
-fn programs(usual: u32, faults: bool, host: bool) {
+fn programs(usual: u32, (faults, panics): (bool, bool), host: bool) {
     let config = Config {
         cases: common::cases(usual),
         failure_persistence: None,
         ..Config::default()
     };
     let steps = prop::collection::vec(step(), 1..80);
+    let (kinds, panicked) = ((faults, panics), Cell::new(0));
     let outcome = TestRunner::new(config).run(&steps, |steps| {
-        match host {
-            true => run::<HostMemory>(common::host(), &steps, faults),
-            false => run(common::model(), &steps, faults),
-        }
+        let lossy = match host {
+            true => run::<HostMemory>(common::host(), &steps, kinds),
+            false => run(common::model(), &steps, kinds),
+        };
+        panicked.set(panicked.get() + u32::from(lossy));
         Ok(())
     });
     outcome.unwrap();
+    assert_eq!(panicked.get() > 0, panics);
 }
 
 #[test]
 fn programs_of_all_holders() {
-    programs(30, false, false);
+    programs(30, (false, false), false);
 }
 
 #[test]
 fn programs_of_all_holders_with_faults() {
-    programs(30, true, false);
+    programs(30, (true, false), false);
 }
 
 #[test]
 fn programs_of_all_holders_over_real_memory() {
-    programs(10, true, true);
+    programs(10, (true, false), true);
+}
+
+#[test]
+fn programs_of_all_holders_with_panics() {
+    programs(40, (false, true), false);
+    programs(20, (true, true), true);
 }

@@ -2,7 +2,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use crate::common::panics::panics_at;
-use crate::common::{G, Rig, host};
+use crate::common::world::books;
+use crate::common::{G, Rig, host, limited};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::{CUresult, Call};
@@ -149,4 +150,65 @@ fn what_a_commit_has_mapped_is_pending_or_committed() {
         region.purge().unwrap();
     };
     each_call(false, prepare, purge, |_| true);
+}
+
+/// An operation on a region in a tenant, with extents of four granules and a fork of it.
+type InTenant = fn(&mut Region, Option<Region>, &Stream) -> Result<(), MemoryError>;
+
+// I-130
+#[test]
+fn a_tenant_is_charged_for_nothing_that_its_regions_lost() {
+    let compact: InTenant = |region, _, stream| region.compact(stream).map(drop);
+    let unshare: InTenant = |region, _fork, stream| {
+        let all = 0..region.size();
+        region.unshare(all, stream, &[]).map(drop)
+    };
+    let commit: InTenant = |region, _, _| region.commit(0..region.size());
+    let purge: InTenant = |region, _, _| Ok(region.purge().map(drop)?);
+    for (operate, forks) in [
+        (compact, false),
+        (unshare, true),
+        (commit, false),
+        (purge, false),
+    ] {
+        for nth in 1.. {
+            assert!(nth < 200, "the operation never ends");
+            let rig = host();
+            let pool = limited(&rig, 32).build().unwrap();
+            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let stream = Stream::new(&rig.device).unwrap();
+            let region = a.region(COUNT * G).largest_extent(COUNT / 2 * G);
+            let mut region = region.home_stream(&stream).reserve().unwrap();
+            region.commit(0..COUNT * G).unwrap();
+            stamp(&mut region, &stream);
+            stream.synchronize().unwrap();
+            if !forks {
+                region.decommit(G..3 * G).unwrap();
+                region.decommit(COUNT / 2 * G..COUNT * G).unwrap();
+            }
+            let fork = forks.then(|| region.fork(&[]).unwrap());
+            // Memory that was used, for other extents.
+            drop(b.allocate(6 * G).unwrap());
+            let run = || operate(&mut region, fork, &stream);
+            let (outcome, panicked) = panics_at(&rig, nth, |_| true, run);
+            assert_eq!(outcome.is_none(), panicked, "{nth}");
+            stream.synchronize().unwrap();
+            shows(&region, &stream, |granule| granule > 0);
+            books(&pool);
+            drop(region);
+            pool.trim(0).unwrap();
+            let stats = pool.stats();
+            assert_eq!(stats.free, 0, "{nth}: {stats:?}");
+            // An extent whose unmapping panicked in a purge stays charged.
+            let left = stats.committed + stats.quarantined;
+            let most = if panicked { COUNT / 2 * G } else { 0 };
+            assert!(left <= most, "{nth}: {stats:?}");
+            drop(b.try_allocate(32 * G - left).unwrap());
+            let hazards = rig.machine.take_hazards();
+            assert!(hazards.is_empty(), "{nth}: {}", hazards[0]);
+            if !panicked {
+                break;
+            }
+        }
+    }
 }

@@ -94,7 +94,9 @@ fn process(rig: &Rig<HostMemory>, mapper: &Mapper, at: &std::path::Path, of: usi
         let (kv, known): (Arc<OnceLock<PagedKv>>, Known) = Default::default();
         let (of_hook, evicts) = (Arc::clone(&kv), Arc::clone(&known));
         let tenant = pool.tenant(["chat", "code"][index]).on_pressure(move |it| {
-            let _ = of_hook.get().map(|kv| evict(kv, &evicts, it.bytes));
+            if let Some(kv) = of_hook.get() {
+                evict(kv, &evicts, it.bytes);
+            }
         });
         let tenant = tenant.register().unwrap();
         let home = Stream::new(&rig.device).unwrap();

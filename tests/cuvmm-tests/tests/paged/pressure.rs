@@ -110,7 +110,9 @@ fn halves(
     let kv: Arc<OnceLock<PagedKv>> = Arc::default();
     let of = Arc::clone(&kv);
     let a = pool.tenant("a").on_shortage(move |pressure| {
-        let _ = of.get().map(|kv| hook(kv, pressure.bytes));
+        if let Some(kv) = of.get() {
+            hook(kv, pressure.bytes);
+        }
     });
     let a = a.register().unwrap();
     let home = Stream::new(&rig.device).unwrap();

@@ -138,7 +138,13 @@ fn top_shows_who_lends_memory_to_whom_and_who_has_left() {
     assert!(text.contains(line), "{text}");
     let object: Value = serde_json::from_str(&done(at, &["top", "--json"])).unwrap();
     let ledger = &object["ledgers"][0];
-    assert_eq!(ledger["processes"][0]["state"], "Lending");
+    let [owner, user] = [0, 1].map(|it| &ledger["processes"][it]);
+    assert_eq!(owner["state"], "Lending");
+    // The ledger's limit, which is below their own, as in the text.
+    let tenant = &user["report"]["pools"][0]["tenants"][0];
+    for it in [owner, user, tenant] {
+        assert_eq!(it["limit"], ledger["limit"], "{it}");
+    }
     let export = &ledger["exports"][0];
     assert_eq!(
         (&export["owner"], &export["bytes"]),

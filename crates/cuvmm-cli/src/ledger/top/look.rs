@@ -39,6 +39,22 @@ pub(super) struct Process {
     pub(super) no_report: Option<String>,
 }
 
+impl Shown {
+    /// Puts the limits that hold in the place of those that processes and tenants have of their own.
+    pub(super) fn with_limits(mut self) -> Self {
+        for process in &mut self.processes {
+            let limit = process.stats.limit.min(self.limit);
+            process.stats.limit = limit;
+            for pool in process.report.iter_mut().flat_map(|it| &mut it.pools) {
+                for tenant in &mut pool.tenants {
+                    tenant.limit = tenant.limit.min(pool.limit).min(limit);
+                }
+            }
+        }
+        self
+    }
+}
+
 impl Process {
     /// Returns the tenants, each with the number of its pool.
     pub(super) fn tenants(&self) -> impl Iterator<Item = (usize, &TenantReport)> {

@@ -64,7 +64,8 @@ impl Args {
     /// A ledger cannot be read, or the terminal cannot be used.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         if self.json {
-            let ledgers = look::look(&self.at.open()?);
+            let ledgers = look::look(&self.at.open()?).into_iter();
+            let ledgers: Vec<_> = ledgers.map(look::Shown::with_limits).collect();
             print(&json(&serde_json::json!({ "ledgers": ledgers }))?)?;
             return Ok(ExitCode::SUCCESS);
         }

@@ -438,6 +438,93 @@ class Paged(unittest.TestCase):
             """
         )
 
+    def test_requests_are_polled_by_tasks_and_given_up_by_threads(self):
+        case(
+            """
+            import asyncio, random, threading
+            cuvmm.configure(limit="32MiB")
+            other, kv = make(name="code"), make(name="chat")
+            other.back(range(32))
+
+            async def polled(numbers):
+                request = kv.back_async(numbers)
+                try:
+                    while not request.done():
+                        await asyncio.sleep(0)
+                    request.result(0)
+                finally:
+                    # The traceback of a task that is cancelled has the request.
+                    request.cancel()
+
+            async def main():
+                tasks = [asyncio.create_task(polled([2 * n, 2 * n + 1])) for n in range(3)]
+                threaded = asyncio.to_thread(lambda: kv.back_async([6, 7]).result())
+                await asyncio.sleep(0)
+                tasks[0].cancel()
+                other.release(range(6))
+                await asyncio.gather(threaded, *tasks[1:])
+
+            asyncio.run(main())
+            gc.collect()
+            assert kv.stats().in_use == 6 and kv.stats().granted == 0
+            kv.release(range(2, 8))
+            other.release(range(6, 32))
+
+            def engine(kv, first):
+                draws, held = random.Random(first), set()
+                for turn in range(100):
+                    numbers = draws.sample(range(first, first + 16), 3)
+                    if held.isdisjoint(numbers):
+                        request = kv.back_async(numbers)
+                        if draws.random() < 0.7 and request.done():
+                            request.result(0)
+                            held.update(numbers)
+                        elif draws.random() < 0.5:
+                            request.cancel()
+                        del request
+                    ended = {number for number in held if draws.random() < 0.4}
+                    kv.release(sorted(ended))
+                    held -= ended
+                kv.release(sorted(held))
+
+            threads = [threading.Thread(target=engine, args=(it, 16 * n)) for it in (kv, other) for n in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            for stats in (kv.stats(), other.stats()):
+                assert stats.in_use == stats.granted == stats.committed == 0
+            """
+        )
+
+    def test_a_child_or_the_end_of_the_program_leaves_requests_alone(self):
+        case(
+            """
+            import os, threading, warnings
+            warnings.simplefilter("ignore")
+            cuvmm.configure(limit="16MiB")
+            other = make(name="code", on_pressure=lambda kv, missing: None)
+            kv = make(name="chat")
+            other.back(range(14))
+            granted, waiting = kv.back_async([0, 1]), kv.back_async([2])
+            child = os.fork()
+            if child == 0:
+                for call in (waiting.done, waiting.result, lambda: granted.result(0), lambda: kv.back_async([3])):
+                    fails(cuvmm.Error, "fork", call)
+                waiting.cancel()
+                del granted, waiting, kv, other
+                gc.collect()
+                raise SystemExit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            assert not waiting.done()
+            granted.result(0)
+            assert kv.stats().in_use == 2
+            # Both are in line at the end, and a thread waits for one.
+            threading.Thread(target=waiting.result, daemon=True).start()
+            more = kv.back_async([4])
+            """
+        )
+
     def test_a_hint_counts_what_other_processes_have_idle(self):
         case(
             """

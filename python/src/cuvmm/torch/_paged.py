@@ -160,7 +160,8 @@ class BackRequest:
 
     A scheduler asks `done` in each step. When it returns True, `result` puts the blocks in use, or raises the refusal;
     until then the memory that was granted, also at once, is the request's, and the cache does not fall asleep. A
-    request that is gone without a result is cancelled.
+    request that is gone without a result is cancelled. A task of asyncio calls `cancel` in a `finally`: the traceback of
+    one that is cancelled keeps the request, and its memory.
 
     >>> request = kv.back_async(numbers)  # doctest: +SKIP
     >>> while not request.done():  # doctest: +SKIP

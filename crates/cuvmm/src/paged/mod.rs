@@ -442,6 +442,11 @@ impl PagedKv {
             }
             outcome
         };
+        // Most need no memory, and are made without the rest.
+        match attempt(None) {
+            Err(error) if error.is_shortage() => {}
+            done => return done,
+        }
         let (tenant, home) = (&self.core.tenant, Some(&self.core.home));
         tenant.request_for(&noted, home, wait, attempt)
     }

@@ -16,6 +16,7 @@ _UNITS = {
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
+_NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _TEXT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -50,16 +51,24 @@ def bytes_of(size: int | str) -> int:
 
 
 def text_of(size: int) -> str:
-    """Returns a size as text for people.
+    """Returns a size as text for people, in the form that the library's errors have: exact if two
+    decimals or five digits of a smaller unit are enough, rounded to two decimals otherwise.
 
     >>> text_of(3 << 29)
-    '1.50 GiB'
+    '1.5 GiB'
+    >>> text_of(1538 << 20)
+    '1538 MiB'
     >>> text_of(512)
     '512 B'
     """
-    if abs(size) < 1 << 10:
-        return f"{size} B"
-    for unit, shift in (("KiB", 10), ("MiB", 20), ("GiB", 30)):
-        if abs(size) < 1 << (shift + 10):
-            return f"{size / (1 << shift):.2f} {unit}"
-    return f"{size / (1 << 40):.2f} TiB"
+    largest = min(max(size.bit_length() - 1, 0) // 10, len(_NAMES) - 1)
+    unit = 1 << (10 * largest)
+    text = f"{size / unit:.2f}"
+    if size * 100 % unit == 0:
+        return f"{text.rstrip('0').rstrip('.')} {_NAMES[largest]}"
+    # A smaller unit that divides it, with few digits.
+    for power in range(largest - 1, -1, -1):
+        number, rest = divmod(size, 1 << (10 * power))
+        if rest == 0 and number < 100_000:
+            return f"{number} {_NAMES[power]}"
+    return f"{text} {_NAMES[largest]}"

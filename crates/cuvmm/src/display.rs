@@ -48,6 +48,17 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// Shows a number with its noun, which takes an `s` for its plural: `1 block`, `2 blocks`.
+pub(crate) struct Count<T>(pub(crate) T, pub(crate) &'static str);
+
+impl<T: fmt::Display + PartialEq + From<u8>> fmt::Display for Count<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, noun) = self;
+        let plural = if *number == T::from(1) { "" } else { "s" };
+        write!(f, "{number} {noun}{plural}")
+    }
+}
+
 /// Shows the option that sets the device's memory, after an error with a figure of that memory, or
 /// nothing if there is none.
 pub(crate) struct SetBy(pub(crate) Option<&'static str>);
@@ -103,7 +114,13 @@ impl<const COLUMNS: usize> fmt::Display for Table<COLUMNS> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, Table};
+    use super::{Bytes, Count, Table};
+
+    #[test]
+    fn one_of_a_kind_has_no_plural() {
+        let shown = [0_u64, 1, 2].map(|number| Count(number, "block").to_string());
+        assert_eq!(shown, ["0 blocks", "1 block", "2 blocks"]);
+    }
 
     #[test]
     fn sizes_are_exact_where_that_is_short() {

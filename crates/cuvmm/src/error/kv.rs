@@ -1,6 +1,7 @@
 //! Errors of KV caches.
 
 use super::{ArgumentError, BlockError, MemoryError};
+use crate::display::Count;
 
 /// An error of building a KV cache, or of an operation on it. Every sequence is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,16 +17,25 @@ pub enum KvCacheError {
     /// The sequence with this number is asleep, and has no memory for rows.
     #[error("sequence #{0} is asleep: wake it first")]
     Asleep(u64),
-    /// The sequence would exceed its maximum of tokens, or tokens that it does not have were to be
-    /// kept, read or forked.
+    /// The sequence would exceed its maximum of tokens.
     #[error("sequence #{sequence}: {tokens} tokens exceed the maximum of {most}")]
     Tokens {
         /// The sequence's number.
         sequence: u64,
-        /// The number of tokens it would have, or one past the last token named.
+        /// The number of tokens it would have.
         tokens: u64,
         /// The maximum.
         most: u64,
+    },
+    /// Tokens after the sequence's end were to be forked, kept, moved, read or written.
+    #[error("sequence #{sequence} has {}, fewer than {tokens}", Count(*.held, "token"))]
+    BeyondEnd {
+        /// The sequence's number.
+        sequence: u64,
+        /// The number of tokens named, from the sequence's beginning.
+        tokens: u64,
+        /// The number of tokens that the sequence has.
+        held: u64,
     },
     /// The cache was not built for forks.
     #[error("the cache cannot fork: build it with `may_fork`")]
@@ -41,7 +51,7 @@ pub enum KvCacheError {
         fixed: u64,
     },
     /// There is no memory for a new sequence.
-    #[error("cannot create a sequence of {tokens} tokens: {cause}")]
+    #[error("cannot create a sequence of {}: {cause}", Count(*.tokens, "token"))]
     Create {
         /// The requested number of tokens.
         tokens: u64,

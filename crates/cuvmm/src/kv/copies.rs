@@ -93,7 +93,7 @@ impl KvCache {
         ArgumentError::whole("bytes of rows", bytes as u64, geometry.row)?;
         let tokens = first.saturating_add(bytes as u64 / geometry.row);
         if tokens > sequence.tokens {
-            return Err(sequence.too_long(tokens));
+            return Err(sequence.beyond_end(tokens));
         }
         Ok(Rows {
             block,

@@ -88,7 +88,7 @@ impl KvCache {
         sequence.check_tokens(tokens)?;
         self.room_for_one()?;
         let Some(size) = self.geometry.size_for(tokens) else {
-            return Err(sequence.too_long(tokens));
+            return Err(sequence.beyond_end(tokens));
         };
         let bytes = self.geometry.bytes_of(tokens);
         let blocks: Vec<&Block> = sequence.blocks.iter().collect();

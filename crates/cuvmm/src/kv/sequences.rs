@@ -69,15 +69,15 @@ impl Sequence {
         ArgumentError::not_zero(TOKENS, tokens)?;
         match tokens <= self.tokens {
             true => Ok(()),
-            false => Err(self.too_long(tokens)),
+            false => Err(self.beyond_end(tokens)),
         }
     }
 
-    pub(super) const fn too_long(&self, tokens: u64) -> KvCacheError {
-        KvCacheError::Tokens {
+    pub(super) const fn beyond_end(&self, tokens: u64) -> KvCacheError {
+        KvCacheError::BeyondEnd {
             sequence: self.id.number,
             tokens,
-            most: self.tokens,
+            held: self.tokens,
         }
     }
 

@@ -305,7 +305,7 @@ on_both! {
         let zero = cache.compact_prefix(root, 0);
         assert!(matches!(zero, Err(KvCacheError::Argument(_))), "{zero:?}");
         let more = cache.compact_prefix(root, 401);
-        assert!(matches!(more, Err(KvCacheError::Tokens { tokens: 401, most: 400, .. })), "{more:?}");
+        assert!(matches!(more, Err(KvCacheError::BeyondEnd { tokens: 401, held: 400, .. })), "{more:?}");
         // 16 tokens per granule: 24 whole granules, which were six extents of four.
         assert_eq!(cache.compact_prefix(root, 392).unwrap(), 24 * G);
         assert_eq!(pool.stats().mappings, before - 4);

@@ -197,12 +197,12 @@ on_both! {
         assert!(matches!(cache.truncate(id, 0), Err(KvCacheError::Argument(ArgumentError::Zero("tokens of a sequence")))));
         assert!(matches!(
             cache.truncate(id, 2),
-            Err(KvCacheError::Tokens { sequence, tokens: 2, most: 1 }) if sequence == id.number()
+            Err(KvCacheError::BeyondEnd { sequence, tokens: 2, held: 1 }) if sequence == id.number()
         ));
         let mut bytes = vec![0; 32 << 10];
         assert!(matches!(
             cache.read_rows(id, 0, Part::Key, 0, &mut bytes),
-            Err(KvCacheError::Tokens { sequence, tokens: 2, most: 1 }) if sequence == id.number()
+            Err(KvCacheError::BeyondEnd { sequence, tokens: 2, held: 1 }) if sequence == id.number()
         ));
         assert!(matches!(
             cache.read_rows(id, 4, Part::Key, 0, &mut bytes[..16 << 10]),

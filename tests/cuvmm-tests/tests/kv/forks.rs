@@ -393,10 +393,11 @@ on_both! {
         let root = cache.create(200).unwrap();
         assert!(matches!(plain.fork(root, 20), Err(KvCacheError::NoSuchSequence { .. })));
         assert!(matches!(cache.fork(root, 0), Err(KvCacheError::Argument(ArgumentError::Zero("tokens of a sequence")))));
-        assert!(matches!(
-            cache.fork(root, 201),
-            Err(KvCacheError::Tokens { sequence, tokens: 201, most: 200 }) if sequence == root.number()
-        ));
+        let beyond = cache.fork(root, 201).unwrap_err();
+        let (sequence, tokens, held) = (root.number(), 201, 200);
+        assert_eq!(beyond, KvCacheError::BeyondEnd { sequence, tokens, held });
+        let text = format!("sequence #{sequence} has 200 tokens, fewer than 201");
+        assert_eq!((beyond.to_string(), cache.try_fork(root, 201)), (text, Err(beyond)));
         let theirs = tenant.allocate_on(&stream, 11 * G).unwrap();
         let before = (books(&pool), cache.stats());
         match cache.try_fork(root, 190).unwrap_err() {

@@ -250,7 +250,7 @@ where
                     Err(KvCacheError::Argument(ArgumentError::Zero { .. })) => {
                         assert_eq!(to, 0);
                     }
-                    Err(KvCacheError::Tokens { .. }) => {
+                    Err(KvCacheError::BeyondEnd { .. }) => {
                         assert!(to > known.tokens.len() as u64);
                     }
                     Err(error) => panic!("{error}"),
@@ -289,7 +289,7 @@ where
                     Err(KvCacheError::Argument(ArgumentError::Zero { .. })) => {
                         assert_eq!(at, 0);
                     }
-                    Err(KvCacheError::Tokens { .. }) => assert!(at > known.tokens.len()),
+                    Err(KvCacheError::BeyondEnd { .. }) => assert!(at > known.tokens.len()),
                     Err(KvCacheError::Argument(ArgumentError::TooLarge {
                         what: "sequences",
                         value,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use cuvmm_driver::Ordinal;
 
 use super::{ArgumentError, CallError, MemoryError};
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error of an operation on a container. The container's length, elements and advice are
 /// unchanged, unless the variant says otherwise.
@@ -20,9 +20,9 @@ pub enum ContainerError {
     /// No tile of the requested size, or up to 64 times as large, consists of whole elements and
     /// whole granules.
     #[error(
-        "no tile of {} to 64 times as much consists of whole elements of {element} bytes and whole \
-         granules: use another tile size",
-        Bytes(*.tile)
+        "no tile of {} to 64 times as much consists of whole elements of {} and whole granules: \
+         use another tile size",
+        Bytes(*.tile), Count(*.element, "byte")
     )]
     TileSize {
         /// The requested bytes.
@@ -65,7 +65,7 @@ pub enum ContainerError {
     },
     /// The elements do not fit the container's capacity, or, if the operation allocates no memory,
     /// the memory that it has.
-    #[error("cannot add {additional} elements to {len}: the capacity is {capacity}")]
+    #[error("cannot add {} to {len}: the capacity is {capacity}", Count(*.additional, "element"))]
     Full {
         /// The current number of elements.
         len: usize,

@@ -1,7 +1,7 @@
 //! Errors of devices.
 
 use super::CallError;
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error of opening a device, or of starting its mapper.
 #[derive(Debug, thiserror::Error)]
@@ -9,8 +9,8 @@ use crate::display::Bytes;
 pub enum DeviceError {
     /// The device does not exist.
     #[error(
-        "there is no device {ordinal}: the driver has {count} {}",
-        if *count == 1 { "device" } else { "devices" }
+        "there is no device {ordinal}: the driver has {}",
+        Count(*.count, "device")
     )]
     NoSuchDevice {
         /// The requested ordinal.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::{ArgumentError, CallError, LedgerError, SleepError};
+use crate::display::Count;
 
 /// An error of joining a group, or of an operation of its ranks together. All ranks are then as they
 /// were, unless the error says otherwise.
@@ -39,7 +40,7 @@ pub enum GroupError {
     #[error(transparent)]
     File(LedgerError),
     /// The group has another number of ranks, set by the first one that joined.
-    #[error("group {group:?} has {ranks} ranks, and this one joins a group of {given}")]
+    #[error("group {group:?} has {}, and this one joins a group of {given}", Count(*.ranks, "rank"))]
     OtherRanks {
         /// The group.
         group: String,

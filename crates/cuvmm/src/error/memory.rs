@@ -6,7 +6,7 @@ use std::ops::Range;
 use cuvmm_driver::{DeviceAddress, HandleTypes, Location};
 
 use super::{ArgumentError, CallError, Shortage};
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error of an operation on memory. Unless it is [`Lost`](Self::Lost), nothing has changed.
 ///
@@ -124,7 +124,7 @@ pub enum MemoryError {
     #[error("the extent of bytes {0:?} was exported: it cannot be moved or shared")]
     Exported(Range<u64>),
     /// Part of the range is [registered](crate::Region::register) and must not change.
-    #[error("{registrations} registrations from byte {first} on keep bytes of {range:?}: end them")]
+    #[error("bytes of {range:?} are registered: end {} from byte {first} on", Count(*.registrations, "registration"))]
     Registered {
         /// The range that was to change.
         range: Range<u64>,
@@ -168,7 +168,7 @@ pub enum MemoryError {
         bytes: u64,
     },
     /// The region would exceed its limit of mappings.
-    #[error("cannot add {needed} mappings to {held}: the limit is {limit}")]
+    #[error("cannot add {} to {held}: the limit is {limit}", Count(*.needed, "mapping"))]
     Mappings {
         /// Mappings needed.
         needed: u64,
@@ -190,7 +190,7 @@ pub enum MemoryError {
     #[error("the paged cache of {} is asleep or not yet awake: wake it first", Bytes(*.0))]
     CacheAsleep(u64),
     /// This number of leases, registrations, tensors or slices use the block and may write to it.
-    #[error("{0} leases keep the block: drop them first, and registrations, tensors and slices")]
+    #[error("drop what keeps the block first: {}, counting registrations, tensors and slices", Count(*.0, "lease"))]
     Leased(u64),
     /// A capture is running, and the operation could break it.
     #[error("a capture is running, which the operation could break: end the capture first")]
@@ -421,9 +421,9 @@ pub enum BlockError {
     /// may read them at this block's addresses, or a lease, has not ended: they cannot be unshared
     /// yet.
     #[error(
-        "{} at offset {} are shared with {others} other blocks and in use here: wait for the work \
+        "{} at offset {} are shared with {} and in use here: wait for the work \
          that reads them, and drop the leases",
-        Bytes(*.bytes), Bytes(*.offset)
+        Bytes(*.bytes), Bytes(*.offset), Count(*.others, "other block")
     )]
     SharedInUse {
         /// The offset in the block.

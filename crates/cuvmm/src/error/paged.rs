@@ -1,7 +1,7 @@
 //! Errors of paged KV caches.
 
 use super::{ArgumentError, BlockError, MemoryError};
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error of building a paged KV cache, or of an operation on it. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum PagedKvError {
     #[error("block {0} is pinned: it stays backed")]
     Pinned(u32),
     /// There is no memory for blocks.
-    #[error("cannot back {blocks} blocks: {cause}")]
+    #[error("cannot back {}: {cause}", Count(*.blocks, "block"))]
     Back {
         /// The number of blocks.
         blocks: usize,

@@ -5,7 +5,7 @@ use cuvmm_driver::Location;
 use super::{ArgumentError, MemoryError};
 #[cfg(target_os = "linux")]
 use super::{ChannelError, LedgerError};
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error in a description of shared memory, or in its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum DescriptionError {
         known: u16,
     },
     /// The length of the description does not match its contents.
-    #[error("the description has {length} bytes, but should have {wanted}")]
+    #[error("the description has {}, but should have {wanted}", Count(*.length, "byte"))]
     Length {
         /// The actual number of bytes.
         length: u64,
@@ -181,7 +181,7 @@ pub enum ShareError {
     )]
     NoSuchDevice([u8; 16]),
     /// The memory was not shared as elements, or with elements of another size.
-    #[error("elements of {wanted} bytes were requested, but the memory was shared {}", shared_as(*.given))]
+    #[error("elements of {} were requested, but the memory was shared {}", Count(*.wanted, "byte"), shared_as(*.given))]
     ElementSize {
         /// The requested bytes of an element.
         wanted: usize,
@@ -202,7 +202,7 @@ pub enum ShareError {
     #[error("there is nothing named {0:?}")]
     NotFound(String),
     /// The name is empty, too long, or contains control characters.
-    #[error("a name of {length} bytes: use 1 to {most} bytes without control characters")]
+    #[error("a name of {}: use 1 to {most} bytes without control characters", Count(*.length, "byte"))]
     Name {
         /// Its length in bytes.
         length: usize,
@@ -214,6 +214,6 @@ pub enum ShareError {
 fn shared_as(given: Option<u32>) -> String {
     given.map_or_else(
         || "without elements".to_owned(),
-        |bytes| format!("with elements of {bytes} bytes"),
+        |bytes| format!("with elements of {}", Count(bytes, "byte")),
     )
 }

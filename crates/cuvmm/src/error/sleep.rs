@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{ArgumentError, BlockError, MemoryError};
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 
 /// An error of putting blocks to sleep, reading them there, or waking them. All blocks are unchanged, unless it is
 /// [`Stayed`](Self::Stayed); also after a sleep that was cancelled, or whose watcher panicked, if
@@ -17,7 +17,7 @@ pub enum SleepError {
     Argument(#[from] ArgumentError),
     /// Leases on some of the blocks live, or one was taken while contents were copied and may have
     /// ended since: sleep again when none is taken.
-    #[error("{blocks} blocks ({}) are leased: drop the leases", Bytes(*.bytes))]
+    #[error("leases keep {} ({}): drop the leases", Count(*.blocks, "block"), Bytes(*.bytes))]
     Leased {
         /// The number of blocks.
         blocks: u64,
@@ -25,7 +25,7 @@ pub enum SleepError {
         bytes: u64,
     },
     /// Other processes hold the memory of some of the blocks, and would go on using it.
-    #[error("{blocks} blocks ({}) were exported: they cannot sleep", Bytes(*.bytes))]
+    #[error("{} ({}) cannot sleep: other processes have the memory", Count(*.blocks, "block"), Bytes(*.bytes))]
     Exported {
         /// The number of blocks.
         blocks: u64,
@@ -34,7 +34,7 @@ pub enum SleepError {
     },
     /// GPU work that may use some of the blocks is not complete, or another thread is putting them
     /// to sleep, waking them or reading their kept contents.
-    #[error("{blocks} blocks ({}) are in use: wait for their work", Bytes(*.bytes))]
+    #[error("work may use {} ({}): wait for its end", Count(*.blocks, "block"), Bytes(*.bytes))]
     Busy {
         /// The number of blocks.
         blocks: u64,
@@ -86,8 +86,8 @@ pub enum SleepError {
     /// The contents of some of the blocks were to be discarded, and bytes of them are
     /// [marked](crate::Block::set_kept).
     #[error(
-        "{} of {blocks} blocks are marked to be kept: sleep with Contents::KeepMarked, or end the marks",
-        Bytes(*.bytes)
+        "marks keep {} of {}: sleep with Contents::KeepMarked, or end the marks",
+        Bytes(*.bytes), Count(*.blocks, "block")
     )]
     Marked {
         /// The number of blocks with marked bytes.
@@ -117,7 +117,7 @@ pub enum SleepError {
     /// woken. Contents to be kept are kept; those to be [discarded](crate::Contents::Discard) are
     /// lost. The other blocks are unchanged. A heap and a paged
     /// cache count as a block each.
-    #[error("{blocks} of the blocks ({}) stay asleep after an error: {cause}", Bytes(*.bytes))]
+    #[error("an error has left {} ({}) asleep: {cause}", Count(*.blocks, "block"), Bytes(*.bytes))]
     Stayed {
         /// The number of blocks, heaps and paged caches.
         blocks: u64,
@@ -131,7 +131,7 @@ pub enum SleepError {
     /// An [exchange](crate::Exchange) failed, and the driver refused so often that neither the
     /// memory of some blocks nor the store has all their contents. They sleep, and read like newly
     /// allocated ones when they are woken.
-    #[error("the contents of {blocks} of the blocks ({}) are lost: {cause}", Bytes(*.bytes))]
+    #[error("the contents of {} ({}) are lost: {cause}", Count(*.blocks, "block"), Bytes(*.bytes))]
     Lost {
         /// The number of blocks.
         blocks: u64,

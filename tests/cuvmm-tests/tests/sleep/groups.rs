@@ -196,7 +196,7 @@ fn a_refusal_of_one_rank_is_shown_in_the_others() {
     ));
     let pid = std::process::id();
     let text = format!(
-        "group \"tp0\" has undone {:?}: rank 0 (process {pid}) failed: 1 blocks (4 MiB) are leased: drop the leases",
+        "group \"tp0\" has undone {:?}: rank 0 (process {pid}) failed: leases keep 1 block (4 MiB): drop the leases",
         r#"sleep ["weights"] keep"#
     );
     assert_eq!(second.unwrap_err().to_string(), text);

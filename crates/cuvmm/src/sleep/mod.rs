@@ -100,6 +100,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::display::Count;
 use crate::error::{ArgumentError, SleepError};
 use crate::heap::Heap;
 use crate::paged::PagedKv;
@@ -143,7 +144,8 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Slept {
-    /// The number of blocks. Blocks that were already asleep do not count.
+    /// The number of blocks. Blocks that were already asleep do not count. 0 may also mean that no
+    /// block has a tag that was given, such as a misspelled one.
     pub blocks: u64,
     /// The number of heaps. Heaps that were already asleep do not count.
     pub heaps: u64,
@@ -166,7 +168,8 @@ pub struct Slept {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct Woken {
-    /// The number of blocks. Blocks that were awake do not count.
+    /// The number of blocks. Blocks that were awake do not count. 0 may also mean that no block has a
+    /// tag that was given.
     pub blocks: u64,
     /// The number of heaps. Heaps that were awake do not count.
     pub heaps: u64,
@@ -235,7 +238,8 @@ impl PagedKv {
 
 impl<'a> Blocks<'a> {
     /// Restricts the selection of blocks to those with this tag, or with another tag that was
-    /// added.
+    /// added. A tag that no live block has selects none, which is no error: its blocks may have been
+    /// dropped. The outcome then counts none ([`Slept::blocks`], [`Woken::blocks`]).
     pub fn tag(mut self, tag: impl Into<Arc<str>>) -> Self {
         self.tags.get_or_insert_default().push(tag.into());
         self
@@ -422,8 +426,8 @@ impl<'a> Blocks<'a> {
         };
         let heaps = self.holders.iter().filter(|one| one.is_heap()).count();
         let caches = self.holders.len() - heaps;
-        let heaps = (heaps > 0).then(|| format!("{heaps} heaps"));
-        let caches = (caches > 0).then(|| format!("{caches} paged caches"));
+        let heaps = (heaps > 0).then(|| Count(heaps, "heap").to_string());
+        let caches = (caches > 0).then(|| Count(caches, "paged cache").to_string());
         let parts: Vec<String> = [blocks, heaps, caches].into_iter().flatten().collect();
         parts.join(" and ")
     }

@@ -17,6 +17,7 @@ from typing import Any
 from . import _library
 from ._errors import OutOfMemoryError
 from ._settings import configure
+from ._sizes import text_of
 from ._streams import kept
 
 _installed: Any = None
@@ -161,7 +162,7 @@ def install(
         if address:
             streams.made(address, stream)
         elif size > 0:
-            failed = library.failure(f"cannot allocate {size} bytes on device {device}")
+            failed = library.failure(f"cannot allocate {text_of(size)} on device {device}")
             if not isinstance(failed, OutOfMemoryError):
                 raise failed
             figures = library.figures("stats", device)

@@ -1,7 +1,7 @@
 //! The last steps for another process that waits for memory: calling the hooks of this process's
 //! tenants, and putting tenants to sleep if the process allows that.
 //!
-//! Keeps I-127.
+//! Keeps I-127 and I-140.
 //!
 //! Both call functions of the program, which may take long, so they have a thread of their own. The
 //! process goes on releasing idle memory meanwhile.
@@ -94,14 +94,16 @@ impl Appeals {
     }
 
     /// Returns the step to begin while it is the turn of `step`, and notes that it begins for the
-    /// requests up to the ticket `newest`.
+    /// requests up to the ticket `newest`. Requests for which hooks were called do not wait for sleep
+    /// while newer ones come.
     fn next_step(&mut self, step: Step, newest: u64) -> Option<Step> {
         let rests_since = *self.rests_since.get_or_insert_with(clock::now);
         let again = newest > 0 && clock::since(rests_since) >= HOOKS_AGAIN;
-        let (step, begun) = if newest > self.hooks || again {
-            (Step::Hooks, &mut self.hooks)
-        } else if step == Step::Sleep && newest > self.sleep {
-            (Step::Sleep, &mut self.sleep)
+        let asked = newest.min(self.hooks);
+        let (step, begun, newest) = if step == Step::Sleep && asked > self.sleep {
+            (Step::Sleep, &mut self.sleep, asked)
+        } else if newest > self.hooks || again {
+            (Step::Hooks, &mut self.hooks, newest)
         } else {
             return None;
         };
@@ -334,6 +336,18 @@ mod tests {
             assert_eq!(calls_after(1, true), calls);
         }
         assert_eq!(calls_after(400, false), 3, "the request is withdrawn");
+        probe::set(None);
+    }
+
+    // I-140
+    #[test]
+    fn newer_requests_do_not_keep_a_process_from_the_turn_of_sleep() {
+        stop_time();
+        let mut appeals = Appeals::default();
+        // Functions take so long that a newer request has come when they end.
+        let steps = [1, 2, 3, 4, 4, 4, 4].map(|newest| appeals.next_step(Step::Sleep, newest));
+        let (hooks, sleep) = (Some(Step::Hooks), Some(Step::Sleep));
+        assert_eq!(steps, [hooks, sleep, hooks, sleep, hooks, sleep, None]);
         probe::set(None);
     }
 

@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Wait;
 use super::futures::AllocateFuture;
@@ -214,6 +214,32 @@ fn memory_that_a_hook_has_later_serves_a_thread_that_waits() {
     });
     core.free(&granted.unwrap());
     assert_eq!(calls(), 3);
+}
+
+#[test]
+fn no_hook_is_called_again_after_the_deadline() {
+    let mut world = World::with(rig(), None);
+    world.fill();
+    let (core, tenant) = (world.core(), world.asks.id());
+    let wanted = Wanted {
+        size: G,
+        capacity: G,
+        ..Wanted::default()
+    };
+    let attempts = AtomicUsize::new(0);
+    let deadline = after(Duration::from_millis(100));
+    let refused = core.request(tenant, G, Wait::Until(deadline), |mut state| {
+        // The first one behind a pause.
+        if attempts.fetch_add(1, Ordering::SeqCst) == 3 {
+            while Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            state.memory.line.clock.pass(HOOKS_AGAIN);
+        }
+        Core::attempt_to_allocate(state, tenant, &wanted)
+    });
+    assert!(refused.is_err());
+    assert_eq!(world.calls.load(Ordering::SeqCst), 1);
 }
 
 #[test]

@@ -325,6 +325,7 @@ impl Core {
             state.place = place;
             (state, outcome) = attempt(state);
             if state.memory.line.clock.is_time_again(called)
+                && Instant::now() < deadline
                 && matches!(&outcome, Err(error) if again(&state, error))
             {
                 (state, outcome) = ask((state, outcome), place);

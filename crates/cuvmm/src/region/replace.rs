@@ -97,19 +97,22 @@ impl<'a> Replacing<'a> {
         let known: Vec<PhysicalHandle> = unmapped.chain(rest).collect();
         let mut back = failed.physicals;
         back.extend(self.not_in(known, matches!(failed.failure, Failure::Panic(_))));
+        let ranges = failed.lost.map(|lost| {
+            log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
+            // Of an extent that could not be put back, new memory may have replaced a part.
+            let ranges = self.region.end_commits(&lost.ranges());
+            back.extend(lost.rest.into_parts().map(|(_, unmapped)| unmapped));
+            ranges
+        });
+        // Last: the driver may panic in it.
         self.region.release_replaced(back, self.charged);
-        let Some(lost) = failed.lost else {
-            return Err(failed.failure.into_error());
-        };
-        log!(error, error = %lost.error, offset = lost.offset, "extents are lost");
-        // Of an extent that could not be put back, new memory may have replaced a part.
-        let ranges = self.region.end_commits(&lost.ranges());
-        let rest = lost.rest.into_parts().map(|(_, unmapped)| unmapped);
-        let charged = self.region.space.count() + self.region.space.stuck_count();
-        self.region.release_replaced(rest.collect(), charged);
-        Err(MemoryError::Lost {
-            ranges,
-            cause: Box::new(failed.failure.into_error()),
+        let error = failed.failure.into_error();
+        Err(match ranges {
+            None => error,
+            Some(ranges) => MemoryError::Lost {
+                ranges,
+                cause: Box::new(error),
+            },
         })
     }
 
@@ -224,6 +227,7 @@ impl Region {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
     use cuvmm_driver::{Call, Driver};
@@ -295,6 +299,20 @@ mod tests {
         assert!(!region.is_committed(0..G) && region.is_committed(G..2 * G));
         assert_eq!(region.extents().len(), 1);
         assert!(region.withdrawn.is_empty(), "no copy is running");
+    }
+
+    #[test]
+    fn what_is_lost_is_committed_no_more_if_the_driver_panics_in_a_release() {
+        let rig = rig();
+        let stream = Stream::new(&rig.device).unwrap();
+        let (mut region, new) = region(&rig);
+        rig.fail(Call::MemUnmap, 4);
+        rig.fail(Call::MemMap, 4);
+        rig.fail(Call::MemMap, 5);
+        rig.panic_at(Call::MemRelease, 1);
+        let replace = || region.replace(new, &stream, Unused::never_used());
+        assert!(catch_unwind(AssertUnwindSafe(replace)).is_err());
+        assert!(!region.is_committed(0..G) && region.is_committed(G..2 * G));
     }
 
     #[test]

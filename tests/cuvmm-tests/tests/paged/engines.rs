@@ -152,10 +152,9 @@ impl World<'_> {
         for &number in numbers {
             known.kept.remove(&number);
             assert!(engine.kv().is_backed(number).unwrap());
-            if !known.used.contains_key(&number) {
-                let byte = self.random.u8(1..200);
+            if let Entry::Vacant(unused) = known.used.entry(number) {
+                let byte = *unused.insert(self.random.u8(1..200));
                 stamp(self.rig, &engine.home, engine.kv(), number, byte);
-                known.used.insert(number, byte);
             }
         }
     }

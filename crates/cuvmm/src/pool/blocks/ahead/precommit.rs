@@ -321,7 +321,9 @@ impl MapperWork for Core {
             // Notified before values of users are dropped, which may take time.
             self.settled.notify_all();
             drop(state);
-            panicked.map(resume_unwind);
+            if let Some(panic) = panicked {
+                resume_unwind(panic);
+            }
         }
         while !stop.load(Ordering::Acquire) {
             let mut state = self.lock();

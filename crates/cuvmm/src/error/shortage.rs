@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::LedgerShortage;
-use crate::display::{Bytes, SetBy, Table};
+use crate::display::{Bytes, Count, SetBy, Table};
 
 /// The figures of a refused request, of a pool or of a [region](crate::Region) in no tenant. All
 /// sizes are in bytes.
@@ -52,8 +52,9 @@ pub struct Shortage {
     /// The figures of the [ledger](crate::ledger) that the pool shares with other processes, if it
     /// refused.
     pub ledger: Option<LedgerShortage>,
-    /// The option that sets the device's memory, if that memory is the limit and the device no GPU:
-    /// `HostOptions::capacity` on the host driver.
+    /// The option that sets the device's memory, if that memory is the limit that was reached and the
+    /// device no GPU: `HostOptions::capacity` on the host driver. `None` if the tenant's own limit was
+    /// reached, or the ledger refused.
     pub memory_set_by: Option<&'static str>,
 }
 
@@ -182,7 +183,7 @@ impl fmt::Display for Summary<'_> {
         }
         match shortage.holders.len().saturating_sub(LARGEST) {
             0 => {}
-            more => write!(f, ", the rest by {more} more tenants")?,
+            more => write!(f, ", the rest by {}", Count(more, "more tenant"))?,
         }
         f.write_str(")")?;
         if let Some(reason) = shortage.stranding() {

@@ -160,12 +160,14 @@ impl Memory {
             .bytes
             .min(self.policy.largest_extent);
         let run = self.device.granule().round_down(creatable);
+        let limit = self.budget.totals().limits.bytes;
+        let is_own = account.limit < limit && self.budget.missing(id, wanted).0 > 0;
         Box::new(Shortage {
             tenant: self.budget.account(id).name.clone(),
             wanted,
             available: self.budget.available_to(id).saturating_add(reclaimable),
             largest_run: run.max(self.supply.largest_free()),
-            limit: self.budget.totals().limits.bytes,
+            limit,
             tenant_limit: self.budget.limit_of(id),
             tenant_held: account.held,
             guaranteed_to_others: self.budget.guaranteed_to_others(id),
@@ -175,7 +177,8 @@ impl Memory {
             quarantined: self.budget.totals().quarantined,
             holders,
             ledger: None,
-            memory_set_by: self.memory_set_by(),
+            // A tenant that has reached its own limit gets nothing from a larger device.
+            memory_set_by: self.memory_set_by().filter(|_| !is_own),
         })
     }
 }

@@ -221,6 +221,7 @@ impl Locked<'_> {
     ) -> BlockError {
         let mut shortage = self.shortage(id, bytes, reclaimable);
         shortage.ledger = ledger;
+        shortage.memory_set_by.take_if(|_| ledger.is_some());
         if self.memory.gate.is_capturing() && shortage.pending_free > 0 {
             BlockError::Capturing(shortage)
         } else {

@@ -69,6 +69,10 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn refused(outcome: Result<cuvmm::Block, BlockError>) -> (LedgerRefusal, u64) {
     match outcome.unwrap_err() {
         BlockError::OutOfMemory(shortage) => {
+            assert_eq!(
+                shortage.memory_set_by, None,
+                "the ledger's limit is what is reached"
+            );
             (shortage.ledger.unwrap().reason, shortage.available / G)
         }
         other => panic!("{other}"),

@@ -95,6 +95,17 @@ on_both! {
         assert_eq!(named(refused.shortage().unwrap()), of_host);
         let refused = pool.tenant("b").guarantee(total).register().unwrap_err();
         assert_eq!(named(&refused), of_host, "{refused}");
+        // A tenant that has reached its own limit would get nothing from a larger device.
+        let limited = pool.tenant("limited").limit(4 * G).register().unwrap();
+        let refused = limited.try_allocate(5 * G).unwrap_err();
+        assert!(!named(&refused) && !named(refused.shortage().unwrap()), "{refused}");
+        let most = pool.stats().limit;
+        let wide = pool.tenant("wide").limit(most).register().unwrap();
+        let held = tenant.try_allocate(most - 2 * G).unwrap();
+        assert_eq!(named(&wide.try_allocate(3 * G).unwrap_err()), of_host);
+        assert_eq!(named(&limited.try_allocate(3 * G).unwrap_err()), of_host);
+        drop((held, limited, wide, tenant));
+        pool.close().unwrap();
         // A limit of bytes is another option's.
         let small = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G)).build().unwrap();
         let one = small.tenant("a").register().unwrap();

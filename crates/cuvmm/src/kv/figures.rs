@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::KvCache;
-use crate::display::Bytes;
+use crate::display::{Bytes, Count};
 use crate::error::CallError;
 use crate::pool::Block;
 
@@ -39,15 +39,11 @@ pub struct KvCacheStats {
 
 impl fmt::Display for KvCacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            sequences, tokens, ..
-        } = self;
+        let sequences = Count(self.sequences, "sequence");
+        let tokens = Count(self.tokens, "token");
         let (live, held, shared) = (Bytes(self.live), Bytes(self.held), Bytes(self.shared));
         let (precommitted, idle) = (Bytes(self.precommitted), Bytes(self.idle));
-        write!(
-            f,
-            "{sequences} sequences of {tokens} tokens: {live} live of {held} held "
-        )?;
+        write!(f, "{sequences} of {tokens}: {live} live of {held} held ")?;
         write!(
             f,
             "({shared} shared, {precommitted} precommitted), {idle} idle"

@@ -10,7 +10,7 @@ use super::blocks::slots::{Figures, Freed};
 use super::holders::HolderFigures;
 use super::state::State;
 use crate::calls::CallCounts;
-use crate::display::{Bytes, Table};
+use crate::display::{Bytes, Count, Table};
 
 /// A pool's statistics, in bytes.
 ///
@@ -105,48 +105,14 @@ impl PoolStats {
 /// "in use" is the sum of [`in_use`](TenantStats::in_use) and [`shared`](TenantStats::shared).
 impl fmt::Display for PoolStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (committed, limit, peak) = (Bytes(self.committed), Bytes(self.limit), Bytes(self.peak));
-        let stranded = Bytes(self.stranded);
-        writeln!(
-            f,
-            "{committed} committed ({stranded} stranded) of {limit}, at most {peak} so far"
-        )?;
+        heading(f, [self.committed, self.stranded, self.limit, self.peak])?;
         let (free, quarantined) = (Bytes(self.free), Bytes(self.quarantined));
         writeln!(
             f,
             "{free} free, {quarantined} quarantined, {} asleep",
             Bytes(self.asleep)
         )?;
-        let mut table = Table::new([
-            "tenant",
-            "in use",
-            "padding",
-            "precommitted",
-            "cached",
-            "pending free",
-            "leased",
-            "guarantee",
-            "limit",
-        ]);
-        for tenant in &self.tenants {
-            let name = match tenant.draining {
-                true => format!("{} (draining)", tenant.name),
-                false => tenant.name.clone(),
-            };
-            let size = |bytes| Bytes(bytes).to_string();
-            table.row([
-                name,
-                size(tenant.in_use + tenant.shared),
-                size(tenant.padding),
-                size(tenant.precommitted),
-                size(tenant.cached),
-                size(tenant.pending_free),
-                size(tenant.leased),
-                size(tenant.guarantee),
-                size(tenant.limit),
-            ]);
-        }
-        writeln!(f, "{table}")?;
+        rows(f, &self.tenants)?;
         let (mappings, mapping_limit) = (self.mappings, self.mapping_limit);
         let (addresses, address_limit) = (Bytes(self.addresses), Bytes(self.address_limit));
         write!(
@@ -155,11 +121,55 @@ impl fmt::Display for PoolStats {
         )?;
         write!(
             f,
-            "addresses, {} refusals, {} driver calls",
-            self.refusals,
-            self.calls.total()
+            "addresses, {}, {}",
+            Count(self.refusals, "refusal"),
+            Count(self.calls.total(), "driver call")
         )
     }
+}
+
+/// Shows the line about what is committed, from the bytes that are, those of them that are stranded,
+/// the limit and the peak.
+fn heading(f: &mut fmt::Formatter<'_>, figures: [u64; 4]) -> fmt::Result {
+    let [committed, stranded, limit, peak] = figures.map(Bytes);
+    writeln!(
+        f,
+        "{committed} committed ({stranded} stranded) of {limit}, at most {peak} so far"
+    )
+}
+
+/// Shows a table with a row for each tenant.
+fn rows(f: &mut fmt::Formatter<'_>, tenants: &[TenantStats]) -> fmt::Result {
+    let mut table = Table::new([
+        "tenant",
+        "in use",
+        "padding",
+        "precommitted",
+        "cached",
+        "pending free",
+        "leased",
+        "guarantee",
+        "limit",
+    ]);
+    for tenant in tenants {
+        let name = match tenant.draining {
+            true => format!("{} (draining)", tenant.name),
+            false => tenant.name.clone(),
+        };
+        let size = |bytes| Bytes(bytes).to_string();
+        table.row([
+            name,
+            size(tenant.in_use + tenant.shared),
+            size(tenant.padding),
+            size(tenant.precommitted),
+            size(tenant.cached),
+            size(tenant.pending_free),
+            size(tenant.leased),
+            size(tenant.guarantee),
+            size(tenant.limit),
+        ]);
+    }
+    writeln!(f, "{table}")
 }
 
 /// A tenant's statistics, in bytes; [`PoolStats`] explains the figures.
@@ -217,6 +227,23 @@ pub struct TenantStats {
     pub refusals: u64,
     /// Bytes in use by tag, without blocks that have no tag and without shared memory.
     pub tags: BTreeMap<String, u64>,
+}
+
+/// Shows the tenant's totals, its row of the pool's [table](PoolStats), and what it has in numbers.
+impl fmt::Display for TenantStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        heading(f, [self.committed, self.stranded, self.limit, self.peak])?;
+        let (exported, asleep) = (Bytes(self.exported), Bytes(self.asleep));
+        writeln!(f, "{exported} exported, {asleep} asleep")?;
+        rows(f, std::slice::from_ref(self))?;
+        let (mappings, addresses) = (Count(self.mappings, "mapping"), Bytes(self.addresses));
+        let (blocks, leases) = (Count(self.blocks, "block"), Count(self.leases, "lease"));
+        let refusals = Count(self.refusals, "refusal");
+        write!(
+            f,
+            "{mappings}, {addresses} of addresses, {blocks}, {leases}, {refusals}"
+        )
+    }
 }
 
 impl TenantStats {

@@ -19,6 +19,21 @@ on_both! {
         assert_eq!(cells[..3], ["chat", "6", "MiB"], "{text}");
         assert_eq!(lines.len(), 5, "{text}");
 
+        // A tenant by itself has the same form, and its row is the pool's.
+        tenant.try_allocate(20 * G).unwrap_err();
+        let (own, all) = (tenant.stats(), pool.stats().to_string());
+        let alone = own.to_string();
+        let shown: Vec<&str> = alone.lines().collect();
+        assert_eq!((shown[0], shown[1]), (lines[0], "0 B exported, 0 B asleep"));
+        assert_eq!(shown[2..4], lines[2..4]);
+        let (mappings, addresses) = (own.mappings, own.addresses >> 20);
+        let plural = if mappings == 1 { "" } else { "s" };
+        assert_eq!(
+            shown[4..],
+            [format!("{mappings} mapping{plural}, {addresses} MiB of addresses, 1 block, 0 leases, 1 refusal")]
+        );
+        assert!(all.contains(" of addresses, 1 refusal, "), "{all}");
+
         let data = serde_json::to_value(&stats).unwrap();
         assert_eq!((&data["limit"], &data["committed"]), (&json!(16 * G), &json!(3 * G)));
         assert_eq!(data["tenants"][0]["name"], "chat");

@@ -2,6 +2,7 @@
 
 use crate::common;
 use crate::common::books::{are_the_drivers, balanced};
+use crate::common::panics::panics_at;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
@@ -259,4 +260,26 @@ on_both! {
         pool.close().unwrap();
         assert_eq!(rig.machine.live().physicals, 0);
     }
+}
+
+#[test]
+fn a_panic_while_the_addresses_of_a_copy_are_freed_loses_no_memory_of_the_pool() {
+    let rig = common::host();
+    let pool = pool(&rig, 64);
+    let tenant = pool.tenant("a").register().unwrap();
+    let stream = Stream::new(&rig.device).unwrap();
+    let block = pieces(&tenant, &stream, 5);
+    stream.synchronize().unwrap();
+    let compact = || pool.compact(|_| true).map(drop);
+    let (_, panicked) = panics_at(&rig, 1, |call| call == Call::MemAddressFree, compact);
+    assert!(panicked);
+    // The block has its new memory for good, and the pool what was in its place.
+    let held = || {
+        let stats = pool.stats();
+        [stats.committed, stats.free, stats.mappings * G].map(|bytes| bytes / G)
+    };
+    assert_eq!(held(), [5, 5, 2]);
+    drop(block);
+    pool.trim(0).unwrap();
+    assert_eq!(held(), [5, 0, 2]);
 }

@@ -15,6 +15,7 @@ mod pressure;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{BlockError, MemoryError};
 use crate::extent_sizes::ExtentSizes;
@@ -412,8 +413,10 @@ impl Locked<'_> {
         // The copy's own mappings and addresses count against the limits, and are no tenant's.
         let own = Amount::of(0, count, run.size);
         let charge = self.memory.budget.charge(None, own);
-        let replaced = self.replace_run(slot, run, physicals, &stream);
+        let replace = || self.replace_run(slot, run, physicals, &stream);
+        let replaced = catch_unwind(AssertUnwindSafe(replace));
         self.memory.budget.refund(charge);
+        let replaced = replaced.unwrap_or_else(|panic| resume_unwind(panic));
         replaced.map(|()| Moved::Copied(run.size))
     }
 
@@ -469,19 +472,18 @@ impl Locked<'_> {
         let before = slot.space.footing();
         slot.merged |= run.sizes != slot.class.sizes;
         let replaced = self.unlocked(|| match slot.completed() {
-            Ok(mut completed) => {
-                let replaced = completed.replace(new, Access::ReadWrite, stream);
-                replaced.map(|(old, _)| old)
-            }
+            Ok(mut completed) => completed.replace(new, Access::ReadWrite, stream),
             Err(error) => Err(NotReplaced::unchanged(error, new)),
         });
         slot.space.note_writer(run.offset, run.end(), by);
         self.rebook(slot, before);
         let failed = match replaced {
-            Ok(old) => {
+            Ok((old, beside)) => {
                 slot.space.settle(run.offset);
                 old.into_parts()
                     .for_each(|(_, unmapped)| self.memory.keep(unmapped));
+                // Last: the driver may panic while it frees the addresses.
+                self.unlocked(|| drop(beside));
                 return Ok(());
             }
             Err(failed) => failed,

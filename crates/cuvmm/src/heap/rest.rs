@@ -1,4 +1,4 @@
-//! What a heap keeps while it sleeps.
+//! Bytes and places that a heap keeps while it sleeps.
 //!
 //! The extents of a heap that sleeps or moves are not [settled](super::extents::Extents::settle):
 //! no request, no reclaim and no tidying finds them. Allocations that end meanwhile free bytes of

@@ -1,4 +1,4 @@
-//! What a cache keeps while it sleeps.
+//! Bytes that a cache keeps while it sleeps.
 
 use crate::pool;
 use crate::store::Saved;

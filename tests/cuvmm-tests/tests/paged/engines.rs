@@ -3,6 +3,7 @@
 //! failures of the driver. The processes are in one here.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Waker};

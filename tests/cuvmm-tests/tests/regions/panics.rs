@@ -109,15 +109,10 @@ fn reserve(rig: &Rig<HostMemory>) -> Region {
 // I-130
 #[test]
 fn what_a_move_has_lost_is_committed_no_more() {
-    let ways: [(fn(&Rig<HostMemory>) -> Place, fn(&Rig<HostMemory>) -> Place); 3] = [
-        (|rig| Place::from(&rig.device), |_| Place::HostNuma(0)),
-        (|_| Place::HostNuma(0), |rig| Place::from(&rig.device)),
-        (
-            |rig| Place::from(&rig.device),
-            |rig| Place::from(&rig.second()),
-        ),
-    ];
-    for (from, to) in ways {
+    let first: fn(&Rig<HostMemory>) -> Place = |rig| Place::from(&rig.device);
+    let second: fn(&Rig<HostMemory>) -> Place = |rig| Place::from(&rig.second());
+    let host: fn(&Rig<HostMemory>) -> Place = |_| Place::HostNuma(0);
+    for (from, to) in [(first, host), (host, first), (first, second)] {
         for refuses in [false, true] {
             let prepare = |rig: &Rig<HostMemory>, stream: &Stream| {
                 let mut region = reserve(rig);

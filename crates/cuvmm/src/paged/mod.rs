@@ -433,6 +433,11 @@ impl PagedKv {
         needs: impl Fn(&State) -> (u64, u64),
         attempt: impl Fn(&mut State, Option<InLine>) -> Result<(), BlockError>,
     ) -> Result<(), BlockError> {
+        // Most calls need no memory.
+        match attempt(&mut *self.lock()?, None) {
+            Err(error) if error.is_shortage() => {}
+            done => return done,
+        }
         let noted = Needs::default();
         let attempt = |place| {
             let mut state = self.lock()?;
@@ -442,11 +447,6 @@ impl PagedKv {
             }
             outcome
         };
-        // Most need no memory, and are made without the rest.
-        match attempt(None) {
-            Err(error) if error.is_shortage() => {}
-            done => return done,
-        }
         let (tenant, home) = (&self.core.tenant, Some(&self.core.home));
         tenant.request_for(&noted, home, wait, attempt)
     }

@@ -256,7 +256,7 @@ over_the_stand_in! {
         let own = std::process::id();
         let undone = format!("has undone {operation:?}: rank 1 (process {own}) failed: no memory; ");
         assert!(error.contains(&undone), "{error}");
-        let stayed = r#"the tag "weights" of device 0: 1 of the blocks (20 MiB) stay asleep"#;
+        let stayed = r#"the tag "weights" of device 0: an error has left 1 block (20 MiB) asleep"#;
         assert!(error.contains(stayed), "{error}");
         assert_eq!(first.tags.asleep(), r#"["weights"]"#);
         first.tags.wake("null").unwrap();

@@ -143,7 +143,10 @@ fn where_going_back_fails_all_sleep_with_their_contents() {
     };
     let call = matches!(**cause, SleepError::Memory(MemoryError::Call(_)));
     assert!(call && (*blocks, *bytes) == (1, 8 * G), "{error:?}");
-    assert!(error.to_string().contains("stay asleep"), "{error}");
+    assert!(
+        error.to_string().contains("left 1 block (16 MiB) asleep"),
+        "{error}"
+    );
     assert!(world.new[0].is_asleep());
     figures(&world.pool);
     all_wake(&rig, &world);

@@ -217,7 +217,7 @@ over_the_stand_in! {
         let (stream, awake) = (cuda.stream(), cuda.physicals_and_mappings());
         cuda.hold(stream, true);
         cuda.fill(weights.address, 1, 20 * MIB, stream);
-        refused(rank.sleep("null", 0, 0), "are in use");
+        refused(rank.sleep("null", 0, 0), "work may use 1 block");
         assert_eq!((tags.asleep().as_str(), cuda.physicals_and_mappings()), ("[]", awake));
         cuda.hold(stream, false);
         cuda.synchronize(stream);

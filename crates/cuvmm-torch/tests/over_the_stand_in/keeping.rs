@@ -147,7 +147,7 @@ over_the_stand_in! {
         let address = allocate(&tags, 40 * MIB);
         cuda.hold(stream, true);
         cuda.fill(address, 5, 40 * MIB, stream);
-        refused(sleep(0.0), "are in use");
+        refused(sleep(0.0), "work may use 1 block");
         assert_eq!(tags.asleep(), "[]");
         cuda.hold(stream, false);
         cuda.synchronize(stream);

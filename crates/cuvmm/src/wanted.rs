@@ -10,8 +10,8 @@ use std::time::Duration;
 pub(crate) const GRANT: u64 = 64 << 20;
 
 /// The time after which hooks are called again for a request that still waits, from the end of their
-/// last calls on. So memory that a tenant could give only later is asked for too, and a hook that
-/// gives nothing takes little of its thread's time.
+/// last calls on. So memory that a tenant could give only later is asked for too, and a quick hook
+/// that gives nothing takes little of its thread's time.
 pub(crate) const HOOKS_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ pub enum SleepError {
         bytes: u64,
     },
     /// Other processes hold the memory of some of the blocks, and would go on using it.
-    #[error("{} ({}) cannot sleep: other processes have the memory", Count(*.blocks, "block"), Bytes(*.bytes))]
+    #[error("{} ({}) cannot sleep: the memory was exported", Count(*.blocks, "block"), Bytes(*.bytes))]
     Exported {
         /// The number of blocks.
         blocks: u64,

@@ -278,15 +278,19 @@ mod tests {
         (region, new.into())
     }
 
+    /// Fails taking out the second extent, and both attempts to put back the first.
+    fn lose_first(rig: &Rig) {
+        rig.fail(Call::MemUnmap, 4);
+        rig.fail(Call::MemMap, 4);
+        rig.fail(Call::MemMap, 5);
+    }
+
     #[test]
     fn what_is_lost_of_a_region_is_committed_no_more() {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
         let (mut region, new) = region(&rig);
-        // Fails taking out the second extent, and both attempts to put back the first.
-        rig.fail(Call::MemUnmap, 4);
-        rig.fail(Call::MemMap, 4);
-        rig.fail(Call::MemMap, 5);
+        lose_first(&rig);
         let replaced = region.replace(new, &stream, Unused::never_used());
         let Err(MemoryError::Lost { ranges, cause }) = replaced else {
             panic!("{replaced:?}");
@@ -306,9 +310,7 @@ mod tests {
         let rig = rig();
         let stream = Stream::new(&rig.device).unwrap();
         let (mut region, new) = region(&rig);
-        rig.fail(Call::MemUnmap, 4);
-        rig.fail(Call::MemMap, 4);
-        rig.fail(Call::MemMap, 5);
+        lose_first(&rig);
         rig.panic_at(Call::MemRelease, 1);
         let replace = || region.replace(new, &stream, Unused::never_used());
         assert!(catch_unwind(AssertUnwindSafe(replace)).is_err());

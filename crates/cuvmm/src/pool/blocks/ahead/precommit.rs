@@ -158,9 +158,13 @@ impl Locked<'_> {
                     self.memory.budget.not_created(size);
                     None
                 }
-                outcome => {
+                Err(Failure::Panic(panic, mappings)) => {
+                    self.memory.budget.quarantine(size, mappings);
+                    Some(panic)
+                }
+                Ok(_) | Err(Failure::Place(_)) => {
                     self.memory.budget.quarantine(size, 1);
-                    outcome.err().and_then(Failure::into_panic)
+                    None
                 }
             };
         };
@@ -231,15 +235,6 @@ enum Failure {
     Place(Box<PlaceFailure>),
     /// The driver panicked, and may have created the memory and made this number of mappings.
     Panic(Panic, u64),
-}
-
-impl Failure {
-    fn into_panic(self) -> Option<Panic> {
-        match self {
-            Self::Panic(panic, _) => Some(panic),
-            Self::Create(_) | Self::Place(_) => None,
-        }
-    }
 }
 
 impl Job {

@@ -19,7 +19,6 @@ pub(crate) struct Physical {
     pub(crate) references: u64,
     pub(crate) mappings: u64,
     pub(crate) memory: MemoryKey,
-    pub(crate) imported: bool,
     /// Created cold, and no location has had access since.
     pub(crate) cold: bool,
 }

@@ -56,7 +56,7 @@ impl<B: Backing> State<B> {
         self.charge(owner, size)?;
         let made = self.new_memory(size, props, owner);
         let key = made.inspect_err(|_| self.refund(owner, size))?;
-        let handle = self.new_physical(key, size, *props, false);
+        let handle = self.new_physical(key, size, *props);
         let cold = self.spend_create(props.location, size);
         if let Some(physical) = self.physicals.by_handle.get_mut(&handle.0) {
             physical.cold = cold;
@@ -115,7 +115,6 @@ impl<B: Backing> State<B> {
         memory: MemoryKey,
         size: u64,
         props: PhysicalProps,
-        imported: bool,
     ) -> PhysicalHandle {
         let handle = self.handles.take();
         let physical = Physical {
@@ -124,7 +123,6 @@ impl<B: Backing> State<B> {
             references: 1,
             mappings: 0,
             memory,
-            imported,
             cold: false,
         };
         self.physicals.by_handle.insert(handle, physical);
@@ -276,7 +274,8 @@ impl<B: Backing> State<B> {
         let physical = self.physicals.get(handle.0)?;
         let one = handle_type.bits().is_power_of_two();
         let asked_for = physical.props.handle_types.contains(handle_type);
-        require(one && asked_for && !physical.imported, INVALID_VALUE)?;
+        // An imported physical has no types, so it is not exported again.
+        require(one && asked_for, INVALID_VALUE)?;
         let key = physical.memory;
         if handle_type == HandleTypes::FABRIC {
             let mut name = [0; 64];
@@ -334,7 +333,7 @@ impl<B: Backing> State<B> {
         let memory = self.physicals.memories.get(&key).ok_or(UNKNOWN)?;
         let (size, location) = (memory.size, self.place_here(memory.location));
         self.physicals.lingering.remove(&key);
-        Ok(self.new_physical(key, size, PhysicalProps::at(location), true))
+        Ok(self.new_physical(key, size, PhysicalProps::at(location)))
     }
 
     /// Returns a location of this machine: another process may have more devices.

@@ -41,7 +41,7 @@ impl Region {
     }
 
     /// Refuses an invalid range, and a range that is not wholly committed.
-    pub(crate) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
+    pub(super) fn check_committed(&self, range: &Range<u64>) -> Result<(), MemoryError> {
         self.check(range)?;
         match self.is_committed(range.clone()) {
             true => Ok(()),

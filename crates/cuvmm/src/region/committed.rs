@@ -186,7 +186,7 @@ impl Region {
     }
 
     /// Returns `true` if the pending extents are exactly those without a committed byte.
-    pub(super) fn pending_is_true(&self) -> bool {
+    fn pending_is_true(&self) -> bool {
         let extents = self.space.extents().map(|it| it.offset..it.end());
         extents
             .filter(|extent| !self.committed.overlaps(extent))

@@ -364,7 +364,7 @@ impl Region {
     }
 
     /// A fence over all work of every device that has access.
-    pub(super) fn fence_of_all(&self) -> Fence {
+    fn fence_of_all(&self) -> Fence {
         Fence::devices(self.space.users().cloned().collect())
     }
 

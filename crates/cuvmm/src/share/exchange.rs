@@ -174,7 +174,7 @@ impl Channel {
         }
     }
 
-    pub(super) fn send_verdict(
+    fn send_verdict(
         &mut self,
         reason: Option<&str>,
         deadline: Deadline,

@@ -271,7 +271,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     }
 
     /// Checks that a device can migrate pages while others use them.
-    pub(super) fn moves_on(&self, device: &Device) -> Result<(), ContainerError> {
+    fn moves_on(&self, device: &Device) -> Result<(), ContainerError> {
         let ordinal = self.device().ordinal();
         if device.is_same(self.device()) && self.unshared == Some(ordinal) {
             return Err(ContainerError::NoConcurrentAccess(ordinal));

@@ -48,7 +48,12 @@ impl Extents {
     /// Returns the address of `size` bytes at a multiple of `alignment`, in the shortest free range
     /// of a window that has them and that a stream can use without waiting. The mappings need not
     /// be searched.
-    pub(crate) fn find_anywhere(&self, size: u64, alignment: u64, stream: StreamId) -> Option<u64> {
+    pub(in crate::heap) fn find_anywhere(
+        &self,
+        size: u64,
+        alignment: u64,
+        stream: StreamId,
+    ) -> Option<u64> {
         let mut walk = Walk {
             size,
             alignment,

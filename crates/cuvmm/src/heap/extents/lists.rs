@@ -16,7 +16,7 @@ impl Extents {
     }
 
     /// Returns extents with at least `least` free bytes at the start, the fewest first.
-    pub(crate) fn prefixes(
+    pub(in crate::heap) fn prefixes(
         &self,
         least: u64,
         stream: Option<StreamId>,
@@ -27,7 +27,7 @@ impl Extents {
     }
 
     /// Returns extents with free bytes at the start, the most first.
-    pub(crate) fn longest_prefixes(
+    pub(in crate::heap) fn longest_prefixes(
         &self,
         stream: Option<StreamId>,
     ) -> impl Iterator<Item = (u64, ExtentId)> {
@@ -37,7 +37,7 @@ impl Extents {
     }
 
     /// Returns extents with at most `most` free bytes at the end, the most first.
-    pub(crate) fn suffixes(
+    pub(in crate::heap) fn suffixes(
         &self,
         most: u64,
         stream: Option<StreamId>,

@@ -5,12 +5,12 @@ use super::extent::insert;
 use super::{Extent, ExtentId, Extents, Taken};
 
 impl Extents {
-    pub(crate) fn tag_of(&self, id: ExtentId) -> Tag {
+    fn tag_of(&self, id: ExtentId) -> Tag {
         self.extent(id).map_or(Tag::Ready, Extent::tag)
     }
 
     /// Returns all work that bytes or mappings of an extent wait for.
-    pub(crate) fn all_work_of(&self, id: ExtentId) -> Tag {
+    pub(in crate::heap) fn all_work_of(&self, id: ExtentId) -> Tag {
         let mut tag = self.tag_of(id);
         if let Some(extent) = self.extent(id) {
             extent
@@ -62,7 +62,7 @@ impl Tagged for Extents {
     }
 }
 
-pub(crate) fn work_of(taken: &[Taken]) -> Tag {
+pub(in crate::heap) fn work_of(taken: &[Taken]) -> Tag {
     let mut tag = Tag::Ready;
     let pieces = taken.iter().flat_map(|(_, pieces)| pieces);
     pieces.for_each(|(_, piece)| tag.merge(piece));

@@ -36,7 +36,7 @@ impl Generations {
     }
 
     /// Returns the pools that may have been current before, those that are kept among them.
-    pub(super) fn past(&self) -> Vec<MemPoolHandle> {
+    fn past(&self) -> Vec<MemPoolHandle> {
         let past = self.stand_in.iter().chain(&self.older);
         let mut past: Vec<_> = past.map(|generation| generation.pool.as_raw()).collect();
         if let Some(newest) = &self.newest {

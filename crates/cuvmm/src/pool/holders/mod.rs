@@ -8,14 +8,14 @@ mod giving;
 mod held;
 mod holder;
 mod lend;
+mod moving;
 mod rest;
-mod resting;
 
 pub(crate) use held::HolderId;
 pub(in crate::pool) use held::Holders;
 pub(crate) use holder::{Given, Holder, HolderFigures};
 pub(crate) use lend::{Lending, Lent};
-pub(crate) use rest::Rest;
-pub(crate) use resting::{
+pub(crate) use moving::{
     Attempts, CanSleep, HolderToSleep, HolderToWake, Marked, MovingHolder, WakingHolder,
 };
+pub(crate) use rest::Rest;

@@ -258,7 +258,7 @@ impl Locked<'_> {
 
     /// Puts the addresses of an empty slot, which is out, to rest in a hardened pool, or else frees
     /// them.
-    pub(in crate::pool::blocks) fn put_away(&mut self, slot: Box<Slot>) {
+    fn put_away(&mut self, slot: Box<Slot>) {
         let stuck = slot.space.stuck_count() > 0;
         if stuck || self.blocks.hardening.is_none() {
             return self.drop_slot(slot);

@@ -9,13 +9,13 @@ mod common;
 use std::sync::Arc;
 use std::thread;
 
-use common::{D0, G, Rig, pool};
+use common::{D0, G, Rig};
 use cuvmm::dlpack::dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLManagedTensorVersioned};
 use cuvmm::dlpack::dlpark::{DlpackElement, DlpackFlags, Managed, ManagedTensorBase, versioned};
 use cuvmm::dlpack::{Consumer, Imported, Memory, Tensor};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{
     ArgumentError, BlockError, CallError, MemoryError, SleepError, TensorError,
     TensorError as Refusal,
@@ -66,15 +66,9 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
 }
 
 /// Queues a kernel that writes to the block's first granule, and holds it back.
-fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn busy(rig: &Rig<impl Backing>, stream: &Stream, block: &Block, byte: u8) {
     rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(block.address(), G, byte)];
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
+    rig.kernel(stream, &[], &[(block.address(), G, byte)]);
 }
 
 on_both! {
@@ -97,10 +91,8 @@ on_both! {
 
 #[test]
 fn the_block_lives_in_the_tensor_and_ends_with_it() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 4);
     let block = tenant.allocate_on(&stream, 3 * G).unwrap();
     block.write(G, &bytes_of(&[1, 2, 3, 4, 5, 6])).unwrap();
     let address = block.address();
@@ -137,15 +129,12 @@ fn the_block_lives_in_the_tensor_and_ends_with_it() {
     assert_eq!(tenant.try_allocate(4 * G).unwrap().size(), 4 * G);
     drop((tenant, stream));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn several_tensors_and_we_hold_one_block() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 4);
     let block = Arc::new(tenant.allocate_on(&stream, 2 * G).unwrap());
     block.write(0, &bytes_of(&[1, 2, 3, 4, 5, 6])).unwrap();
     let whole = Tensor::of::<u32>(&[6]);
@@ -192,7 +181,6 @@ fn several_tensors_and_we_hold_one_block() {
     assert_eq!(pool.stats().in_use, 0);
     drop((tenant, stream));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 // I-66
@@ -200,11 +188,8 @@ fn several_tensors_and_we_hold_one_block() {
 #[test]
 fn memory_waits_for_work_of_streams_that_nobody_named() {
     for by_lease in [false, true] {
-        let rig = common::host();
-        let pool = pool(&rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let rig = common::clean(common::host());
+        let (pool, [a, b], stream) = common::pair(&rig, 4);
         let theirs = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         let address = block.address();
@@ -232,9 +217,7 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         // On its home stream the memory is reusable at once, ordered behind that work.
         let again = a.block(4 * G).home_stream(&stream).try_allocate().unwrap();
         assert_eq!(again.address(), address);
-        rig.machine
-            .queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)])
-            .unwrap();
+        rig.kernel(&stream, &[], &[(address, G, 3)]);
         assert!(!stream.is_done().unwrap());
         rig.machine.release_all_streams(D0);
         let mut byte = [0];
@@ -243,7 +226,6 @@ fn memory_waits_for_work_of_streams_that_nobody_named() {
         assert!(rig.device.lost().is_none());
         drop((again, a, b, stream, theirs));
         pool.close().unwrap();
-        common::nothing_left(rig);
     }
 }
 
@@ -258,11 +240,7 @@ fn a_region_waits_for_work_that_was_queued_before_its_tensor_went() {
     let consumer = Consumer::Synchronized;
     let tensor = tensor.export(Arc::clone(&region), &consumer).unwrap();
     rig.machine.hold(D0, theirs.as_raw());
-    let writes = vec![(region.address(), G, 9)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, theirs.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(&theirs, &[], &[(region.address(), G, 9)]);
     drop(tensor);
     let mut region = Arc::into_inner(region).unwrap();
     region.decommit_after(0..G, &[]).unwrap();
@@ -278,11 +256,8 @@ fn a_region_waits_for_work_that_was_queued_before_its_tensor_went() {
 /// Memory that a block gave up while it was lent is no longer the block's, but stays lent.
 #[test]
 fn what_a_lent_block_gave_up_waits_too() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, [tenant, other], stream) = common::pair(&rig, 4);
     let theirs = Stream::new(&rig.device).unwrap();
     let mut block = tenant
         .block(G)
@@ -302,9 +277,7 @@ fn what_a_lent_block_gave_up_waits_too() {
     // Request it and be refused, so that the fence has been polled.
     assert!(other.try_allocate(2 * G).is_err());
     rig.machine.hold(D0, theirs.as_raw());
-    rig.machine
-        .queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)])
-        .unwrap();
+    rig.kernel(&theirs, &[], &[(last, G, 9)]);
     drop(tensor);
     assert!(
         other.try_allocate(2 * G).is_err(),
@@ -315,14 +288,12 @@ fn what_a_lent_block_gave_up_waits_too() {
     assert!(rig.device.lost().is_none(), "the work found its memory");
     drop((block, tenant, other, stream, theirs));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn the_consumer_comes_behind_what_is_queued() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant) = common::tenancy(&rig, 4);
     let (home, other) = (
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
@@ -342,9 +313,7 @@ fn the_consumer_comes_behind_what_is_queued() {
     // Consumers of host memory access it at once, so the export waits even if they name a stream.
     for consumer in [Consumer::Synchronized, Consumer::Stream(theirs.clone())] {
         rig.machine.hold(D0, other.as_raw());
-        rig.machine
-            .queue_kernel(D0, other.as_raw(), vec![], vec![(block.address(), G, 8)])
-            .unwrap();
+        rig.kernel(&other, &[], &[(block.address(), G, 8)]);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let tensor = tensor.export(Arc::clone(&block), &consumer).unwrap();
@@ -364,15 +333,12 @@ fn the_consumer_comes_behind_what_is_queued() {
     );
     drop((block, tenant, home, other, theirs));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_capture_is_not_broken() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, home) = common::scene(&rig, 4);
     let block = tenant.allocate_on(&home, G).unwrap();
     let stray = tenant.try_allocate(G).unwrap();
     let tensor = Tensor::of::<u8>(&[4]);
@@ -380,28 +346,19 @@ fn a_capture_is_not_broken() {
     // The export would have to wait for all work of the device.
     let (reason, stray) = refusal(&tensor, stray);
     assert!(matches!(reason, Refusal::NoOrder), "{reason}");
-    // SAFETY: the stream is alive, and the capture is ended below.
-    unsafe {
-        let mode = cuvmm::driver::CaptureMode::GLOBAL;
-        rig.machine.capture_begin(D0, home.as_raw(), mode).unwrap();
-    }
+    common::captures::begin(&rig.machine, &home);
     let (reason, block) = refusal(&tensor, block);
     assert!(matches!(reason, Refusal::NoOrder), "{reason}");
     let tensor = tensor.export(stray, &Consumer::Ordered).unwrap();
     drop(tensor);
-    // SAFETY: the capture was begun above, and the graph is not used.
-    unsafe {
-        let graph = rig.machine.capture_end(D0, home.as_raw()).unwrap();
-        rig.machine.graph_destroy(D0, graph).unwrap();
-    }
+    common::captures::end(&rig.machine, &home);
     drop((guard, block, tenant, home));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_python_calls_a_stream() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let numbers = DeviceVec::<u32>::new(&rig.device, &stream, 1).unwrap();
     // SAFETY: none of the streams is used.
@@ -421,13 +378,11 @@ fn what_python_calls_a_stream() {
             ArgumentError::NoSuch { what, number }
         );
     }
-    drop((numbers, stream));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_vector_is_lent_as_long_as_it_is() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let mut numbers = DeviceVec::<f32>::new(&rig.device, &stream, 4 << 20).unwrap();
     numbers.resize(2 << 20, 1.5).unwrap();
@@ -462,10 +417,11 @@ fn a_vector_is_lent_as_long_as_it_is() {
         .unwrap();
     let theirs = Stream::new(&rig.device).unwrap();
     rig.machine.hold(D0, theirs.as_raw());
-    let writes = vec![(shared.address().checked_add(12 << 20).unwrap(), G, 1)];
-    rig.machine
-        .queue_kernel(D0, theirs.as_raw(), vec![], writes)
-        .unwrap();
+    rig.kernel(
+        &theirs,
+        &[],
+        &[(shared.address().checked_add(12 << 20).unwrap(), G, 1)],
+    );
     drop(tensor);
     let mut numbers = Arc::into_inner(shared).unwrap();
     assert_eq!(numbers.streams(), None);
@@ -478,13 +434,11 @@ fn a_vector_is_lent_as_long_as_it_is() {
     rig.machine.release_all_streams(D0);
     assert!(numbers.shrink_to_fit().unwrap() >= 16 << 20);
     assert!(rig.device.lost().is_none());
-    drop((numbers, stream, theirs));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn of_a_region_what_is_committed() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let mut region = Region::reserve(&rig.device, 8 * G).unwrap();
     region.commit(G..4 * G).unwrap();
@@ -505,16 +459,14 @@ fn of_a_region_what_is_committed() {
         .export(region, &Consumer::Synchronized)
         .unwrap();
     assert_eq!(seen::<u8>(&tensor)[..4], [1, 2, 3, 4]);
-    drop((tensor, stream));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_is_shared_by_a_fork_is_lent_to_be_read() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let mut region = Region::reserve(&rig.device, 2 * G).unwrap();
     region.commit(0..2 * G).unwrap();
-    let fork = region.fork(&[]).unwrap();
+    let _fork = region.fork(&[]).unwrap();
     let tensor = Tensor::of::<u8>(&[8]).offset(G);
     let (reason, region) = refusal(&tensor, region);
     assert!(
@@ -526,16 +478,12 @@ fn what_is_shared_by_a_fork_is_lent_to_be_read() {
         .export(region, &Consumer::Synchronized)
         .unwrap();
     assert_eq!(seen::<u8>(&tensor), [0; 8]);
-    drop((tensor, fork));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_lease_lends_no_more_than_its_block() {
-    let rig = common::host();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 16);
     let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream);
     let root = root.allocate().unwrap();
     root.write(0, &[1; 8]).unwrap();
@@ -565,16 +513,12 @@ fn a_lease_lends_no_more_than_its_block() {
     assert!(matches!(reason, Refusal::Memory(ref found) if *found == shared));
     drop((root, fork, tenant));
     pool.close().unwrap();
-    drop(stream);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_sleeping_block_is_not_lent() {
-    let rig = common::host();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 16);
     let block = tenant.allocate_on(&stream, 2 * G).unwrap();
     tenant.blocks().sleep(Contents::Discard).unwrap();
     let asleep = MemoryError::Asleep(2 * G);
@@ -612,13 +556,11 @@ fn a_sleeping_block_is_not_lent() {
     );
     drop((lease, tenant));
     pool.close().unwrap();
-    drop(stream);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn host_memory_under_a_region_is_the_processors() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let mut region = Region::builder(&rig.device, 2 * G)
         .layout(Layout::on(Place::HostNuma(0)))
@@ -630,15 +572,12 @@ fn host_memory_under_a_region_is_the_processors() {
         .export(region, &Consumer::Stream(stream))
         .unwrap();
     assert_eq!(seen::<u8>(&tensor), [1, 2, 3, 4]);
-    drop(tensor);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn figures_are_checked_before_anything_is_lent() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant) = common::tenancy(&rig, 4);
     let block = tenant.try_allocate(100).unwrap();
     let float = Tensor::of::<f32>;
     let strange = DLDataType::new(DLDataTypeCode::FLOAT, 0, 1);
@@ -707,7 +646,6 @@ fn figures_are_checked_before_anything_is_lent() {
     assert_eq!(seen::<f32>(&one), [0.0]);
     drop((tensor, none, one, tenant));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 /// A deleter is called from C, so it must not panic.
@@ -732,10 +670,8 @@ fn no_panic_leaves_a_deleter() {
 /// succeeds.
 #[test]
 fn an_export_that_fails_hands_the_owner_back() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 4);
     let tensor = Tensor::of::<u8>(&[4]);
     for homeless in [false, true] {
         let mut calls = 0;
@@ -782,15 +718,12 @@ fn an_export_that_fails_hands_the_owner_back() {
     }
     drop((tenant, stream));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_forked_child_gives_nothing_back() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant, stream) = common::scene(&rig, 4);
     let block = tenant.allocate_on(&stream, G).unwrap();
     let mut numbers = DeviceVec::<u8>::new(&rig.device, &stream, 100).unwrap();
     numbers.resize(100, 1).unwrap();
@@ -820,7 +753,6 @@ fn a_forked_child_gives_nothing_back() {
     assert_eq!(seen::<u8>(&numbers), [1; 100]);
     drop((block, numbers, imported, tenant, stream));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 /// A tensor as another library would make it, and its owner, whose count shows whether the deleter
@@ -839,7 +771,7 @@ fn import(stream: &Stream, tensor: versioned::Dlpack) -> Imported {
 
 #[test]
 fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let (tensor, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
     let exported = tensor
@@ -886,8 +818,6 @@ fn an_imported_tensor_is_read_and_written_and_let_go_of_once() {
     assert_eq!(Arc::strong_count(&theirs), 2);
     drop(imported);
     assert_eq!(Arc::strong_count(&theirs), 1);
-    drop((theirs, stream));
-    common::nothing_left(rig);
 }
 
 #[test]
@@ -908,10 +838,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
     };
     let queue = |byte| {
         rig.machine.hold(D0, other.as_raw());
-        let writes = vec![(theirs.address(), 16, byte)];
-        rig.machine
-            .queue_kernel(D0, other.as_raw(), vec![], writes)
-            .unwrap();
+        rig.kernel(&other, &[], &[(theirs.address(), 16, byte)]);
     };
     // Dropped: the deleter is called only when the importer's work is done.
     let imported = take();
@@ -931,10 +858,7 @@ fn an_imported_tensor_waits_for_our_work_before_it_goes() {
     queue(2);
     imported.give_back(&producer).unwrap();
     assert_eq!(Arc::strong_count(&theirs), 1);
-    let writes = vec![(theirs.address(), 8, 3)];
-    rig.machine
-        .queue_kernel(D0, producer.as_raw(), vec![], writes)
-        .unwrap();
+    rig.kernel(&producer, &[], &[(theirs.address(), 8, 3)]);
     assert!(!producer.is_done().unwrap());
     rig.machine.release_all_streams(D0);
     assert_eq!(
@@ -987,7 +911,7 @@ fn a_lost_context_still_lets_go_of_a_tensor() {
 
 #[test]
 fn narrow_elements_go_out_and_come_in() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let (_, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
     let out = |tensor: &Tensor| tensor.export(Arc::clone(&theirs), &Consumer::Synchronized);
@@ -1034,13 +958,11 @@ fn narrow_elements_go_out_and_come_in() {
     assert!(is_refused(&refused.reason), "{}", refused.reason);
     drop(refused);
     assert_eq!(Arc::strong_count(&theirs), 1);
-    drop((theirs, stream));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_is_imported_is_looked_at() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let (_, theirs) = foreign(&rig.device, &[1, 2, 3, 4, 5, 6]);
     let taken = |tensor: Tensor, change: &dyn Fn(&mut DLManagedTensorVersioned)| {
@@ -1154,6 +1076,4 @@ fn what_is_imported_is_looked_at() {
     ));
     drop((second, row, none, turned, fixed));
     assert_eq!(Arc::strong_count(&theirs), 1);
-    drop((theirs, stream));
-    common::nothing_left(rig);
 }

@@ -25,7 +25,7 @@ use cuvmm::{
 
 #[test]
 fn a_forked_child_owns_nothing() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let physical = Physical::new(&rig.device, G).unwrap();
     let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
     region.commit(0..G).unwrap();
@@ -132,10 +132,24 @@ fn a_forked_child_owns_nothing() {
     drop(access);
     drop(step);
     drop((request, paged, buffer, stream));
-    drop((
-        left, registered, lent, lease, block, tenant, pool, region, physical,
-    ));
-    common::nothing_left(rig);
+}
+
+/// Runs `work` in a forked child, which the system ends if it hangs, and returns what `work` returned.
+fn in_child(work: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child only uses what its test created, and leaves by `_exit` or a signal.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: `alarm` only makes the system end a child that hangs.
+        unsafe { libc::alarm(20) };
+        let status = work();
+        // SAFETY: ends the child without running any code of the parent's exit.
+        unsafe { libc::_exit(status) }
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child that was just created.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status & 0x7f, 0, "the child hangs, or a signal ended it");
+    status >> 8
 }
 
 /// A child that is forked in an operation of a group does not decide it.
@@ -298,11 +312,10 @@ fn ways() -> Vec<fn(&mut Held) -> bool> {
 // I-44
 #[test]
 fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let builder = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));
     let pool = builder.shareable(HandleTypes::POSIX_FD).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
+    let [tenant, other] = common::tenants(&pool);
     let stream = Stream::new(&rig.device).unwrap();
     let store = HostStore::builder(&rig.device)
         .pinned(4 * G)
@@ -316,9 +329,7 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
     let busy = tenant.allocate_on(&stream, G).unwrap();
     let kernel = vec![(busy.address(), G, 1)];
     rig.machine.hold(D0, stream.as_raw());
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], kernel)
-        .unwrap();
+    rig.kernel(&stream, &[], &kernel);
     let third = tenant.clone();
     let mut held = Some(Held {
         block: block.allocate().unwrap(),
@@ -344,39 +355,25 @@ fn a_child_that_is_forked_while_a_thread_has_the_pools_lock_hangs_nowhere() {
             assert!(!polling.is_finished(), "nothing was polled");
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: `alarm` only makes the system end a child that hangs.
-            unsafe { libc::alarm(20) };
+        let status = in_child(|| {
             let mut own = held.take().unwrap();
             let wrong = ways.iter().position(|way| !way(&mut own));
             drop(own);
-            let status = wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1);
-            // SAFETY: ends the child without running any code of the parent's exit.
-            unsafe { libc::_exit(status) }
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child that was just created.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_ne!(status & 0x7f, libc::SIGALRM, "the child hangs");
+            wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1)
+        });
         assert_eq!(
-            status >> 8,
-            0,
+            status, 0,
             "the number of the failed operation, counted from 1"
         );
-        assert_eq!(status, 0);
     });
     rig.faults.disarm();
     rig.machine.release_all_streams(D0);
-    drop(held);
-    common::nothing_left(rig);
 }
 
 /// A driver call about a stream is made under the lock of its events.
 #[test]
 fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let stream = Stream::new(&rig.device).unwrap();
     let mut regions = [(); 2].map(|()| {
         let mut region = Region::reserve(&rig.device, G).unwrap();
@@ -394,29 +391,19 @@ fn a_child_that_is_forked_while_a_thread_asks_for_a_fence_hangs_nowhere() {
         while rig.faults.count(Call::StreamQuery) == 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: `alarm` only makes the system end a child that hangs.
-            unsafe { libc::alarm(20) };
+        let status = in_child(|| {
             let right = matches!(ours.purge(), Err(error) if forked(&error));
-            // SAFETY: ends the child without running any code of the parent's exit.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child that was just created.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            i32::from(!right)
+        });
         assert_eq!(status, 0, "the child hangs, or its result is wrong");
     });
     rig.faults.disarm();
-    drop((regions, stream));
-    common::nothing_left(rig);
 }
 
 /// A store takes memory while no lock of a pool is held.
 #[test]
 fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let builder = HostStore::builder(&rig.device);
     let store = builder.pinned(G).limit(64 * G).build().unwrap();
     rig.faults.forget();
@@ -427,20 +414,12 @@ fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
         while rig.faults.count(Call::MemHostRegister) == 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: `alarm` only makes the system end a child that hangs.
-            unsafe { libc::alarm(20) };
+        let status = in_child(|| {
             let seen = (store.free(), store.capacity(), store.shrink_to(0));
             let ended = rig.faults.count(Call::MemHostUnregister);
             let right = seen == (0, 0, 0) && store.reserve(1).is_err() && ended == 0;
-            // SAFETY: ends the child without running any code of the parent's exit.
-            unsafe { libc::_exit(i32::from(!right)) }
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child that was just created.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            i32::from(!right)
+        });
         assert_eq!(status, 0, "the child hangs, or its result is wrong");
         growing.join().unwrap().unwrap();
     });
@@ -448,7 +427,6 @@ fn a_child_that_is_forked_while_a_store_grows_has_none_of_it() {
     assert_eq!((store.capacity(), store.free()), (8 * G, 8 * G));
     drop(store);
     assert_eq!(rig.machine.live().registered, 0);
-    common::nothing_left(rig);
 }
 
 /// Memory pools of the driver, and what was allocated from them.
@@ -527,8 +505,7 @@ fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhe
     const STEP: u64 = 32 << 20;
     let rig = common::model();
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * STEP));
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let memory = tenant.memory_pool(2 * STEP).build().unwrap();
     let theirs = memory.clone();
     let shareable = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
@@ -556,11 +533,7 @@ fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhe
         while rig.faults.count(Call::MemPoolCreate) == 0 {
             std::thread::yield_now();
         }
-        // SAFETY: the child only uses what this test created, and leaves by `_exit` or a signal.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: `alarm` only makes the system end a child that hangs.
-            unsafe { libc::alarm(20) };
+        let status = in_child(|| {
             let calls = rig.faults.total();
             let mut own = held.take().unwrap();
             let mut wrong = ways.iter().position(|way| !way(&mut own));
@@ -568,20 +541,12 @@ fn a_child_that_is_forked_during_an_exchange_has_no_memory_pools_and_hangs_nowhe
             if rig.faults.total() != calls || rig.device.drop_failures() > 0 {
                 wrong = wrong.or(Some(97));
             }
-            let status = wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1);
-            // SAFETY: ends the child without running any code of the parent's exit.
-            unsafe { libc::_exit(status) }
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child that was just created.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_ne!(status & 0x7f, libc::SIGALRM, "the child hangs");
-        let failed = status >> 8;
+            wrong.map_or(0, |index| i32::try_from(index).unwrap_or(98) + 1)
+        });
         assert_eq!(
-            failed, 0,
+            status, 0,
             "the number of the failed operation, counted from 1"
         );
-        assert_eq!(status, 0);
         grows.join().unwrap().unwrap();
     });
     rig.faults.disarm();

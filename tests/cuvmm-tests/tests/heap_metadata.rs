@@ -9,7 +9,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{GIB, MIB, model};
-use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
+use cuvmm::{Allocation, Heap, Limit, Pool};
 use fastrand::Rng;
 
 struct Counting;
@@ -43,9 +43,10 @@ type Figures = (u64, u64, u64);
 fn taken(live: u64, size: impl Fn(&mut Rng) -> u64) -> [Figures; 2] {
     let rig = model();
     let limit = Limit::Bytes(32 * GIB);
-    let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (_pool, tenant, stream) = common::with_stream(
+        &rig,
+        Pool::builder(&rig.device).limit(limit).build().unwrap(),
+    );
     let mut random = Rng::with_seed(7);
     let mut all: Vec<Allocation> = Vec::with_capacity(1 << 18);
     let before = BYTES.load(Ordering::Relaxed);

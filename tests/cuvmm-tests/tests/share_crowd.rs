@@ -134,7 +134,7 @@ fn idle_connections_leave_files_for_those_who_are_served_and_for_the_program() {
     in_a_child(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let writer = common::host();
+        let writer = common::clean(common::host());
         let publisher = publisher(&writer, &path, 2, Manifest::default());
         allow_files(FILES);
         let mut served = Subscriber::connect(&path).unwrap();
@@ -160,8 +160,6 @@ fn idle_connections_leave_files_for_those_who_are_served_and_for_the_program() {
         assert!(publisher.withdraw("more"));
         crowd.end();
         is_served(&path);
-        drop((served, publisher));
-        common::nothing_left(writer);
     });
 }
 
@@ -170,8 +168,8 @@ fn a_publisher_without_files_serves_again_once_there_are_some() {
     in_a_child(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let writer = common::host();
-        let publisher = publisher(&writer, &path, 2, Manifest::default());
+        let writer = common::clean(common::host());
+        let _publisher = publisher(&writer, &path, 2, Manifest::default());
         allow_files(64);
         let mut sockets = std::fs::File::open("/proc/net/unix").unwrap();
         let mut files = vec![];
@@ -197,8 +195,6 @@ fn a_publisher_without_files_serves_again_once_there_are_some() {
         }
         drop(files);
         assert_eq!(ended(reader, PROMPT), Some(0));
-        drop(publisher);
-        common::nothing_left(writer);
     });
 }
 
@@ -214,7 +210,7 @@ fn the_readers_of_one_user_leave_room_for_those_of_another() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let path = folder.path().join("socket");
-        let writer = common::host();
+        let writer = common::clean(common::host());
         allow_files(256);
         let publisher = Publisher::bind_for(&path, Users::own().and(OTHER)).unwrap();
         let memory = shareable_region(&writer, 1);
@@ -228,12 +224,10 @@ fn the_readers_of_one_user_leave_room_for_those_of_another() {
             assert_eq!(subscriber.list().unwrap().all, 1);
             subscriber
         });
-        let served: Vec<_> = served.collect();
+        let _served: Vec<_> = served.collect();
         let late = Subscriber::connect(&path).unwrap().list();
         assert!(late.is_err(), "{late:?}");
         crowd.end();
-        drop((served, publisher));
-        common::nothing_left(writer);
     });
 }
 
@@ -257,11 +251,11 @@ fn many_readers_of_a_large_manifest_cost_no_copy_of_it_each() {
     leaves_nothing_open(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let writer = common::host();
+        let writer = common::clean(common::host());
         let manifest = large_manifest(20_000);
         let length = serde_json::to_vec(&manifest).unwrap().len();
         assert!(length > 30 * MOST_BODY);
-        let publisher = publisher(&writer, &path, 1, manifest);
+        let _publisher = publisher(&writer, &path, 1, manifest);
         let before = NOW.load(Ordering::Relaxed);
         MOST.store(before, Ordering::Relaxed);
         let mut readers: Vec<Raw> = (0..READERS).map(|_| Raw::connect(&path)).collect();
@@ -276,8 +270,6 @@ fn many_readers_of_a_large_manifest_cost_no_copy_of_it_each() {
         // A sent frame, a received frame, and the memory of a thread.
         assert!(more < READERS * 4 * MOST_BODY, "{more} bytes");
         assert!(more < READERS * length / 4);
-        drop((readers, publisher));
-        common::nothing_left(writer);
     });
 }
 
@@ -289,7 +281,7 @@ fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
     leaves_nothing_open(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let publisher = publisher(&writer, &path, EXTENTS, Manifest::default());
         let mut hostile = Raw::connect(&path);
         assert!(hostile.say(TEXT, ATTACH, &[]));
@@ -333,8 +325,5 @@ fn a_reader_that_locks_its_handles_holds_up_neither_the_publisher_nor_others() {
         let more = shareable_region(&writer, EXTENTS);
         let version = publisher.publish("llama", Manifest::default(), more);
         assert_eq!(version.unwrap(), 2);
-        drop((publisher, hostile, locked));
-        common::nothing_left(writer);
-        common::nothing_left(reader);
     });
 }

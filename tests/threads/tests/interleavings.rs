@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use common::books::{books, figures};
 use common::{D0, Rig, manner};
+use cuvmm::driver::Call;
 use cuvmm::driver::host::{HostDriver, HostMemory, HostOptions};
-use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
-use cuvmm::driver::{Call, Driver};
+use cuvmm::driver::model::{Backing, ModelDriver, Nothing};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::paged::LayerGroup;
 use cuvmm::pool::PoolBuilder;
@@ -89,10 +89,7 @@ fn scene(granules: u64) -> Scene<Nothing> {
     Scene::new(model(), granules, |builder| builder.build())
 }
 
-impl<B: Backing + 'static> Scene<B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Scene<B> {
     fn new(
         rig: Rig<B>,
         granules: u64,
@@ -174,11 +171,8 @@ where
 
     /// Queues a kernel that writes to the whole block.
     fn launch(&self, block: &Block, stream: &Stream) {
-        let writes = vec![(block.address(), block.size(), 1)];
-        let machine = &self.rig.machine;
-        machine
-            .queue_kernel(D0, stream.as_raw(), vec![], writes)
-            .unwrap();
+        let writes = (block.address(), block.size(), 1);
+        self.rig.kernel(stream, &[], &[writes]);
     }
 
     /// Queues a kernel on a block that other threads may move or put to sleep: such work needs a
@@ -352,11 +346,7 @@ fn a_lease_ends_while_its_block_is_freed_and_wanted() {
             scope.spawn(|| {
                 let second = lease.clone();
                 drop(lease);
-                let writes = vec![(address, 2 * G, 1)];
-                let machine = &scene.rig.machine;
-                machine
-                    .queue_kernel(D0, other.as_raw(), vec![], writes)
-                    .unwrap();
+                scene.rig.kernel(&other, &[], &[(address, 2 * G, 1)]);
                 second.record_use(&other).unwrap();
                 ending.store(true, Ordering::SeqCst);
                 drop(second);
@@ -405,10 +395,7 @@ fn a_lease_ends_beside_those_who_poll_what_it_keeps() {
             let (lease, address) = (block.lease(), block.address());
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    let machine = &scene.rig.machine;
-                    let reads = vec![(address, 2 * G)];
-                    let queued = machine.queue_kernel(D0, other.as_raw(), reads, vec![]);
-                    queued.unwrap();
+                    scene.rig.kernel(&other, &[(address, 2 * G)], &[]);
                     lease.record_use(&other).unwrap();
                     drop(lease);
                     yield_now();
@@ -1866,10 +1853,7 @@ fn use_ends_beside<T: Send + 'static>(
             scope.spawn(move || {
                 registration.record_use(stream).unwrap();
                 rig.machine.hold_until_awaited(D0, stream.as_raw());
-                let reads = vec![(registration.address(), G)];
-                rig.machine
-                    .queue_kernel(D0, stream.as_raw(), reads, vec![])
-                    .unwrap();
+                rig.kernel(stream, &[(registration.address(), G)], &[]);
                 drop(registration);
             });
             scope.spawn(move || take(owner, other));

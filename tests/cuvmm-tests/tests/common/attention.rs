@@ -1,8 +1,8 @@
 //! A KV cache of a small model, whose keys and values are read through its strides, as a kernel for
 //! attention does.
 
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{DeviceAddress, Driver};
+use cuvmm::driver::DeviceAddress;
+use cuvmm::driver::model::Backing;
 use cuvmm::kv::{KvTensor, Layout, Part, SequenceId, Shape};
 use cuvmm::{KvCache, Pool, Stream, Tenant};
 
@@ -37,15 +37,12 @@ pub struct Scene {
 }
 
 impl Scene {
-    pub fn new<B: Backing + 'static>(
-        rig: &Rig<B>,
+    pub fn new(
+        rig: &Rig<impl Backing>,
         pool: Pool,
         layout: Layout,
         build: impl FnOnce(&Tenant, &Stream, Layout) -> KvCache,
-    ) -> Self
-    where
-        Machine<B>: Driver,
-    {
+    ) -> Self {
         let tenant = pool.tenant("a").register().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let cache = build(&tenant, &stream, layout);
@@ -97,10 +94,7 @@ pub fn fill(cache: &mut KvCache, id: SequenceId, salt: u32, tokens: std::ops::Ra
 }
 
 /// Reads one head of one token, located through the strides as a kernel does.
-fn element<B: Backing>(rig: &Rig<B>, tensor: KvTensor<'_>, token: u64, head: u64) -> Vec<f32>
-where
-    Machine<B>: Driver,
-{
+fn element(rig: &Rig<impl Backing>, tensor: KvTensor<'_>, token: u64, head: u64) -> Vec<f32> {
     let [token_stride, head_stride, element] = tensor.byte_strides();
     assert_eq!(element, 4);
     assert_eq!(
@@ -118,10 +112,7 @@ where
 
 /// Compares keys and values of some heads of a sequence, as a kernel for attention reads them, with
 /// what was written. `salts[n]` is the salt that token `n` was written with.
-pub fn assert_attends<B: Backing>(rig: &Rig<B>, cache: &KvCache, id: SequenceId, salts: &[u32])
-where
-    Machine<B>: Driver,
-{
+pub fn assert_attends(rig: &Rig<impl Backing>, cache: &KvCache, id: SequenceId, salts: &[u32]) {
     let view = cache.view(id).unwrap();
     assert_eq!((view.id(), view.tokens()), (id, salts.len() as u64));
     if !rig.keeps_bytes() {

@@ -1,7 +1,6 @@
 //! Checks of a pool's figures: they add up, and match the driver's.
 
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::{Pool, PoolStats, TenantStats};
 
 use super::Rig;
@@ -25,48 +24,33 @@ pub fn figures(pool: &Pool) -> PoolStats {
 
 /// Returns the figures of a driver's only pool, after checking memory and mappings against the
 /// driver.
-pub fn balanced<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
+pub fn balanced(rig: &Rig<impl Backing>, pool: &Pool) -> PoolStats {
     balanced_beside(rig, pool, 0)
 }
 
 /// Returns the figures, after also checking that the driver's reserved addresses are all the
 /// pool's.
-pub fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
+pub fn books(rig: &Rig<impl Backing>, pool: &Pool) -> PoolStats {
     books_beside(rig, pool, 0)
 }
 
 /// Returns the figures like [`books`], when `lingering` bytes were exported and released but are
 /// still held by a peer.
-pub fn books_beside<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
-where
-    Machine<B>: Driver,
-{
+pub fn books_beside(rig: &Rig<impl Backing>, pool: &Pool, lingering: u64) -> PoolStats {
     let stats = balanced_beside(rig, pool, lingering);
     let reserved = rig.machine.live().reserved_bytes;
     assert_eq!(stats.addresses, reserved, "{stats:#?}");
     stats
 }
 
-fn balanced_beside<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, lingering: u64) -> PoolStats
-where
-    Machine<B>: Driver,
-{
+fn balanced_beside(rig: &Rig<impl Backing>, pool: &Pool, lingering: u64) -> PoolStats {
     let stats = figures(pool);
     are_the_drivers(rig, &stats, lingering);
     stats
 }
 
 /// Checks the figures of memory and mappings against the driver, whether or not they add up.
-pub fn are_the_drivers<B: Backing + 'static>(rig: &Rig<B>, stats: &PoolStats, lingering: u64)
-where
-    Machine<B>: Driver,
-{
+pub fn are_the_drivers(rig: &Rig<impl Backing>, stats: &PoolStats, lingering: u64) {
     let live = rig.machine.live();
     let held = stats.committed + stats.free + stats.quarantined;
     assert_eq!(held + lingering, live.physical_bytes, "{stats:#?}");

@@ -1,27 +1,20 @@
 //! A device that always works.
 
 use cuvmm::Stream;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 
 use super::{D0, Rig};
 
 /// Runs `operate` on a thread while streams of its own keep the device at work: the next work begins
 /// before the last ends.
-pub fn while_the_device_works<B: Backing + 'static, T: Send>(
+pub fn while_the_device_works<B: Backing, T: Send>(
     rig: &Rig<B>,
     operate: impl FnOnce() -> T + Send,
-) -> T
-where
-    Machine<B>: Driver,
-{
+) -> T {
     let [one, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
     let begin = |stream: &Stream| {
         rig.machine.hold(D0, stream.as_raw());
-        let queued = rig
-            .machine
-            .queue_kernel(D0, stream.as_raw(), vec![], vec![]);
-        queued.unwrap();
+        rig.kernel(stream, &[], &[]);
     };
     begin(&one);
     std::thread::scope(|scope| {

@@ -11,19 +11,13 @@ use cuvmm::Stream;
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{Call, CaptureMode, Driver, GraphExecHandle};
 
-pub fn begin<B: Backing>(machine: &Machine<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+pub fn begin(machine: &Machine<impl Backing>, stream: &Stream) {
     // SAFETY: the stream is alive.
     unsafe { machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL) }.unwrap();
 }
 
 /// Ends a capture that must be intact.
-pub fn end<B: Backing>(machine: &Machine<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+pub fn end(machine: &Machine<impl Backing>, stream: &Stream) {
     // SAFETY: the stream is alive, and the graph is not used.
     unsafe {
         let graph = machine.capture_end(D0, stream.as_raw()).unwrap();
@@ -32,14 +26,12 @@ where
 }
 
 /// Does something before the nth call of a kind, as another thread might.
-pub fn before<B: Backing + 'static>(
+pub fn before<B: Backing>(
     rig: &Rig<B>,
     call: Call,
     nth: u64,
     act: impl Fn(&Machine<B>) + Send + Sync + 'static,
-) where
-    Machine<B>: Driver,
-{
+) {
     let (machine, seen) = (Arc::clone(&rig.machine), AtomicU64::new(0));
     rig.faults.watch(Some(Arc::new(move |made| {
         if made == call && seen.fetch_add(1, Ordering::SeqCst) + 1 == nth {
@@ -49,24 +41,14 @@ pub fn before<B: Backing + 'static>(
 }
 
 /// Ends a capture that must have been invalidated: no graph has what was queued in it.
-pub fn end_broken<B: Backing>(machine: &Machine<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+pub fn end_broken(machine: &Machine<impl Backing>, stream: &Stream) {
     // SAFETY: the stream is alive.
     let ended = unsafe { machine.capture_end(D0, stream.as_raw()) };
     assert!(ended.is_err(), "a graph has work of this library");
 }
 
 /// Captures a stream into a graph.
-pub fn capture<B: Backing + 'static>(
-    rig: &Rig<B>,
-    stream: &Stream,
-    act: impl FnOnce(),
-) -> GraphExecHandle
-where
-    Machine<B>: Driver,
-{
+pub fn capture(rig: &Rig<impl Backing>, stream: &Stream, act: impl FnOnce()) -> GraphExecHandle {
     let machine = &rig.machine;
     // SAFETY: the stream is alive, and the graph is not destroyed twice.
     unsafe {
@@ -82,13 +64,7 @@ where
 }
 
 /// Launches a graph three times.
-pub fn launch_and_destroy<B: Backing + 'static>(
-    rig: &Rig<B>,
-    stream: &Stream,
-    graph: GraphExecHandle,
-) where
-    Machine<B>: Driver,
-{
+pub fn launch_and_destroy(rig: &Rig<impl Backing>, stream: &Stream, graph: GraphExecHandle) {
     // SAFETY: the stream is alive, and the graph was not destroyed before.
     unsafe {
         for _ in 0..3 {

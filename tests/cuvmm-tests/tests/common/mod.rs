@@ -12,7 +12,10 @@ pub mod panics;
 pub mod sweep;
 pub mod world;
 
+use std::fmt::Debug;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cuvmm::driver::fault::{Fault, FaultDriver};
@@ -20,7 +23,7 @@ use cuvmm::driver::host::{HostDriver, HostOptions};
 use cuvmm::driver::model::{Backing, Machine, ModelDriver, ModelOptions};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver, HandleTypes, Ordinal};
 use cuvmm::pool::PoolBuilder;
-use cuvmm::{Block, Device, Limit, Mapper, Pool, Region, Stream};
+use cuvmm::{Block, Device, Limit, Mapper, Pool, Region, Stream, Tenant};
 
 pub use manner::manner;
 
@@ -57,10 +60,7 @@ impl<B: Backing> Drop for NoHazards<B> {
     }
 }
 
-impl<B: Backing> Rig<B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Rig<B> {
     /// Opens the second device of the same driver.
     pub fn second(&self) -> Device {
         let driver: Arc<dyn Driver> = self.faults.clone();
@@ -69,16 +69,34 @@ where
         device
     }
 
+    /// Queues a kernel that reads and writes these ranges of the first device's memory.
+    pub fn kernel(
+        &self,
+        stream: &Stream,
+        reads: &[(DeviceAddress, u64)],
+        writes: &[(DeviceAddress, u64, u8)],
+    ) {
+        let (reads, writes) = (reads.to_vec(), writes.to_vec());
+        let queued = self
+            .machine
+            .queue_kernel(D0, stream.as_raw(), reads, writes);
+        queued.unwrap();
+    }
+
+    /// Checks what was read, on a driver that keeps bytes.
+    pub fn shows<T: PartialEq<U> + Debug, U: Debug>(&self, seen: T, expected: U) {
+        if self.keeps_bytes() {
+            assert_eq!(seen, expected);
+        }
+    }
+
     /// Returns `true` if written bytes can be read. The model has no memory.
     pub fn keeps_bytes(&self) -> bool {
         self.machine.kind() == cuvmm::driver::DriverKind::Host
     }
 }
 
-pub fn rig<B: Backing + 'static>(machine: Machine<B>) -> Rig<B>
-where
-    Machine<B>: Driver,
-{
+pub fn rig<B: Backing>(machine: Machine<B>) -> Rig<B> {
     let machine = Arc::new(machine);
     let inner: Arc<dyn Driver> = machine.clone();
     let faults = Arc::new(FaultDriver::new(inner));
@@ -116,42 +134,61 @@ pub fn host() -> Rig<cuvmm::driver::host::HostMemory> {
 }
 
 /// Creates a pool of `granules` granules on the rig's device.
-pub fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+pub fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
     limited(rig, granules).build().unwrap()
 }
 
+/// Creates a pool of `granules` granules with one tenant.
+pub fn tenancy(rig: &Rig<impl Backing>, granules: u64) -> (Pool, Tenant) {
+    with_tenant(pool(rig, granules))
+}
+
+/// Creates a pool of `granules` granules with one tenant, and a stream.
+pub fn scene(rig: &Rig<impl Backing>, granules: u64) -> (Pool, Tenant, Stream) {
+    with_stream(rig, pool(rig, granules))
+}
+
+/// Registers a tenant of a pool.
+pub fn with_tenant(pool: Pool) -> (Pool, Tenant) {
+    let tenant = pool.tenant("a").register().unwrap();
+    (pool, tenant)
+}
+
+/// Registers a tenant of a pool, and creates a stream.
+pub fn with_stream(rig: &Rig<impl Backing>, pool: Pool) -> (Pool, Tenant, Stream) {
+    let (pool, tenant) = with_tenant(pool);
+    (pool, tenant, Stream::new(&rig.device).unwrap())
+}
+
+/// Creates a pool of `granules` granules with two tenants, and a stream.
+pub fn pair(rig: &Rig<impl Backing>, granules: u64) -> (Pool, [Tenant; 2], Stream) {
+    let pool = pool(rig, granules);
+    let tenants = tenants(&pool);
+    (pool, tenants, Stream::new(&rig.device).unwrap())
+}
+
+/// Registers two tenants of a pool.
+pub fn tenants(pool: &Pool) -> [Tenant; 2] {
+    ["a", "b"].map(|name| pool.tenant(name).register().unwrap())
+}
+
 /// Creates a pool of `granules` granules with a mapper.
-pub fn mapped_pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64, mapper: &Mapper) -> Pool
-where
-    Machine<B>: Driver,
-{
+pub fn mapped_pool(rig: &Rig<impl Backing>, granules: u64, mapper: &Mapper) -> Pool {
     limited(rig, granules).mapper(mapper).build().unwrap()
 }
 
 /// Returns a builder for a pool of `granules` granules whose blocks can be exported.
-pub fn shareable<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
-where
-    Machine<B>: Driver,
-{
+pub fn shareable(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
     limited(rig, granules).shareable(HandleTypes::POSIX_FD)
 }
 
-pub fn limited<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
-where
-    Machine<B>: Driver,
-{
+pub fn limited(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
     let limit = Limit::Bytes(granules * G);
     Pool::builder(&rig.device).limit(limit)
 }
 
 /// Creates a fully committed region that can be exported, in extents of a granule.
-pub fn shareable_region<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Region
-where
-    Machine<B>: Driver,
-{
+pub fn shareable_region(rig: &Rig<impl Backing>, granules: u64) -> Region {
     let builder = Region::builder(&rig.device, granules * G).largest_extent(G);
     let mut region = builder.shareable(HandleTypes::POSIX_FD).reserve().unwrap();
     region.commit(0..granules * G).unwrap();
@@ -167,24 +204,14 @@ pub fn filled<T: Copy>(value: T, count: usize) -> Vec<T> {
 }
 
 /// Queues a kernel that will write to the whole block, and holds it back.
-pub fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, block: &Block, byte: u8)
-where
-    Machine<B>: Driver,
-{
+pub fn busy(rig: &Rig<impl Backing>, stream: &Stream, block: &Block, byte: u8) {
     rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(block.address(), block.size(), byte)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(block.address(), block.size(), byte)]);
 }
 
 /// Reads bytes at an address by the driver's own copy, or returns `None` if nothing is mapped
 /// there.
-pub fn copy<B: Backing + 'static>(rig: &Rig<B>, at: u64) -> Option<[u8; 4]>
-where
-    Machine<B>: Driver,
-{
+pub fn copy(rig: &Rig<impl Backing>, at: u64) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     // SAFETY: the driver refuses the copy if nothing is mapped, and a read changes nothing.
     #[allow(unsafe_code)]
@@ -249,9 +276,7 @@ macro_rules! on_both {
             mod $name {
                 use super::*;
 
-                fn body<B: cuvmm::driver::model::Backing + 'static>($rig: &$crate::common::Rig<B>)
-                where
-                    cuvmm::driver::model::Machine<B>: cuvmm::driver::Driver,
+                fn body<B: cuvmm::driver::model::Backing>($rig: &$crate::common::Rig<B>)
                 $body
 
                 $(#[$meta])*
@@ -275,10 +300,7 @@ macro_rules! on_both {
 }
 
 /// Checks that everything was returned to the driver.
-pub fn nothing_left<B: Backing + 'static>(rig: Rig<B>)
-where
-    Machine<B>: Driver,
-{
+pub fn nothing_left(rig: Rig<impl Backing>) {
     let Rig {
         machine, device, ..
     } = rig;
@@ -297,6 +319,44 @@ where
     assert!(live.is_nothing(), "left behind: {live:?}");
 }
 
+/// A rig that checks at its end that everything was returned to the driver. What a test made of it is
+/// dropped before.
+pub struct Clean<B: Backing> {
+    rig: Option<Rig<B>>,
+    leaves: AtomicBool,
+}
+
+pub fn clean<B: Backing>(rig: Rig<B>) -> Clean<B> {
+    Clean {
+        rig: Some(rig),
+        leaves: AtomicBool::new(false),
+    }
+}
+
+impl<B: Backing> Clean<B> {
+    /// Leaves the check out, where a test makes a drop fail on purpose.
+    pub fn leaves(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<B: Backing> Deref for Clean<B> {
+    type Target = Rig<B>;
+
+    fn deref(&self) -> &Rig<B> {
+        self.rig.as_ref().unwrap()
+    }
+}
+
+impl<B: Backing> Drop for Clean<B> {
+    fn drop(&mut self) {
+        let rig = self.rig.take().unwrap();
+        if !self.leaves.load(Ordering::Relaxed) && !std::thread::panicking() {
+            nothing_left(rig);
+        }
+    }
+}
+
 /// Waits at most five seconds for the end of pools. A pool that a ledger's thread asks while its last handle is
 /// dropped ends on that thread.
 fn ended(is_it: impl Fn() -> bool) {
@@ -308,10 +368,7 @@ fn ended(is_it: impl Fn() -> bool) {
 
 /// Checks that everything was returned to the driver, except what drops could not release because
 /// of a failed call, which was counted. Returns that count.
-pub fn only_counted_left<B: Backing>(rig: &Rig<B>) -> u64
-where
-    Machine<B>: Driver,
-{
+pub fn only_counted_left(rig: &Rig<impl Backing>) -> u64 {
     let books = || {
         let (live, failures) = (rig.machine.live(), rig.device.drop_failures());
         let memory = live.reservations + live.mappings + live.allocations + live.registered;

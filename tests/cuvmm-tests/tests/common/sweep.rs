@@ -18,10 +18,28 @@ pub const CODES: [CUresult; 2] = [
 pub type Picture<P> = (Snapshot, P);
 
 /// Fails call 1, 2, 3, ... of `operate`, each time in a fresh `world`, until the operation
-/// completes without a fault. Returns the number of calls that failed. `undone` requires a failure
-/// to leave the picture unchanged; without it other tenants' memory may have been reclaimed, and
-/// the figures only have to add up.
+/// completes without a fault. A failure leaves the picture unchanged. Returns the number of calls that
+/// failed.
 pub fn sweep<W, P: Debug + PartialEq>(
+    world: impl Fn(&Rig<Nothing>) -> W,
+    operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
+    picture: impl Fn(&W) -> P,
+) -> u64 {
+    sweep_of(world, operate, picture, true)
+}
+
+/// Sweeps an operation of which a part may stay after a failure, such as memory of other tenants that
+/// was reclaimed: the figures of the picture only have to add up.
+pub fn sweep_partly<W, P: Debug + PartialEq>(
+    world: impl Fn(&Rig<Nothing>) -> W,
+    operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
+    picture: impl Fn(&W) -> P,
+) -> u64 {
+    sweep_of(world, operate, picture, false)
+}
+
+/// Sweeps an operation, which is `undone` wholly after a failure or in part.
+pub fn sweep_of<W, P: Debug + PartialEq>(
     world: impl Fn(&Rig<Nothing>) -> W,
     operate: impl Fn(&Rig<Nothing>, &mut W) -> Result<(), String>,
     picture: impl Fn(&W) -> P,

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use crate::common;
 use crate::common::books::{balanced, books};
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::{G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Driver, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
 use cuvmm::{Block, Hardened, Limit, Offer, Pool, PoolStats, Stream, Tenant};
 use proptest::prelude::*;
@@ -32,10 +32,7 @@ const fn byte(salt: u8, at: u64) -> u8 {
 }
 
 /// Checks that the cells in a range are as they were written.
-fn shows<B: Backing>(rig: &Rig<B>, block: &Block, salt: u8, cells: std::ops::Range<u64>)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, salt: u8, cells: std::ops::Range<u64>) {
     for at in cells.step_by(CELL as usize) {
         let mut bytes = [0; 32];
         block.read(at, &mut bytes).unwrap();
@@ -45,10 +42,7 @@ where
     }
 }
 
-fn plain_or_hardened<B: Backing + 'static>(rig: &Rig<B>, granules: u64, hardened: bool) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn plain_or_hardened(rig: &Rig<impl Backing>, granules: u64, hardened: bool) -> Pool {
     let builder = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
     let builder = match hardened {
         true => builder.hardened(Hardened::new()),
@@ -74,9 +68,7 @@ fn stride(blocks: &[Block]) -> u64 {
 
 on_both! {
     fn whole_extents_are_there_once_and_the_rest_is_copied(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 64);
         let mut root = allocate(&tenant, &stream, 7 * G);
         write(&root, 1, 0);
         // Two extents, and half of the third.
@@ -118,9 +110,7 @@ on_both! {
         let pool = Pool::builder(&rig.device)
             .limit(Limit::Bytes(32 * G))
             .shareable(HandleTypes::POSIX_FD);
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool.build().unwrap());
         let root = allocate(&tenant, &stream, 6 * G);
         write(&root, 1, 0);
         let fork = root.fork(4 * G, 6 * G).unwrap();
@@ -154,9 +144,7 @@ on_both! {
     }
 
     fn one_that_shrinks_into_what_it_shares_grows_into_its_own(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 64);
         let mut root = allocate(&tenant, &stream, 8 * G);
         write(&root, 1, 0);
         let mut fork = root.fork(8 * G, 8 * G).unwrap();
@@ -199,9 +187,7 @@ on_both! {
     }
 
     fn what_cannot_be_its_own_yet_is_refused(rig) {
-        let pool = pool(rig, 10);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 10);
         let mut root = allocate(&tenant, &stream, 8 * G);
         write(&root, 1, 0);
         let mut fork = root.fork(8 * G, 8 * G).unwrap();
@@ -234,9 +220,7 @@ on_both! {
     }
 
     fn what_captures_by_the_time_there_is_room_gets_no_copy_into_its_graph(rig) {
-        let pool = pool(rig, 10);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 10);
         let root = allocate(&tenant, &stream, 8 * G);
         write(&root, 1, 0);
         let mut fork = root.fork(8 * G, 8 * G).unwrap();
@@ -299,7 +283,7 @@ on_both! {
 
     fn bad_input_is_refused_and_changes_nothing(rig) {
         let pool = pool(rig, 32);
-        let [one, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [one, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let blocks = [4, 6].map(|granules| allocate(&one, &stream, granules * G));
         let both: Vec<&Block> = blocks.iter().collect();
@@ -369,9 +353,7 @@ fn figures(world: &World) -> [u64; 6] {
 #[test]
 fn every_driver_call_failed_once() {
     let world = |rig: &Rig<_>, forked: bool| {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 64);
         let builder = tenant.block(5 * G).capacity(8 * G).largest_extent(2 * G);
         let rows = builder.home_stream(&stream).allocate_adjacent(3).unwrap();
         let mut world = World {
@@ -392,17 +374,12 @@ fn every_driver_call_failed_once() {
         world.forks = text(forks)?;
         Ok(())
     }
-    let forked = sweep(
-        |rig| world(rig, false),
-        |_, world| fork(world),
-        figures,
-        true,
-    );
+    let forked = sweep(|rig| world(rig, false), |_, world| fork(world), figures);
     // One reservation. Each fork maps two extents, creates a third, and asks whether its stream
     // captures before and after it copies to that extent.
     assert_eq!(forked, 1 + 3 * (2 * 2 + 3 + 3));
     // Unshared memory stays unshared, with the same contents: only the books must add up.
-    let grown = sweep(
+    let grown = sweep_partly(
         |rig| world(rig, true),
         |_, World { tenant, rows, .. }| {
             for row in &mut *rows {
@@ -412,7 +389,6 @@ fn every_driver_call_failed_once() {
             text(tenant.try_grow_all(&mut pairs))
         },
         |world| figures(world)[5] % G,
-        false,
     );
     assert!(grown >= 3 * 4, "{grown}");
 }
@@ -497,10 +473,7 @@ const fn cells(bytes: u64) -> u64 {
 }
 
 /// Runs a program, and compares every block with the reference after each step.
-fn run<B: Backing + 'static>(rig: &Rig<B>, hardened: bool, steps: &[Step])
-where
-    Machine<B>: Driver,
-{
+fn run(rig: &Rig<impl Backing>, hardened: bool, steps: &[Step]) {
     let pool = plain_or_hardened(rig, 40, hardened);
     let tenant = pool.tenant("a").register().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -689,10 +662,7 @@ where
     rig.faults.disarm();
 }
 
-fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, hardened: bool)
-where
-    Machine<B>: Driver,
-{
+fn programs<B: Backing>(rig: impl Fn() -> Rig<B>, hardened: bool) {
     let mut runner = TestRunner::new(Config {
         cases: common::cases(300),
         failure_persistence: None,

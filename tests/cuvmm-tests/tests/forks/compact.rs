@@ -6,15 +6,12 @@ use crate::common::panics::panics_at;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{Block, Growth, Limit, Pool, Stream, Tenant};
 
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
     Pool::builder(&rig.device)
         .limit(Limit::Bytes(granules * G))
         .growth(Growth::Exact)
@@ -59,10 +56,7 @@ fn stamp(granule: u64) -> [u8; 8] {
         .to_le_bytes()
 }
 
-fn assert_stamped<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
-where
-    Machine<B>: Driver,
-{
+fn assert_stamped(rig: &Rig<impl Backing>, block: &Block) {
     if rig.keeps_bytes() {
         for granule in 0..block.size() / G {
             let mut bytes = [[0; 8]; 2];
@@ -75,9 +69,7 @@ where
 
 on_both! {
     fn many_small_extents_become_few_and_keep_their_bytes(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let block = pieces(&tenant, &stream, 20);
         let address = block.address();
         assert_eq!(block.extents().len(), 20);
@@ -96,9 +88,7 @@ on_both! {
     }
 
     fn it_stops_when_told_to_and_goes_on_later(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let (one, two) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
         let done = pool.compact(|so_far| so_far.steps < 1).unwrap();
         assert_eq!((done.steps, done.stopped, done.extents_after), (1, true, 9));
@@ -109,14 +99,11 @@ on_both! {
     }
 
     fn what_is_leased_or_at_work_stays(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let (leased, busy) = (pieces(&tenant, &stream, 8), pieces(&tenant, &stream, 8));
         let lease = leased.lease();
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(busy.address(), G, 1)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(busy.address(), G, 1)]);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.in_use, done.copied, done.extents_after), (2, 0, 16));
         rig.machine.release_stream(D0, stream.as_raw());
@@ -132,9 +119,7 @@ on_both! {
     }
 
     fn without_room_for_a_copy_nothing_moves(rig) {
-        let pool = pool(rig, 20);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 20));
         let block = pieces(&tenant, &stream, 16);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.no_space, done.copied, done.extents_after), (2, 0, 16));
@@ -144,9 +129,7 @@ on_both! {
     }
 
     fn idle_memory_in_pieces_goes_back(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         drop(pieces(&tenant, &stream, 8));
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.copied, done.released, done.extents_after), (0, 8 * G, 0));
@@ -155,9 +138,7 @@ on_both! {
 
     fn every_call_of_a_compaction_may_fail_once(rig) {
         for k in 1..200 {
-            let pool = pool(rig, 64);
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
+            let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
             let block = pieces(&tenant, &stream, 8);
             rig.faults.forget();
             rig.faults.arm(common::nth_of(k, CUresult::CUDA_ERROR_UNKNOWN, CALLS));
@@ -182,9 +163,7 @@ on_both! {
     }
 
     fn what_two_failures_lose_is_said(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
         // The first mapping is the copy's own. Then neither the new nor the old memory can be
@@ -200,9 +179,7 @@ on_both! {
     }
 
     fn a_hole_beside_new_memory_that_stays_is_said(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let mut block = tenant
             .block(G)
             .capacity(8 * G)
@@ -238,9 +215,7 @@ on_both! {
     }
 
     fn what_can_be_put_back_is_not_lost_with_what_cannot(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let block = pieces(&tenant, &stream, 8);
         rig.faults.forget();
         // The new memory cannot be mapped, and neither can the last but one extent of the old, in
@@ -265,9 +240,7 @@ on_both! {
 #[test]
 fn a_panic_while_the_addresses_of_a_copy_are_freed_loses_no_memory_of_the_pool() {
     let rig = common::host();
-    let pool = pool(&rig, 64);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::with_stream(&rig, pool(&rig, 64));
     let block = pieces(&tenant, &stream, 5);
     stream.synchronize().unwrap();
     let compact = || pool.compact(|_| true).map(drop);

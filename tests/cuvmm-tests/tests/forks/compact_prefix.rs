@@ -8,12 +8,12 @@ use std::time::Duration;
 use crate::common;
 use crate::common::attention::{SMALL, Scene, assert_attends, fill, salts};
 use crate::common::books::{balanced, books};
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep_partly, text};
 use crate::common::{D0, G, Rig, busy, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, CallError, KvCacheError, MemoryError};
 use cuvmm::kv::Layout;
 use cuvmm::{Block, Contents, HostStore, KvCache, Limit, Pool, Stream, Tenant};
@@ -29,10 +29,7 @@ fn prompt(tenant: &Tenant, stream: &Stream, granules: u64) -> Block {
     block
 }
 
-fn shows<B: Backing>(rig: &Rig<B>, block: &Block, granules: std::ops::Range<u64>)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, granules: std::ops::Range<u64>) {
     for granule in granules.filter(|_| rig.keeps_bytes()) {
         let mut bytes = [0; 8];
         block.read(granule * G, &mut bytes).unwrap();
@@ -54,9 +51,7 @@ fn is_in_use(outcome: &Result<u64, BlockError>) -> bool {
 
 on_both! {
     fn a_fork_maps_few_extents(rig) {
-        let pool = pool(rig, 96);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 96);
         let parent = prompt(&tenant, &stream, 23);
         assert_eq!(parent.extents().len(), 12);
         let address = parent.address();
@@ -80,9 +75,7 @@ on_both! {
     }
 
     fn what_is_shared_stays_and_what_lies_behind_is_made_large(rig) {
-        let pool = pool(rig, 96);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 96);
         let parent = prompt(&tenant, &stream, 20);
         let fork = parent.fork(4 * G, 4 * G).unwrap();
         assert_eq!(parent.compact_prefix(20 * G).unwrap(), 16 * G);
@@ -94,9 +87,7 @@ on_both! {
     }
 
     fn it_waits_for_work_as_long_as_the_block_may(rig) {
-        let pool = pool(rig, 96);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 96);
         let parent = prompt(&tenant, &stream, 8);
         busy(rig, &stream, &parent, 1);
         assert!(is_in_use(&parent.compact_prefix(8 * G)), "the call does not wait");
@@ -119,9 +110,7 @@ on_both! {
     }
 
     fn what_is_queued_after_the_call_is_not_waited_for(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 64);
         let builder = tenant.block(8 * G).capacity(8 * G).largest_extent(2 * G).home_stream(&stream);
         let parent = builder.timeout(Duration::from_secs(600)).allocate().unwrap();
         let other = prompt(&tenant, &stream, 2);
@@ -130,8 +119,7 @@ on_both! {
         std::thread::scope(|scope| {
             // The stream always has work, and all but the last work is always complete.
             scope.spawn(|| while !done.load(Ordering::Acquire) {
-                let writes = vec![(other.address(), G, 1)];
-                rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+                rig.kernel(&stream, &[], &[(other.address(), G, 1)]);
                 rig.machine.step(D0, stream.as_raw());
                 std::thread::yield_now();
             });
@@ -143,9 +131,7 @@ on_both! {
     }
 
     fn there_need_be_room_for_one_at_a_time(rig) {
-        let pool = pool(rig, 24);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 24);
         let (one, two) = (prompt(&tenant, &stream, 8), prompt(&tenant, &stream, 8));
         assert_eq!(tenant.compact_prefix(&[&one, &two], 8 * G).unwrap(), 16 * G);
         assert_eq!((sizes(&one), sizes(&two)), (vec![8], vec![8]));
@@ -247,9 +233,7 @@ on_both! {
     }
 
     fn large_extents_serve_no_other_block(rig) {
-        let pool = pool(rig, 96);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 96);
         let parent = prompt(&tenant, &stream, 16);
         parent.compact_prefix(16 * G).unwrap();
         drop(parent);
@@ -269,9 +253,7 @@ on_both! {
     }
 
     fn a_cut_copies_what_lies_before_it_in_its_extent(rig) {
-        let pool = pool(rig, 96);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 96);
         let parent = prompt(&tenant, &stream, 20);
         parent.compact_prefix(20 * G).unwrap();
         let mut fork = parent.fork(20 * G, 20 * G).unwrap();
@@ -334,11 +316,11 @@ fn every_driver_call_failed_once() {
         pool: Pool,
         _stream: Stream,
     }
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let builder = Pool::builder(&rig.device).limit(Limit::Bytes(96 * G));
-            let pool = builder.largest_extent(8 * G).build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
+            let (pool, tenant) =
+                common::with_tenant(builder.largest_extent(8 * G).build().unwrap());
             let stream = Stream::new(&rig.device).unwrap();
             let blocks = (0..2).map(|_| prompt(&tenant, &stream, 12)).collect();
             World {
@@ -356,7 +338,6 @@ fn every_driver_call_failed_once() {
             let stats = world.pool.stats();
             [stats.in_use, stats.shared, stats.quarantined]
         },
-        false,
     );
     // In each block a run of four extents and one of two.
     assert!(calls > 4 * 8, "{calls}");

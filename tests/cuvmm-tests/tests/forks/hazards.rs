@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use crate::common::books::{balanced, books};
-use crate::common::{D0, G, Rig, busy, model_options, pool, rig};
+use crate::common::{self, D0, G, Rig, busy, model_options, pool, rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine, ModelDriver};
-use cuvmm::driver::{CUresult, Call, CudaVersion, Driver};
+use cuvmm::driver::model::{Backing, ModelDriver};
+use cuvmm::driver::{CUresult, Call, CudaVersion};
 use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
 use cuvmm::{Block, Contents, Stream, Tenant};
@@ -23,10 +23,7 @@ fn allocate(tenant: &Tenant, stream: &Stream, tag: &str, size: u64) -> Block {
     builder.home_stream(stream).tag(tag).allocate().unwrap()
 }
 
-fn shows<B: Backing + 'static>(rig: &Rig<B>, block: &Block, at: u64, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, at: u64, byte: u8) {
     let mut bytes = [0; 32];
     block.read(at, &mut bytes).unwrap();
     assert!(
@@ -37,9 +34,7 @@ where
 
 on_both! {
     fn what_cannot_be_put_back_under_one_is_the_others_still(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let root = allocate(&tenant, &stream, "kv", 5 * G);
         for (at, byte) in [(0, 7), (2 * G, 8)] {
             root.write(at, &[byte; 32]).unwrap();
@@ -71,8 +66,7 @@ on_both! {
     }
 
     fn what_a_lease_names_after_its_fork_has_shrunk_is_waited_for(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let [home, named] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
         let root = tenant.block(2 * G).largest_extent(G).home_stream(&home).allocate().unwrap();
         for anywhere in [false, true] {
@@ -80,8 +74,7 @@ on_both! {
             let (lease, address) = (fork.lease(), fork.address());
             fork.shrink_to(G).unwrap();
             rig.machine.hold(D0, named.as_raw());
-            let reads = vec![(address, 2 * G)];
-            rig.machine.queue_kernel(D0, named.as_raw(), reads, vec![]).unwrap();
+            rig.kernel(&named, &[(address, 2 * G)], &[]);
             match anywhere {
                 true => lease.record_use_anywhere(),
                 false => lease.record_use(&named).unwrap(),
@@ -100,7 +93,7 @@ on_both! {
 
     fn who_is_alone_half_way_may_write_what_it_has_grown_over(rig) {
         let pool = pool(rig, 3);
-        let [tenant, idle] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [tenant, idle] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let root = allocate(&tenant, &stream, "kv", 2 * G);
         root.write(0, &[7; 32]).unwrap();
@@ -120,16 +113,12 @@ on_both! {
         fork.write(0, &[8; 32]).unwrap();
         fork.write(G, &[9; 32]).unwrap();
         // The device may write to it too.
-        rig.machine
-            .queue_kernel(D0, stream.as_raw(), vec![], vec![(fork.address(), 2 * G, 5)])
-            .unwrap();
+        rig.kernel(&stream, &[], &[(fork.address(), 2 * G, 5)]);
         shows(rig, &fork, 0, 5);
     }
 
     fn a_block_whose_sleep_is_called_off_has_not_grown_over_what_it_shares(rig) {
-        let pool = pool(rig, 12);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 12);
         let [mut one, mut two] = ["falls", "stays"].map(|tag| {
             let root = allocate(&tenant, &stream, tag, 2 * G);
             let mut fork = root.fork(2 * G, 2 * G).unwrap();
@@ -183,9 +172,7 @@ on_both! {
     }
 
     fn work_that_was_queued_since_it_shrank_keeps_what_it_shares_in_place(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 16);
         let root = allocate(&tenant, &stream, "kv", 2 * G);
         root.write(0, &[7; 32]).unwrap();
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
@@ -196,8 +183,7 @@ on_both! {
         assert!(matches!(refused, Err(BlockError::SharedInUse { .. })), "{refused:?}");
         drop(lease);
         rig.machine.hold(D0, stream.as_raw());
-        let reads = vec![(fork.address(), G)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]).unwrap();
+        rig.kernel(&stream, &[(fork.address(), G)], &[]);
         let before = rig.machine.snapshot();
         let refused = fork.try_grow_to(2 * G);
         assert!(matches!(
@@ -212,9 +198,7 @@ on_both! {
     }
 
     fn work_that_a_pressure_hook_queues_keeps_what_it_reads_in_place(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 4);
         let root = allocate(&tenant, &stream, "kv", 2 * G);
         root.write(0, &[7; 32]).unwrap();
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
@@ -243,7 +227,7 @@ on_both! {
         // At the unmapping of another tenant's idle memory, and at the creation of memory.
         for (call, idle) in [(Call::MemUnmap, 2), (Call::MemCreate, 0)] {
             let pool = pool(rig, 4);
-            let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [tenant, other] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
             // It ends long before the held work does.
@@ -281,9 +265,7 @@ on_both! {
     }
 
     fn several_blocks_of_one_stream_are_unshared_in_one_attempt(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let roots = [7, 8].map(|byte| {
             let root = allocate(&tenant, &stream, "kv", 2 * G);
             root.write(0, &[byte; 32]).unwrap();
@@ -312,8 +294,7 @@ on_both! {
     }
 
     fn what_is_copied_from_one_that_is_gone_stays_until_it_has_been(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let [home, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
         let root = allocate(&tenant, &home, "kv", 2 * G);
         root.write(0, &[7; 32]).unwrap();
@@ -337,7 +318,7 @@ on_both! {
 
     fn what_nobody_uses_any_more_is_told_of_as_limbo(rig) {
         let pool = pool(rig, 4);
-        let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [tenant, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let root = allocate(&tenant, &stream, "kv", 4 * G);
         let fork = root.fork(4 * G, 4 * G).unwrap();
@@ -362,8 +343,7 @@ fn before_cuda_12_5_a_block_without_a_home_stream_waits_for_the_device() {
     let rig = rig(ModelDriver::new(
         model_options().version(CudaVersion::new(12, 4)),
     ));
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 16);
     let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
     let root = builder.timeout(Duration::from_secs(60)).allocate().unwrap();
     let mut fork = root.fork(2 * G, 2 * G).unwrap();
@@ -375,9 +355,7 @@ fn before_cuda_12_5_a_block_without_a_home_stream_waits_for_the_device() {
     );
     let stream = Stream::new(&rig.device).unwrap();
     rig.machine.hold_until_awaited(D0, stream.as_raw());
-    let reads = vec![(fork.address(), G)];
-    let queued = rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]);
-    queued.unwrap();
+    rig.kernel(&stream, &[(fork.address(), G)], &[]);
     fork.grow_to(2 * G).unwrap();
     assert_eq!((fork.size(), fork.read_only()), (2 * G, 0));
     books(&rig, &pool);
@@ -389,9 +367,7 @@ fn a_kernel_launched_while_the_device_is_waited_for_keeps_what_it_reads() {
         let rig = rig(ModelDriver::new(
             model_options().version(CudaVersion::new(12, 4)),
         ));
-        let pool = pool(&rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(&rig, 16);
         let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
         let builder = builder.timeout(Duration::from_secs(60));
         let root = builder.home_stream(&stream).allocate().unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common;
 use crate::common::books::{books, figures};
 use crate::common::executor::{Task, block_on};
-use crate::common::{D0, G, busy, calls_without_mapper, mapped_pool, nth_of, pool, until};
+use crate::common::{D0, G, busy, calls_without_mapper, mapped_pool, nth_of, until};
 use crate::on_both;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, BlockError, CallError, MemoryError};
@@ -74,8 +74,7 @@ on_both! {
     }
 
     fn without_a_mapper_a_future_is_an_error_that_says_so(rig) {
-        let bare = pool(rig, 4);
-        let tenant = bare.tenant("a").register().unwrap();
+        let (bare, tenant) = common::tenancy(rig, 4);
         let mut block = tenant.block(G).capacity(2 * G).try_allocate().unwrap();
         assert_eq!(block_on(tenant.allocate_async(G)).unwrap_err(), BlockError::NoMapper);
         assert_eq!(block_on(block.grow_to_async(2 * G)).unwrap_err(), BlockError::NoMapper);
@@ -504,7 +503,7 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
     fn sends<T: Send + 'static>(future: T) -> T {
         future
     }
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let mapper = Mapper::start(&rig.device).unwrap();
     let pool = mapped_pool(&rig, 4, &mapper);
     let tenant = pool.tenant("a").register().unwrap();
@@ -519,8 +518,6 @@ fn futures_can_be_sent_and_outlive_what_made_them() {
         Err(BlockError::Unregistered { .. })
     ));
     drop(freed_count);
-    drop(mapper);
-    common::nothing_left(rig);
 }
 
 #[test]

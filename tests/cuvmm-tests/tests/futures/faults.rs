@@ -3,7 +3,7 @@
 #![allow(clippy::unit_arg)]
 
 use crate::common::executor::block_on;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep_partly, text};
 use crate::common::{G, Rig, mapped_pool};
 use cuvmm::driver::model::Nothing;
 use cuvmm::{Block, Contents, HostStore, Mapper, Pool, Stream, Tenant};
@@ -43,7 +43,7 @@ fn in_use(world: &World) -> (u64, u64) {
 
 #[test]
 fn allocations() {
-    let calls = sweep(
+    let calls = sweep_partly(
         world,
         |_, world| {
             let before = in_use(world);
@@ -58,14 +58,13 @@ fn allocations() {
             allocated.map(drop)
         },
         in_use,
-        false,
     );
     assert!(calls >= 4, "{calls}");
 }
 
 #[test]
 fn growth() {
-    let calls = sweep(
+    let calls = sweep_partly(
         world,
         |_, world| {
             let (size, before) = (world.block.size(), in_use(world));
@@ -76,14 +75,13 @@ fn growth() {
             grown
         },
         in_use,
-        false,
     );
     assert!(calls >= 3, "{calls}");
 }
 
 #[test]
 fn sleeping_and_waking() {
-    let calls = sweep(
+    let calls = sweep_partly(
         world,
         |_, world| {
             let blocks = || world.tenant.blocks();
@@ -95,7 +93,6 @@ fn sleeping_and_waking() {
             Ok(())
         },
         in_use,
-        false,
     );
     assert!(calls >= 6, "{calls}");
 }

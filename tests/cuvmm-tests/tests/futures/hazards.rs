@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::common;
 use crate::common::executor::{Task, block_on};
-use crate::common::{D0, G, busy, mapped_pool, pool, until};
+use crate::common::{D0, G, busy, mapped_pool, until};
 use cuvmm::driver::CUresult;
 use cuvmm::{Block, Contents, Limit, Mapper, Pool, Stream, Tenant};
 
@@ -45,8 +45,7 @@ fn one_that_waits_for_addresses_holds_up_none_of_its_size() {
     let pool = Pool::builder(&rig.device)
         .limit(Limit::Bytes(4 * G))
         .address_limit(100 * G);
-    let pool = pool.mapper(&mapper).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool.mapper(&mapper).build().unwrap());
     let held = tenant.try_allocate(4 * G).unwrap();
     // A small block of large capacity, which keeps addresses in use.
     drop(held);
@@ -203,8 +202,7 @@ fn a_growth_that_was_leaked_grows_no_other_block() {
     let rig = common::model();
     let mapper = Mapper::start(&rig.device).unwrap();
     let pool = mapped_pool(&rig, 8, &mapper);
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
+    let [tenant, other] = common::tenants(&pool);
     let held = other.try_allocate(7 * G).unwrap();
     let mut block = tenant.block(G).capacity(8 * G).try_allocate().unwrap();
     let growth = Task::waiting(block.grow_to_async(6 * G));
@@ -479,8 +477,7 @@ fn a_hook_that_panics_with_a_block_ends_no_mapper() {
 #[test]
 fn a_forked_child_is_told_that_it_has_no_sleeper() {
     let rig = common::model();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 16);
     let block = tenant.try_allocate(9 * G).unwrap();
     let lease = block.lease();
     let mut sleeping = Task::waiting(
@@ -516,8 +513,7 @@ fn a_waker_that_panics_ends_no_sleep() {
         }
     }
     let rig = common::model();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 16);
     let _blocks: Vec<_> = (0..8)
         .map(|_| tenant.try_allocate(2 * G).unwrap())
         .collect();

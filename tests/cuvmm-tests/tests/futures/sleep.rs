@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 use crate::common;
 use crate::common::books::books;
 use crate::common::executor::{Task, block_on};
-use crate::common::{D0, G, busy, nth_of, pool, until};
+use crate::common::{D0, G, busy, nth_of, until};
 use crate::on_both;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::sleep::Progress;
-use cuvmm::{Contents, HostStore, Pool, Stream};
+use cuvmm::{Contents, HostStore, Pool};
 
 on_both! {
     fn blocks_sleep_and_wake_beside_the_one_who_polls(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let block = tenant.block(9 * G).tag("w").try_allocate().unwrap();
         let other = tenant.try_allocate(G).unwrap();
         block.write(3 * G, b"kept").unwrap();
@@ -40,8 +39,7 @@ on_both! {
     }
 
     fn what_was_dropped_is_as_it_was(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let block = tenant.try_allocate(9 * G).unwrap();
         let store = HostStore::builder(&rig.device).ordinary(9 * G).build().unwrap();
         // It was not polled, so nothing has begun.
@@ -76,8 +74,7 @@ on_both! {
     }
 
     fn the_watcher_is_called_in_polls_and_ends_it(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let blocks: Vec<_> = (0..8).map(|_| tenant.try_allocate(2 * G).unwrap()).collect();
         let (here, calls) = (std::thread::current().id(), AtomicU64::new(0));
         let watch = |progress: &Progress| {
@@ -108,9 +105,7 @@ on_both! {
     }
 
     fn failures_are_the_answer(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 16);
         let block = tenant.allocate_on(&stream, 2 * G).unwrap();
         busy(rig, &stream, &block, 7);
         let refused = block_on(tenant.blocks().sleep_async(Contents::Discard)).unwrap_err();
@@ -155,9 +150,8 @@ fn close(mut pool: Pool) {
 
 #[test]
 fn a_panic_of_the_operation_is_that_of_the_poll() {
-    let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
+    let rig = common::clean(common::host());
+    let (pool, tenant) = common::tenancy(&rig, 4);
     let block = tenant.try_allocate(3 * G).unwrap();
     tenant.blocks().sleep(Contents::Discard).unwrap();
     let hog = pool
@@ -181,7 +175,6 @@ fn a_panic_of_the_operation_is_that_of_the_poll() {
     drop(waking);
     drop((block, tenant, hog));
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
@@ -190,8 +183,7 @@ fn sleepers_can_be_sent() {
         future
     }
     let rig = common::host();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 4);
     let block = tenant.try_allocate(3 * G).unwrap();
     let task = sends(async {
         tenant.blocks().sleep_async(Contents::Discard).await?;

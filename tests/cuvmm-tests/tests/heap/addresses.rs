@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{D0, GIB, MIB, Rig, model_options, nothing_left, rig};
+use crate::common::{self, D0, GIB, MIB, Rig, model_options, nothing_left, rig};
 use cuvmm::driver::Driver;
 use cuvmm::driver::model::{ModelDriver, ModelOptions, Nothing};
 use cuvmm::error::BlockError;
@@ -24,9 +24,7 @@ fn many_heaps_find_addresses() {
     let rig = rig(ModelDriver::new(large(1)));
     // Fewer than 120 heaps need if each gets as many as the pool has memory.
     let pool = Pool::builder(&rig.device).address_limit(16 << 40);
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::with_stream(&rig, pool.build().unwrap());
     let mut all = Vec::new();
     for turn in 0..120 {
         let heap = for_graphs(&tenant);
@@ -49,8 +47,7 @@ fn twenty_heaps_on_each_of_eight_devices_find_addresses() {
     let mut all = Vec::new();
     for number in 0..8 {
         let device = Device::open(Arc::clone(&rig.faults) as Arc<dyn Driver>, number).unwrap();
-        let pool = Pool::builder(&device).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(Pool::builder(&device).build().unwrap());
         let stream = Stream::new(&device).unwrap();
         for turn in 0..21 {
             let heap = for_graphs(&tenant);
@@ -77,8 +74,7 @@ fn capture(heap: &Heap, stream: &Stream, parts: &[u64]) -> Result<(), BlockError
 /// A pool of 2 GiB with a heap for graphs.
 fn of_two_gib(rig: &Rig<Nothing>) -> (Pool, Heap, Stream) {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(2 * GIB));
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = for_graphs(&tenant);
     (pool, heap, Stream::new(&rig.device).unwrap())
 }
@@ -129,8 +125,7 @@ fn captures_of_different_sizes_do_not_use_up_the_addresses() {
 fn windows_lie_in_several_parts() {
     let rig = rig(ModelDriver::new(large(1)));
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(GIB));
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = Heap::builder(&tenant).addresses(16 * GIB).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let mut random = fastrand::Rng::with_seed(1);

@@ -4,25 +4,18 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::books::figures;
 use crate::common::captures::{capture, launch_and_destroy};
-use crate::common::{D0, G, MIB, Rig, pool};
+use crate::common::{self, D0, G, MIB, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, BlockError};
 use cuvmm::heap::{ALIGNMENT, Preset};
 use cuvmm::{Allocation, CallError, Heap, Limit, Pool, Stream};
 
 /// Queues a kernel that writes to all of an allocation.
-fn write<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, memory: &Allocation, byte: u8)
-where
-    Machine<B>: Driver,
-{
-    let writes = vec![(memory.address(), memory.size(), byte)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+fn write(rig: &Rig<impl Backing>, stream: &Stream, memory: &Allocation, byte: u8) {
+    rig.kernel(stream, &[], &[(memory.address(), memory.size(), byte)]);
 }
 
 struct Panics;
@@ -34,10 +27,7 @@ impl Drop for Panics {
 }
 
 /// Returns the bytes at the start, in each granule and at the end of an allocation.
-fn bytes<B: Backing + 'static>(rig: &Rig<B>, memory: &Allocation) -> Vec<u8>
-where
-    Machine<B>: Driver,
-{
+fn bytes(rig: &Rig<impl Backing>, memory: &Allocation) -> Vec<u8> {
     let at = |offset: u64| {
         let mut byte = [0];
         let address = cuvmm::driver::DeviceAddress(memory.address().0 + offset);
@@ -70,8 +60,7 @@ impl Drop for TakesGuard {
 
 on_both! {
     fn freed_memory_is_reused_on_its_stream_without_a_driver_call(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let heap = Heap::builder(&tenant).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         for size in [1, 512, 513, MIB, MIB + 1, 5 * MIB + 77] {
@@ -92,8 +81,7 @@ on_both! {
     }
 
     fn what_a_stream_freed_last_serves_other_sizes_and_streams(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(heap.allocate(4 * G, 1, &one).unwrap());
@@ -111,8 +99,7 @@ on_both! {
     }
 
     fn sizes_that_are_rounded_alike_are_counted_as_requested(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         for size in [1000, 1024, 999, 1024] {
@@ -124,8 +111,7 @@ on_both! {
     }
 
     fn more_frees_than_a_stream_cache_holds_are_all_free(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let many = || -> Vec<Allocation> {
@@ -147,8 +133,7 @@ on_both! {
     }
 
     fn a_stream_ends_when_what_it_freed_is_given_up(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (owner, kept) = (Stream::new(&rig.device).unwrap(), Arc::new(()));
         let wrapped = || {
@@ -167,8 +152,7 @@ on_both! {
     }
 
     fn alignments_are_kept(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let heap = Heap::builder(&tenant).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let mut kept = vec![];
@@ -228,8 +212,7 @@ on_both! {
     }
 
     fn without_aliases_each_extent_has_one_mapping(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 32);
         let heap = Heap::builder(&tenant).aliases(false).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let allocate = |size| heap.allocate(size, 1, &stream).unwrap();
@@ -243,8 +226,7 @@ on_both! {
     }
 
     fn memory_of_another_stream_is_used_when_its_work_is_complete(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).stream_waits(false).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let memory = heap.allocate(4 * G, 1, &one).unwrap();
@@ -266,8 +248,7 @@ on_both! {
     }
 
     fn a_stream_waits_for_another_rather_than_growing_the_heap(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let memory = heap.allocate(4 * G, 1, &one).unwrap();
@@ -287,8 +268,7 @@ on_both! {
     }
 
     fn small_memory_of_another_stream_is_waited_for_too(rig) {
-        let pool = pool(rig, 1);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 1);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let both = [heap.allocate(MIB, 1, &one).unwrap(), heap.allocate(MIB, 1, &one).unwrap()];
@@ -307,8 +287,7 @@ on_both! {
     }
 
     fn a_recorded_use_is_waited_for(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).stream_waits(false).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let memory = heap.allocate(4 * G, 1, &one).unwrap();
@@ -327,8 +306,7 @@ on_both! {
     }
 
     fn another_tenant_gets_what_is_free_and_complete_and_reads_none_of_its_bytes(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let b = pool.tenant("b").register().unwrap();
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -378,8 +356,7 @@ on_both! {
     }
 
     fn a_waiting_request_gets_what_a_heap_frees(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 4);
         let b = pool.tenant("b").register().unwrap();
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -396,8 +373,7 @@ on_both! {
     }
 
     fn a_lowered_limit_takes_what_is_freed(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let parts: Vec<_> = (0..4).map(|_| heap.allocate(2 * G, G, &stream).unwrap()).collect();
@@ -409,8 +385,7 @@ on_both! {
     }
 
     fn an_unregistered_tenant_gets_no_more(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let kept = heap.allocate(2 * G, 1, &stream).unwrap();
@@ -428,8 +403,7 @@ on_both! {
     }
 
     fn a_tenant_that_is_unregistered_while_its_heap_gets_addresses_gets_no_memory(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let ends = Mutex::new(Some(a.clone()));
@@ -451,8 +425,7 @@ on_both! {
     }
 
     fn allocations_outlive_the_heap_and_the_tenant(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
@@ -470,8 +443,7 @@ on_both! {
     }
 
     fn the_end_of_the_pool_waits_for_what_a_heap_left(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
@@ -484,8 +456,7 @@ on_both! {
     }
 
     fn two_heaps_of_one_tenant_do_not_mix(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::tenancy(rig, 8);
         let heaps = [Heap::builder(&a).build().unwrap(), Heap::builder(&a).build().unwrap()];
         let stream = Stream::new(&rig.device).unwrap();
         let kept = heaps[0].allocate(4 * G, 1, &stream).unwrap();
@@ -498,8 +469,7 @@ on_both! {
     }
 
     fn statistics_add_up(rig) {
-        let pool = pool(rig, 16);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 16);
         let heap = Heap::builder(&a).preset(Preset::Fast).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let odd = heap.allocate(3 * MIB + 1, 1, &stream).unwrap();
@@ -519,8 +489,7 @@ on_both! {
     }
 
     fn a_capture_gets_what_needs_no_other_stream(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(heap.allocate(2 * G, 1, &stream).unwrap());
@@ -589,8 +558,7 @@ on_both! {
     }
 
     fn a_heap_whose_graphs_have_ended_gives_up_what_is_free(rig) {
-        let pool = pool(rig, 32);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 32);
         let heap = Heap::builder(&a).for_graphs(true).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let mut kept = None;
@@ -616,8 +584,7 @@ on_both! {
     }
 
     fn the_peak_is_never_below_what_is_live(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 64);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(heap.allocate(8 * G, 1, &two).unwrap());
@@ -630,8 +597,7 @@ on_both! {
     }
 
     fn a_stream_whose_owner_takes_a_capture_guard_when_a_heap_drops_it(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (own, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let (said, heard) = std::sync::mpsc::channel();
@@ -648,8 +614,7 @@ on_both! {
     }
 
     fn owners_of_streams_that_panic_when_a_heap_drops_them_cost_no_memory(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 64);
         let heap = Heap::builder(&tenant).build().unwrap();
         let own: Vec<Stream> = (0..3).map(|_| Stream::new(&rig.device).unwrap()).collect();
         for own in &own[..2] {
@@ -692,8 +657,7 @@ on_both! {
 
     fn mappings_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).mapping_limit(16);
-        let pool = pool.build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::with_tenant(pool.build().unwrap());
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         for turn in 0..20 {
@@ -708,8 +672,7 @@ on_both! {
     }
 
     fn a_capture_guard_leaves_what_needs_no_poll(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         drop(heap.allocate(2 * G, 1, &stream).unwrap());
@@ -728,8 +691,7 @@ on_both! {
     }
 
     fn wrong_arguments_change_nothing(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let argument = |outcome: Result<Allocation, BlockError>| match outcome.unwrap_err() {
@@ -759,8 +721,7 @@ on_both! {
     }
 
     fn addresses_that_run_out_are_freed_by_unmapping_what_is_idle(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::tenancy(rig, 8);
         // Enough for two windows of all memory.
         let heap = Heap::builder(&a).addresses(24 * G).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
@@ -777,8 +738,7 @@ on_both! {
     }
 
     fn a_lost_context_refuses_and_returns_everything(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::tenancy(rig, 8);
         let heap = Heap::builder(&a).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let kept = heap.allocate(2 * G, 1, &stream).unwrap();

@@ -1,9 +1,9 @@
 //! Fails every driver call of a heap's operations once. A failure changes nothing, and the
 //! operation then succeeds.
 
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{Books, books};
-use crate::common::{D0, G, MIB, Rig};
+use crate::common::{self, D0, G, MIB, Rig};
 use cuvmm::driver::model::Nothing;
 use cuvmm::{Allocation, Heap, Limit, Pool, Stream, Tenant};
 
@@ -21,8 +21,7 @@ fn world(rig: &Rig<Nothing>, granules: u64) -> World {
         .limit(Limit::Bytes(granules * G))
         .build()
         .unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
+    let [tenant, other] = common::tenants(&pool);
     let streams = vec![
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
@@ -84,7 +83,7 @@ fn picture(world: &World) -> (Books, Option<[u64; 6]>) {
 
 #[test]
 fn ending() {
-    sweep(
+    sweep_partly(
         |rig| {
             let mut world = world(rig, 16);
             world.in_pieces();
@@ -96,7 +95,6 @@ fn ending() {
             Ok(())
         },
         |_| (),
-        false,
     );
 }
 
@@ -107,7 +105,6 @@ fn growing() {
             |rig| world(rig, 16),
             |_, world| world.allocate(0, size),
             picture,
-            true,
         );
         assert!(calls >= 4, "a reservation too: {calls}");
     }
@@ -123,7 +120,6 @@ fn stitching() {
         },
         |_, world| world.allocate(0, 4 * G),
         picture,
-        true,
     );
     assert!(calls >= 6, "{calls}");
 }
@@ -139,14 +135,13 @@ fn stitching_with_new_memory() {
         },
         |_, world| world.allocate(0, 8 * G),
         picture,
-        true,
     );
     assert!(calls >= 6, "{calls}");
 }
 
 #[test]
 fn memory_of_another_stream() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut world = world(rig, 4);
             world.allocate(0, 4 * G).unwrap();
@@ -165,14 +160,13 @@ fn memory_of_another_stream() {
             Ok(())
         },
         |world| world.pool.stats().committed,
-        false,
     );
     assert!(calls >= 3, "{calls}");
 }
 
 #[test]
 fn small_memory_of_another_stream() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut world = world(rig, 1);
             for _ in 0..2 {
@@ -197,14 +191,13 @@ fn small_memory_of_another_stream() {
             Ok(())
         },
         |world| world.pool.stats().committed,
-        false,
     );
     assert!(calls >= 3, "{calls}");
 }
 
 #[test]
 fn memory_that_another_tenant_wrote() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let world = world(rig, 4);
             let block = world.other.try_allocate(4 * G).unwrap();
@@ -214,7 +207,6 @@ fn memory_that_another_tenant_wrote() {
         },
         |_, world| world.allocate(0, 4 * G),
         |_| (),
-        false,
     );
     assert!(calls >= 5, "{calls}");
 }
@@ -229,7 +221,7 @@ fn trimming_and_reclaiming() {
         rig.machine.release_all_streams(D0);
         world
     };
-    let calls = sweep(
+    let calls = sweep_partly(
         free,
         |_, world| {
             text(world.heap().trim())?;
@@ -240,17 +232,15 @@ fn trimming_and_reclaiming() {
             }
         },
         |_| (),
-        false,
     );
     assert!(calls >= 5, "{calls}");
-    let calls = sweep(
+    let calls = sweep_partly(
         free,
         |_, world| {
             drop(text(world.other.try_allocate(10 * G))?);
             Ok(())
         },
         |_| (),
-        false,
     );
     assert!(calls >= 5, "{calls}");
 }

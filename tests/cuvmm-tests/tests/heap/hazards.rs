@@ -17,18 +17,13 @@ use cuvmm::{Allocation, Heap, Limit, Mapper, Pool, Stream};
 const LONG: Duration = Duration::from_secs(60);
 
 fn write(rig: &Rig<Nothing>, stream: &Stream, memory: &Allocation) {
-    let writes = vec![(memory.address(), memory.size(), 1)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(memory.address(), memory.size(), 1)]);
 }
 
 #[test]
 fn sizes_beyond_the_addresses_are_refused_at_once() {
     let rig = model();
-    let pool = pool(&rig, 8);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 8);
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let kept = heap.allocate(4096, 1, &stream).unwrap();
@@ -58,8 +53,7 @@ fn sizes_beyond_the_addresses_are_refused_at_once() {
 #[test]
 fn what_is_refused_counts_as_live_at_no_time() {
     let rig = model();
-    let pool = pool(&rig, 8);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 8);
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     drop(heap.allocate(2 * G, 1, &stream).unwrap());
@@ -73,8 +67,7 @@ fn small_requests_fit_in_their_chunk_whatever_the_granule() {
         let options = common::model_options().granularity(granule);
         let rig = common::rig(ModelDriver::new(options));
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * MIB));
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
         let heap = Heap::builder(&tenant).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let one = heap.allocate(MIB, 1, &stream).unwrap();
@@ -139,8 +132,7 @@ fn a_future_hears_that_a_heaps_work_is_complete() {
 #[test]
 fn a_guarantee_is_given_over_memory_whose_work_is_complete() {
     let rig = model();
-    let pool = pool(&rig, 8);
-    let a = pool.tenant("a").register().unwrap();
+    let (pool, a) = common::tenancy(&rig, 8);
     let b = pool.tenant("b").register().unwrap();
     let heap = Heap::builder(&a).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
@@ -151,8 +143,7 @@ fn a_guarantee_is_given_over_memory_whose_work_is_complete() {
 #[test]
 fn threads_take_from_one_heap_that_ends() {
     let rig = model();
-    let pool = pool(&rig, 64);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 64);
     let slow = Fault::delay_all(Duration::from_micros(30));
     rig.faults.arm(slow.of(Call::MemUnmap));
     let ended = AtomicBool::new(false);

@@ -35,10 +35,9 @@ fn churn(heap: &Heap, stream: &Stream, steps: u64, mut act: impl FnMut(&Allocati
 
 #[test]
 fn a_heap_without_a_mapper_unmaps_what_it_retired() {
-    let rig = model();
+    let rig = common::clean(model());
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let stats = churn(&heap, &stream, 4000, |_| ());
@@ -48,17 +47,14 @@ fn a_heap_without_a_mapper_unmaps_what_it_retired() {
     );
     assert_eq!(heap.trim().unwrap(), stats.held);
     assert_eq!(heap.stats().mappings, 0);
-    drop((stream, heap, tenant, pool));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn the_mapper_unmaps_what_a_heap_retired() {
-    let rig = model();
+    let rig = common::clean(model());
     let mapper = Mapper::start(&rig.device).unwrap();
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
-    let pool = pool.mapper(&mapper).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::with_tenant(pool.mapper(&mapper).build().unwrap());
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let unmapped = || rig.device.mapper_calls().count(Call::MemUnmap);
@@ -71,16 +67,13 @@ fn the_mapper_unmaps_what_a_heap_retired() {
     assert_eq!((heap.stats().held, heap.stats().mappings), (0, 0));
     drop((stream, heap, tenant));
     pool.close().unwrap();
-    drop(mapper);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_heap_for_graphs_unmaps_nothing_that_its_graph_uses() {
-    let rig = model();
+    let rig = common::clean(model());
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(128 * G));
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let heap = Heap::builder(&tenant).for_graphs(true).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let (machine, handle) = (&rig.machine, stream.as_raw());
@@ -104,6 +97,4 @@ fn a_heap_for_graphs_unmaps_nothing_that_its_graph_uses() {
         stream.synchronize().unwrap();
         machine.graph_exec_destroy(D0, ready).unwrap();
     }
-    drop((stream, heap, tenant, pool));
-    common::nothing_left(rig);
 }

@@ -18,7 +18,7 @@ struct World {
 
 fn world(rig: &Rig<Nothing>) -> World {
     let pool = common::pool(rig, FREE);
-    let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [tenant, other] = common::tenants(&pool);
     let stream = Stream::new(&rig.device).unwrap();
     let heap = Heap::builder(&tenant).build().unwrap();
     let allocate = |_| heap.allocate(G, 1, &stream).unwrap();

@@ -2,18 +2,15 @@
 
 use crate::common;
 use crate::common::sweep::{sweep, text};
-use crate::common::{D0, D1, G, Rig, pool};
+use crate::common::{D1, G, Rig};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
+use cuvmm::driver::model::{Backing, ModelDriver, Nothing};
 use cuvmm::driver::{AccessFlags, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::{Access, Allocation, CallError, Device, Heap, Limit, Pool, Stream};
 
 /// Returns the access of device 1 to each granule of an allocation that begins in its own.
-fn access<B: Backing + 'static>(rig: &Rig<B>, memory: &Allocation) -> Vec<AccessFlags>
-where
-    Machine<B>: Driver,
-{
+fn access(rig: &Rig<impl Backing>, memory: &Allocation) -> Vec<AccessFlags> {
     let one = Location::device(D1);
     let at = |offset| DeviceAddress(memory.address().0 + offset);
     let offsets = (0..memory.size()).step_by(G as usize);
@@ -23,19 +20,13 @@ where
 }
 
 /// Queues a kernel of device 1 that writes to all of an allocation.
-fn write_from_peer<B: Backing + 'static>(rig: &Rig<B>, by: &Stream, memory: &Allocation, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn write_from_peer(rig: &Rig<impl Backing>, by: &Stream, memory: &Allocation, byte: u8) {
     let writes = vec![(memory.address(), memory.size(), byte)];
     let queued = rig.machine.queue_kernel(D1, by.as_raw(), vec![], writes);
     queued.unwrap();
 }
 
-fn first_byte<B: Backing + 'static>(rig: &Rig<B>, memory: &Allocation) -> u8
-where
-    Machine<B>: Driver,
-{
+fn first_byte(rig: &Rig<impl Backing>, memory: &Allocation) -> u8 {
     let seen = common::copy(rig, memory.address().0);
     seen.unwrap()[0]
 }
@@ -54,8 +45,7 @@ fn in_pieces(heap: &Heap, stream: &Stream) -> Vec<Allocation> {
 on_both! {
     fn each_mapping_gives_the_other_device_access_in_one_call(rig) {
         let second = rig.second();
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 8);
         let heap = Heap::builder(&tenant).open_to(&second, Access::ReadWrite).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let kept = in_pieces(&heap, &stream);
@@ -78,8 +68,7 @@ on_both! {
 
     fn access_may_be_to_read_alone(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).open_to(&second, Access::Read).build().unwrap();
         let stream = Stream::new(&rig.device).unwrap();
         let memory = heap.allocate(2 * G, G, &stream).unwrap();
@@ -88,8 +77,7 @@ on_both! {
 
     fn work_of_the_other_device_is_waited_for(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let builder = Heap::builder(&tenant).open_to(&second, Access::ReadWrite);
         let heap = builder.stream_waits(false).build().unwrap();
         let (home, peer) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
@@ -102,17 +90,14 @@ on_both! {
         assert_eq!((heap.trim().unwrap(), tenant.stats().pending_free), (0, 4 * G));
         rig.machine.release_stream(D1, peer.as_raw());
         let memory = heap.allocate(4 * G, 1, &home).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(first_byte(rig, &memory), 7);
-        }
+        rig.shows(first_byte(rig, &memory), 7);
         drop(memory);
         assert_eq!(heap.trim().unwrap(), 4 * G);
     }
 
     fn a_stream_waits_for_the_other_device_on_the_gpu(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).open_to(&second, Access::ReadWrite).build().unwrap();
         let (home, peer) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
         let memory = heap.allocate(4 * G, 1, &home).unwrap();
@@ -122,19 +107,15 @@ on_both! {
         drop(memory);
         let next = heap.allocate(4 * G, 1, &home).unwrap();
         assert_eq!(heap.stats().stream_waits, 1);
-        let writes = vec![(next.address(), next.size(), 8)];
-        rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&home, &[], &[(next.address(), next.size(), 8)]);
         rig.machine.release_stream(D1, peer.as_raw());
         home.synchronize().unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(first_byte(rig, &next), 8);
-        }
+        rig.shows(first_byte(rig, &next), 8);
     }
 
     fn a_heap_that_ends_waits_for_the_other_device(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).open_to(&second, Access::ReadWrite).build().unwrap();
         let (home, peer) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
         let memory = heap.allocate(4 * G, 1, &home).unwrap();
@@ -149,8 +130,7 @@ on_both! {
 
     fn devices_that_cannot_be_named_change_nothing(rig) {
         let (second, stranger) = (rig.second(), common::model());
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 4);
         let before = rig.machine.snapshot();
         let calls = rig.device.calls().total();
         let refused = |devices: &[&Device], access| {
@@ -180,8 +160,7 @@ on_both! {
 
     fn a_device_without_access_cannot_be_recorded(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (home, peer) = (Stream::new(&rig.device).unwrap(), Stream::new(&second).unwrap());
         let memory = heap.allocate(G, 1, &home).unwrap();
@@ -197,8 +176,7 @@ on_both! {
 fn a_device_that_cannot_reach_the_memory_is_refused() {
     let rig = common::rig(ModelDriver::new(common::model_options().unreachable(1, 0)));
     let second = rig.second();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 4);
     let builder = Heap::builder(&tenant).open_to(&second, Access::ReadWrite);
     let refused = builder.build().unwrap_err();
     let expected = MemoryError::Unreachable {
@@ -225,9 +203,7 @@ fn failed_calls_change_nothing() {
     let world = |rig: &Rig<Nothing>| {
         let second = rig.second();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G));
-        let pool = pool.build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool.build().unwrap());
         World {
             live: vec![],
             heap: None,
@@ -246,7 +222,7 @@ fn failed_calls_change_nothing() {
         let stats = world.heap.as_ref().map(Heap::stats);
         (stats, world.pool.stats().committed)
     };
-    let calls = sweep(world, |_, world| build(world), picture, true);
+    let calls = sweep(world, |_, world| build(world), picture);
     assert_eq!(calls, 1, "the question");
     let allocate = |world: &mut World, size| {
         let heap = world.heap.as_ref().unwrap();
@@ -263,7 +239,6 @@ fn failed_calls_change_nothing() {
         },
         |_, world| allocate(world, 3 * G),
         |world| (world.live.len(), world.pool.stats().committed),
-        true,
     );
     assert!(calls >= 3, "{calls}");
     let calls = sweep(
@@ -275,7 +250,6 @@ fn failed_calls_change_nothing() {
         },
         |_, world| allocate(world, 4 * G),
         |world| (world.live.len(), world.pool.stats().committed),
-        true,
     );
     assert!(calls >= 6, "{calls}");
 }

@@ -1,6 +1,6 @@
 //! Which memory a heap takes, and in what pieces.
 
-use crate::common::{MIB, Rig, model};
+use crate::common::{self, MIB, Rig, model};
 use cuvmm::driver::model::Nothing;
 use cuvmm::heap::Preset;
 use cuvmm::{Allocation, Heap, Limit, Pool, Stream};
@@ -12,8 +12,8 @@ fn heap(rig: &Rig<Nothing>, mib: u64) -> (Pool, Heap, Stream) {
 
 fn heap_with(rig: &Rig<Nothing>, mib: u64, preset: Preset) -> (Pool, Heap, Stream) {
     let limit = Limit::Bytes(mib * MIB);
-    let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) =
+        common::with_tenant(Pool::builder(&rig.device).limit(limit).build().unwrap());
     let heap = Heap::builder(&tenant).preset(preset).build().unwrap();
     (pool, heap, Stream::new(&rig.device).unwrap())
 }

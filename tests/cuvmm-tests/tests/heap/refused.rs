@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::common::{G, MIB, model, pool};
+use crate::common::{self, G, MIB, model};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::{Heap, Stream};
@@ -10,8 +10,7 @@ use cuvmm::{Heap, Stream};
 #[test]
 fn a_small_request_is_served_where_less_than_a_usual_chunk_is_left() {
     let rig = model();
-    let pool = pool(&rig, 80);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 80);
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     let allocate = |size| heap.allocate(size, 1, &stream);
@@ -28,8 +27,7 @@ fn a_small_request_is_served_where_less_than_a_usual_chunk_is_left() {
 #[test]
 fn a_hook_that_panics_takes_nothing_from_the_heap_whose_request_it_serves() {
     let rig = model();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 16);
     let other = pool.tenant("b").on_pressure(|_| panic!("on purpose"));
     let other = other.register().unwrap();
     let heap = Heap::builder(&tenant).build().unwrap();
@@ -55,8 +53,7 @@ fn a_hook_that_panics_takes_nothing_from_the_heap_whose_request_it_serves() {
 #[test]
 fn the_legacy_stream_takes_part_in_a_capture() {
     let rig = model();
-    let pool = pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::tenancy(&rig, 16);
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::legacy(&rig.device);
     let code = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;

@@ -144,8 +144,7 @@ fn a_limit_that_was_lowered_and_restored() {
 #[test]
 fn wakes_and_growth_that_fail_change_nothing() {
     let rig = common::model();
-    let pool = common::pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 16);
     let other = pool.tenant("b").register().unwrap();
     let mut block = tenant.block(8 * G).capacity(32 * G).allocate().unwrap();
     tenant.blocks().sleep(Contents::Discard).unwrap();

@@ -11,7 +11,7 @@ use crate::common::world::books;
 use crate::common::{D0, D1, G, MIB, Rig, captures, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, SleepError};
 use cuvmm::sleep::Progress;
@@ -29,34 +29,20 @@ fn graphs_of(tenant: &Tenant) -> Heap {
 }
 
 /// Makes a pool of some granules, a tenant, a heap for graphs, and a stream.
-fn graphs<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> (Pool, Tenant, Heap, Stream)
-where
-    Machine<B>: Driver,
-{
-    let pool = pool(rig, granules);
-    let tenant = pool.tenant("a").register().unwrap();
+fn graphs(rig: &Rig<impl Backing>, granules: u64) -> (Pool, Tenant, Heap, Stream) {
+    let (pool, tenant) = common::tenancy(rig, granules);
     let (heap, stream) = (graphs_of(&tenant), Stream::new(&rig.device).unwrap());
     (pool, tenant, heap, stream)
 }
 
 /// Fills bytes at an address, and waits for that.
-fn fill<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: u64, size: u64, byte: u8)
-where
-    Machine<B>: Driver,
-{
-    let writes = vec![(DeviceAddress(at), size, byte)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+fn fill(rig: &Rig<impl Backing>, stream: &Stream, at: u64, size: u64, byte: u8) {
+    rig.kernel(stream, &[], &[(DeviceAddress(at), size, byte)]);
     stream.synchronize().unwrap();
 }
 
 /// Checks the first bytes of each granule at an address.
-fn shows<B: Backing + 'static>(rig: &Rig<B>, at: u64, size: u64, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, at: u64, size: u64, byte: u8) {
     for offset in (0..size).step_by(G as usize) {
         let seen = common::copy(rig, at + offset).expect("nothing is mapped");
         assert!(
@@ -67,10 +53,7 @@ where
 }
 
 /// Checks that nothing is mapped at an address.
-fn is_gone<B: Backing + 'static>(rig: &Rig<B>, at: u64)
-where
-    Machine<B>: Driver,
-{
+fn is_gone(rig: &Rig<impl Backing>, at: u64) {
     assert_eq!(common::copy(rig, at), None);
 }
 
@@ -150,8 +133,7 @@ on_both! {
         let graph = capture(rig, &stream, || {
             for byte in 1..5 {
                 let memory = heap.allocate(2 * G, 1, &stream).unwrap();
-                let writes = vec![(memory.address(), 2 * G, byte)];
-                rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+                rig.kernel(&stream, &[], &[(memory.address(), 2 * G, byte)]);
                 addresses.push(memory.address().0);
             }
         });
@@ -195,8 +177,7 @@ on_both! {
     }
 
     fn a_sleeping_heap_refuses_requests_and_frees_what_ends(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let (heap, stream) = (Heap::builder(&tenant).build().unwrap(), Stream::new(&rig.device).unwrap());
         let mut live: Vec<Allocation> = [4 * G, 4 * G, 100, 3 * MIB]
             .map(|size| heap.allocate(size, 1, &stream).unwrap())
@@ -256,8 +237,7 @@ on_both! {
     }
 
     fn no_memory_is_unmapped_under_work(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let plain = Heap::builder(&tenant).build().unwrap();
         let graphs = graphs_of(&tenant);
         let streams = [(); 3].map(|()| Stream::new(&rig.device).unwrap());
@@ -278,7 +258,7 @@ on_both! {
                 true => vec![(memory.address(), 2 * G, 9)],
                 false => vec![],
             };
-            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+            rig.kernel(stream, &[], &writes);
             let before = (heap.stats(), books(&pool));
             let slept = heap.alone().sleep(Contents::Discard);
             assert_eq!(matches!(slept, Err(SleepError::HeapBusy { .. })), is_busy, "{slept:?}");
@@ -298,8 +278,7 @@ on_both! {
         let (_pool, _tenant, heap, stream) = graphs(rig, 16);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(memory.address(), 2 * G, 9)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
         std::thread::scope(|scope| {
             let sleeping = scope.spawn(|| {
                 let all = heap.alone().timeout(Duration::from_secs(600));
@@ -320,8 +299,7 @@ on_both! {
             let mut launched = launched.lock().unwrap();
             if !std::mem::replace(&mut *launched, true) {
                 rig.machine.hold(D0, stream.as_raw());
-                let writes = vec![(memory.address(), 2 * G, 9)];
-                rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+                rig.kernel(&stream, &[], &[(memory.address(), 2 * G, 9)]);
             }
             true
         };
@@ -361,8 +339,7 @@ on_both! {
 
     fn other_devices_have_access_again(rig) {
         let second = rig.second();
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let heap = Heap::builder(&tenant).open_to(&second, Access::Read).for_graphs(true);
         let (heap, stream) = (heap.build().unwrap(), Stream::new(&rig.device).unwrap());
         let (old, joined, kept) = stitched(&heap, &stream);
@@ -385,9 +362,7 @@ on_both! {
     }
 
     fn copies_of_other_memory_are_complete_before_memory_of_graphs_goes(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 16);
         let heaps = [(); 2].map(|()| graphs_of(&tenant));
         let memory = heaps.each_ref().map(|heap| heap.allocate(4 * G, 1, &stream).unwrap());
         fill(rig, &stream, memory[0].address().0, 4 * G, 1);
@@ -413,8 +388,7 @@ on_both! {
     }
 
     fn work_of_others_that_is_queued_during_the_copies_is_waited_for(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
         let heap = graphs_of(&tenant);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
@@ -424,7 +398,7 @@ on_both! {
             let mut begun = begun.lock().unwrap();
             if !*begun {
                 rig.machine.hold(D0, foreign.as_raw());
-                rig.machine.queue_kernel(D0, foreign.as_raw(), vec![], vec![]).unwrap();
+                rig.kernel(&foreign, &[], &[]);
                 *begun = true;
             }
             true
@@ -482,15 +456,13 @@ on_both! {
 
     // I-126
     fn work_on_streams_of_a_heap_for_graphs_keeps_its_memory_also_if_it_was_queued_later(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let [stream, foreign] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
         let heap = graphs_of(&tenant);
         let memory = heap.allocate(2 * G, 1, &stream).unwrap();
         let work = |stream: &Stream| {
             rig.machine.hold(D0, stream.as_raw());
-            let writes = vec![(memory.address(), 2 * G, 7)];
-            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+            rig.kernel(stream, &[], &[(memory.address(), 2 * G, 7)]);
         };
         work(&foreign);
         let mapped = rig.machine.live().mappings;
@@ -581,8 +553,7 @@ on_both! {
     }
 
     fn waking_calls_hooks_and_waits_for_memory(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let given: Arc<Mutex<Vec<cuvmm::Block>>> = Arc::default();
         let hook = Arc::clone(&given);
         let other = pool.tenant("b").on_pressure(move |_| drop(hook.lock().unwrap().pop()));
@@ -664,8 +635,7 @@ on_both! {
     }
 
     fn allocations_of_other_threads_while_a_heap_sleeps_and_wakes(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 64);
         let (heap, store) = (Heap::builder(&tenant).build().unwrap(), store(&rig.device, 64));
         std::thread::scope(|scope| {
             for number in 0..3_u64 {

@@ -27,9 +27,7 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>) -> World {
-    let pool = common::pool(rig, 32);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::scene(rig, 32);
     let heap = Heap::builder(&tenant).for_graphs(true).build().unwrap();
     let allocate = |size| heap.allocate(size, 1, &stream).unwrap();
     let mut live: Vec<Allocation> = (0..5).map(|_| allocate(G)).collect();
@@ -91,7 +89,7 @@ fn falling_asleep() {
             assert_eq!((slept.heaps, slept.blocks, slept.given), (1, 1, 7 * G));
             Ok(())
         };
-        let calls = sweep(world, sleep, World::picture, true);
+        let calls = sweep(world, sleep, World::picture);
         assert!(
             calls >= 9,
             "{calls}: one unmapping for each of the mappings, and queries"
@@ -120,7 +118,7 @@ fn waking() {
                 assert_eq!(world.store.free(), 8 * G);
                 Ok(())
             };
-            let calls = sweep(asleep, wake, World::picture, true);
+            let calls = sweep(asleep, wake, World::picture);
             assert!(calls >= 16, "{calls}: two calls for each mapping");
         }
     }
@@ -136,7 +134,7 @@ fn released_memory_that_comes_back() {
         world
     };
     let wake = |_: &Rig<Nothing>, world: &mut World| text(world.all().wake()).map(drop);
-    let calls = sweep(asleep, wake, World::picture, true);
+    let calls = sweep(asleep, wake, World::picture);
     assert!(calls >= 21, "{calls}: creations in addition");
 }
 
@@ -156,7 +154,7 @@ fn refuse_and_refuse(rig: &Rig<Nothing>, mappings: u64) {
 #[test]
 fn a_heap_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
     for keeps in [false, true] {
-        let rig = common::model();
+        let rig = common::clean(common::model());
         let world = world(&rig);
         let mappings = world.heap.stats().mappings;
         let before = world.picture();
@@ -190,8 +188,6 @@ fn a_heap_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
         );
         let after = world.picture();
         assert_eq!((after.1, after.2, after.3), (before.1, before.2, before.3));
-        drop(world);
-        common::nothing_left(rig);
     }
 }
 

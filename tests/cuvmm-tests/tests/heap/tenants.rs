@@ -25,11 +25,7 @@ fn contents(rig: &Rig<HostMemory>, memory: &Allocation) -> Vec<u8> {
 
 /// Fills an allocation on a stream.
 fn write(rig: &Rig<HostMemory>, stream: &Stream, memory: &Allocation, byte: u8) {
-    let writes = vec![(memory.address(), memory.size(), byte)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(memory.address(), memory.size(), byte)]);
 }
 
 fn tenants(pool: &Pool) -> [Tenant; 2] {
@@ -215,9 +211,8 @@ fn an_extent_in_use_by_one_tenant_is_never_shown_to_another() {
 
 #[test]
 fn what_a_block_exported_never_comes_to_a_heap() {
-    let rig = host();
-    let pool = common::shareable(&rig, 8).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let rig = common::clean(host());
+    let (_pool, tenant) = common::with_tenant(common::shareable(&rig, 8).build().unwrap());
     let heap = Heap::builder(&tenant).build().unwrap();
     let stream = Stream::new(&rig.device).unwrap();
     // The heap's own extents pass through the block that is exported.
@@ -254,13 +249,11 @@ fn what_a_block_exported_never_comes_to_a_heap() {
         mapping.write(0, &[9; 64]).unwrap();
     }
     assert!(contents(&rig, &memory).iter().all(|&byte| byte == 5));
-    drop((imports, memory, heap, tenant, pool, stream));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn two_heaps_with_access_for_a_device_share_no_extent_with_it() {
-    let rig = host();
+    let rig = common::clean(host());
     let second = rig.second();
     let builder = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G));
     let pool = builder.build().unwrap();
@@ -275,6 +268,4 @@ fn two_heaps_with_access_for_a_device_share_no_extent_with_it() {
     #[allow(unsafe_code)]
     let filled = unsafe { rig.machine.fill(D1, memory.address(), 1, 64) };
     assert!(filled.is_err(), "access went with the memory");
-    drop((memory, open, shut, a, b, pool, stream, second));
-    common::nothing_left(rig);
 }

@@ -16,9 +16,7 @@ fn fill(rig: &Rig<HostMemory>, stream: &Stream, memory: &Allocation, byte: u8) {
     let (at, size) = (memory.address().0, memory.size());
     let ends = [at, at + size / 2, at + size - 1];
     let writes = ends.map(|at| (DeviceAddress(at), 1, byte)).to_vec();
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
+    rig.kernel(stream, &[], &writes);
 }
 
 fn holds(rig: &Rig<HostMemory>, memory: &Allocation, byte: u8) -> bool {
@@ -34,13 +32,12 @@ fn holds(rig: &Rig<HostMemory>, memory: &Allocation, byte: u8) -> bool {
 
 #[test]
 fn threads_share_a_heap_and_a_pool() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let pool = Pool::builder(&rig.device)
         .limit(Limit::Bytes(48 * G))
         .build()
         .unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
+    let [tenant, other] = common::tenants(&pool);
     let heap = Heap::builder(&tenant).build().unwrap();
     // Memory that one thread allocated and another will free.
     let handed: Mutex<Vec<(Allocation, u8)>> = Mutex::new(vec![]);
@@ -95,6 +92,4 @@ fn threads_share_a_heap_and_a_pool() {
     handed.lock().unwrap().clear();
     heap.trim().unwrap();
     assert_eq!((heap.stats().live, heap.stats().held), (0, 0));
-    drop((heap, tenant, other, pool));
-    common::nothing_left(rig);
 }

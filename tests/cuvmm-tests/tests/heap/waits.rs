@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::captures::{capture, launch_and_destroy};
-use crate::common::{D0, G, pool};
+use crate::common::{self, D0, G, pool};
 use crate::on_both;
 use cuvmm::error::BlockError;
 use cuvmm::{Allocation, Block, Contents, Heap, Ledger, Limit, Pool, Stream, Tenant};
@@ -47,13 +47,12 @@ on_both! {
     }
 
     fn a_request_waits_for_work_of_its_heap(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let heap = Heap::builder(&tenant).stream_waits(false).build().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let first = heap.allocate(4 * G, 1, &one).unwrap();
         rig.machine.hold(D0, one.as_raw());
-        rig.machine.queue_kernel(D0, one.as_raw(), vec![], vec![(first.address(), 1, 1)]).unwrap();
+        rig.kernel(&one, &[], &[(first.address(), 1, 1)]);
         drop(first);
         let refused = heap.allocate_timeout(4 * G, 1, &two, Duration::from_millis(2)).unwrap_err();
         assert_eq!(refused.shortage().unwrap().pending_free, 4 * G);
@@ -125,13 +124,12 @@ on_both! {
     }
 
     fn a_request_on_a_stream_that_captures_does_not_wait(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 8);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let memory = heap.allocate(8 * G, 1, &other).unwrap();
         rig.machine.hold(D0, other.as_raw());
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(memory.address(), 1, 1)]).unwrap();
+        rig.kernel(&other, &[], &[(memory.address(), 1, 1)]);
         drop(memory);
         let graph = capture(rig, &stream, || {
             let begun = Instant::now();
@@ -144,8 +142,7 @@ on_both! {
     }
 
     fn a_request_waits_until_a_capture_guard_is_dropped(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let heap = Heap::builder(&tenant).build().unwrap();
         let (stream, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(heap.allocate(8 * G, 1, &other).unwrap());

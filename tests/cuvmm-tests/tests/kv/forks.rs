@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use crate::common;
 use crate::common::attention::{LAYOUTS, SMALL, Scene, assert_attends, fill, salts};
 use crate::common::books::figures;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_of, sweep_partly, text};
 use crate::common::{D0, G, Rig, mapped_pool, pool, until};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, DeviceAddress, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, DeviceAddress};
 use cuvmm::error::{ArgumentError, BlockError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Block, Hardened, KvCache, Limit, Mapper, Pool, Stream, Tenant};
@@ -24,10 +24,7 @@ fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     builder.may_fork(true).build().unwrap()
 }
 
-fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
-where
-    Machine<B>: Driver,
-{
+fn scene(rig: &Rig<impl Backing>, granules: u64, layout: Layout) -> Scene {
     Scene::new(rig, pool(rig, granules), layout, build)
 }
 
@@ -47,10 +44,7 @@ fn books(pool: &Pool) -> [u64; 7] {
 }
 
 /// Checks a cache's figures against the driver's, with nothing idle and an empty free list.
-fn assert_held<B: Backing>(rig: &Rig<B>, cache: &KvCache, held: u64)
-where
-    Machine<B>: Driver,
-{
+fn assert_held(rig: &Rig<impl Backing>, cache: &KvCache, held: u64) {
     assert_eq!(rig.machine.live().physical_bytes, held);
     assert_eq!((cache.stats().held, cache.stats().idle), (held, 0));
 }
@@ -60,14 +54,9 @@ fn address(cache: &KvCache, id: SequenceId) -> DeviceAddress {
 }
 
 /// Queues a kernel, and holds it back, that will read `tokens` tokens of a sequence.
-fn reads_late<B: Backing>(rig: &Rig<B>, on: &Stream, cache: &KvCache, id: SequenceId, tokens: u64)
-where
-    Machine<B>: Driver,
-{
+fn reads_late(rig: &Rig<impl Backing>, on: &Stream, cache: &KvCache, id: SequenceId, tokens: u64) {
     rig.machine.hold(D0, on.as_raw());
-    let reads = vec![(address(cache, id), tokens << 17)];
-    let queued = rig.machine.queue_kernel(D0, on.as_raw(), reads, vec![]);
-    queued.unwrap();
+    rig.kernel(on, &[(address(cache, id), tokens << 17)], &[]);
 }
 
 fn append_refused(outcome: Result<(), KvCacheError>) -> BlockError {
@@ -243,9 +232,7 @@ on_both! {
     }
 
     fn memory_of_its_own_waits_for_readers(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 64);
         let builder = KvCache::builder(&tenant, &stream, SMALL).may_fork(true);
         let mut cache = builder.timeout(Duration::from_secs(20)).build().unwrap();
         let root = cache.create(120).unwrap();
@@ -382,9 +369,7 @@ on_both! {
     }
 
     fn what_cannot_be_forked(rig) {
-        let pool = pool(rig, 24);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 24);
         let mut plain = KvCache::builder(&tenant, &stream, SMALL).build().unwrap();
         let id = plain.create(20).unwrap();
         assert!(matches!(plain.fork(id, 20), Err(KvCacheError::MayNotFork)));
@@ -550,7 +535,7 @@ fn every_driver_call_failed_once() {
             let id = text(world.cache.fork(world.ids[0], 290))?;
             Ok(world.ids.push(id))
         };
-        let calls = sweep(|rig| world(rig, layout), fork, picture, true);
+        let calls = sweep(|rig| world(rig, layout), fork, picture);
         assert!(calls >= forking, "{layout:?}: {calls}");
         let forked = |rig: &Rig<_>| {
             let mut world = world(rig, layout);
@@ -562,7 +547,6 @@ fn every_driver_call_failed_once() {
             forked,
             |_, world| Ok(world.ids.push(text(world.cache.fork(world.ids[1], 280))?)),
             picture,
-            true,
         );
         assert!(calls >= forking, "{layout:?}: {calls}");
         for who in [0, 1] {
@@ -576,7 +560,7 @@ fn every_driver_call_failed_once() {
             // Token-major, one block is replaced or none; layer-major, each block is replaced on
             // its own.
             let whole = layout == Layout::TokenMajor;
-            let calls = sweep(
+            let calls = sweep_of(
                 cut,
                 |_, world| text(world.cache.append(&[(world.ids[who], 1)])),
                 picture,
@@ -593,10 +577,10 @@ fn every_driver_call_failed_once() {
             world
         };
         let opened = |_: &Rig<_>, world: &mut World| text(world.cache.append(&[(world.ids[0], 1)]));
-        let calls = sweep(alone, opened, picture, layout == Layout::TokenMajor);
+        let calls = sweep_of(alone, opened, picture, layout == Layout::TokenMajor);
         assert!(calls >= 1, "{layout:?}: {calls}");
         // Freeing a sequence never fails, whatever the driver returns.
-        let calls = sweep(
+        let calls = sweep_partly(
             forked,
             |_, world| {
                 if world.ids.len() > 1 {
@@ -606,7 +590,6 @@ fn every_driver_call_failed_once() {
                 Ok(())
             },
             |_| (),
-            false,
         );
         assert!(calls >= 2, "{layout:?}: {calls}");
     }
@@ -614,7 +597,7 @@ fn every_driver_call_failed_once() {
 
 #[test]
 fn what_neither_can_be_replaced_nor_put_back_is_lost_and_counted() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let World {
         pool,
         mut cache,
@@ -646,12 +629,11 @@ fn what_neither_can_be_replaced_nor_put_back_is_lost_and_counted() {
     cache.free(ids[0]).unwrap();
     drop(cache);
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let World {
         pool,
         mut cache,
@@ -674,7 +656,6 @@ fn a_mapping_that_a_roll_back_cannot_undo_is_quarantined() {
     cache.free(ids[0]).unwrap();
     drop(cache);
     pool.close().unwrap();
-    common::nothing_left(rig);
 }
 
 /// A model like Llama 3 8B, with 128 KiB per token.
@@ -690,9 +671,7 @@ const LLAMA: Shape = Shape {
 #[test]
 fn eight_answers_to_a_prompt() {
     let rig = common::model();
-    let pool = pool(&rig, 1024);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::scene(&rig, 1024);
     let builder = KvCache::builder(&tenant, &stream, LLAMA).may_fork(true);
     // Extents are small enough to be shared, whatever size was requested.
     let mut cache = builder.largest_extent(1 << 30).build().unwrap();
@@ -722,9 +701,7 @@ fn eight_answers_to_a_prompt() {
 #[test]
 fn a_fork_copies_less_than_an_eighth_of_a_long_prompt() {
     let rig = common::model();
-    let pool = pool(&rig, 1024);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::scene(&rig, 1024);
     let build = |largest: Option<u64>| {
         let builder = KvCache::builder(&tenant, &stream, LLAMA).may_fork(true);
         let builder = largest.map_or(builder.clone(), |bytes| builder.largest_extent(bytes));

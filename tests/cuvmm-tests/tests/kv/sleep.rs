@@ -9,8 +9,8 @@ use crate::common::books::{balanced, figures};
 use crate::common::{G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{BlockError, KvCacheError, MemoryError, SleepError};
 use cuvmm::kv::{Layout, SequenceId};
 use cuvmm::sleep::Progress;
@@ -21,10 +21,7 @@ fn build(tenant: &Tenant, stream: &Stream, layout: Layout) -> KvCache {
     builder.tag("kv").may_fork(true).build().unwrap()
 }
 
-fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> Scene
-where
-    Machine<B>: Driver,
-{
+fn scene(rig: &Rig<impl Backing>, granules: u64, layout: Layout) -> Scene {
     Scene::new(rig, pool(rig, granules), layout, build)
 }
 
@@ -53,7 +50,7 @@ on_both! {
     fn attention_reads_the_same_after_a_sleep(rig) {
         for layout in LAYOUTS {
             let pool = pool(rig, 240);
-            let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [tenant, other] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             let store = HostStore::builder(&rig.device).pinned(240 * G).build().unwrap();
             let mut cache = build(&tenant, &stream, layout);
@@ -174,7 +171,6 @@ fn every_driver_call_of_forks_falling_asleep_failed_once() {
                 Ok(())
             },
             |(cache, store, pool, _)| (books(pool), store.free(), cache.tokens()),
-            true,
         );
         assert!(calls >= 9, "{calls}");
     }
@@ -186,8 +182,8 @@ fn every_driver_call_of_forks_falling_asleep_failed_once() {
 fn a_family_of_which_some_stay_asleep_wakes_whole() {
     let mut stayed = 0;
     for nth in 1..9 {
-        let rig = common::model();
-        let (cache, store, pool, tenant) = world(&rig);
+        let rig = common::clean(common::model());
+        let (_cache, store, pool, tenant) = world(&rig);
         rig.faults.forget();
         let code = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(Fault::nth(6, code).of(Call::MemUnmap));
@@ -211,18 +207,13 @@ fn a_family_of_which_some_stay_asleep_wakes_whole() {
             Err(error) => panic!("{nth}: {error}"),
         }
         assert_eq!(books(&pool)[2], 0);
-        drop((cache, store, tenant, pool));
-        common::nothing_left(rig);
     }
     assert!(stayed > 2, "{stayed}");
 }
 
 /// Creates a sequence whose first ranges are awake, while a later one stayed asleep after a failed
 /// sleep.
-fn half_asleep<B: Backing + 'static>(rig: &Rig<B>) -> (Scene, HostStore, SequenceId)
-where
-    Machine<B>: Driver,
-{
+fn half_asleep(rig: &Rig<impl Backing>) -> (Scene, HostStore, SequenceId) {
     let mut scene = scene(rig, 64, Layout::LayerMajor);
     let store = HostStore::builder(&rig.device)
         .pinned(64 * G)

@@ -6,11 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::common::attention::{SMALL, Scene};
-use crate::common::{D0, G, Rig, busy, pool};
+use crate::common::{D0, G, Rig, busy, captures, pool};
 use crate::on_both;
-use cuvmm::driver::CaptureMode;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{KvCacheError, MemoryError};
 use cuvmm::kv::{Layout, SequenceId};
 use cuvmm::{Block, KvCache, Pool, Stream, Tenant};
@@ -18,10 +16,7 @@ use cuvmm::{Block, KvCache, Pool, Stream, Tenant};
 /// Far longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-fn scene<B: Backing + 'static>(rig: &Rig<B>, wait: Option<Duration>) -> Scene
-where
-    Machine<B>: Driver,
-{
+fn scene(rig: &Rig<impl Backing>, wait: Option<Duration>) -> Scene {
     let build = |tenant: &Tenant, stream: &Stream, layout| {
         let builder = KvCache::builder(tenant, stream, SMALL).layout(layout);
         let builder = builder.may_fork(true);
@@ -152,18 +147,11 @@ on_both! {
         let Scene { pool, stream, mut cache, .. } = scene(rig, None);
         let id = cache.create(20).unwrap();
         let guard = pool.capture_guard();
-        // SAFETY: the stream is alive, and the resulting graph is destroyed.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        captures::begin(&rig.machine, &stream);
         let refused = cache.free(id).unwrap_err();
         assert_eq!(refused, KvCacheError::Memory(MemoryError::Capturing));
         assert_eq!((cache.len(), cache.view(id).unwrap().tokens()), (1, 20));
-        // SAFETY: the capture was begun above, and the graph is destroyed at once.
-        #[allow(unsafe_code)]
-        unsafe {
-            let graph = rig.machine.capture_end(D0, stream.as_raw()).unwrap();
-            rig.machine.graph_destroy(D0, graph).unwrap();
-        }
+        captures::end(&rig.machine, &stream);
         drop(guard);
         cache.free(id).unwrap();
         assert!(cache.is_empty());

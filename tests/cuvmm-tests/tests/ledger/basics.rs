@@ -379,8 +379,7 @@ on_both! {
         let dir = directory();
         let ledger = Ledger::builder(&rig.device, dir.path()).limit(64 * G).open().unwrap();
         let pool = Pool::builder(&rig.device).growth(Growth::Exact).largest_extent(8 * G);
-        let pool = pool.ledger(&ledger).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool.ledger(&ledger).build().unwrap());
         let mut block = tenant.block(G).capacity(GRANT * G).try_allocate().unwrap();
         for granules in 2..=GRANT {
             block.try_grow_to(granules * G).unwrap();

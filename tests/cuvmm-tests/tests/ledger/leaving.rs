@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{G, Rig};
 use crate::on_both;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::{Ledger, LedgerView, Limit, Pool};
 
 fn directory() -> tempfile::TempDir {
@@ -21,14 +20,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn process<B: Backing + 'static>(
-    rig: &Rig<B>,
-    dir: &tempfile::TempDir,
-    name: &str,
-) -> (Ledger, Pool)
-where
-    Machine<B>: Driver,
-{
+fn process(rig: &Rig<impl Backing>, dir: &tempfile::TempDir, name: &str) -> (Ledger, Pool) {
     let ledger = Ledger::builder(&rig.device, dir.path());
     let ledger = ledger.limit(64 * G).name(name).open().unwrap();
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G));

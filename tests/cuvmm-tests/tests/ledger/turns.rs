@@ -111,7 +111,7 @@ on_both! {
         let mut held = a.tenant.allocate_on(&stream, 20 * G).unwrap();
         // The work keeps the memory behind the block's end from being given back.
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+        rig.kernel(&stream, &[], &[]);
         held.shrink_to(16 * G).unwrap();
         // All of the grant is promised, and the memory behind the block's end with it.
         let granted = a.ledger.stats().charged;

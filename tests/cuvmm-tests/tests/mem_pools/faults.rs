@@ -5,7 +5,7 @@
 #![allow(unsafe_code, clippy::unit_arg)]
 
 use crate::common;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::{D0, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
@@ -34,8 +34,7 @@ struct World {
 fn world(rig: &Rig<Nothing>, limit: u64) -> World {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(limit * STEP));
     let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
+    let [tenant, other] = common::tenants(&pool);
     let peer = rig.second();
     let memory = tenant.memory_pool(6 * STEP).minimum(STEP);
     let memory = memory.open_to(&peer, Access::ReadWrite).build().unwrap();
@@ -95,7 +94,6 @@ fn building() {
             Ok(world.memory = Some(text(built)?))
         },
         picture,
-        true,
     );
     assert_eq!(
         calls, 10,
@@ -114,7 +112,6 @@ fn growing() {
                 assert_eq!(world.access(), Access::ReadWrite);
                 (picture(world), world.memory().is_current().unwrap())
             },
-            true,
         );
         assert!(calls >= 20, "{calls}");
     }
@@ -132,20 +129,17 @@ fn shrinking_trimming_and_reading() {
             }
         },
         |world| (picture(world), world.memory().is_current().unwrap()),
-        true,
     );
     assert!(calls >= 20, "{calls}");
     sweep(
         |rig| world(rig, 16),
         |_, world| text(world.memory().trim()).map(drop),
         picture,
-        true,
     );
     sweep(
         |rig| world(rig, 16),
         |_, world| text(world.memory().stats()).map(drop),
         picture,
-        true,
     );
 }
 
@@ -162,7 +156,6 @@ fn becoming_current_and_no_more() {
             Ok(world.guards.push(made))
         },
         |world| (picture(world), world.memory().is_current().unwrap()),
-        true,
     );
     assert_eq!(calls, 3);
     let calls = sweep(
@@ -178,7 +171,6 @@ fn becoming_current_and_no_more() {
             })
         },
         |world| (picture(world), world.memory().is_current().unwrap()),
-        true,
     );
     assert_eq!(calls, 2);
 }
@@ -192,21 +184,19 @@ fn allocating() {
             Ok(world.held.push(made))
         },
         picture,
-        true,
     );
     assert_eq!(calls, 2);
 }
 
 #[test]
 fn reclaiming_for_another_tenant() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| world(rig, 8),
         |_, world| {
             let made = text(world.other.allocate(3 * STEP))?;
             Ok(world.blocks.push(made))
         },
         |_| (),
-        false,
     );
     assert!(calls >= 20, "{calls}");
 }

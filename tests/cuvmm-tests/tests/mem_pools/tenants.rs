@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common;
 use crate::common::books::figures;
-use crate::common::{D0, D1, G, GIB, Rig};
+use crate::common::{D0, D1, G, GIB, Rig, captures};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{
-    AccessFlags, CUresult, Call, CaptureMode, CudaVersion, DeviceAddress, DeviceAttribute, Driver,
-    DriverError, Location,
+    AccessFlags, CUresult, Call, CudaVersion, DeviceAddress, DeviceAttribute, Driver, DriverError,
+    Location,
 };
 use cuvmm::error::{ArgumentError, BlockError, MemoryError};
 use cuvmm::mem_pool::TenantMemPoolStats;
@@ -27,10 +27,7 @@ use cuvmm::{
 /// The size in which a pool of the driver obtains memory.
 const STEP: u64 = 32 << 20;
 
-fn pool<B: Backing + 'static>(rig: &Rig<B>, steps: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn pool(rig: &Rig<impl Backing>, steps: u64) -> Pool {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(steps * STEP));
     pool.build().unwrap()
 }
@@ -54,32 +51,23 @@ fn stats(memory: &TenantMemPool) -> TenantMemPoolStats {
 }
 
 /// Returns the bytes of the device in use, as its driver counts them.
-fn used<B: Backing + 'static>(rig: &Rig<B>) -> u64
-where
-    Machine<B>: Driver,
-{
+fn used(rig: &Rig<impl Backing>) -> u64 {
     let info = rig.machine.memory_info(D0).unwrap();
     info.total - info.free
 }
 
 /// Allocates as another library does.
-fn library<B: Backing + 'static>(
-    rig: &Rig<B>,
+fn library(
+    rig: &Rig<impl Backing>,
     stream: &Stream,
     steps: u64,
-) -> Result<DeviceAddress, DriverError>
-where
-    Machine<B>: Driver,
-{
+) -> Result<DeviceAddress, DriverError> {
     // SAFETY: the stream is alive.
     unsafe { rig.machine.alloc_async(D0, steps * STEP, stream.as_raw()) }
 }
 
 /// Frees as another library does.
-fn free<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress)
-where
-    Machine<B>: Driver,
-{
+fn free(rig: &Rig<impl Backing>, stream: &Stream, at: DeviceAddress) {
     // SAFETY: the stream is alive, and nothing uses the memory.
     unsafe { rig.machine.free_async(D0, at, stream.as_raw()).unwrap() }
 }
@@ -799,15 +787,9 @@ on_both! {
         let _block = other.try_allocate(3 * STEP).unwrap();
         // A capture of another library on this thread is not broken by a reclaim.
         let stream = Stream::new(&rig.device).unwrap();
-        let (raw, mode) = (stream.as_raw(), CaptureMode::GLOBAL);
-        // SAFETY: the stream is alive.
-        unsafe { rig.machine.capture_begin(D0, raw, mode).unwrap() };
+        captures::begin(&rig.machine, &stream);
         let _more = other.try_allocate(STEP).unwrap();
-        // SAFETY: the stream is alive, and so is the graph until it is destroyed.
-        unsafe {
-            let graph = rig.machine.capture_end(D0, raw).unwrap();
-            rig.machine.graph_destroy(D0, graph).unwrap();
-        }
+        captures::end(&rig.machine, &stream);
     }
 
     fn pools_that_leave_memory_free_leave_what_is_promised(rig) {

@@ -4,20 +4,16 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::books::books;
-use crate::common::{D0, G, Rig, limited, model, nothing_left, pool, until};
+use crate::common::{self, D0, G, Rig, limited, model, pool, until};
 use crate::on_both;
 use crate::scene::{LAYOUTS, builder, extents_under, rows, stamp};
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::paged::{FreeNumbers, LayerGroup, Layout};
 use cuvmm::{Contents, Ledger, PagedKv, Pool, Stream, Tenant};
 
-fn scene<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> (Pool, Tenant, Tenant, Stream)
-where
-    Machine<B>: Driver,
-{
+fn scene(rig: &Rig<impl Backing>, granules: u64) -> (Pool, Tenant, Tenant, Stream) {
     let pool = pool(rig, granules);
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     (pool, a, b, Stream::new(&rig.device).unwrap())
 }
 
@@ -194,8 +190,8 @@ on_both! {
 
 #[test]
 fn pinned_blocks_are_backed_from_the_start() {
-    let rig = model();
-    let (pool, a, _, home) = scene(&rig, 64);
+    let rig = common::clean(model());
+    let (_pool, a, _, home) = scene(&rig, 64);
     let kv = builder(&a, &home, 40, Layout::BlockMajor);
     let kv = kv.pinned([0]).pinned([38, 39]).build().unwrap();
     let stats = kv.stats().unwrap();
@@ -208,8 +204,6 @@ fn pinned_blocks_are_backed_from_the_start() {
         (3, 1)
     );
     drop(kv);
-    drop((a, pool, home));
-    nothing_left(rig);
 }
 
 #[test]
@@ -261,9 +255,7 @@ fn a_block_at_the_top_of_64_gib() {
         let row = view.block(top).unwrap() + 15 * token;
         let queued = vec![(row, 2_048, 1)];
         assert!(row + 2_048 <= view.address() + blocks * block);
-        rig.machine
-            .queue_kernel(D0, home.as_raw(), vec![], queued)
-            .unwrap();
+        rig.kernel(&home, &[], &queued);
         home.synchronize().unwrap();
         assert_eq!(view.block(top + 1), None);
     }

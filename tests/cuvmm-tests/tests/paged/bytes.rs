@@ -1,8 +1,8 @@
 //! The bytes of blocks: each has its own, and none of another tenant.
 
-use crate::common::{G, host, pool};
+use crate::common::{self, G, host};
 use crate::scene::{LAYERS, LAYOUTS, builder, stamps};
-use cuvmm::{PagedKv, Stream};
+use cuvmm::PagedKv;
 
 /// The byte of a block's part at an index.
 fn byte(number: u32, layer: u32, part: usize, at: usize) -> u8 {
@@ -20,9 +20,7 @@ fn no_block_shows_bytes_of_another() {
     const BLOCKS: u32 = 24;
     for layout in LAYOUTS {
         let rig = host();
-        let pool = pool(&rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, a, home) = common::scene(&rig, 64);
         let kv = builder(&a, &home, BLOCKS, layout).build().unwrap();
         kv.back(&(0..BLOCKS).collect::<Vec<_>>()).unwrap();
         let parts =
@@ -60,10 +58,7 @@ fn no_block_shows_bytes_of_another() {
 fn what_another_tenant_wrote_reads_as_zero() {
     for layout in LAYOUTS {
         let rig = host();
-        let pool = pool(&rig, 16);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], home) = common::pair(&rig, 16);
         let kv = builder(&a, &home, 16, layout).build().unwrap();
         let all: Vec<u32> = (0..16).collect();
         let wrote = |bytes: &[u8; 6]| {

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{Books, books};
-use crate::common::{D0, G, Rig, host, limited};
+use crate::common::{self, G, Rig, host, limited};
 use crate::scene::{LAYOUTS, builder, stamps};
 use cuvmm::driver::Call;
 use cuvmm::driver::model::{Backing, Nothing};
@@ -27,7 +27,7 @@ struct World {
 /// A cache with two blocks in use, beside a tenant that has used memory.
 fn world(rig: &Rig<Nothing>, layout: Layout) -> World {
     let pool = limited(rig, 24).build().unwrap();
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let kv = builder(&a, &home, 12, layout).build().unwrap();
     kv.back(&[0, 1]).unwrap();
@@ -57,7 +57,6 @@ fn backing_and_reserving() {
                 |rig| world(rig, layout),
                 |_, world| operation(world.kv.as_ref().unwrap()),
                 told,
-                true,
             );
             assert!(calls >= 3, "{layout:?}: {calls}");
         }
@@ -76,7 +75,7 @@ fn backing_again_what_was_released_and_partly_taken() {
         };
         let back =
             |_: &Rig<Nothing>, world: &mut World| text(world.kv.as_ref().unwrap().back(&[0, 6, 8]));
-        sweep(released, back, told, true);
+        sweep(released, back, told);
     }
 }
 
@@ -91,7 +90,7 @@ fn backing_with_memory_of_another_tenant() {
         };
         let back =
             |_: &Rig<Nothing>, world: &mut World| text(world.kv.as_ref().unwrap().back(&[2, 11]));
-        let calls = sweep(full, back, |_| (), false);
+        let calls = sweep_partly(full, back, |_| ());
         assert!(calls >= 3, "{calls}");
     }
 }
@@ -111,7 +110,7 @@ fn building_with_pinned_blocks() {
         };
         // The memory of a failed build stays in the pool, and its addresses go.
         let addresses = |world: &World| books(&world.pool).tenants;
-        assert!(sweep(none, build, addresses, false) >= 4);
+        assert!(sweep_partly(none, build, addresses) >= 4);
     }
 }
 
@@ -129,9 +128,9 @@ fn releasing_and_purging_and_dropping() {
                 held => Err(format!("{held} held")),
             }
         };
-        assert!(sweep(|rig| world(rig, layout), purge, |_| (), false) >= 2);
+        assert!(sweep_partly(|rig| world(rig, layout), purge, |_| ()) >= 2);
         let drops = |_: &Rig<Nothing>, world: &mut World| Ok(world.kv = None);
-        sweep(|rig| world(rig, layout), drops, |_| (), false);
+        sweep_partly(|rig| world(rig, layout), drops, |_| ());
     }
 }
 
@@ -169,16 +168,14 @@ fn a_panic_of_the_driver_leaves_blocks_as_they_were_and_bytes_of_other_tenants_u
             for nth in 1.. {
                 let rig = host();
                 let pool = limited(&rig, 24).build().unwrap();
-                let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+                let [a, b] = common::tenants(&pool);
                 let home = Stream::new(&rig.device).unwrap();
                 let kv = builder(&a, &home, 24, layout).build().unwrap();
                 kv.back(&[0, 11]).unwrap();
                 kv.release(&[11]).unwrap();
                 // The rest of the memory has bytes of the other tenant.
                 let rest = b.allocate(24 * G - a.stats().committed).unwrap();
-                let whole = vec![(rest.address(), rest.size(), 9)];
-                let queued = rig.machine.queue_kernel(D0, home.as_raw(), vec![], whole);
-                queued.unwrap();
+                rig.kernel(&home, &[], &[(rest.address(), rest.size(), 9)]);
                 home.synchronize().unwrap();
                 drop(rest);
                 let before = kv.stats().unwrap();
@@ -218,7 +215,7 @@ fn a_panic_of_the_driver_while_an_extent_is_unmapped_holds_up_no_call() {
         for take in takes {
             let rig = host();
             let pool = limited(&rig, 32).build().unwrap();
-            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [a, b] = common::tenants(&pool);
             let home = Stream::new(&rig.device).unwrap();
             let kv = builder(&a, &home, 24, layout).build().unwrap();
             kv.back(&[0, 11, 23]).unwrap();

@@ -7,13 +7,13 @@ use std::thread;
 
 use crate::common::books::books;
 use crate::common::{
-    D0, G, Rig, calls_without_mapper, host, limited, mapped_pool, model, nothing_left, until,
+    self, D0, G, Rig, calls_without_mapper, host, limited, mapped_pool, model, nothing_left, until,
 };
 use crate::on_both;
 use crate::scene::{LAYOUTS, builder, extents_under, stamps};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine, Nothing};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::{Backing, Nothing};
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::paged::Layout;
 use cuvmm::{Contents, Mapper, PagedKv, Pool, Stream, Tenant};
 
@@ -30,13 +30,10 @@ struct World {
     mapper: Mapper,
 }
 
-fn world<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout) -> World
-where
-    Machine<B>: Driver,
-{
+fn world(rig: &Rig<impl Backing>, granules: u64, layout: Layout) -> World {
     let mapper = Mapper::start(&rig.device).unwrap();
     let pool = mapped_pool(rig, granules, &mapper);
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let kv = builder(&a, &home, 40, layout).precommit(AHEAD);
     World {
@@ -62,10 +59,7 @@ impl World {
 }
 
 /// Backs blocks for which memory is mapped ahead. The device's counts know one mapper.
-fn the_next_blocks<B: Backing + 'static>(rig: &Rig<B>, layout: Layout)
-where
-    Machine<B>: Driver,
-{
+fn the_next_blocks(rig: &Rig<impl Backing>, layout: Layout) {
     let world = world(rig, 200, layout);
     let (kv, mut used) = (&world.kv, BTreeSet::new());
     let calls = || calls_without_mapper(&rig.device, &world.pool);
@@ -110,7 +104,7 @@ fn the_next_blocks_have_memory_and_backing_them_makes_no_call() {
 #[test]
 fn memory_ahead_is_given_up_in_sleep_and_is_mapped_again_when_the_cache_wakes() {
     for layout in LAYOUTS {
-        let rig = model();
+        let rig = common::clean(model());
         let world = world(&rig, 200, layout);
         let (kv, used) = (&world.kv, BTreeSet::from([0]));
         kv.back(&[0]).unwrap();
@@ -121,8 +115,6 @@ fn memory_ahead_is_given_up_in_sleep_and_is_mapped_again_when_the_cache_wakes() 
         assert_eq!((asleep.held, asleep.precommitted), (0, 0));
         kv.alone().wake().unwrap();
         world.is_ahead(&used);
-        drop(world);
-        nothing_left(rig);
     }
 }
 
@@ -177,9 +169,7 @@ fn memory_beyond_a_tenants_limit_is_not_mapped_ahead() {
 #[test]
 fn without_a_mapper_nothing_is_mapped_ahead() {
     let rig = model();
-    let pool = limited(&rig, 64).build().unwrap();
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (pool, a, home) = common::with_stream(&rig, limited(&rig, 64).build().unwrap());
     let kv = builder(&a, &home, 40, Layout::BlockMajor).precommit(AHEAD);
     let kv = kv.build().unwrap();
     kv.back(&[0, 9]).unwrap();
@@ -220,7 +210,7 @@ fn a_call_that_the_mapper_fails_leaves_all_as_it_was() {
     for layout in LAYOUTS {
         for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
             for nth in [1, 2, 4] {
-                let rig = model();
+                let rig = common::clean(model());
                 let world = world(&rig, 200, layout);
                 let (kv, faults) = (&world.kv, Arc::clone(&rig.faults));
                 let (told, tells) = mpsc::channel();
@@ -248,8 +238,6 @@ fn a_call_that_the_mapper_fails_leaves_all_as_it_was() {
                 kv.back(&[next]).unwrap();
                 world.is_ahead(&BTreeSet::from([0, next]));
                 books(&rig, &world.pool);
-                drop(world);
-                nothing_left(rig);
             }
         }
     }
@@ -258,7 +246,7 @@ fn a_call_that_the_mapper_fails_leaves_all_as_it_was() {
 #[test]
 fn a_cache_is_dropped_while_the_mapper_maps_for_it() {
     for close in [false, true] {
-        let rig = model();
+        let rig = common::clean(model());
         let World {
             kv,
             home,
@@ -284,7 +272,6 @@ fn a_cache_is_dropped_while_the_mapper_maps_for_it() {
         ending.join().unwrap();
         rig.faults.watch(None);
         drop((mapper, home));
-        nothing_left(rig);
     }
 }
 
@@ -329,7 +316,7 @@ fn a_panic_of_the_driver_on_the_mappers_thread_leaves_the_cache_usable() {
 #[test]
 fn threads_back_and_release_while_the_mapper_maps_and_another_tenant_presses() {
     for layout in LAYOUTS {
-        let rig = model();
+        let rig = common::clean(model());
         let world = world(&rig, 40, layout);
         let (kv, home) = (&world.kv, &world.home);
         let together = Barrier::new(2);
@@ -354,8 +341,6 @@ fn threads_back_and_release_while_the_mapper_maps_and_another_tenant_presses() {
             }
         });
         rig.machine.release_stream(D0, home.as_raw());
-        drop(world);
-        nothing_left(rig);
     }
 }
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::books::books;
-use crate::common::{G, Rig, host, limited, model, nothing_left, pool};
+use crate::common::{self, G, Rig, host, limited, model, pool};
 use crate::scene::{LAYOUTS, builder, extents_under, group, rows, stamp, stamps};
 use cuvmm::driver::model::Nothing;
 use cuvmm::error::PagedKvError;
@@ -20,9 +20,7 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn the_fewest_evictions_that_empty_an_extent() {
     let rig = model();
-    let pool = pool(&rig, 64);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (_pool, a, home) = common::scene(&rig, 64);
     // Extents of two granules: blocks 0 to 2 touch the first, 2 to 5 the second, 5 to 7 the third,
     // and 8 to 10 the fourth.
     let kv = builder(&a, &home, 16, Layout::BlockMajor).pinned([15]);
@@ -214,9 +212,9 @@ fn backing_waits_for_blocks_that_another_thread_releases() {
 #[test]
 fn one_thread_backs_and_releases_while_another_presses() {
     for layout in LAYOUTS {
-        let rig = host();
+        let rig = common::clean(host());
         let pool = limited(&rig, 24).build().unwrap();
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let home = Stream::new(&rig.device).unwrap();
         let kv = builder(&a, &home, 32, layout).pinned([31]).build().unwrap();
         stamp(&rig, &home, &kv, 31, 99);
@@ -253,17 +251,13 @@ fn one_thread_backs_and_releases_while_another_presses() {
         });
         assert_eq!(stamps(&rig, &kv, 31), [99; 16]);
         books(&rig, &pool);
-        drop((kv, a, b, pool, home));
-        nothing_left(rig);
     }
 }
 
 #[test]
 fn groups_of_different_shapes_share_blocks() {
     let rig = host();
-    let pool = pool(&rig, 16);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (_pool, a, home) = common::scene(&rig, 16);
     let kv = builder(&a, &home, 8, Layout::BlockMajor);
     // Twice the tokens in half the layers.
     let rows = rows(&kv.build().unwrap(), 0).len();

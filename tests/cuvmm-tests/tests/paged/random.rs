@@ -6,12 +6,12 @@ use std::task::Poll;
 
 use crate::common::books::{books, figures};
 use crate::common::executor::Task;
-use crate::common::{D0, G, Rig, cases, host, limited, manner, model, only_counted_left};
+use crate::common::{self, D0, G, Rig, cases, host, limited, manner, model, only_counted_left};
 use crate::scene::{LAYOUTS, builder, extents_under, stamp, stamps};
 use crate::sleep::{is_asleep, is_busy, store};
+use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine, Manner};
-use cuvmm::driver::{CUresult, Driver};
+use cuvmm::driver::model::{Backing, Manner};
 use cuvmm::error::{BlockError, PagedKvError, SleepError};
 use cuvmm::paged::{BackFuture, Evictions, Layout, Step};
 use cuvmm::sleep::{PreparedSleep, PreparedWake};
@@ -77,10 +77,7 @@ struct World<'a, B: Backing> {
     mapped: bool,
 }
 
-impl<'a, B: Backing + 'static> World<'a, B>
-where
-    Machine<B>: Driver,
-{
+impl<'a, B: Backing> World<'a, B> {
     fn numbers(&mut self) -> Vec<u32> {
         let count = self.random.usize(1..6);
         (0..count).map(|_| self.random.u32(0..PINNED)).collect()
@@ -534,17 +531,14 @@ where
     }
 }
 
-fn program<B: Backing + 'static>(rig: &Rig<B>, layout: Layout, seed: u64, mapped: bool)
-where
-    Machine<B>: Driver,
-{
+fn program(rig: &Rig<impl Backing>, layout: Layout, seed: u64, mapped: bool) {
     let mapper = mapped.then(|| Mapper::start(&rig.device).unwrap());
     let pool = limited(rig, 24);
     let pool = match &mapper {
         Some(mapper) => pool.mapper(mapper).build().unwrap(),
         None => pool.build().unwrap(),
     };
-    let [a, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, other] = common::tenants(&pool);
     let streams = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
     let store = store(&rig.device, 24);
     let kv = builder(&a, &streams[0], BLOCKS, layout)

@@ -1,7 +1,7 @@
 //! Refusals, which change nothing.
 
 use crate::common::books::books;
-use crate::common::{G, limited, model, pool};
+use crate::common::{self, G, limited, model};
 use crate::scene::{LAYOUTS, builder, group};
 use cuvmm::error::{ArgumentError, BlockError, PagedKvError};
 use cuvmm::paged::{LayerGroup, Layout};
@@ -17,9 +17,7 @@ fn argument(error: PagedKvError) -> ArgumentError {
 #[test]
 fn a_shape_that_cannot_be_takes_no_addresses() {
     let rig = model();
-    let pool = pool(&rig, 64);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (pool, a, home) = common::scene(&rig, 64);
     let kv = |blocks| PagedKv::builder(&a, &home, blocks);
     let huge = LayerGroup::new(u32::MAX, u32::MAX).part(u32::MAX, 1, 1);
     let far = LayerGroup::new(1 << 16, 1 << 16).part(1, 1, 2);
@@ -75,8 +73,8 @@ fn a_shape_that_cannot_be_takes_no_addresses() {
     let stats = books(&rig, &pool);
     assert_eq!((stats.addresses, stats.committed), (0, 0));
 
-    let hardened = limited(&rig, 8).hardened(Hardened::new()).build().unwrap();
-    let tenant = hardened.tenant("a").register().unwrap();
+    let (_hardened, tenant) =
+        common::with_tenant(limited(&rig, 8).hardened(Hardened::new()).build().unwrap());
     let refused = PagedKv::builder(&tenant, &home, 8).group(group()).build();
     assert!(matches!(
         argument(refused.unwrap_err()),
@@ -87,9 +85,7 @@ fn a_shape_that_cannot_be_takes_no_addresses() {
 #[test]
 fn a_call_with_one_wrong_number_changes_no_block() {
     let rig = model();
-    let pool = pool(&rig, 64);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (_pool, a, home) = common::scene(&rig, 64);
     for layout in LAYOUTS {
         let kv = builder(&a, &home, 10, layout).pinned([9]).build().unwrap();
         kv.back(&[0, 1, 5]).unwrap();
@@ -133,9 +129,7 @@ fn a_call_with_one_wrong_number_changes_no_block() {
 #[test]
 fn after_its_tenant_is_unregistered_a_cache_does_not_grow() {
     let rig = model();
-    let pool = pool(&rig, 64);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (pool, a, home) = common::scene(&rig, 64);
     let kv = builder(&a, &home, 10, Layout::BlockMajor).build().unwrap();
     kv.back(&[0]).unwrap();
     a.clone().unregister();

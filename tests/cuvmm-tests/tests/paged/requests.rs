@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use crate::common::books::books;
 use crate::common::executor::{Task, block_on};
-use crate::common::sweep::{sweep, text};
-use crate::common::{G, Rig, calls_without_mapper, mapped_pool, pool};
+use crate::common::sweep::{sweep_partly, text};
+use crate::common::{self, G, Rig, calls_without_mapper, mapped_pool};
 use crate::on_both;
 use crate::scene::LAYOUTS;
 use crate::sleep::{is_asleep, is_busy};
-use cuvmm::driver::model::{Backing, Machine, Nothing};
-use cuvmm::driver::{Call, Driver};
+use cuvmm::driver::Call;
+use cuvmm::driver::model::{Backing, Nothing};
 use cuvmm::error::{BlockError, PagedKvError};
 use cuvmm::paged::{BackFuture, LayerGroup, Layout};
 use cuvmm::{Contents, Mapper, PagedKv, Pool, Stream, Tenant};
@@ -32,20 +32,14 @@ struct World {
 }
 
 /// A cache whose blocks are a granule each, beside another tenant.
-fn world<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> World
-where
-    Machine<B>: Driver,
-{
+fn world(rig: &Rig<impl Backing>, granules: u64) -> World {
     world_of(rig, granules, Layout::BlockMajor, G as u32)
 }
 
-fn world_of<B: Backing + 'static>(rig: &Rig<B>, granules: u64, layout: Layout, block: u32) -> World
-where
-    Machine<B>: Driver,
-{
+fn world_of(rig: &Rig<impl Backing>, granules: u64, layout: Layout, block: u32) -> World {
     let mapper = Mapper::start(&rig.device).unwrap();
     let pool = mapped_pool(rig, granules, &mapper);
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let group = LayerGroup::new(1, 1).part(1, block, 1);
     let kv = PagedKv::builder(&a, &home, 16).group(group).layout(layout);
@@ -140,9 +134,7 @@ on_both! {
 
     fn a_pool_without_a_mapper_refuses_requests(rig) {
         let mut world = world(rig, 4);
-        let without = pool(rig, 4);
-        let tenant = without.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_without, tenant, home) = common::scene(rig, 4);
         let group = LayerGroup::new(1, 1).part(1, G as u32, 1);
         let kv = PagedKv::builder(&tenant, &home, 16).group(group).build().unwrap();
         assert_eq!(cause(block_on(kv.back_async(&[0]))), BlockError::NoMapper);
@@ -496,9 +488,9 @@ fn every_driver_call_of_a_request_fails_once() {
             backed
         };
         let told = |world: &World| world.in_use();
-        let calls = sweep(full, at_once, told, false);
+        let calls = sweep_partly(full, at_once, told);
         assert!(calls >= 3, "{layout:?}: {calls}");
-        let calls = sweep(full, waiting, told, false);
+        let calls = sweep_partly(full, waiting, told);
         assert!(calls >= 3, "{layout:?}: {calls}");
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::common::{D0, G, Rig, copy};
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{DeviceAddress, Driver};
+use crate::common::{G, Rig, copy};
+use cuvmm::driver::DeviceAddress;
+use cuvmm::driver::model::Backing;
 use cuvmm::paged::{LayerGroup, Layout, PagedKvBuilder};
 use cuvmm::{PagedKv, Stream, Tenant};
 
@@ -48,28 +48,14 @@ pub(crate) fn rows(kv: &PagedKv, number: u32) -> Vec<DeviceAddress> {
 }
 
 /// Queues a kernel on a stream that writes a byte to both ends of each row of a block.
-pub(crate) fn stamp<B: Backing + 'static>(
-    rig: &Rig<B>,
-    stream: &Stream,
-    kv: &PagedKv,
-    number: u32,
-    byte: u8,
-) where
-    Machine<B>: Driver,
-{
+pub(crate) fn stamp(rig: &Rig<impl Backing>, stream: &Stream, kv: &PagedKv, number: u32, byte: u8) {
     let ends = |row: DeviceAddress| [(row, 4, byte), (row + (ROW - 4), 4, byte)];
-    let writes = rows(kv, number).into_iter().flat_map(ends).collect();
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    let writes: Vec<_> = rows(kv, number).into_iter().flat_map(ends).collect();
+    rig.kernel(stream, &[], &writes);
 }
 
 /// The bytes at both ends of each row of a block.
-pub(crate) fn stamps<B: Backing + 'static>(rig: &Rig<B>, kv: &PagedKv, number: u32) -> Vec<u8>
-where
-    Machine<B>: Driver,
-{
+pub(crate) fn stamps(rig: &Rig<impl Backing>, kv: &PagedKv, number: u32) -> Vec<u8> {
     let ends = |row: DeviceAddress| [row, row + (ROW - 4)];
     let read = |at: DeviceAddress| copy(rig, at.0).unwrap()[0];
     let rows = rows(kv, number).into_iter();

@@ -11,8 +11,7 @@ use crate::common::world;
 use crate::common::{self, D0, G, Rig, pool};
 use crate::on_both;
 use crate::scene::{LAYOUTS, builder, extents_under, rows, stamp, stamps};
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PagedKvError, SleepError};
 use cuvmm::paged::{Evictions, Layout};
 use cuvmm::sleep::Progress;
@@ -23,35 +22,22 @@ pub(crate) fn store(device: &Device, granules: u64) -> HostStore {
     builder.build().unwrap()
 }
 
-fn scene<B: Backing + 'static>(rig: &Rig<B>) -> (Pool, Tenant, Tenant, Stream)
-where
-    Machine<B>: Driver,
-{
+fn scene(rig: &Rig<impl Backing>) -> (Pool, Tenant, Tenant, Stream) {
     let pool = pool(rig, 64);
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     (pool, a, b, Stream::new(&rig.device).unwrap())
 }
 
 /// Lets a tenant use all memory of a pool that is free, and free it.
-fn soil<B: Backing + 'static>(rig: &Rig<B>, tenant: &Tenant, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn soil(rig: &Rig<impl Backing>, tenant: &Tenant, stream: &Stream) {
     let size = tenant.headroom().unwrap().taking_back;
     let block = tenant.block(size).home_stream(stream).allocate().unwrap();
-    let writes = vec![(block.address(), size, 99)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(block.address(), size, 99)]);
     stream.synchronize().unwrap();
 }
 
 /// Checks the stamps of a block.
-fn shows<B: Backing + 'static>(rig: &Rig<B>, kv: &PagedKv, number: u32, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, kv: &PagedKv, number: u32, byte: u8) {
     let seen = stamps(rig, kv, number);
     assert!(
         !rig.keeps_bytes() || seen == [byte; 16],
@@ -60,10 +46,7 @@ where
 }
 
 /// Checks that nothing is mapped at the rows of a block.
-fn is_gone<B: Backing + 'static>(rig: &Rig<B>, kv: &PagedKv, number: u32)
-where
-    Machine<B>: Driver,
-{
+fn is_gone(rig: &Rig<impl Backing>, kv: &PagedKv, number: u32) {
     for row in rows(kv, number) {
         assert_eq!(common::copy(rig, row.0), None);
     }
@@ -97,7 +80,7 @@ on_both! {
             }
             let writes: Vec<_> = rows(&kv, 1).into_iter().map(|row| (row, 4, 77)).collect();
             let graph = capture(rig, &home, || {
-                rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes.clone()).unwrap();
+                rig.kernel(&home, &[], &writes.clone());
             });
             // What no block uses is given up, and not copied.
             kv.release(&[20]).unwrap();

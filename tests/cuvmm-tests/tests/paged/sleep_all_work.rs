@@ -6,25 +6,20 @@ use std::time::Duration;
 
 use crate::common::busy::while_the_device_works;
 use crate::common::world;
-use crate::common::{D0, G, Rig, pool};
+use crate::common::{self, D0, G, Rig};
 use crate::on_both;
 use crate::scene::{builder, stamp, stamps};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::SleepError;
 use cuvmm::paged::Layout;
 use cuvmm::sleep::Progress;
 use cuvmm::{Contents, HostStore, PagedKv, Pool, Stream};
 
 /// Makes a pool, the home stream of a cache that sleeps after all work, and the cache.
-fn cache<B: Backing + 'static>(rig: &Rig<B>, backed: &[u32]) -> (Pool, Stream, PagedKv)
-where
-    Machine<B>: Driver,
-{
-    let pool = pool(rig, 64);
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+fn cache(rig: &Rig<impl Backing>, backed: &[u32]) -> (Pool, Stream, PagedKv) {
+    let (pool, a, home) = common::scene(rig, 64);
     let kv = builder(&a, &home, 16, Layout::BlockMajor).sleep_after_all_work(true);
     let kv = kv.build().unwrap();
     kv.back(backed).unwrap();

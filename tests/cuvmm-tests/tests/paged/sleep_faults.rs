@@ -9,14 +9,14 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use crate::common::panics::{panics_at, woken_unless_lost};
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep_of, text};
 use crate::common::world::{Books, books};
-use crate::common::{self, D0, G, Rig, limited};
+use crate::common::{self, G, Rig, limited};
 use crate::scene::{LAYOUTS, builder, stamp, stamps};
 use crate::sleep::store;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine, Nothing};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::{Backing, Nothing};
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{MemoryError, PagedKvError, SleepError};
 use cuvmm::paged::{Layout, PagedStats};
 use cuvmm::{Contents, HostStore, PagedKv, Pool, Stream, Tenant};
@@ -31,12 +31,9 @@ struct World {
     pool: Pool,
 }
 
-fn world<B: Backing + 'static>(rig: &Rig<B>, layout: Layout) -> World
-where
-    Machine<B>: Driver,
-{
+fn world(rig: &Rig<impl Backing>, layout: Layout) -> World {
     let pool = limited(rig, 32).build().unwrap();
-    let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+    let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let kv = builder(&a, &home, 12, layout).pinned([11]);
     let kv = kv.build().unwrap();
@@ -73,21 +70,14 @@ impl World {
     }
 
     /// Lets the other tenant use all memory that is free, and give it up.
-    fn soil<B: Backing + 'static>(&self, rig: &Rig<B>)
-    where
-        Machine<B>: Driver,
-    {
+    fn soil(&self, rig: &Rig<impl Backing>) {
         let size = self.b.headroom().unwrap().taking_back;
         if size == 0 {
             return;
         }
         let block = self.b.block(size).home_stream(&self.home);
         let block = block.allocate().unwrap();
-        let writes = vec![(block.address(), size, 99)];
-        let queued = rig
-            .machine
-            .queue_kernel(D0, self.home.as_raw(), vec![], writes);
-        queued.unwrap();
+        rig.kernel(&self.home, &[], &[(block.address(), size, 99)]);
         self.home.synchronize().unwrap();
         drop(block);
         // Its cached memory goes to the free list.
@@ -95,10 +85,7 @@ impl World {
     }
 
     /// Checks the bytes of blocks that were kept or discarded.
-    fn shows<B: Backing + 'static>(&self, rig: &Rig<B>, kept: bool)
-    where
-        Machine<B>: Driver,
-    {
+    fn shows(&self, rig: &Rig<impl Backing>, kept: bool) {
         for (byte, number) in (1..).zip([0, 1, 2, 11]) {
             let seen = stamps(rig, &self.kv, number);
             let known = if kept { byte } else { 0 };
@@ -122,7 +109,7 @@ fn falling_asleep() {
                 Ok(())
             };
             // The driver may refuse to take back memory that the cache has given up.
-            let calls = sweep(|rig| world(rig, layout), sleep, World::picture, !release);
+            let calls = sweep_of(|rig| world(rig, layout), sleep, World::picture, !release);
             assert!(calls >= 4, "{layout:?}: {calls}");
         }
     }
@@ -153,7 +140,7 @@ fn waking() {
                 // Memory of the other tenant may have been taken, and what was created stays in the
                 // pool.
                 let strict = !soils && !release;
-                let calls = sweep(asleep, wake, World::picture, strict);
+                let calls = sweep_of(asleep, wake, World::picture, strict);
                 assert!(calls >= 6, "{layout:?}: {calls}");
             }
         }
@@ -164,7 +151,7 @@ fn waking() {
 fn a_cache_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
     for layout in LAYOUTS {
         for keeps in [false, true] {
-            let rig = common::host();
+            let rig = common::clean(common::host());
             let world = world(&rig, layout);
             let before = world.kv.stats().unwrap();
             let count = rig.machine.live().mappings as u64;
@@ -198,8 +185,6 @@ fn a_cache_that_cannot_stay_awake_sleeps_whole_with_its_contents() {
             assert_eq!(woken.mapped, before.committed);
             world.shows(&rig, keeps);
             assert_eq!(world.store.free(), world.store.capacity());
-            drop(world);
-            common::nothing_left(rig);
         }
     }
 }
@@ -214,7 +199,7 @@ fn extents(world: &World) -> u64 {
 #[test]
 fn what_stays_mapped_is_quarantined_and_the_cache_does_not_wake_over_it() {
     for layout in LAYOUTS {
-        let rig = common::model();
+        let rig = common::clean(common::model());
         let world = world(&rig, layout);
         world.kv.alone().sleep(world.contents(true)).unwrap();
         let asleep = world.kv.stats().unwrap();
@@ -234,8 +219,6 @@ fn what_stays_mapped_is_quarantined_and_the_cache_does_not_wake_over_it() {
         };
         assert!(cause.to_string().contains("quarantined"), "{cause}");
         assert!(world.kv.is_asleep() && world.store.free() == 0);
-        drop(world);
-        common::nothing_left(rig);
     }
 }
 
@@ -384,7 +367,7 @@ impl Subscriber for Acts {
 /// The event of a roll-back that is tried again is emitted as soon as the cache is awake.
 #[test]
 fn memory_of_a_cache_that_is_awake_again_has_no_other_holder() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let world = Arc::new(world(&rig, Layout::BlockMajor));
     let prepared = world.kv.alone().prepare_sleep(Contents::Discard).unwrap();
     let code = CUresult::CUDA_ERROR_UNKNOWN;
@@ -408,7 +391,6 @@ fn memory_of_a_cache_that_is_awake_again_has_no_other_holder() {
     assert!(acts.0.lock().unwrap().is_none(), "no event");
     assert_eq!(world.pool.stats().quarantined, 0);
     drop(Arc::into_inner(world));
-    common::nothing_left(rig);
 }
 
 /// The driver panics in work of the pool that was put off, at the end of the poll that finds the

@@ -21,8 +21,7 @@ fn read(block: &Block, offset: u64) -> [u8; 8] {
 
 on_both! {
     fn the_books_balance(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 32);
         let block = tenant.block(5 * G - 7).capacity(9 * G).tag("weights").try_allocate().unwrap();
         let stats = pool.stats();
         assert_eq!((stats.committed, stats.in_use, stats.padding), (5 * G, 5 * G - 7, 7));
@@ -38,16 +37,14 @@ on_both! {
 
     // I-49
     fn a_home_stream_frees_and_allocates_without_a_driver_call(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 32);
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
         let address = block.address();
         rig.faults.forget();
         drop(block);
         // The stream is busy all the while: its own order suffices.
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 1)]).unwrap();
+        rig.kernel(&stream, &[], &[(address, G, 1)]);
         for _ in 0..100 {
             let small = tenant.block(G).capacity(4 * G).home_stream(&stream);
             let mut block = small.try_allocate().unwrap();
@@ -60,8 +57,7 @@ on_both! {
     }
 
     fn a_block_grows_and_shrinks_in_place(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 32);
         let mut block = tenant.block(10).capacity(20 * G).try_allocate().unwrap();
         let address = block.address();
         block.write(0, b"first by").unwrap();
@@ -202,24 +198,19 @@ on_both! {
         block.write(100, b"my bytes").unwrap();
         drop(secret);
         block.try_grow_to(4 * G).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&read(&block, 100), b"my bytes");
-        }
+        rig.shows(&read(&block, 100), b"my bytes");
         for granule in 1..4 {
             assert_eq!(read(&block, granule * G + 100), [0; 8], "granule {granule}");
         }
     }
 
     fn a_zeroed_block_shows_nothing_of_its_own_tenant_either(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let block = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
         block.write(G, b"old data").unwrap();
         drop(block);
         let reused = tenant.block(2 * G).capacity(4 * G).try_allocate().unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&read(&reused, G), b"old data");
-        }
+        rig.shows(&read(&reused, G), b"old data");
         drop(reused);
         let mut zeroed =
             tenant.block(G).capacity(4 * G).zeroed(true).try_allocate().unwrap();
@@ -232,8 +223,7 @@ on_both! {
     }
 
     fn what_a_zeroed_block_gave_up_within_a_granule_comes_back_as_zeros(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let (home, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let mut block = tenant.block(100).capacity(4 * G).zeroed(true).home_stream(&home).try_allocate().unwrap();
         block.write(0, &[7; 100]).unwrap();
@@ -308,8 +298,7 @@ on_both! {
     }
 
     fn a_dropped_tenant_is_unregistered_and_its_blocks_live_on(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let mut block = tenant.block(G).capacity(2 * G).try_allocate().unwrap();
         drop(tenant);
         assert!(pool.stats().tenants[0].draining);
@@ -339,8 +328,7 @@ on_both! {
     }
 
     fn an_allocation_waits_until_its_deadline_and_no_longer(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         let block = tenant.try_allocate(4 * G).unwrap();
         let begun = Instant::now();
         let refused = tenant.block(G).timeout(Duration::from_millis(30)).allocate();
@@ -457,8 +445,7 @@ on_both! {
     }
 
     fn trim_gives_the_driver_back_what_nobody_uses(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let block = tenant.try_allocate(2 * G).unwrap();
         drop(tenant.try_allocate(8 * G).unwrap());
         assert_eq!(pool.trim(6 * G).unwrap(), 8 * G, "extents are released as a whole");
@@ -471,8 +458,7 @@ on_both! {
 
     fn another_library_taking_the_memory_is_an_ordinary_error(rig) {
         let total = rig.device.total_memory();
-        let pool = Pool::builder(&rig.device).limit(Limit::Bytes(total)).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(Pool::builder(&rig.device).limit(Limit::Bytes(total)).build().unwrap());
         let other = rig.machine.alloc(D0, total - 6 * G).unwrap();
         drop(tenant.try_allocate(4 * G).unwrap());
         // Only 2 granules are free at the driver, but idle memory can be turned into it.
@@ -496,8 +482,7 @@ on_both! {
 
     fn leave_free_counts_what_others_take(rig) {
         let total = rig.device.total_memory();
-        let pool = Pool::builder(&rig.device).limit(Limit::LeaveFree(8 * G)).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(Pool::builder(&rig.device).limit(Limit::LeaveFree(8 * G)).build().unwrap());
         let other = rig.machine.alloc(D0, total - 12 * G).unwrap();
         let block = tenant.try_allocate(4 * G).unwrap();
         assert!(matches!(tenant.try_allocate(G), Err(BlockError::DriverOutOfMemory { .. })));

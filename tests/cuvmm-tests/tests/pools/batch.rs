@@ -46,9 +46,7 @@ fn grow_all(tenant: &Tenant, blocks: &mut [Block], sizes: &[u64]) -> Result<(), 
 
 on_both! {
     fn a_block_grows_as_it_says_and_not_as_its_pool_does(rig) {
-        let pool = pool(rig, 256);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 256);
         let of = || tenant.block(64 * G).capacity(128 * G).home_stream(&stream);
         let mut plain = of().try_allocate().unwrap();
         let mut fine = of().growth(Growth::Part(32)).try_allocate().unwrap();
@@ -69,9 +67,7 @@ on_both! {
     }
 
     fn a_block_keeps_to_small_extents_and_trades_places_with_its_like(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 64);
         let of = |largest: u64| tenant.block(11 * G).capacity(16 * G).home_stream(&stream)
             .largest_extent(largest);
         let small = of(4 * G).try_allocate().unwrap();
@@ -102,9 +98,7 @@ on_both! {
     }
 
     fn many_blocks_of_a_shape_come_at_once_and_from_the_shelf(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let of = || tenant.block(2 * G).capacity(4 * G).home_stream(&stream);
         let blocks = of().try_allocate_many(3).unwrap();
         let mut addresses: Vec<_> = blocks.iter().map(Block::address).collect();
@@ -125,9 +119,7 @@ on_both! {
     }
 
     fn blocks_grow_together_or_not_at_all(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let of = || tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
         let mut blocks = of().try_allocate_many(4).unwrap();
         blocks[1].write(0, b"stays").unwrap();
@@ -160,9 +152,7 @@ on_both! {
         grow_all(&tenant, &mut blocks, &[4, 4, 4, 4]).unwrap();
         let mut bytes = [0; 5];
         blocks[1].read(0, &mut bytes).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&bytes, b"stays");
-        }
+        rig.shows(&bytes, b"stays");
         let other = pool.tenant("b").register().unwrap();
         assert!(matches!(
             grow_all(&other, &mut blocks, &[4, 4, 4, 4]),
@@ -172,9 +162,7 @@ on_both! {
     }
 
     fn what_fits_makes_no_driver_call_and_a_refusal_asks_the_others(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 32);
         let spare = std::sync::Arc::new(std::sync::Mutex::new(None::<Block>));
         let kept = spare.clone();
         let other = pool.tenant("b").on_pressure(move |_| drop(kept.lock().unwrap().take()))
@@ -296,8 +284,7 @@ on_both! {
         // taken as a whole. 6 granules stay guaranteed.
         assert_eq!(figures(), [3, 17, 21]);
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(ours.address(), G, 1)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(ours.address(), G, 1)]);
         drop(ours);
         assert_eq!(figures(), [8, 17, 21], "pending memory is not available");
         rig.machine.release_all_streams(D0);
@@ -323,9 +310,7 @@ struct World {
 }
 
 fn world(rig: &Rig<Nothing>) -> World {
-    let pool = pool(rig, 32);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::scene(rig, 32);
     let of = tenant.block(2 * G).capacity(16 * G).home_stream(&stream);
     let blocks = of.try_allocate_many(3).unwrap();
     World {
@@ -346,7 +331,6 @@ fn every_driver_call_of_a_batch_failed_once() {
             let sizes: Vec<u64> = world.blocks.iter().map(Block::size).collect();
             (books(&world.pool), sizes)
         },
-        true,
     );
     assert_eq!(calls, 9, "three extents of three calls");
     let calls = sweep(
@@ -356,14 +340,13 @@ fn every_driver_call_of_a_batch_failed_once() {
             Ok(world.blocks.extend(text(of.try_allocate_many(3))?))
         },
         |world| books(&world.pool),
-        true,
     );
     assert_eq!(calls, 21, "three reservations, and two extents each");
 }
 
 #[test]
 fn what_a_batch_cannot_undo_is_quarantined() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let mut world = world(&rig);
     // The third block's memory cannot be mapped, and the first block's cannot be unmapped, in both
     // attempts.
@@ -384,19 +367,16 @@ fn what_a_batch_cannot_undo_is_quarantined() {
     // Its addresses are taken: that block can no longer grow, the others can.
     assert!(grow_all(&world.tenant, &mut world.blocks, &[3, 2, 2]).is_err());
     grow_all(&world.tenant, &mut world.blocks, &[2, 3, 7]).unwrap();
-    drop(world);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_hardened_pool_grows_exactly_whatever_a_block_says() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let limit = Limit::Bytes(64 * G);
     let pool = Pool::builder(&rig.device)
         .limit(limit)
         .hardened(Hardened::new());
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::with_tenant(pool.build().unwrap());
     let block = tenant
         .block(16 * G)
         .capacity(32 * G)
@@ -404,16 +384,12 @@ fn a_hardened_pool_grows_exactly_whatever_a_block_says() {
     let mut block = block.try_allocate().unwrap();
     block.try_grow_to(17 * G).unwrap();
     assert_eq!(pool.stats().precommitted, 0);
-    drop((block, tenant, pool));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_idle_extents_leave_over_is_not_what_the_last_block_lacks() {
-    let rig = common::model();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let rig = common::clean(common::model());
+    let (_pool, tenant, stream) = common::scene(&rig, 4);
     let of = |granules| {
         let block = tenant.block(granules * G).capacity(2 * G);
         block.home_stream(&stream)
@@ -430,6 +406,4 @@ fn what_idle_extents_leave_over_is_not_what_the_last_block_lacks() {
     }
     drop(blocks);
     assert_eq!(of(1).try_allocate_many(4).unwrap().len(), 4);
-    drop((tenant, pool, stream));
-    common::nothing_left(rig);
 }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::common::books::books;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep_of, text};
 use crate::common::world::{of_pool, world};
-use crate::common::{D0, G, busy, pool, shareable};
+use crate::common::{self, D0, G, busy, shareable};
 use crate::on_both;
 use cuvmm::driver::{Call, DeviceAddress, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError};
@@ -43,9 +43,7 @@ fn of<'a>(tenant: &'a Tenant, stream: &'a Stream) -> BlockBuilder<'a> {
 
 on_both! {
     fn a_hole_is_filled_between_its_neighbors(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let (mut rows, hole) = with_a_hole(of(&tenant, &stream));
         let before = books(rig, &pool);
         rig.faults.forget();
@@ -76,10 +74,7 @@ on_both! {
     }
 
     fn what_is_no_free_place_is_refused(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let other = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [tenant, other], stream) = common::pair(rig, 64);
         let (rows, _) = with_a_hole(of(&tenant, &stream));
         let single = of(&tenant, &stream).capacity(16 * G).try_allocate().unwrap();
         let at = |distance| of(&tenant, &stream).try_allocate_beside(&rows[0], distance);
@@ -120,14 +115,12 @@ on_both! {
 
     fn rows_without_places_to_fill(rig) {
         let hardened = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).hardened(Hardened::new());
-        let hardened = hardened.build().unwrap();
-        let tenant = hardened.tenant("a").register().unwrap();
+        let (_hardened, tenant) = common::with_tenant(hardened.build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let (rows, _) = with_a_hole(of(&tenant, &stream));
         assert!(none(of(&tenant, &stream).try_allocate_beside(&rows[0], 1)));
         drop(rows);
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         if rig.device.total_memory() / G < 1025 {
             return;
         }
@@ -138,8 +131,7 @@ on_both! {
     }
 
     fn work_of_the_last_block_comes_first(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let [stream, other] = [(); 2].map(|()| Stream::new(&rig.device).unwrap());
         let mut rows = of(&tenant, &stream).try_allocate_adjacent(3).unwrap();
         busy(rig, &stream, &rows[1], 7);
@@ -167,9 +159,7 @@ on_both! {
     }
 
     fn a_lease_keeps_the_place(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 16);
         let mut rows = of(&tenant, &stream).try_allocate_adjacent(3).unwrap();
         let lease = rows[1].lease();
         let hole = rows.remove(1).address();
@@ -180,9 +170,7 @@ on_both! {
     }
 
     fn too_large_an_extent_is_unmapped_and_nothing_under_work(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 32);
         let of = |size| tenant.block(size).capacity(16 * G).home_stream(&stream);
         let mut rows = of(8 * G).try_allocate_adjacent(3).unwrap();
         busy(rig, &stream, &rows[1], 7);
@@ -203,9 +191,7 @@ on_both! {
     }
 
     fn places_of_exported_and_forked_blocks_serve_again(rig) {
-        let pool = shareable(rig, 32).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 32).build().unwrap());
         let mut rows = of(&tenant, &stream).try_allocate_adjacent(3).unwrap();
         let hole = rows[1].address();
         let (handles, lease) = rows[1].export(HandleTypes::POSIX_FD).unwrap().into_parts();
@@ -237,7 +223,7 @@ on_both! {
 #[test]
 fn every_call_of_filling_a_hole_fails_once() {
     for (size, undone) in [(2 * G, true), (6 * G, true), (G, false), (2 * G, false)] {
-        let calls = sweep(
+        let calls = sweep_of(
             |rig| {
                 let mut world = world(rig);
                 let of = world.tenants[0]

@@ -1,8 +1,7 @@
 //! The driver calls of operations whose time is the driver's.
 
-use crate::common::{G, limited};
+use crate::common::{self, G, limited};
 use crate::on_both;
-use cuvmm::Stream;
 use cuvmm::driver::Call;
 
 /// Calls that cost microseconds or more where memory is mapped and bytes are copied.
@@ -21,9 +20,7 @@ const DEAR: [Call; 9] = [
 on_both! {
     // A row of the bench compares a cut with these calls by hand.
     fn a_cut_makes_the_calls_that_it_takes_by_hand(rig) {
-        let pool = limited(rig, 64).largest_extent(16 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).largest_extent(16 * G).build().unwrap());
         let mut block = tenant.block(16 * G).home_stream(&stream).allocate().unwrap();
         block.write(8 * G - 8, &[1; 8]).unwrap();
         block.shrink_to(8 * G).unwrap();

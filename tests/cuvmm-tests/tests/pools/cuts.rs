@@ -6,18 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::books::{balanced, books, figures};
 use crate::common::executor::Task;
-use crate::common::{D0, G, Rig, limited, mapped_pool};
+use crate::common::{self, G, Rig, limited, mapped_pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::BlockError;
 use cuvmm::{Block, Contents, Growth, HostStore, Mapper, Stream};
 
-fn fill<B: Backing + 'static>(_: &Rig<B>, block: &Block, from: u64, seed: u64)
-where
-    Machine<B>: Driver,
-{
+fn fill(_: &Rig<impl Backing>, block: &Block, from: u64, seed: u64) {
     for granule in from..block.size() / G {
         let bytes = (seed * 1000 + granule + 1).to_le_bytes();
         block.write(granule * G, &bytes).unwrap();
@@ -25,10 +22,7 @@ where
     }
 }
 
-fn shows<B: Backing + 'static>(rig: &Rig<B>, block: &Block, seed: u64)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, seed: u64) {
     if !rig.keeps_bytes() {
         return;
     }
@@ -46,10 +40,7 @@ where
 }
 
 /// Grows a block and checks that what is new is not another's.
-fn grow<B: Backing + 'static>(rig: &Rig<B>, block: &mut Block, to: u64, seed: u64) -> bool
-where
-    Machine<B>: Driver,
-{
+fn grow(rig: &Rig<impl Backing>, block: &mut Block, to: u64, seed: u64) -> bool {
     let old = block.size() / G;
     if block.try_grow_to(to * G).is_err() {
         return false;
@@ -174,9 +165,7 @@ on_both! {
     }
 
     fn leases_begin_while_a_cut_runs(rig) {
-        let pool = limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let compactor = scope.spawn(|| {
@@ -197,7 +186,7 @@ on_both! {
                         if round % 2 == 0 {
                             let writes = vec![(cuvmm::driver::DeviceAddress(block.address().0 + 64), 8, 1)];
                             let lease = block.lease();
-                            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+                            rig.kernel(stream, &[], &writes);
                             drop(lease);
                         }
                         shows(rig, &block, number);
@@ -258,9 +247,7 @@ on_both! {
     }
 
     fn blocks_sleep_go_and_fork_between_the_steps_of_a_compaction(rig) {
-        let pool = limited(rig, 96).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 96).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
         let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
         for act in 0..4 {
             let mut blocks: Vec<Block> = (1..6).map(|seed| {
@@ -304,9 +291,7 @@ on_both! {
     }
 
     fn a_compaction_while_blocks_fall_asleep_leaves_them_alone(rig) {
-        let pool = limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
         let store = HostStore::builder(&rig.device).limit(64 * G).build().unwrap();
         let make = |tag: &'static str, seed| {
             let of = tenant.block(8 * G).home_stream(&stream).tag(tag);
@@ -352,8 +337,7 @@ on_both! {
     }
 
     fn a_tenant_that_is_unregistered_compacts_what_is_left(rig) {
-        let pool = limited(rig, 64).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(limited(rig, 64).largest_extent(8 * G).build().unwrap());
         let again = tenant.clone();
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = tenant.block(8 * G).home_stream(&stream).try_allocate().unwrap();
@@ -367,9 +351,7 @@ on_both! {
     }
 
     fn a_block_of_a_hardened_pool_grows_again(rig) {
-        let pool = limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).hardened(cuvmm::Hardened::default()).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).hardened(cuvmm::Hardened::default()).build().unwrap());
         let mut block = tenant.block(8 * G).home_stream(&stream).try_allocate().unwrap();
         fill(rig, &block, 0, 2);
         block.shrink_to(3 * G).unwrap();
@@ -381,9 +363,7 @@ on_both! {
     }
 
     fn what_is_in_place_after_a_loss_is_not_reported_as_lost(rig) {
-        let pool = limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, limited(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap());
         let block = tenant.block(8 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         fill(rig, &block, 0, 2);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::captures::{before, begin, end, end_broken};
-use crate::common::{D0, G, Rig, copy, pool};
+use crate::common::{self, G, Rig, copy, pool};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Call, DeviceAddress, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{Call, DeviceAddress};
 use cuvmm::pool::Hardened;
 use cuvmm::{Block, BlockError, Heap, Limit, Pool, Stream};
 
@@ -17,14 +17,12 @@ const COPY: Call = Call::MemcpyDtoDAsync;
 
 /// Makes a call before whose first fill or copy a capture begins. The call is refused, and no graph
 /// has the fill or the copy.
-fn refused<B: Backing + 'static, T>(
+fn refused<B: Backing, T>(
     rig: &Rig<B>,
     home: &Stream,
     queued: Call,
     call: impl FnOnce() -> Result<T, BlockError>,
-) where
-    Machine<B>: Driver,
-{
+) {
     let captures = home.clone();
     before(rig, queued, 1, move |machine| begin(machine, &captures));
     let refused = call().err();
@@ -37,30 +35,21 @@ fn refused<B: Backing + 'static, T>(
 }
 
 /// Fails unless bytes read as this one, on drivers that keep bytes.
-fn shows<B: Backing + 'static>(rig: &Rig<B>, block: &Block, at: u64, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, at: u64, byte: u8) {
     let mut seen = [!byte; 32];
     block.read(at, &mut seen).unwrap();
     assert!(!rig.keeps_bytes() || seen == [byte; 32], "{seen:?}");
 }
 
-fn dirty<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress)
-where
-    Machine<B>: Driver,
-{
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], vec![(at, G, 7)]);
-    queued.unwrap();
+fn dirty(rig: &Rig<impl Backing>, stream: &Stream, at: DeviceAddress) {
+    rig.kernel(stream, &[], &[(at, G, 7)]);
 }
 
 on_both! {
     // I-28
     fn memory_of_another_tenant_is_not_handed_out_unscrubbed(rig) {
         let pool = pool(rig, 1);
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let home = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&home, G).unwrap();
         dirty(rig, &home, block.address());
@@ -73,7 +62,7 @@ on_both! {
     fn what_a_graph_may_fill_is_used_by_nothing(rig) {
         for of_heap in [false, true] {
             let pool = pool(rig, 1);
-            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [a, b] = common::tenants(&pool);
             let home = Stream::new(&rig.device).unwrap();
             let heap = Heap::builder(&b).build().unwrap();
             drop(a.allocate_on(&home, G).unwrap());
@@ -100,9 +89,7 @@ on_both! {
     }
 
     fn what_a_zeroed_block_gave_up_is_not_shown_again(rig) {
-        let pool = pool(rig, 1);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 1);
         let mut block = tenant.block(G).zeroed(true).home_stream(&home).allocate().unwrap();
         dirty(rig, &home, block.address());
         block.shrink_to(G / 2).unwrap();
@@ -114,9 +101,7 @@ on_both! {
     }
 
     fn a_fork_has_the_bytes_of_its_block(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 4);
         let block = tenant.allocate_on(&home, 2 * G).unwrap();
         dirty(rig, &home, block.address());
         refused(rig, &home, COPY, || block.fork(G, G));
@@ -124,9 +109,7 @@ on_both! {
     }
 
     fn memory_that_becomes_a_blocks_own_has_its_bytes(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 8);
         let block = tenant.block(2 * G).largest_extent(2 * G).home_stream(&home).allocate().unwrap();
         dirty(rig, &home, block.address());
         let mut fork = block.fork(2 * G, 2 * G).unwrap();
@@ -141,8 +124,7 @@ on_both! {
 
     fn freed_memory_of_a_hardened_pool_counts_as_written(rig) {
         let builder = Pool::builder(&rig.device).limit(Limit::Bytes(G));
-        let pool = builder.hardened(Hardened::new()).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(builder.hardened(Hardened::new()).build().unwrap());
         let home = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&home, G).unwrap();
         dirty(rig, &home, block.address());
@@ -156,7 +138,7 @@ on_both! {
 
     fn a_heap_zeroes_memory_of_another_tenant(rig) {
         let pool = pool(rig, 1);
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, G).unwrap();
         dirty(rig, &stream, block.address());

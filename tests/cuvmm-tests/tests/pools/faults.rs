@@ -2,7 +2,7 @@
 //! nothing, and the operation then succeeds.
 #![allow(clippy::unit_arg)]
 
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{of_pool, world};
 use crate::common::{G, Rig};
 use cuvmm::driver::model::Nothing;
@@ -17,14 +17,12 @@ fn owners() {
         |_| Vec::<Reservation>::new(),
         |rig, made| Ok(made.push(text(Reservation::new(&rig.device, G))?)),
         |_| (),
-        true,
     );
     assert_eq!(calls, 1);
     let calls = sweep(
         |_| Vec::<Physical>::new(),
         |rig, made| Ok(made.push(text(Physical::new(&rig.device, G))?)),
         |_| (),
-        true,
     );
     assert_eq!(calls, 1);
     type Placed = (Reservation, Physical, Option<Mapping>);
@@ -38,7 +36,6 @@ fn owners() {
             Ok(*mapping = Some(text(reservation.map(G, physical))?))
         },
         |world| world.0.mapped_bytes(),
-        true,
     );
     assert_eq!(calls, 1);
     let mapped = move |rig: &Rig<Nothing>| {
@@ -52,7 +49,6 @@ fn owners() {
             text(mapping.set_access(&[AccessGrant::new(&rig.device, Access::Read)]))
         },
         |_| (),
-        true,
     );
     assert_eq!(calls, 1);
     let calls = sweep(
@@ -65,7 +61,6 @@ fn owners() {
                 .map_err(|e| e.to_string())
         },
         |_| (),
-        true,
     );
     assert!(calls >= 3, "{calls}");
     let calls = sweep(
@@ -79,7 +74,6 @@ fn owners() {
             Ok(made.push((stream, event)))
         },
         |_| (),
-        true,
     );
     assert!(calls >= 5, "{calls}");
 }
@@ -102,11 +96,10 @@ fn regions() {
                 region.quarantined(),
             )
         },
-        true,
     );
     assert_eq!(calls, 9, "3 extents of 3 calls");
     // On release, extents that were unmapped stay unmapped, and the others stay whole.
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut region = region(rig);
             region.commit(0..8 * G).unwrap();
@@ -119,10 +112,9 @@ fn regions() {
             Ok(())
         },
         |_| (),
-        false,
     );
     assert!(calls >= 6, "{calls}");
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| (vec![region(rig)], ()),
         |_, (regions, ())| {
             let Some(region) = regions.pop() else {
@@ -135,7 +127,6 @@ fn regions() {
             })
         },
         |_| (),
-        false,
     );
     assert!(calls >= 2, "{calls}");
 }
@@ -155,12 +146,11 @@ fn registrations() {
         world,
         |_, (_, registration)| text(registration.dma_buf(0..4 * G)).map(drop),
         |(region, registration)| (region.registrations(), registration.is_exported()),
-        true,
     );
     assert_eq!(calls, 1);
     // After the region is dropped, extents that were unmapped stay unmapped, and the others are
     // still there.
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let (region, registration) = world(rig);
             drop(region);
@@ -177,7 +167,6 @@ fn registrations() {
             })
         },
         |_| (),
-        false,
     );
     assert!(calls >= 3, "{calls}");
     let calls = sweep(
@@ -188,7 +177,6 @@ fn registrations() {
             text(builder.create()).map(drop)
         },
         |_| (),
-        true,
     );
     assert!(calls >= 4, "{calls}");
 }
@@ -216,7 +204,7 @@ fn advice((buffer, _): &Shared) -> [(bool, Option<String>, Vec<String>); 2] {
 
 #[test]
 fn unified_buffers() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| (Stream::new(&rig.device).unwrap(), vec![]),
         |rig, (home, made)| {
             let zeroed = UnifiedBuffer::<u32>::zeroed(&rig.device, home, 5000);
@@ -225,7 +213,6 @@ fn unified_buffers() {
             Ok(made.push(text(copied)?))
         },
         |_| (),
-        false,
     );
     assert!(calls > 20, "{calls}");
     let calls = sweep(
@@ -243,7 +230,6 @@ fn unified_buffers() {
             text(buffer.get(0)).map(drop)
         },
         advice,
-        true,
     );
     assert!(calls > 50, "{calls}");
     let calls = sweep(
@@ -258,7 +244,6 @@ fn unified_buffers() {
         },
         |_, (buffer, _)| text(buffer.set_policy(.., Policy::DeviceFirst)),
         advice,
-        true,
     );
     assert!(calls >= 7, "{calls}");
     let calls = sweep(
@@ -279,7 +264,6 @@ fn unified_buffers() {
             })
         },
         |_| (),
-        true,
     );
     assert!(calls >= 7, "{calls}");
 }
@@ -294,7 +278,6 @@ fn copying() {
             text(block.read(G - 4, &mut [0; 16]))
         },
         of_pool,
-        true,
     );
     assert!(calls >= 4, "{calls}");
     let calls = sweep(
@@ -307,7 +290,6 @@ fn copying() {
             text(world.streams[0].is_done()).map(|_| ())
         },
         of_pool,
-        true,
     );
     assert_eq!(calls, 5);
 }

@@ -3,26 +3,21 @@
 
 use crate::common;
 use crate::common::books::books;
-use crate::common::{D0, G, Rig, shareable, shareable_region};
+use crate::common::{G, Rig, shareable, shareable_region};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::model::Manner;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{MemoryError, ShareError, SleepError};
 use cuvmm::share::{Manifest, Offer, Publishable, Publisher};
 use cuvmm::{Access, Block, Contents, DeviceVec, Region, Registration, Stream};
 
 /// Writes to all registered memory as a kernel does. The write loses the context without access.
-fn written<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration) -> bool
-where
-    Machine<B>: Driver,
-{
+fn written(rig: &Rig<impl Backing>, stream: &Stream, registration: &Registration) -> bool {
     let extents = registration.extents().iter();
     let writes = extents.map(|extent| (extent.address, extent.size, 7));
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes.collect())
-        .unwrap();
+    rig.kernel(stream, &[], &writes.collect::<Vec<_>>());
     rig.device.synchronize().is_ok()
 }
 
@@ -44,9 +39,7 @@ fn refused<M: Publishable + std::fmt::Debug>(publisher: &Publisher, memory: M) -
 on_both! {
     // I-45
     fn a_block_that_sleeps_goes_no_way(rig) {
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let block = tenant.block(3 * G).home_stream(&stream).allocate().unwrap();
         let lease = block.lease();
         drop(block.lease_for(Access::ReadWrite).unwrap());
@@ -78,9 +71,7 @@ on_both! {
     }
 
     fn what_forks_share_is_lent_to_be_read(rig) {
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let before = root.lease();
         let fork = root.fork(2 * G, 4 * G).unwrap();
@@ -96,9 +87,7 @@ on_both! {
     }
 
     fn a_dma_buf_is_an_export_of_its_block(rig) {
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let block = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let dma_buf = block.register().unwrap().dma_buf(0..4 * G).unwrap();
         let (descriptor, registration) = dma_buf.into_parts();
@@ -127,9 +116,7 @@ on_both! {
     }
 
     fn a_refused_export_leaves_no_mark(rig) {
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let block = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let registration = block.register().unwrap();
         let calls = [Call::MemGetHandleForAddressRange, Call::MemExportToShareableHandle];
@@ -147,9 +134,7 @@ on_both! {
     }
 
     fn no_dma_buf_is_had_of_what_a_fork_shares(rig) {
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let root = tenant.block(4 * G).largest_extent(G).home_stream(&stream).allocate().unwrap();
         let before = root.register().unwrap();
         let fork = root.fork(2 * G, 4 * G).unwrap();
@@ -181,8 +166,7 @@ on_both! {
         let (_folder, publisher) = publisher();
         let stream = Stream::new(&rig.device).unwrap();
 
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(shareable(rig, 16).build().unwrap());
         let block: Block = tenant.block(2 * G).home_stream(&stream).allocate().unwrap();
         let lease = block.lease();
         let registration = block.register().unwrap();

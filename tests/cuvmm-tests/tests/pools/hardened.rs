@@ -4,50 +4,35 @@
 use std::time::Duration;
 
 use crate::common;
-use crate::common::{D0, G, Rig, copy, until};
+use crate::common::{D0, G, Rig, captures, copy, until};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, DeviceAddress};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::pool::{Hardened, PoolBuilder};
 use cuvmm::{Block, CallError, Heap, Limit, Mapper, Pool, PoolStats, Scrub, Stream};
 
 const FILL: u8 = 0xDF;
 
-fn builder<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> PoolBuilder<'_>
-where
-    Machine<B>: Driver,
-{
+fn builder(rig: &Rig<impl Backing>, granules: u64) -> PoolBuilder<'_> {
     Pool::builder(&rig.device)
         .limit(Limit::Bytes(granules * G))
         .hardened(Hardened::new())
 }
 
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
     builder(rig, granules).build().unwrap()
 }
 
 /// Queues a kernel that writes a byte to the first granule at an address.
-fn kernel<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, byte: u8)
-where
-    Machine<B>: Driver,
-{
-    let writes = vec![(at, G, byte)];
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
+fn kernel(rig: &Rig<impl Backing>, stream: &Stream, at: DeviceAddress, byte: u8) {
+    rig.kernel(stream, &[], &[(at, G, byte)]);
 }
 
 /// Returns the figures, after checking that they add up and match the driver's. Resting addresses
 /// belong to no tenant.
-fn books<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool) -> PoolStats
-where
-    Machine<B>: Driver,
-{
+fn books(rig: &Rig<impl Backing>, pool: &Pool) -> PoolStats {
     let stats = common::books::books(rig, pool);
     let tenants: u64 = stats.tenants.iter().map(|tenant| tenant.addresses).sum();
     assert_eq!(stats.addresses, tenants + stats.resting_addresses);
@@ -62,10 +47,7 @@ fn write(block: &Block, byte: u8) {
 }
 
 /// Fails unless the block holds the byte everywhere, on drivers that keep bytes.
-fn holds<B: Backing + 'static>(rig: &Rig<B>, block: &Block, byte: u8)
-where
-    Machine<B>: Driver,
-{
+fn holds(rig: &Rig<impl Backing>, block: &Block, byte: u8) {
     for granule in 0..block.size() / G {
         for offset in [0, G / 2, G - 64] {
             let mut seen = [!byte; 64];
@@ -80,8 +62,7 @@ where
 on_both! {
     fn running_over_an_end_meets_a_guard(rig) {
         for (guard, granules) in [(1, 1), (G, 1), (2 * G + 1, 3)] {
-            let pool = builder(rig, 16).hardened(Hardened::new().guard(guard)).build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
+            let (pool, tenant) = common::with_tenant(builder(rig, 16).hardened(Hardened::new().guard(guard)).build().unwrap());
             let blocks: Vec<Block> = (0..4).map(|_| tenant.try_allocate(2 * G).unwrap()).collect();
             for block in &blocks {
                 let (first, end) = (block.address().0, block.address().0 + 2 * G);
@@ -94,8 +75,7 @@ on_both! {
             }
             assert_eq!(books(rig, &pool).addresses, 4 * (2 + 2 * granules) * G);
         }
-        let plain = builder(rig, 16).hardened(Hardened::new().guard(0)).build().unwrap();
-        let tenant = plain.tenant("a").register().unwrap();
+        let (plain, tenant) = common::with_tenant(builder(rig, 16).hardened(Hardened::new().guard(0)).build().unwrap());
         let block = tenant.try_allocate(3 * G).unwrap();
         assert_eq!(books(rig, &plain).addresses, 4 * G);
         assert_eq!(
@@ -105,9 +85,7 @@ on_both! {
     }
 
     fn a_kernel_behind_the_end_loses_the_context_and_changes_nothing(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 8));
         let [one, two, three] = [1, 2, 3].map(|byte| {
             let block = tenant.allocate_on(&stream, G).unwrap();
             write(&block, byte);
@@ -134,8 +112,7 @@ on_both! {
             if hardened {
                 builder = builder.hardened(Hardened::new());
             }
-            let pool = builder.build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
+            let (pool, tenant) = common::with_tenant(builder.build().unwrap());
             let stream = Stream::new(&rig.device).unwrap();
             // The library does not know of this stream.
             let forgotten = Stream::new(&rig.device).unwrap();
@@ -163,8 +140,7 @@ on_both! {
     }
 
     fn nothing_is_unmapped_before_its_fence_has_passed(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool(rig, 8));
         let [home, other] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
         // The free waits for the home stream, a recorded stream, the device, or a lease.
         for case in 0..4 {
@@ -198,9 +174,7 @@ on_both! {
     }
 
     fn what_has_passed_is_unmapped_by_the_drop_itself(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 8));
         for home in [true, false] {
             let mut builder = tenant.block(3 * G);
             if home {
@@ -222,8 +196,7 @@ on_both! {
     }
 
     fn many_that_wait_are_caught_up_with_and_hold_up_no_other(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool(rig, 64));
         let [busy, idle] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
         rig.machine.hold(D0, busy.as_raw());
         let blocks: Vec<Block> = (0..40).map(|_| tenant.allocate_on(&busy, G).unwrap()).collect();
@@ -243,9 +216,7 @@ on_both! {
 
     fn the_mapper_unmaps_what_nobody_comes_back_for(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = builder(rig, 8).mapper(&mapper).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 8).mapper(&mapper).build().unwrap());
         let mut kept = tenant.block(4 * G).home_stream(&stream).try_allocate().unwrap();
         let block = tenant.allocate_on(&stream, G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
@@ -261,9 +232,7 @@ on_both! {
     }
 
     fn what_waited_for_its_work_goes_with_its_tenant(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 16));
         let blocks = [(); 12].map(|()| tenant.allocate_on(&stream, G).unwrap());
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, blocks[0].address(), 1);
@@ -281,9 +250,7 @@ on_both! {
     fn addresses_rest_until_so_many_others_are_gone(rig) {
         const BLOCKS: usize = 3;
         let hardened = Hardened::new().rest_blocks(BLOCKS as u64);
-        let pool = builder(rig, 8).hardened(hardened).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 8).hardened(hardened).build().unwrap());
         let mut gone: Vec<u64> = vec![];
         for round in 0..12 {
             let block = tenant.allocate_on(&stream, G).unwrap();
@@ -313,8 +280,7 @@ on_both! {
         let by_bytes = Hardened::new().rest_addresses(10 * G);
         let none = Hardened::new().rest_blocks(0);
         for (hardened, most) in [(by_bytes, 10 * G), (none, 0)] {
-            let pool = builder(rig, 8).hardened(hardened).build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
+            let (pool, tenant) = common::with_tenant(builder(rig, 8).hardened(hardened).build().unwrap());
             // 3, 4, 6 and 10 granules of addresses.
             for granules in [1, 2, 4, 8, 1, 1, 2] {
                 drop(tenant.try_allocate(granules * G).unwrap());
@@ -329,9 +295,7 @@ on_both! {
     // I-8
     fn no_allocation_fails_for_what_rests(rig) {
         // Addresses for two blocks of one granule, or one block of four.
-        let pool = builder(rig, 8).address_limit(6 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 8).address_limit(6 * G).build().unwrap());
         for granules in [1, 1, 1, 4, 1, 3, 2] {
             let block = tenant.allocate_on(&stream, granules * G).unwrap();
             assert!(books(rig, &pool).addresses <= 6 * G);
@@ -352,9 +316,7 @@ on_both! {
     }
 
     fn addresses_of_many_that_wait_are_had_at_once_when_they_are_short(rig) {
-        let pool = builder(rig, 32).address_limit(36 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 32).address_limit(36 * G).build().unwrap());
         let blocks: Vec<Block> = (0..12).map(|_| tenant.allocate_on(&stream, G).unwrap()).collect();
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, blocks[0].address(), 1);
@@ -365,8 +327,7 @@ on_both! {
     }
 
     fn where_the_driver_has_no_addresses_those_that_rest_go_first(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool(rig, 8));
         for _ in 0..4 {
             drop(tenant.try_allocate(G).unwrap());
         }
@@ -387,7 +348,7 @@ on_both! {
     fn what_is_freed_is_filled_and_shows_to_its_own_tenant_only(rig) {
         for scrub in [Scrub::BetweenTenants, Scrub::Never] {
             let pool = builder(rig, 4).scrub(scrub).build().unwrap();
-            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [a, b] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             // Writes to all of the pool's memory, so that the next block gets it.
             let soil = |byte| {
@@ -405,9 +366,7 @@ on_both! {
     }
 
     fn a_late_reader_meets_the_pattern_before_the_fence_has_passed(rig) {
-        let pool = builder(rig, 4).hardened(Hardened::new().fill(Some(0xAB))).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 4).hardened(Hardened::new().fill(Some(0xAB))).build().unwrap());
         let block = tenant.allocate_on(&stream, G).unwrap();
         let address = block.address();
         kernel(rig, &stream, address, 1);
@@ -423,8 +382,7 @@ on_both! {
     }
 
     fn what_cannot_be_filled_in_order_is_zeroed_for_the_next(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool(rig, 4));
         let [home, other] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
         for case in 0..4 {
             let mut builder = tenant.block(4 * G);
@@ -462,8 +420,7 @@ on_both! {
     }
 
     fn what_is_grown_over_after_its_fill_counts_as_written(rig) {
-        let pool = builder(rig, 2).largest_extent(G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(builder(rig, 2).largest_extent(G).build().unwrap());
         let [home, other] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
         let mut block = tenant.allocate_on(&home, 2 * G).unwrap();
         rig.machine.hold(D0, home.as_raw());
@@ -481,7 +438,7 @@ on_both! {
 
     fn without_a_fill_all_is_as_in_a_plain_pool(rig) {
         let pool = builder(rig, 2).hardened(Hardened::new().fill(None)).build().unwrap();
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 2 * G).unwrap();
         kernel(rig, &stream, block.address(), 6);
@@ -497,27 +454,19 @@ on_both! {
 
     fn no_fill_of_ours_slips_into_a_graph_and_no_query_breaks_one(rig) {
         for guarded in [false, true] {
-            let pool = pool(rig, 8);
-            let tenant = pool.tenant("a").register().unwrap();
+            let (pool, tenant) = common::with_tenant(pool(rig, 8));
             let [stream, other] = [0; 2].map(|_| Stream::new(&rig.device).unwrap());
             let block = tenant.allocate_on(&stream, 2 * G).unwrap();
             write(&block, 7);
             let second = tenant.allocate_on(&other, 2 * G).unwrap();
             let guard = guarded.then(|| pool.capture_guard());
-            // SAFETY: the stream is alive.
-            #[allow(unsafe_code)]
-            unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+            captures::begin(&rig.machine, &stream);
             rig.faults.forget();
             drop((block, second));
             let fresh = tenant.allocate_on(&other, 4 * G).unwrap();
             let filled = rig.faults.count(Call::MemsetD8Async);
             assert_eq!(filled, u64::from(!guarded), "the stream that does not capture");
-            // SAFETY: the capture was begun above, and the graph is destroyed at once.
-            #[allow(unsafe_code)]
-            unsafe {
-                let graph = rig.machine.capture_end(D0, stream.as_raw()).expect("not broken");
-                rig.machine.graph_destroy(D0, graph).unwrap();
-            }
+            captures::end(&rig.machine, &stream);
             drop(guard);
             drop(fresh);
             pool.trim(u64::MAX).unwrap();
@@ -532,9 +481,7 @@ on_both! {
     }
 
     fn what_a_block_gives_up_is_unmapped_and_can_be_had_again(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 8));
         let builder = tenant.block(4 * G).capacity(8 * G).home_stream(&stream);
         let mut block = builder.try_allocate().unwrap();
         block.try_grow_to(7 * G).unwrap();
@@ -588,9 +535,7 @@ on_both! {
 
     fn what_shares_an_extent_with_bytes_in_use_stays_and_is_counted(rig) {
         for (largest, stranded) in [(8 * G, 3 * G), (G, 0)] {
-            let pool = builder(rig, 8).largest_extent(largest).build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
-            let stream = Stream::new(&rig.device).unwrap();
+            let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 8).largest_extent(largest).build().unwrap());
             let mut block = tenant.allocate_on(&stream, 8 * G).unwrap();
             write(&block, 7);
             block.shrink_to(5 * G).unwrap();
@@ -625,9 +570,7 @@ on_both! {
     }
 
     fn memory_behind_a_kernel_is_waited_for(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::with_stream(rig, pool(rig, 4));
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
         kernel(rig, &stream, block.address(), 1);
@@ -658,9 +601,7 @@ on_both! {
     }
 
     fn an_unmapping_that_fails_is_tried_again(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 8));
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
         rig.faults.arm(Fault::nth(2, CUresult::CUDA_ERROR_UNKNOWN).of(Call::MemUnmap));
         drop(block);
@@ -673,8 +614,7 @@ on_both! {
     }
 
     fn addresses_with_something_stuck_in_them_do_not_rest(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(pool(rig, 8));
         let builder = tenant.block(G).capacity(2 * G);
         let mut block = builder.try_allocate().unwrap();
         let code = CUresult::CUDA_ERROR_UNKNOWN;
@@ -712,7 +652,7 @@ on_both! {
         assert_eq!((stats.tenants.len(), stats.committed, stats.resting_blocks), (0, 0, 2));
         // An allocation that takes memory from the pending frees of another tenant empties that
         // tenant's slots.
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         rig.machine.hold(D0, stream.as_raw());
         for _ in 0..30 {
             drop(a.block(G).home_stream(&stream).try_allocate());
@@ -724,9 +664,7 @@ on_both! {
     }
 
     fn compaction_works_as_ever(rig) {
-        let pool = builder(rig, 16).address_limit(64 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, builder(rig, 16).address_limit(64 * G).build().unwrap());
         for _ in 0..32 {
             drop(tenant.try_allocate(G).unwrap());
         }
@@ -754,9 +692,7 @@ on_both! {
     }
 
     fn a_lost_context_loses_the_pool_and_not_the_program(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 8));
         let [one, mut two] = [0; 2].map(|_| tenant.allocate_on(&stream, 2 * G).unwrap());
         drop(tenant.allocate_on(&stream, G).unwrap());
         rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -793,8 +729,7 @@ on_both! {
 #[test]
 fn a_hardened_pool_has_no_heaps() {
     let rig = common::model();
-    let pool = pool(&rig, 8);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool(&rig, 8));
     let refused = Heap::builder(&tenant).build().unwrap_err();
     let hardened = BlockError::Argument(ArgumentError::HardenedPool);
     assert_eq!(refused.to_string(), hardened.to_string());

@@ -2,16 +2,13 @@
 #![allow(unsafe_code)]
 
 use crate::common::*;
-use cuvmm::Stream;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{AccessDesc, AccessFlags, Driver, Location};
 
 /// Revokes access to a block while a kernel that writes to it is pending, and grants it again
 /// before the kernel runs.
 fn close_under_work(rig: &Rig<Nothing>) {
-    let pool = pool(rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (_pool, tenant, stream) = scene(rig, 4);
     let block = tenant.allocate(G).unwrap();
     busy(rig, &stream, &block, 7);
     for flags in [AccessFlags::NONE, AccessFlags::READ_WRITE] {
@@ -34,8 +31,7 @@ fn a_test_that_takes_memory_from_queued_work_fails() {
 
 #[test]
 fn a_test_that_does_so_on_purpose_takes_the_hazards() {
-    let rig = model();
+    let rig = clean(model());
     close_under_work(&rig);
     assert_eq!(rig.machine.take_hazards().len(), 1);
-    nothing_left(rig);
 }

@@ -3,7 +3,7 @@
 
 use crate::common;
 use crate::common::books::{balanced, books};
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep_partly, text};
 use crate::common::world::{World, world};
 use crate::common::{D0, G, Rig, pool};
 use crate::on_both;
@@ -68,7 +68,7 @@ fn books_of(world: &World) -> u64 {
 fn memory_that_a_lease_kept_goes_when_it_ends() {
     for kind in KINDS {
         for shrinks in [true, false] {
-            let calls = sweep(
+            let calls = sweep_partly(
                 |rig: &Rig<Nothing>| {
                     let mut world = world(rig);
                     let mut block = world.tenants[0]
@@ -89,7 +89,6 @@ fn memory_that_a_lease_kept_goes_when_it_ends() {
                 },
                 |_, leased| take_all(leased),
                 of_blocks,
-                false,
             );
             assert!(calls >= 8, "{kind:?}: {calls}");
         }
@@ -99,7 +98,7 @@ fn memory_that_a_lease_kept_goes_when_it_ends() {
 #[test]
 fn what_a_lease_keeps_is_not_taken_whatever_fails() {
     for kind in KINDS {
-        let calls = sweep(
+        let calls = sweep_partly(
             |rig: &Rig<Nothing>| {
                 let world = world(rig);
                 let home = &world.streams[0];
@@ -119,7 +118,6 @@ fn what_a_lease_keeps_is_not_taken_whatever_fails() {
                 Ok(())
             },
             of_blocks,
-            false,
         );
         assert!(calls >= 8, "{kind:?}: {calls}");
     }
@@ -129,7 +127,7 @@ on_both! {
     fn what_is_given_up_under_a_foreign_capture_waits_for_its_work(rig) {
         for mode in [CaptureMode::GLOBAL, CaptureMode::THREAD_LOCAL, CaptureMode::RELAXED] {
             let pool = pool(rig, 24);
-            let [tenant, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [tenant, other] = common::tenants(&pool);
             let [home, used, theirs] = [(); 3].map(|()| Stream::new(&rig.device).unwrap());
             let on_home = |granules| tenant.block(granules * G).largest_extent(2 * G).home_stream(&home);
             let mut shrunk = on_home(4).try_allocate().unwrap();
@@ -145,10 +143,10 @@ on_both! {
             let all: Vec<&Block> = all.chain(leases.iter().map(|(_, block)| block)).collect();
             all.iter().for_each(|block| block.record_use(&used).unwrap());
             fork.record_use(&used).unwrap();
-            let writes = all.iter().map(|block| (block.address(), block.size(), 1)).collect();
+            let writes: Vec<_> = all.iter().map(|block| (block.address(), block.size(), 1)).collect();
             let reads = vec![(fork.address(), fork.size())];
             rig.machine.hold(D0, used.as_raw());
-            rig.machine.queue_kernel(D0, used.as_raw(), reads, vec![]).unwrap();
+            rig.kernel(&used, &reads, &[]);
             rig.machine.queue_kernel(D0, used.as_raw(), vec![], writes).unwrap_or_else(|error| panic!("{error}"));
             // SAFETY: the stream is alive.
             #[allow(unsafe_code)]

@@ -20,8 +20,7 @@ const GUARANTEE: &str = "bytes of a tenant's guarantee, which is at most its lim
 on_both! {
     // I-6
     fn a_lowered_limit_gives_back_what_is_idle_and_keeps_to_itself_as_memory_comes_free(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let kept = tenant.try_allocate(6 * G).unwrap();
         let freed = tenant.try_allocate(4 * G).unwrap();
         let idle = tenant.try_allocate(5 * G).unwrap();
@@ -52,9 +51,7 @@ on_both! {
     }
 
     fn what_waits_for_its_work_goes_when_that_has_passed(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
         let other = tenant.try_allocate(2 * G).unwrap();
         busy(rig, &stream, &block, 7);
@@ -70,9 +67,7 @@ on_both! {
     }
 
     fn blocks_in_stream_caches_are_given_back_too(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         let before = tenant.allocate_on(&stream, 2 * G).unwrap();
         let after = tenant.allocate_on(&stream, 2 * G).unwrap();
         drop(before);
@@ -194,8 +189,7 @@ on_both! {
 
     fn beyond_its_own_limit_a_tenant_does_not_use_its_idle_memory_again(rig) {
         let builder = Pool::builder(&rig.device).limit(bytes(16)).largest_extent(G);
-        let pool = builder.build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
+        let (_pool, a) = common::with_tenant(builder.build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 6 * G).unwrap();
         busy(rig, &stream, &block, 7);
@@ -240,10 +234,7 @@ on_both! {
     }
 
     fn a_request_that_is_refused_gives_back_what_has_come_free(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], stream) = common::pair(rig, 8);
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         let kept = b.try_allocate(2 * G).unwrap();
         busy(rig, &stream, &block, 7);
@@ -271,8 +262,7 @@ on_both! {
     }
 
     fn a_limit_of_its_own_follows_the_pools(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         assert_eq!(a.stats().limit, 8 * G);
         pool.set_limit(bytes(12)).unwrap();
         assert_eq!(a.stats().limit, 12 * G);
@@ -297,8 +287,7 @@ on_both! {
     fn tenants_are_found_by_name(rig) {
         let pool = pool(rig, 8);
         assert!(pool.tenants().is_empty() && pool.find_tenant("a").is_none());
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let names: Vec<_> = pool.tenants().iter().map(|it| it.name().to_owned()).collect();
         assert_eq!(names, ["a", "b"]);
         let found = pool.find_tenant("b").unwrap();
@@ -323,8 +312,7 @@ on_both! {
     }
 
     fn one_who_waits_has_what_a_raised_limit_gives(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 4);
         let kept = tenant.try_allocate(4 * G).unwrap();
         let wait = Duration::from_secs(600);
         std::thread::scope(|scope| {
@@ -338,8 +326,7 @@ on_both! {
     }
 
     fn a_driver_that_fails_leaves_the_new_limit_and_the_memory_where_it_is(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         drop(tenant.try_allocate(4 * G).unwrap());
         rig.faults.arm(nth_of(1, CUresult::CUDA_ERROR_UNKNOWN, &[Call::MemUnmap]));
         assert!(matches!(pool.set_limit(bytes(2)), Err(PoolError::Memory(MemoryError::Call(_)))));

@@ -123,8 +123,7 @@ on_both! {
     fn margin_made_ahead_goes_to_whoever_needs_memory(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = mapped_pool(rig, 64, &mapper);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(40 * G).unwrap();
         until(&pool, "precommitted", || a.stats().precommitted > 0);
@@ -137,8 +136,7 @@ on_both! {
     fn memory_that_is_being_placed_ahead_goes_to_whoever_needs_it_too(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = mapped_pool(rig, 64, &mapper);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let mut block = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         // The mapper is held in its first call.
         let (reached, go_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -172,7 +170,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&stream, 16 * G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(block.address(), G, 1)]).unwrap();
+        rig.kernel(&stream, &[], &[(block.address(), G, 1)]);
         drop(block);
         tenant.unregister();
         std::thread::sleep(Duration::from_millis(5));

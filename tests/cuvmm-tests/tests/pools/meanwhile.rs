@@ -6,10 +6,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::common::{G, Rig, pool};
+use crate::common::{self, G, Rig};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Call, Driver};
+use cuvmm::driver::Call;
+use cuvmm::driver::model::Backing;
 use cuvmm::{Contents, Heap, Limit, Pool, Stream, Tenant};
 
 /// The calls that are never made under the pool's lock.
@@ -39,17 +39,13 @@ fn lower_the_limit(pool: &Pool, _: &Tenant) -> Intervene {
 /// Runs an operation of a tenant again and again, and intervenes at the first call, at the second and so
 /// on, until no call is left. The operation may fail. Nothing is left of it. Returns the number of
 /// calls.
-fn at_each_call<B: Backing + 'static>(
-    rig: &Rig<B>,
+fn at_each_call(
+    rig: &Rig<impl Backing>,
     intervention: fn(&Pool, &Tenant) -> Intervene,
     operate: impl Fn(&Tenant),
-) -> u64
-where
-    Machine<B>: Driver,
-{
+) -> u64 {
     for nth in 1.. {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 32);
         let left = Arc::new(AtomicU64::new(nth));
         let reached = Arc::clone(&left);
         let once = Mutex::new(Some(intervention(&pool, &tenant)));
@@ -92,10 +88,7 @@ where
 }
 
 /// Runs an operation with each intervention. Returns the least number of calls.
-fn with_each<B: Backing + 'static>(rig: &Rig<B>, operate: impl Fn(&Tenant)) -> u64
-where
-    Machine<B>: Driver,
-{
+fn with_each(rig: &Rig<impl Backing>, operate: impl Fn(&Tenant)) -> u64 {
     let all = [unregister, lower_the_limit];
     let calls = all.map(|intervention| at_each_call(rig, intervention, &operate));
     calls.into_iter().min().unwrap()

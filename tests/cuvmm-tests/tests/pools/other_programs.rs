@@ -9,8 +9,7 @@ use cuvmm::{Limit, Pool, Region};
 on_both! {
     fn a_pool_is_refused_what_another_program_took_and_has_it_later(rig) {
         let all = rig.machine.memory_info(D0).unwrap().free;
-        let pool = common::pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let first = tenant.allocate(2 * G).unwrap();
         rig.machine.set_used_elsewhere_before(Call::MemCreate, 1, D0, all);
         let refused = tenant.try_allocate(4 * G).unwrap_err();
@@ -27,8 +26,7 @@ on_both! {
     fn a_limit_by_what_is_free_is_no_promise(rig) {
         let all = rig.machine.memory_info(D0).unwrap().free;
         let limit = Limit::Bytes(all);
-        let pool = Pool::builder(&rig.device).limit(limit).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(Pool::builder(&rig.device).limit(limit).build().unwrap());
         rig.machine.set_used_elsewhere(D0, all - 3 * G);
         let refused = tenant.try_allocate(4 * G).unwrap_err();
         assert!(refused.to_string().contains("OUT_OF_MEMORY"), "{refused}");

@@ -1,7 +1,7 @@
 //! Every error type reports whether memory was short.
 #![allow(clippy::unit_arg)]
 
-use crate::common::{G, Rig, model_options, rig};
+use crate::common::{self, G, Rig, model_options, rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::{ModelDriver, Nothing};
@@ -88,8 +88,7 @@ on_both! {
         let total = rig.device.total_memory();
         let free = || rig.device.memory_info().unwrap().free;
         // By default a pool leaves some of the device's memory free.
-        let pool = Pool::builder(&rig.device).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(Pool::builder(&rig.device).build().unwrap());
         let refused = tenant.try_allocate(total).unwrap_err();
         assert_eq!((named(&refused), refused.shortage().unwrap().limit < total), (of_host, true));
         assert_eq!(named(refused.shortage().unwrap()), of_host);
@@ -107,8 +106,7 @@ on_both! {
         drop((held, limited, wide, tenant));
         pool.close().unwrap();
         // A limit of bytes is another option's.
-        let small = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G)).build().unwrap();
-        let one = small.tenant("a").register().unwrap();
+        let (small, one) = common::with_tenant(Pool::builder(&rig.device).limit(Limit::Bytes(4 * G)).build().unwrap());
         let refused = one.try_allocate(5 * G).unwrap_err();
         assert!(!named(&refused), "{refused}");
         assert!(!named(&small.tenant("b").guarantee(5 * G).register().unwrap_err()));

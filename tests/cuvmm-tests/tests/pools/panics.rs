@@ -23,8 +23,7 @@ fn block(tenant: &Tenant, granules: u64) -> Block {
 fn each_call(prepare: impl Fn(&Tenant) -> Made, run: impl Fn(&Tenant, &mut Made)) {
     for nth in 1..80 {
         let rig = common::host();
-        let pool = common::pool(&rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(&rig, 64);
         let mut blocks = prepare(&tenant);
         let (outcome, panicked) = panics_at(&rig, nth, |_| true, || run(&tenant, &mut blocks));
         assert_eq!(outcome.is_none(), panicked, "{nth}");
@@ -83,8 +82,7 @@ fn panics_in_all(rig: &Rig<HostMemory>, kinds: &'static [Call], run: impl FnOnce
 #[test]
 fn memory_whose_release_panicked_is_quarantined_and_the_rest_released() {
     let rig = common::host();
-    let pool = common::pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 16);
     let blocks = [1, 2, 4].map(|granules| block(&tenant, granules));
     drop(blocks);
     panics_in_all(&rig, &[Call::MemRelease], || assert!(pool.trim(0).is_ok()));
@@ -108,14 +106,11 @@ fn memory_whose_release_panicked_is_quarantined_and_the_rest_released() {
 fn a_slot_whose_poll_panicked_is_purged_later() {
     let rig = common::host();
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G));
-    let pool = pool.hardened(Hardened::new()).build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::with_tenant(pool.hardened(Hardened::new()).build().unwrap());
     let home = Stream::new(&rig.device).unwrap();
     let freed = tenant.allocate_on(&home, 2 * G).unwrap();
     rig.machine.hold(D0, home.as_raw());
-    let writes = vec![(freed.address(), G, 1)];
-    let queued = rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(&home, &[], &[(freed.address(), G, 1)]);
     drop(freed);
     rig.machine.release_stream(D0, home.as_raw());
     let other = Stream::new(&rig.device).unwrap();

@@ -10,16 +10,13 @@ use crate::common::executor::Task;
 use crate::common::{self, D0, G, Rig, shareable};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::BlockError;
 use cuvmm::{Block, Growth, Limit, Mapper, Pool, Stream, Tenant};
 
 /// A pool whose blocks begin with extents of at most eight granules.
-fn pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
     let pool = Pool::builder(&rig.device).limit(Limit::Bytes(granules * G));
     pool.growth(Growth::Exact)
         .largest_extent(8 * G)
@@ -48,10 +45,7 @@ fn stamp_all(block: &Block) {
     }
 }
 
-fn assert_stamped<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
-where
-    Machine<B>: Driver,
-{
+fn assert_stamped(rig: &Rig<impl Backing>, block: &Block) {
     if rig.keeps_bytes() {
         for granule in 0..block.size() / G {
             let mut bytes = [[0; 8]; 2];
@@ -101,9 +95,7 @@ on_both! {
     }
 
     fn a_block_keeps_its_size_in_whole_granules(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let mut block = stamped(&tenant, &stream, 24);
         assert_eq!(sizes(&block), [8, 8, 8]);
         block.shrink_to(13 * G + 1).unwrap();
@@ -124,9 +116,7 @@ on_both! {
     }
 
     fn the_least_to_copy_comes_first(rig) {
-        let pool = pool(rig, 17);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 17));
         let (mut large, mut small) = (stamped(&tenant, &stream, 8), stamped(&tenant, &stream, 8));
         large.shrink_to(7 * G).unwrap();
         small.shrink_to(G).unwrap();
@@ -182,9 +172,7 @@ on_both! {
     }
 
     fn what_stays_is_counted_by_its_reason(rig) {
-        let pool = shareable(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 64).largest_extent(8 * G).growth(Growth::Exact).build().unwrap());
         let blocks = || stamped(&tenant, &stream, 8);
         let (mut leased, mut busy, mut exported, mut forked) = (blocks(), blocks(), blocks(), blocks());
         let fork = forked.fork(8 * G, 8 * G).unwrap();
@@ -194,8 +182,7 @@ on_both! {
         }
         let lease = leased.lease();
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(busy.address(), G, 1)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(busy.address(), G, 1)]);
         let done = pool.compact(|_| true).unwrap();
         assert_eq!((done.given_back, done.copied), (0, 0), "all are on one stream: {done:?}");
         rig.machine.release_stream(D0, stream.as_raw());
@@ -212,9 +199,7 @@ on_both! {
     fn every_driver_call_of_a_cut_failed_once_and_twice(rig) {
         for twice in [false, true] {
             for k in 1.. {
-                let pool = pool(rig, 64);
-                let tenant = pool.tenant("a").register().unwrap();
-                let stream = Stream::new(&rig.device).unwrap();
+                let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
                 let mut block = stamped(&tenant, &stream, 16);
                 block.shrink_to(15 * G).unwrap();
                 rig.faults.forget();
@@ -243,9 +228,7 @@ on_both! {
     }
 
     fn what_several_failures_lose_is_said(rig) {
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, pool(rig, 64));
         let mut block = stamped(&tenant, &stream, 8);
         block.shrink_to(7 * G).unwrap();
         rig.faults.forget();
@@ -283,7 +266,7 @@ on_both! {
         let lease = block.lease();
         assert!(other.try_allocate(12 * G).is_err());
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(block.address(), G)], vec![]).unwrap();
+        rig.kernel(&stream, &[(block.address(), G)], &[]);
         drop(lease);
         assert!(other.try_allocate(12 * G).is_err());
         assert_eq!((sizes(&block), llama.stats().committed), (vec![8], 8 * G));
@@ -292,7 +275,7 @@ on_both! {
         let further = Stream::new(&rig.device).unwrap();
         let lease = block.lease();
         rig.machine.hold(D0, further.as_raw());
-        rig.machine.queue_kernel(D0, further.as_raw(), vec![(block.address(), G)], vec![]).unwrap();
+        rig.kernel(&further, &[(block.address(), G)], &[]);
         lease.record_use(&further).unwrap();
         drop(lease);
         assert!(other.try_allocate(12 * G).is_err());
@@ -309,9 +292,7 @@ on_both! {
     }
 
     fn only_blocks_whose_owners_agreed_are_moved(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::with_stream(rig, pool(rig, 16));
         let mut block = stamped(&tenant, &stream, 8);
         block.shrink_to(3 * G).unwrap();
         assert!(tenant.try_allocate(12 * G).is_err());
@@ -319,9 +300,7 @@ on_both! {
     }
 
     fn memory_of_a_movable_block_does_not_make_the_next_block_movable(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::with_stream(rig, pool(rig, 16));
         let block = tenant.block(8 * G).home_stream(&stream).movable(true);
         drop(block.try_allocate().unwrap());
         let mut block = stamped(&tenant, &stream, 8);
@@ -339,8 +318,7 @@ on_both! {
     fn a_future_gets_the_memory_when_a_lease_ends(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(16 * G)).mapper(&mapper);
-        let pool = pool.growth(Growth::Exact).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(pool.growth(Growth::Exact).largest_extent(8 * G).build().unwrap());
         let stream = Stream::new(&rig.device).unwrap();
         let block = tenant.block(8 * G).home_stream(&stream).movable(true);
         let mut block = block.try_allocate().unwrap();
@@ -433,7 +411,7 @@ on_both! {
             for turn in 0..200 {
                 let lease = block.lease();
                 let (reads, writes) = (vec![(lease.address(), 3 * G)], vec![]);
-                rig.machine.queue_kernel(D0, stream.as_raw(), reads, writes).unwrap();
+                rig.kernel(&stream, &reads, &writes);
                 drop(lease);
                 match turn % 4 {
                     0 => block.shrink_to(3 * G).unwrap(),

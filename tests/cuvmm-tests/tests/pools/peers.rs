@@ -7,27 +7,21 @@ use crate::common::sweep::{sweep, text};
 use crate::common::{D1, G, Rig, limited};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine, ModelDriver, Nothing};
+use cuvmm::driver::model::{Backing, ModelDriver, Nothing};
 use cuvmm::driver::{AccessFlags, CUresult, Call, DeviceAddress, Driver, Location};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError, SleepError};
 use cuvmm::pool::Hardened;
 use cuvmm::{Access, Block, Contents, Device, Growth, Heap, HostStore, Pool, Stream, Tenant};
 
 /// Creates a pool of some granules that is open to device 1 for writing.
-fn open_pool<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Pool
-where
-    Machine<B>: Driver,
-{
+fn open_pool(rig: &Rig<impl Backing>, granules: u64) -> Pool {
     let builder = limited(rig, granules).growth(Growth::Exact);
     let builder = builder.open_to(&rig.second(), Access::ReadWrite);
     builder.largest_extent(8 * G).build().unwrap()
 }
 
 /// Returns the access of device 1 to each granule from an address.
-fn access<B: Backing + 'static>(rig: &Rig<B>, first: DeviceAddress, size: u64) -> Vec<AccessFlags>
-where
-    Machine<B>: Driver,
-{
+fn access(rig: &Rig<impl Backing>, first: DeviceAddress, size: u64) -> Vec<AccessFlags> {
     let one = Location::device(D1);
     let offsets = (0..size).step_by(G as usize);
     offsets
@@ -37,20 +31,14 @@ where
 }
 
 /// Checks that device 1 may write to all of a block.
-fn is_open<B: Backing + 'static>(rig: &Rig<B>, block: &Block)
-where
-    Machine<B>: Driver,
-{
+fn is_open(rig: &Rig<impl Backing>, block: &Block) {
     let found = access(rig, block.address(), block.size());
     let expected = vec![AccessFlags::READ_WRITE; (block.size() / G) as usize];
     assert_eq!(found, expected);
 }
 
 /// Holds a stream of device 1, and queues a kernel on it that writes to all of a block.
-fn write_from_peer<B: Backing + 'static>(rig: &Rig<B>, by: &Stream, block: &Block)
-where
-    Machine<B>: Driver,
-{
+fn write_from_peer(rig: &Rig<impl Backing>, by: &Stream, block: &Block) {
     rig.machine.hold(D1, by.as_raw());
     let writes = vec![(block.address(), block.size(), 7)];
     let queued = rig.machine.queue_kernel(D1, by.as_raw(), vec![], writes);
@@ -172,8 +160,7 @@ on_both! {
     fn hardened_pools_are_open_too(rig) {
         let second = rig.second();
         let builder = limited(rig, 16).hardened(Hardened::new());
-        let pool = builder.open_to(&second, Access::ReadWrite).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(builder.open_to(&second, Access::ReadWrite).build().unwrap());
         is_open(rig, &tenant.allocate(2 * G).unwrap());
     }
 
@@ -238,7 +225,7 @@ fn failed_calls_change_nothing() {
         world.block = Some(text(allocated)?);
         Ok(())
     };
-    let calls = sweep(world, allocate, picture, true);
+    let calls = sweep(world, allocate, picture);
     assert!(calls >= 7, "{calls}");
     let sleeping = |rig: &Rig<Nothing>| {
         let mut world = world(rig);
@@ -247,6 +234,6 @@ fn failed_calls_change_nothing() {
         world
     };
     let wake = |_: &Rig<Nothing>, world: &mut World| text(world.tenant.blocks().wake()).map(drop);
-    let calls = sweep(sleeping, wake, picture, true);
+    let calls = sweep(sleeping, wake, picture);
     assert!(calls >= 4, "{calls}");
 }

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use crate::common::{D0, G, busy, pool};
+use crate::common::{self, D0, G, busy, captures};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::{CUresult, Call, CaptureMode, Driver};
+use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{BlockError, MemoryError};
 use cuvmm::{CallError, Stream};
 
@@ -22,10 +22,7 @@ fn pending_free(error: &BlockError) -> u64 {
 on_both! {
     // I-20
     fn nothing_under_a_running_kernel_is_unmapped(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], stream) = common::pair(rig, 4);
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         busy(rig, &stream, &block, 9);
         drop(block);
@@ -45,17 +42,14 @@ on_both! {
     }
 
     fn a_late_fence_covers_what_was_queued_in_between(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], stream) = common::pair(rig, 4);
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         let address = block.address();
         drop(block);
         // Work queued after the drop and before the memory was requested is covered too: a late
         // fence covers more, never less.
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(address, G, 3)]).unwrap();
+        rig.kernel(&stream, &[], &[(address, G, 3)]);
         assert!(b.try_allocate(G).is_err());
         rig.machine.release_all_streams(D0);
         drop(b.try_allocate(G).unwrap());
@@ -63,10 +57,7 @@ on_both! {
     }
 
     fn work_on_streams_that_nobody_can_name_is_waited_for(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], home) = common::pair(rig, 4);
         let theirs = Stream::new(&rig.device).unwrap();
         for by_lease in [false, true] {
             let block = a.allocate_on(&home, 4 * G).unwrap();
@@ -93,10 +84,7 @@ on_both! {
     }
 
     fn a_lease_covers_what_its_block_gave_up(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], home) = common::pair(rig, 4);
         let theirs = Stream::new(&rig.device).unwrap();
         for named in [false, true] {
             let mut block = a.block(G).capacity(4 * G).home_stream(&home).allocate().unwrap();
@@ -108,7 +96,7 @@ on_both! {
             // be complete.
             assert!(b.try_allocate(2 * G).is_err());
             rig.machine.hold(D0, theirs.as_raw());
-            rig.machine.queue_kernel(D0, theirs.as_raw(), vec![], vec![(last, G, 9)]).unwrap();
+            rig.kernel(&theirs, &[], &[(last, G, 9)]);
             if named {
                 lease.record_use(&theirs).unwrap();
             } else {
@@ -125,9 +113,7 @@ on_both! {
     }
 
     fn another_stream_of_the_tenant_waits_on_the_device_and_not_here(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let one = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, one) = common::scene(rig, 4);
         let two = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&one, 4 * G).unwrap();
         let address = block.address();
@@ -135,9 +121,7 @@ on_both! {
         drop(block);
         let block = tenant.block(4 * G).home_stream(&two).try_allocate().unwrap();
         assert_eq!(block.address(), address, "cached memory, behind an event");
-        rig.machine
-            .queue_kernel(D0, two.as_raw(), vec![], vec![(block.address(), 4 * G, 2)])
-            .unwrap();
+        rig.kernel(&two, &[], &[(block.address(), 4 * G, 2)]);
         assert!(!two.is_done().unwrap(), "ordered after the first stream's work");
         rig.machine.release_all_streams(D0);
         if rig.keeps_bytes() {
@@ -148,9 +132,7 @@ on_both! {
     }
 
     fn streams_that_were_recorded_count_too(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, home) = common::scene(rig, 4);
         let other = Stream::new(&rig.device).unwrap();
         let block = tenant.allocate_on(&home, 4 * G).unwrap();
         block.record_use(&other).unwrap();
@@ -160,7 +142,7 @@ on_both! {
         // On the home stream the memory is reusable at once, ordered behind the other stream by an
         // event.
         let block = tenant.block(4 * G).home_stream(&home).try_allocate().unwrap();
-        rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(block.address(), G, 2)]).unwrap();
+        rig.kernel(&home, &[], &[(block.address(), G, 2)]);
         assert!(!home.is_done().unwrap());
         rig.machine.release_all_streams(D0);
         assert!(home.is_done().unwrap());
@@ -169,9 +151,7 @@ on_both! {
     }
 
     fn a_block_without_a_stream_waits_for_all_of_them(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 4);
         let block = tenant.try_allocate(4 * G).unwrap();
         busy(rig, &stream, &block, 1);
         drop(block);
@@ -181,8 +161,7 @@ on_both! {
     }
 
     fn without_context_events_the_one_who_waits_synchronises(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 4);
         drop(tenant.try_allocate(4 * G).unwrap());
         let lacking = Fault::all(CUresult::CUDA_ERROR_NOT_SUPPORTED).of(Call::CtxRecordEvent);
         rig.faults.arm(lacking);
@@ -194,10 +173,7 @@ on_both! {
     }
 
     fn a_lease_keeps_everything_in_place(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], stream) = common::pair(rig, 8);
         let mut block = a.allocate_on(&stream, 8 * G).unwrap();
         let lease = block.lease();
         let extents = lease.extents();
@@ -215,7 +191,7 @@ on_both! {
         // The block is used on a second stream.
         let other = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, other.as_raw());
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(second.address(), G, 1)]).unwrap();
+        rig.kernel(&other, &[], &[(second.address(), G, 1)]);
         second.record_use(&other).unwrap();
         drop(second);
         assert!(b.try_allocate(G).is_err(), "the lease has ended, the work has not");
@@ -224,9 +200,7 @@ on_both! {
     }
 
     fn streams_stay_alive_until_their_use_has_passed(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 4);
         drop(tenant.allocate_on(&stream, G).unwrap());
         drop(stream);
         assert_eq!(rig.machine.live().streams, 1);
@@ -237,19 +211,14 @@ on_both! {
     }
 
     fn a_capture_is_not_broken(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], stream) = common::pair(rig, 8);
         let other = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 2 * G).unwrap();
         let warm = a.allocate_on(&stream, G).unwrap();
         drop(warm);
         drop(b.allocate_on(&other, 4 * G).unwrap());
         let guard = pool.capture_guard();
-        // SAFETY: the stream is alive, and the graph is destroyed before the block.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        captures::begin(&rig.machine, &stream);
         // Cached memory of the home stream and fresh memory can be allocated.
         drop(a.allocate_on(&stream, G).unwrap());
         // Memory that must be zeroed cannot, on a capturing stream or on any other.
@@ -266,7 +235,7 @@ on_both! {
         assert_eq!(kept.reason, MemoryError::Capturing);
         let block = kept.owner;
         let lease = block.lease();
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![(block.address(), G, 5)]).unwrap();
+        rig.kernel(&stream, &[], &[(block.address(), G, 5)]);
         drop(fresh);
         // SAFETY: the capture was begun above.
         #[allow(unsafe_code)]
@@ -288,68 +257,40 @@ on_both! {
     }
 
     fn nothing_of_ours_slips_into_a_graph_even_without_a_guard(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], stream) = common::pair(rig, 4);
         let other = Stream::new(&rig.device).unwrap();
         drop(a.allocate_on(&other, 2 * G).unwrap());
         drop(b.allocate_on(&other, 2 * G).unwrap());
-        // SAFETY: the stream is alive.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, stream.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        captures::begin(&rig.machine, &stream);
         // The scrub of B's memory would be captured instead of run.
         let refused = a.allocate_on(&stream, 4 * G).unwrap_err();
         assert!(matches!(refused, BlockError::Capturing(_)), "{refused}");
         // An event of the other stream cannot be recorded, but its completion can be queried.
         drop(a.allocate_on(&stream, 2 * G).unwrap());
-        // SAFETY: the capture was begun above, and the graph is destroyed at once.
-        #[allow(unsafe_code)]
-        unsafe {
-            let graph = rig.machine.capture_end(D0, stream.as_raw()).expect("not broken");
-            rig.machine.graph_destroy(D0, graph).unwrap();
-        }
+        captures::end(&rig.machine, &stream);
     }
 
     fn queries_of_ours_leave_a_foreign_capture_alone(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let ours = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], ours) = common::pair(rig, 4);
         let theirs = Stream::new(&rig.device).unwrap();
         drop(a.allocate_on(&ours, 4 * G).unwrap());
-        // SAFETY: the stream is alive.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        captures::begin(&rig.machine, &theirs);
         drop(b.try_allocate(4 * G).unwrap());
-        // SAFETY: the capture was begun above, and the graph is destroyed at once.
-        #[allow(unsafe_code)]
-        unsafe {
-            let graph = rig.machine.capture_end(D0, theirs.as_raw()).expect("not broken");
-            rig.machine.graph_destroy(D0, graph).unwrap();
-        }
+        captures::end(&rig.machine, &theirs);
     }
 
     fn a_foreign_capture_that_marking_breaks_is_no_failure_here(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let theirs = Stream::new(&rig.device).unwrap();
+        let (pool, a, theirs) = common::scene(rig, 4);
         drop(a.try_allocate(4 * G).unwrap());
-        // SAFETY: the stream is alive.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_begin(D0, theirs.as_raw(), CaptureMode::GLOBAL).unwrap(); }
+        captures::begin(&rig.machine, &theirs);
         assert_eq!(pool.trim(0).unwrap(), 0, "the driver records no event while a stream captures");
         assert_eq!(pool.stats().pending_free, 4 * G);
-        // SAFETY: the capture was begun above, and was broken, so that there is no graph.
-        #[allow(unsafe_code)]
-        unsafe { rig.machine.capture_end(D0, theirs.as_raw()).unwrap_err(); }
+        captures::end_broken(&rig.machine, &theirs);
         drop(a.try_allocate(4 * G).unwrap());
     }
 
     fn a_lost_context_loses_the_pool_and_not_the_program(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         let mut block = tenant.block(G).capacity(4 * G).home_stream(&stream).allocate().unwrap();
         drop(tenant.allocate_on(&stream, 2 * G).unwrap());
         rig.machine.lose_context(D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -364,8 +305,7 @@ on_both! {
     }
 
     fn a_pool_that_is_in_use_is_not_closed(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let block = tenant.try_allocate(G).unwrap();
         let lease = block.lease();
         let pool = pool.close().unwrap_err().owner;
@@ -377,9 +317,7 @@ on_both! {
     }
 
     fn the_last_owner_waits_for_the_device_before_it_unmaps(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         let block = tenant.allocate_on(&stream, 4 * G).unwrap();
         busy(rig, &stream, &block, 1);
         drop((pool, tenant));

@@ -3,7 +3,7 @@
 #![allow(clippy::unit_arg)]
 
 use crate::common;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{World, books, of_pool, world, world_of};
 use crate::common::{G, Rig};
 use cuvmm::driver::fault::Fault;
@@ -40,7 +40,6 @@ fn allocating_cold() {
                 .push(text(world.tenants[1].try_allocate(7 * G))?))
         },
         of_pool,
-        true,
     );
     assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
 }
@@ -57,7 +56,7 @@ fn allocate_the_rest(world: &mut World) -> Result<(), String> {
 #[test]
 fn allocating_in_a_hardened_pool() {
     // With enough addresses: as in a plain pool, plus zeroing for memory that could not be filled.
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut world = hardened_world(rig);
             world.blocks.clear();
@@ -73,21 +72,19 @@ fn allocating_in_a_hardened_pool() {
             let stats = world.pool.stats();
             (stats.in_use, stats.committed, stats.mappings)
         },
-        false,
     );
     assert!(
         calls >= 8,
         "addresses freed, addresses reserved, extents: {calls}"
     );
     // Only the resting addresses can be released.
-    let calls = sweep(
+    let calls = sweep_partly(
         hardened_world,
         |_, world| allocate_the_rest(world),
         |world| {
             let stats = world.pool.stats();
             (stats.in_use, stats.committed, world.blocks.len())
         },
-        false,
     );
     assert!(calls >= 8, "{calls}");
     // If nothing rests or is pending, nothing moves.
@@ -95,14 +92,12 @@ fn allocating_in_a_hardened_pool() {
         |rig| world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new())),
         |_, world| allocate_the_rest(world),
         of_pool,
-        true,
     );
     assert_eq!(calls, 10, "one reservation and 3 extents of 3 calls");
     let calls = sweep(
         |rig| world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new())),
         |_, world| text(world.blocks[0].try_grow_to(9 * G)),
         of_pool,
-        true,
     );
     assert_eq!(calls, 9, "3 extents of 3 calls, and none precommitted");
 }
@@ -111,7 +106,7 @@ fn allocating_in_a_hardened_pool() {
 fn giving_up_in_a_hardened_pool() {
     // A drop reports no error. The next operation repeats the calls that failed in it.
     for (shrinks, home) in [(false, true), (false, false), (true, true)] {
-        let calls = sweep(
+        let calls = sweep_partly(
             |rig| {
                 let mut world = world_of(rig, Pool::builder(&rig.device).hardened(Hardened::new()));
                 let mut builder = world.tenants[0].block(7 * G);
@@ -141,7 +136,6 @@ fn giving_up_in_a_hardened_pool() {
                 let stats = world.pool.stats();
                 (stats.quarantined, world.blocks.len())
             },
-            false,
         );
         assert!(calls >= 8, "{calls}");
     }
@@ -168,7 +162,6 @@ fn exporting() {
             let stats = world.pool.stats();
             (books(&world.pool), stats.exported, stats.tenants[0].leases)
         },
-        true,
     );
     assert_eq!(calls, 2);
     let calls = sweep(
@@ -181,7 +174,6 @@ fn exporting() {
         },
         |_, region| text(region.export(0..3 * G, HandleTypes::POSIX_FD)).map(drop),
         Region::exported,
-        true,
     );
     assert_eq!(calls, 3);
 }
@@ -191,7 +183,7 @@ fn giving_up_what_was_exported() {
     // A drop reports no error. The next operation repeats the calls that failed in it. A failure to
     // take memory from the end of a live block fails the request that needs it.
     for (shrinks, home) in [(false, true), (false, false), (true, true)] {
-        let calls = sweep(
+        let calls = sweep_partly(
             |rig| {
                 let mut world = sharing_world(rig);
                 let mut builder = world.tenants[0].block(7 * G);
@@ -228,7 +220,6 @@ fn giving_up_what_was_exported() {
                 Ok(())
             },
             |world| world.blocks[0].size(),
-            false,
         );
         assert!(calls >= 20, "{calls}");
     }
@@ -240,7 +231,6 @@ fn growing() {
         world,
         |_, world| text(world.blocks[0].try_grow_to(9 * G)),
         of_pool,
-        true,
     );
     assert_eq!(calls, 9);
 }
@@ -280,14 +270,13 @@ fn growing_with_margin() {
             Ok(())
         },
         of_pool,
-        true,
     );
     assert!(calls >= 6, "two extents and a scrub: {calls}");
 }
 
 #[test]
 fn taking_margin_back() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut world = world_of_margins(rig);
             world.blocks[0].try_grow_to(33 * G).unwrap();
@@ -305,7 +294,6 @@ fn taking_margin_back() {
             let stats = world.pool.stats();
             (stats.in_use, stats.quarantined, world.blocks.len())
         },
-        false,
     );
     assert!(calls >= 8, "{calls}");
 }
@@ -331,7 +319,6 @@ fn allocating_warm_behind_another_stream() {
             Ok(world.blocks.push(text(on.try_allocate())?))
         },
         of_pool,
-        true,
     );
     assert!(calls >= 4, "{calls}");
 }
@@ -354,7 +341,6 @@ fn reusing_warm_memory_in_part() {
                 Ok(world.blocks.push(text(builder.try_allocate())?))
             },
             of_pool,
-            true,
         );
         assert!(calls >= 8, "{calls}");
     }
@@ -380,7 +366,6 @@ fn scrubbing_what_another_tenant_left_in_stock() {
                 Ok(world.blocks.push(text(builder.try_allocate())?))
             },
             of_pool,
-            true,
         );
         assert!(calls >= 7, "{calls}");
     }
@@ -389,7 +374,7 @@ fn scrubbing_what_another_tenant_left_in_stock() {
 #[test]
 fn taking_back_from_another_tenant() {
     for priority in [0, 1] {
-        let calls = sweep(
+        let calls = sweep_partly(
             |rig| {
                 let world = world(rig);
                 let big = world.tenants[0].block(7 * G).home_stream(&world.streams[0]);
@@ -407,7 +392,6 @@ fn taking_back_from_another_tenant() {
                 let stats = world.pool.stats();
                 (stats.in_use, stats.quarantined, world.blocks.len())
             },
-            false,
         );
         assert!(calls >= 7, "{calls}");
     }
@@ -420,7 +404,7 @@ fn trimming_and_unregistering() {
         drop(world.tenants[1].try_allocate(7 * G).unwrap());
         world
     };
-    let calls = sweep(
+    let calls = sweep_partly(
         idle,
         |_, world| {
             text(world.pool.trim(0))?;
@@ -431,10 +415,9 @@ fn trimming_and_unregistering() {
             Ok(())
         },
         |_| (),
-        false,
     );
     assert!(calls >= 6, "{calls}");
-    let calls = sweep(
+    let calls = sweep_partly(
         idle,
         |_, world| {
             if let Some(tenant) = (world.tenants.len() > 1)
@@ -448,14 +431,13 @@ fn trimming_and_unregistering() {
             Ok(())
         },
         |_| (),
-        false,
     );
     assert!(calls >= 3, "{calls}");
 }
 
 #[test]
 fn closing_a_pool() {
-    let calls = sweep(
+    let calls = sweep_partly(
         |rig| {
             let mut world = world(rig);
             world.blocks.clear();
@@ -473,18 +455,16 @@ fn closing_a_pool() {
             })
         },
         |_| (),
-        false,
     );
     assert!(calls >= 1, "{calls}");
 }
 
 #[test]
 fn a_driver_that_has_no_more_mappings_is_told_from_one_that_fails() {
-    let rig = common::rig(cuvmm::driver::model::ModelDriver::new(
+    let rig = common::clean(common::rig(cuvmm::driver::model::ModelDriver::new(
         common::model_options().mapping_ceiling(2),
-    ));
-    let pool = common::pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    )));
+    let (_pool, tenant) = common::tenancy(&rig, 16);
     let refused = tenant.try_allocate(7 * G).unwrap_err();
     assert!(
         matches!(refused, BlockError::DriverOutOfMemory { .. }),
@@ -496,6 +476,4 @@ fn a_driver_that_has_no_more_mappings_is_told_from_one_that_fails() {
     let mapping = matches!(refused, BlockError::Memory(MemoryError::Range { .. }));
     assert!(mapping, "{refused}");
     rig.faults.disarm();
-    drop((tenant, pool));
-    common::nothing_left(rig);
 }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use crate::common;
 use crate::common::{D0, G, Rig, pool};
 use crate::on_both;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{BlockError, MemoryError, PoolError, Shortage};
 use cuvmm::pool::Pressure;
 use cuvmm::{Block, Contents, Limit, Pool, Stream, Tenant};
@@ -331,8 +330,7 @@ on_both! {
         assert_eq!(giver.was_asked(), [2]);
         // Work that still runs is not waited for either.
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(block.address(), G, 1)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(block.address(), G, 1)]);
         drop(block);
         let other = pool.tenant("b").register().unwrap();
         assert!(other.try_allocate(4 * G).is_err());
@@ -441,14 +439,9 @@ fn holds<T>(
 }
 
 /// Lets all work go, even if a check fails, because closing the pool waits for it.
-struct LetsGo<'a, B: Backing>(&'a Rig<B>)
-where
-    Machine<B>: Driver;
+struct LetsGo<'a, B: Backing>(&'a Rig<B>);
 
-impl<B: Backing> Drop for LetsGo<'_, B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Drop for LetsGo<'_, B> {
     fn drop(&mut self) {
         self.0.machine.release_all_streams(D0);
     }
@@ -456,10 +449,7 @@ where
 
 /// Runs a random program: tenants with guarantees and limits, and blocks that are shrunk, leased
 /// and kept busy. Returns the number of refusals that were checked.
-fn program<B: Backing + 'static>(rig: &Rig<B>, seed: u64) -> u64
-where
-    Machine<B>: Driver,
-{
+fn program(rig: &Rig<impl Backing>, seed: u64) -> u64 {
     let mut dice = fastrand::Rng::with_seed(seed);
     let pool = pool(rig, 48);
     let streams: Vec<Stream> = (0..3).map(|_| Stream::new(&rig.device).unwrap()).collect();
@@ -519,9 +509,8 @@ where
 fn what_a_refusal_says_could_be_had_can_be_had_and_no_more() {
     let mut looked = 0;
     for seed in 0..200 {
-        let rig = common::model();
+        let rig = common::clean(common::model());
         looked += program(&rig, seed);
-        common::nothing_left(rig);
     }
     assert!(looked > 1_000, "only {looked} refusals");
 }

@@ -9,41 +9,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common;
-use crate::common::{D0, G, Rig, busy, nth_of, pool};
+use crate::common::{D0, G, Rig, busy, nth_of};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, CaptureMode, DeviceAddress, Driver};
 use cuvmm::error::MemoryError;
 use cuvmm::{DeviceVec, Place, Region, RingBuffer, SparseArray, Stream};
 
 /// Queues a kernel that will write to a range, and holds it back.
-fn kernel<B: Backing>(rig: &Rig<B>, stream: &Stream, at: DeviceAddress, size: u64)
-where
-    Machine<B>: Driver,
-{
+fn kernel(rig: &Rig<impl Backing>, stream: &Stream, at: DeviceAddress, size: u64) {
     rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(at, size, 9)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(at, size, 9)]);
 }
 
 /// Begins a capture of another library on a stream of its own, in relaxed mode.
-fn capture<B: Backing>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn capture(rig: &Rig<impl Backing>, stream: &Stream) {
     let mode = CaptureMode::RELAXED;
     // SAFETY: the stream is alive.
     unsafe { rig.machine.capture_begin(D0, stream.as_raw(), mode) }.unwrap();
 }
 
-fn end_capture<B: Backing>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn end_capture(rig: &Rig<impl Backing>, stream: &Stream) {
     // SAFETY: the stream is alive.
     let graph = unsafe { rig.machine.capture_end(D0, stream.as_raw()) };
     // A synchronization of the device has broken the capture.
@@ -53,10 +40,7 @@ where
 }
 
 /// Lets the kernel run, and checks that it found its memory.
-fn ran_well<B: Backing>(rig: &Rig<B>)
-where
-    Machine<B>: Driver,
-{
+fn ran_well(rig: &Rig<impl Backing>) {
     rig.machine.release_all_streams(D0);
     rig.device.synchronize().unwrap();
     assert!(rig.device.lost().is_none());
@@ -109,7 +93,7 @@ fn what_a_region_withdrew_after_streams_is_given_back_under_a_foreign_capture() 
 
 #[test]
 fn a_region_that_cannot_be_closed_is_handed_back_whole() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
     region.commit(0..2 * G).unwrap();
     let theirs = Stream::new(&rig.device).unwrap();
@@ -118,13 +102,11 @@ fn a_region_that_cannot_be_closed_is_handed_back_whole() {
     assert_eq!((region.committed(), region.held()), (2 * G, 2 * G));
     end_capture(&rig, &theirs);
     region.close().unwrap();
-    drop(theirs);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_container_waits_for_its_streams_and_not_for_the_device() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let home = Stream::new(&rig.device).unwrap();
     let theirs = Stream::new(&rig.device).unwrap();
     let mut vector = DeviceVec::<u32>::new(&rig.device, &home, 1 << 20).unwrap();
@@ -138,15 +120,12 @@ fn a_container_waits_for_its_streams_and_not_for_the_device() {
     capture(&rig, &theirs);
     drop((vector, ring, sparse));
     end_capture(&rig, &theirs);
-    drop((home, theirs));
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_pool_whose_device_cannot_be_waited_for_leaves_what_is_pending() {
     let rig = common::model();
-    let pool = pool(&rig, 8);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(&rig, 8);
     let (home, theirs) = (
         Stream::new(&rig.device).unwrap(),
         Stream::new(&rig.device).unwrap(),
@@ -209,9 +188,7 @@ on_both! {
 
     // I-21
     fn a_lease_that_lives_while_a_fence_is_asked_covers_what_is_queued_later(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 8);
         // An extent of two granules, and one of one granule, which is given up.
         let mut block = tenant.block(3 * G).capacity(8 * G).home_stream(&home).allocate().unwrap();
         let fork = block.fork(3 * G, 3 * G).unwrap();
@@ -221,7 +198,7 @@ on_both! {
         // The growth is refused because of the lease, and polls the fence of the given-up memory.
         assert!(block.try_grow_to(3 * G).is_err());
         rig.machine.hold(D0, home.as_raw());
-        rig.machine.queue_kernel(D0, home.as_raw(), vec![(tail, G)], vec![]).unwrap();
+        rig.kernel(&home, &[(tail, G)], &[]);
         drop(lease);
         let early = block.try_grow_to(3 * G);
         assert!(early.is_err(), "the leased tail is being read");
@@ -232,17 +209,14 @@ on_both! {
     }
 
     fn a_lease_on_a_freed_block_covers_its_home_stream_until_it_ends(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], home) = common::pair(rig, 4);
         let block = a.allocate_on(&home, 4 * G).unwrap();
         let lease = block.lease();
         drop(block);
         // The work queued until the block was freed is known to be complete.
         assert!(b.try_allocate(G).is_err());
         rig.machine.hold(D0, home.as_raw());
-        rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(lease.address(), G, 9)]).unwrap();
+        rig.kernel(&home, &[], &[(lease.address(), G, 9)]);
         drop(lease);
         let early = b.try_allocate(G);
         rig.machine.release_all_streams(D0);
@@ -252,9 +226,7 @@ on_both! {
     }
 
     fn a_copy_that_unshares_one_block_is_waited_for_before_its_source_is_unshared(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 16);
         let mut root = tenant.block(2 * G).home_stream(&home).allocate().unwrap();
         let mut one = root.fork(2 * G, 2 * G).unwrap();
         let two = root.fork(2 * G, 2 * G).unwrap();
@@ -272,9 +244,7 @@ on_both! {
     }
 
     fn a_lease_that_ends_while_an_unsharing_waits_is_covered(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 16);
         let root = tenant.block(2 * G).home_stream(&home).timeout(Duration::from_secs(20));
         let root = root.allocate().unwrap();
         let mut fork = root.fork(2 * G, 2 * G).unwrap();
@@ -286,7 +256,7 @@ on_both! {
             let grows = scope.spawn(|| fork.grow_to(2 * G));
             std::thread::sleep(Duration::from_millis(20));
             rig.machine.hold(D0, home.as_raw());
-            rig.machine.queue_kernel(D0, home.as_raw(), vec![(address, G)], vec![]).unwrap();
+            rig.kernel(&home, &[(address, G)], &[]);
             drop(lease);
             std::thread::sleep(Duration::from_millis(20));
             rig.machine.release_all_streams(D0);
@@ -302,7 +272,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         let half = fork.address().checked_add(G).unwrap();
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(half, G)], vec![]).unwrap();
+        rig.kernel(&stream, &[(half, G)], &[]);
         fork.decommit_after(G..2 * G, std::slice::from_ref(&stream)).unwrap();
         let own = Stream::new(&rig.device).unwrap();
         std::thread::scope(|scope| {
@@ -349,7 +319,7 @@ on_both! {
         region.commit(0..2 * G).unwrap();
         let fork = region.fork(&[]).unwrap();
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![(region.address(), G)], vec![]).unwrap();
+        rig.kernel(&stream, &[(region.address(), G)], &[]);
         region.decommit_after(0..2 * G, std::slice::from_ref(&stream)).unwrap();
         let refused = region.commit(0..2 * G).unwrap_err();
         assert!(matches!(refused, MemoryError::PendingFree { bytes, .. } if bytes == 2 * G), "{refused}");
@@ -361,8 +331,7 @@ on_both! {
 
     // I-23
     fn a_fence_that_cannot_be_asked_holds_up_no_other(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 8);
         let b = pool.tenant("b").register().unwrap();
         let (one, two) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         drop(a.allocate_on(&one, 4 * G).unwrap());
@@ -377,8 +346,7 @@ on_both! {
 
     fn work_of_another_device_is_not_complete_when_ours_is(rig) {
         let second = rig.second();
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 4);
         let b = pool.tenant("b").register().unwrap();
         let theirs = Stream::new(&second).unwrap();
         let block = a.try_allocate(4 * G).unwrap();
@@ -398,9 +366,7 @@ on_both! {
     }
 
     fn a_thousand_streams_of_a_block_do_not_pile_up(rig) {
-        let pool = pool(rig, 4);
-        let tenant = pool.tenant("a").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, home) = common::scene(rig, 4);
         let block = tenant.allocate_on(&home, G).unwrap();
         for _ in 0..1_000 {
             let stream = Stream::new(&rig.device).unwrap();
@@ -412,10 +378,7 @@ on_both! {
     }
 
     fn a_scrub_that_cannot_be_waited_for_is_not_rolled_back_under_it(rig) {
-        let pool = pool(rig, 4);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let home = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], home) = common::pair(rig, 4);
         let block = a.allocate_on(&home, 4 * G).unwrap();
         busy(rig, &home, &block, 7);
         rig.machine.release_all_streams(D0);
@@ -438,18 +401,13 @@ on_both! {
 #[test]
 fn a_stream_has_two_events_however_many_blocks_wait_for_it() {
     let rig = common::model();
-    let pool = pool(&rig, 64);
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (_pool, [tenant, other], home) = common::pair(&rig, 64);
     let blocks: Vec<_> = (0..64)
         .map(|_| tenant.block(G).home_stream(&home).allocate().unwrap())
         .collect();
     rig.machine.hold(D0, home.as_raw());
     let first = blocks[0].address();
-    rig.machine
-        .queue_kernel(D0, home.as_raw(), vec![], vec![(first, G, 1)])
-        .unwrap();
+    rig.kernel(&home, &[], &[(first, G, 1)]);
     drop(blocks);
     other.try_allocate(G).unwrap_err();
     rig.faults.forget();
@@ -479,10 +437,7 @@ fn what_keeps_a_stream_alive_is_dropped_behind_the_lock() {
         }
     }
     let rig = common::model();
-    let pool = pool(&rig, 4);
-    let tenant = pool.tenant("a").register().unwrap();
-    let other = pool.tenant("b").register().unwrap();
-    let raw = Stream::new(&rig.device).unwrap();
+    let (pool, [tenant, other], raw) = common::pair(&rig, 4);
     let count = Arc::new(AtomicU64::new(0));
     let keep = Arc::new(Frees(
         Arc::clone(&count),
@@ -500,10 +455,7 @@ fn what_keeps_a_stream_alive_is_dropped_behind_the_lock() {
 #[test]
 fn a_context_that_was_reset_holds_up_no_tenant() {
     let rig = common::model();
-    let pool = pool(&rig, 8);
-    let a = pool.tenant("a").register().unwrap();
-    let b = pool.tenant("b").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, [a, b], stream) = common::pair(&rig, 8);
     let block = a.allocate_on(&stream, 2 * G).unwrap();
     // Another library resets the primary context, which invalidates the stream's handle.
     rig.machine.reset_context(D0);
@@ -516,7 +468,7 @@ fn a_context_that_was_reset_holds_up_no_tenant() {
 
 #[test]
 fn a_thousand_extents_that_wait_for_one_stream_ask_once() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let mut region = Region::builder(&rig.device, 1024 * G)
         .largest_extent(G)
         .reserve()
@@ -533,8 +485,6 @@ fn a_thousand_extents_that_wait_for_one_stream_ask_once() {
     assert_eq!(rig.faults.calls().len(), 3, "{:?}", rig.faults.calls());
     rig.machine.release_all_streams(D0);
     assert_eq!(region.purge().unwrap().given_back, 1024 * G);
-    drop((region, stream));
-    common::nothing_left(rig);
 }
 
 #[test]

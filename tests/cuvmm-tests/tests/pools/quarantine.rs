@@ -147,8 +147,7 @@ fn extents_whose_scrub_fails_and_that_stay_mapped_are_each_quarantined_once() {
 
 /// Returns a pool of 16 granules with 12 quarantined, because the driver released none of them.
 fn refused(rig: &Rig<Nothing>) -> (Pool, Tenant) {
-    let pool = common::pool(rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let (pool, tenant) = common::tenancy(rig, 16);
     drop(tenant.try_allocate(12 * G).unwrap());
     let refusal = Fault::all(CUresult::CUDA_ERROR_UNKNOWN);
     rig.faults.arm(refusal.of(Call::MemRelease));
@@ -176,7 +175,7 @@ fn a_refused_release_is_tried_again_by_what_gives_back_and_by_what_lacks_memory(
         ("the end", |_, _| ()),
     ];
     for (name, act) in tries {
-        let rig = common::model();
+        let rig = common::clean(common::model());
         let (pool, tenant) = refused(&rig);
         rig.faults.disarm();
         act(&pool, &tenant);
@@ -185,7 +184,6 @@ fn a_refused_release_is_tried_again_by_what_gives_back_and_by_what_lacks_memory(
         }
         drop(tenant);
         pool.close().unwrap();
-        common::nothing_left(rig);
     }
 }
 
@@ -207,12 +205,11 @@ fn a_try_ends_with_a_refusal_and_the_next_one_begins_behind_it() {
 
 #[test]
 fn closing_a_pool_says_what_the_driver_does_not_take_back() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let (pool, tenant) = refused(&rig);
     drop(tenant);
     let refused = pool.close().unwrap_err();
     assert_eq!(books(&refused.owner).quarantined, 12 * G);
     rig.faults.disarm();
     refused.owner.close().unwrap();
-    common::nothing_left(rig);
 }

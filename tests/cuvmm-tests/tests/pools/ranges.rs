@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::common::books::books;
 use crate::common::sweep::{sweep, text};
 use crate::common::world::{of_pool, world};
-use crate::common::{D0, G, GIB, busy, pool, shareable};
+use crate::common::{self, D0, G, GIB, busy, pool, shareable};
 use crate::on_both;
 use cuvmm::driver::{Call, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError};
@@ -31,8 +31,7 @@ fn first(block: &Block, kept: bool, byte: u8) -> [u8; 4] {
 
 on_both! {
     fn a_range_costs_addresses_and_grows(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         rig.faults.forget();
         // More addresses than the device has memory.
         let mut range = tenant.block(0).capacity(64 * GIB).try_allocate().unwrap();
@@ -65,9 +64,7 @@ on_both! {
     }
 
     fn zero_bytes_without_capacity_are_an_error(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         rig.faults.forget();
         assert!(is_zero(tenant.try_allocate(0)));
         assert!(is_zero(tenant.allocate_on(&stream, 0)));
@@ -103,8 +100,7 @@ on_both! {
     }
 
     fn more_ranges_than_the_device_has_granules_are_refused(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 8);
         let most = rig.device.total_memory() / G;
         rig.faults.forget();
         for count in [most as usize + 1, usize::MAX] {
@@ -119,8 +115,7 @@ on_both! {
         assert_eq!(rig.faults.total(), 0);
         // The limit of addresses counts ranges too.
         let narrow = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).address_limit(8 * G);
-        let narrow = narrow.build().unwrap();
-        let tenant = narrow.tenant("a").register().unwrap();
+        let (_narrow, tenant) = common::with_tenant(narrow.build().unwrap());
         let range = tenant.block(0).capacity(8 * G).try_allocate().unwrap();
         let refused = tenant.block(0).capacity(1).try_allocate();
         assert!(matches!(refused, Err(BlockError::OutOfAddresses { .. })));
@@ -129,9 +124,7 @@ on_both! {
     }
 
     fn a_dropped_range_is_cached_with_its_addresses(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         for home in [None, Some(&stream)] {
             let of = || {
                 let of = tenant.block(0).capacity(GIB);
@@ -176,9 +169,7 @@ on_both! {
     }
 
     fn what_a_zeroed_range_gave_up_comes_back_as_zeros(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 8);
         let of = tenant.block(0).capacity(4 * G).zeroed(true).home_stream(&stream);
         let mut range = of.try_allocate().unwrap();
         for size in [5, G + 5] {
@@ -192,8 +183,7 @@ on_both! {
     }
 
     fn a_range_is_leased_and_goes_no_way_out(rig) {
-        let pool = shareable(rig, 8).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(shareable(rig, 8).build().unwrap());
         let mut range = tenant.block(0).capacity(4 * G).try_allocate().unwrap();
         let lease = range.lease_for(Access::ReadWrite).unwrap();
         range.check_for(Access::ReadWrite).unwrap();
@@ -214,8 +204,7 @@ on_both! {
     }
 
     fn a_shrunk_range_under_a_lease_keeps_its_memory(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let mut range = tenant.block(4 * G).capacity(8 * G).try_allocate().unwrap();
         let lease = range.lease();
         range.shrink_to(0).unwrap();
@@ -227,8 +216,7 @@ on_both! {
     }
 
     fn ranges_sleep_and_wake_with_others(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 16);
         let store = HostStore::builder(&rig.device).pinned(8 * G).build().unwrap();
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let mut range = tenant.block(0).capacity(GIB).try_allocate().unwrap();
@@ -264,8 +252,7 @@ on_both! {
     }
 
     fn a_compaction_takes_all_that_a_range_gave_up(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 16);
         let mut range = tenant.block(5 * G).capacity(GIB).try_allocate().unwrap();
         range.shrink_to(0).unwrap();
         let done = tenant.compact(|_| true).unwrap();
@@ -275,9 +262,7 @@ on_both! {
     }
 
     fn a_fork_that_shrank_to_nothing_grows_over_memory_of_its_own(rig) {
-        let pool = pool(rig, 16);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 16);
         let block = tenant.block(2 * G).capacity(4 * G).largest_extent(G).home_stream(&stream);
         let block = block.try_allocate().unwrap();
         block.write(0, &[5; 4]).unwrap();
@@ -295,8 +280,7 @@ on_both! {
 
     fn hardened_ranges_rest_and_those_of_an_unregistered_tenant_go(rig) {
         let hardened = Pool::builder(&rig.device).limit(Limit::Bytes(8 * G)).hardened(Hardened::new());
-        let hardened = hardened.build().unwrap();
-        let tenant = hardened.tenant("a").register().unwrap();
+        let (hardened, tenant) = common::with_tenant(hardened.build().unwrap());
         let mut range = tenant.block(0).capacity(4 * G).try_allocate().unwrap();
         let address = range.address();
         range.try_grow_to(G).unwrap();
@@ -309,8 +293,7 @@ on_both! {
         assert_ne!(next.address(), address);
         assert_eq!(hardened.stats().resting_addresses, 6 * G);
         drop(next);
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let range = tenant.block(0).capacity(GIB).try_allocate().unwrap();
         tenant.unregister();
         drop(range);
@@ -328,7 +311,6 @@ fn every_call_of_a_range_and_its_growth_fails_once() {
             Ok(world.blocks.push(range))
         },
         of_pool,
-        true,
     );
     assert_eq!(calls, 1);
     let calls = sweep(
@@ -350,7 +332,6 @@ fn every_call_of_a_range_and_its_growth_fails_once() {
             text(tenant.try_grow_all(&mut steps))
         },
         of_pool,
-        true,
     );
     assert_eq!(calls, 6, "three calls for each block");
 }

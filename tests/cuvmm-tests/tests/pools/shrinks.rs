@@ -377,7 +377,6 @@ fn a_failed_call_changes_nothing() {
             Ok(())
         },
         picture,
-        true,
     );
     assert_eq!(
         calls,
@@ -394,7 +393,6 @@ fn a_failed_call_changes_nothing() {
         },
         |_, (blocks, ..)| text(blocks[0].try_grow_to(64 * G)),
         picture,
-        true,
     );
     assert_eq!(calls, 7 * 3);
 }

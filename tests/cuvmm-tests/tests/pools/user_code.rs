@@ -61,7 +61,7 @@ fn uses(pool: &Pool, tenant: &Tenant, dropped: &Arc<AtomicU64>) -> Uses {
 // I-42
 #[test]
 fn a_hook_that_owns_blocks_is_dropped_with_its_tenant() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let pool = common::pool(&rig, 16);
     ends("dropping a tenant", move || {
         let blocks = Arc::new(Mutex::new(Vec::<Block>::new()));
@@ -74,13 +74,12 @@ fn a_hook_that_owns_blocks_is_dropped_with_its_tenant() {
         drop(giver);
         assert_eq!(pool.stats().committed, 0);
     });
-    common::nothing_left(rig);
 }
 
 // I-42
 #[test]
 fn hooks_of_a_tenant_that_is_refused_are_dropped_without_a_lock() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let pool = common::pool(&rig, 16);
     let dropped = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&dropped);
@@ -97,12 +96,11 @@ fn hooks_of_a_tenant_that_is_refused_are_dropped_without_a_lock() {
         assert_eq!(pool.stats().in_use, 0);
     });
     assert_eq!(dropped.load(Ordering::SeqCst), 2);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_hook_that_unregisters_its_own_tenant_is_dropped_afterwards() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let pool = common::pool(&rig, 8);
     let dropped = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&dropped);
@@ -123,7 +121,6 @@ fn a_hook_that_unregisters_its_own_tenant_is_dropped_afterwards() {
         assert_eq!(pool.stats().in_use, 0);
     });
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
-    common::nothing_left(rig);
 }
 
 #[test]
@@ -140,7 +137,7 @@ fn the_same_with_a_stream_of_the_device_opened_a_second_time() {
 }
 
 fn last_use_is_over(of: fn(&Device) -> Device) {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let pool = common::pool(&rig, 16);
     let device = of(&rig.device);
     let own = Stream::new(&device).unwrap();
@@ -163,14 +160,12 @@ fn last_use_is_over(of: fn(&Device) -> Device) {
         assert_eq!(count.load(Ordering::SeqCst), 1);
         drop(pool);
     });
-    drop(own);
-    common::nothing_left(rig);
 }
 
 /// A stream in a fence of the pool is the last owner of another handle of the device.
 #[test]
 fn the_hook_of_a_second_handle_is_dropped_behind_the_lock() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let pool = common::pool(&rig, 16);
     let ordinal = rig.device.ordinal().0.cast_unsigned();
     let second = Device::open(Arc::clone(rig.device.driver()), ordinal).unwrap();
@@ -188,15 +183,12 @@ fn the_hook_of_a_second_handle_is_dropped_behind_the_lock() {
         assert_eq!(count.load(Ordering::SeqCst), 1);
         drop((tenant, other, pool));
     });
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_hook_for_failed_drops_may_use_the_pool() {
     let rig = common::model();
-    let pool = common::pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
-    let stream = Stream::new(&rig.device).unwrap();
+    let (pool, tenant, stream) = common::scene(&rig, 16);
     let told = Arc::new(AtomicU64::new(0));
     let (asked, count) = (pool.clone(), Arc::clone(&told));
     rig.device.on_drop_failure(Some(Arc::new(move |_| {
@@ -230,7 +222,7 @@ fn a_hook_for_failed_drops_may_use_the_pool() {
 
 #[test]
 fn a_hook_for_failed_drops_may_remove_itself_and_is_dropped_without_a_lock() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let device = rig.device.clone();
     ends("replacing the hook", move || {
         struct Removes(cuvmm::Device);
@@ -243,12 +235,11 @@ fn a_hook_for_failed_drops_may_remove_itself_and_is_dropped_without_a_lock() {
         device.on_drop_failure(Some(Arc::new(move |_| assert!(removes.0.lost().is_none()))));
         device.on_drop_failure(None);
     });
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_watches_a_tenant_fall_asleep_may_use_the_same_store() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let pool = common::pool(&rig, 64);
     let device = rig.device.clone();
     ends("sleeping in a callback", move || {
@@ -292,12 +283,11 @@ fn what_watches_a_tenant_fall_asleep_may_use_the_same_store() {
             assert_eq!(store.free(), store.capacity());
         }
     });
-    common::nothing_left(rig);
 }
 
 #[test]
 fn what_keeps_the_stream_of_a_reader_alive_may_use_the_same_buffer() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let own = Stream::new(&rig.device).unwrap();
     let (device, handle) = (rig.device.clone(), own.as_raw());
     let dropped = Arc::new(AtomicU64::new(0));
@@ -322,8 +312,6 @@ fn what_keeps_the_stream_of_a_reader_alive_may_use_the_same_buffer() {
         drop(buffer.device_read(&third).unwrap());
     });
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
-    drop(own);
-    common::nothing_left(rig);
 }
 
 /// Asks the pool for its figures whenever it is asked or told about an event.
@@ -414,9 +402,8 @@ fn a_subscriber_of_events_may_ask_the_pool() {
 /// A block that sleeps is the last owner of the store that has its contents.
 #[test]
 fn a_store_ends_with_a_sleeping_block_after_the_lock() {
-    let rig = common::host();
-    let pool = common::pool(&rig, 16);
-    let tenant = pool.tenant("a").register().unwrap();
+    let rig = common::clean(common::host());
+    let (_pool, tenant) = common::tenancy(&rig, 16);
     let block = tenant.allocate(2 * G).unwrap();
     let store = HostStore::builder(&rig.device)
         .pinned(2 * G)
@@ -432,8 +419,6 @@ fn a_store_ends_with_a_sleeping_block_after_the_lock() {
     // Not under the lock, which the library checks.
     drop(block);
     assert_eq!(live(), (0, false));
-    drop((tenant, pool));
-    common::nothing_left(rig);
 }
 
 #[test]
@@ -444,10 +429,7 @@ fn a_hook_takes_a_capture_guard_while_a_device_has_just_been_waited_for() {
     let mut region = Region::reserve(&rig.device, G).unwrap();
     region.commit(0..G).unwrap();
     rig.machine.hold(D0, stream.as_raw());
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], vec![]);
-    queued.unwrap();
+    rig.kernel(&stream, &[], &[]);
     region.decommit(0..G).unwrap();
     assert_eq!(
         region.purge().unwrap().given_back,

@@ -1,7 +1,7 @@
 //! Memory that is available without a driver call: stream caches, precommitted memory, and the
 //! effect of a later guarantee on cached memory.
 
-use crate::common::{D0, G, pool};
+use crate::common::{self, D0, G, pool};
 use crate::on_both;
 use cuvmm::driver::Call;
 use cuvmm::error::BlockError;
@@ -31,10 +31,7 @@ on_both! {
     }
 
     fn what_lies_on_a_shelf_is_seen_and_can_be_had_by_others(rig) {
-        let pool = pool(rig, 8);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], stream) = common::pair(rig, 8);
         drop(a.allocate_on(&stream, 8 * G).unwrap());
         let stats = a.stats();
         assert_eq!((stats.in_use, stats.blocks, stats.cached + stats.pending_free), (0, 0, 8 * G));
@@ -49,9 +46,7 @@ on_both! {
     }
 
     fn a_shelf_is_for_one_shape_and_for_nobody_who_may_still_use_it(rig) {
-        let pool = pool(rig, 32);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, tenant, stream) = common::scene(rig, 32);
         let first = tenant.block(2 * G).home_stream(&stream).tag("one").try_allocate().unwrap();
         let address = first.address();
         drop(first);
@@ -79,9 +74,7 @@ on_both! {
     }
 
     fn a_shelf_ends_with_its_tenant(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 8);
         let late = tenant.allocate_on(&stream, G).unwrap();
         drop(tenant.allocate_on(&stream, 7 * G).unwrap());
         tenant.unregister();
@@ -93,9 +86,7 @@ on_both! {
 
     // I-82
     fn growth_goes_in_steps_of_an_eighth(rig) {
-        let pool = pool(rig, 512);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 512);
         let before = pool.calls();
         let mut block = tenant.block(G).capacity(512 * G).home_stream(&stream).try_allocate().unwrap();
         for granules in 2..=512 {
@@ -112,18 +103,14 @@ on_both! {
         drop(block);
         pool.trim(0).unwrap();
         let exact = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).growth(Growth::Exact);
-        let exact = exact.build().unwrap();
-        let tenant = exact.tenant("a").register().unwrap();
+        let (exact, tenant) = common::with_tenant(exact.build().unwrap());
         let mut block = tenant.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         block.try_grow_to(33 * G).unwrap();
         assert_eq!(exact.stats().committed, 33 * G);
     }
 
     fn margin_is_given_up_before_anybody_is_refused(rig) {
-        let pool = pool(rig, 40);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, [a, b], stream) = common::pair(rig, 40);
         let mut grown = a.block(32 * G).capacity(64 * G).home_stream(&stream).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
         assert_eq!((a.stats().precommitted, pool.stats().committed), (3 * G, 36 * G));
@@ -140,7 +127,7 @@ on_both! {
 
     fn margin_is_given_up_once(rig) {
         let pool = pool(rig, 8);
-        let [one, other] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [one, other] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let theirs = [(); 2].map(|()| other.allocate(G).unwrap());
         let block = || one.block(3 * G).capacity(8 * G).home_stream(&stream).allocate().unwrap();
@@ -162,8 +149,7 @@ on_both! {
     }
 
     fn margin_never_eats_into_a_guarantee(rig) {
-        let pool = pool(rig, 40);
-        let a = pool.tenant("a").register().unwrap();
+        let (pool, a) = common::tenancy(rig, 40);
         let b = pool.tenant("b").guarantee(6 * G).register().unwrap();
         let mut grown = a.block(32 * G).capacity(64 * G).try_allocate().unwrap();
         grown.try_grow_to(33 * G).unwrap();
@@ -196,10 +182,7 @@ on_both! {
     }
 
     fn a_zeroed_block_finds_zeros_in_its_margin(rig) {
-        let pool = pool(rig, 64);
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (_pool, [a, b], stream) = common::pair(rig, 64);
         let to_scrub = b.allocate_on(&stream, 64 * G).unwrap();
         for granule in 0..64 {
             to_scrub.write(granule * G, b"soiled").unwrap();
@@ -231,8 +214,7 @@ on_both! {
         for unit in [1, 2, 8] {
             let limit = Limit::Bytes(128 * G);
             let pool = Pool::builder(&rig.device).limit(limit).largest_extent(unit * G);
-            let pool = pool.build().unwrap();
-            let a = pool.tenant("a").register().unwrap();
+            let (pool, a) = common::with_tenant(pool.build().unwrap());
             let mut block = a.block(60 * G).capacity(128 * G).try_allocate().unwrap();
             block.try_grow_to(100 * G).unwrap();
             for size in [77, 33, 5] {
@@ -247,9 +229,7 @@ on_both! {
 
     // I-83
     fn a_block_that_takes_idle_memory_over_strands_an_eighth_at_most(rig) {
-        let pool = pool(rig, 256);
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::scene(rig, 256);
         for size in [1, 3, 5, 8, 17, 31, 48, 63, 64] {
             // One extent of 64 granules, then a smaller block of the same class.
             drop(tenant.block(64 * G).home_stream(&stream).try_allocate().unwrap());

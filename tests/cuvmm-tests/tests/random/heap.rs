@@ -10,8 +10,7 @@ use crate::common;
 use crate::common::books::books;
 use crate::common::{D0, G, MIB, Rig};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, DeviceAddress, Driver};
 use cuvmm::error::MemoryError;
 use cuvmm::heap::Preset;
@@ -116,10 +115,7 @@ struct Run<'a, B: Backing> {
     next: u8,
 }
 
-impl<B: Backing + 'static> Run<'_, B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Run<'_, B> {
     /// Writes a byte to each granule and to both ends.
     fn stamp(&self, memory: &Allocation, stream: usize, byte: u8) {
         let (at, size) = (memory.address().0, memory.size());
@@ -307,16 +303,12 @@ where
     }
 }
 
-fn program<B: Backing + 'static>(rig: &Rig<B>, options: Options, steps: &[Step])
-where
-    Machine<B>: Driver,
-{
+fn program(rig: &Rig<impl Backing>, options: Options, steps: &[Step]) {
     let pool = Pool::builder(&rig.device)
         .limit(Limit::Bytes(LIMIT * G))
         .build()
         .unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
-    let _other = pool.tenant("b").register().unwrap();
+    let [tenant, _other] = common::tenants(&pool);
     let heap = Heap::builder(&tenant)
         .preset(options.preset)
         .aliases(options.aliases)
@@ -356,100 +348,70 @@ where
     assert!(rig.device.lost().is_none());
 }
 
-fn programs(options: Options, usual: u32, host: bool) {
-    let cases = common::cases(usual);
+/// Runs a program, and checks that everything was returned to the driver if no call failed.
+fn whole(rig: Rig<impl Backing>, options: Options, steps: &[Step]) {
+    program(&rig, options, steps);
+    if !options.faults {
+        common::nothing_left(rig);
+    }
+}
+
+fn programs(change: impl FnOnce(&mut Options), usual: u32, host: bool) {
+    let mut options = Options {
+        preset: Preset::Tight,
+        aliases: true,
+        waits: true,
+        faults: false,
+    };
+    change(&mut options);
     let mut runner = TestRunner::new(Config {
-        cases,
+        cases: common::cases(usual),
         failure_persistence: None,
         ..Config::default()
     });
     let steps = prop::collection::vec(step(), 1..60);
     let outcome = runner.run(&steps, |steps| {
-        if host {
-            let rig: Rig<HostMemory> = common::host();
-            program(&rig, options, &steps);
-            if !options.faults {
-                common::nothing_left(rig);
-            }
-        } else {
-            let rig = common::model();
-            program(&rig, options, &steps);
-            if !options.faults {
-                common::nothing_left(rig);
-            }
+        match host {
+            true => whole(common::host(), options, &steps),
+            false => whole(common::model(), options, &steps),
         }
         Ok(())
     });
     outcome.unwrap();
 }
 
-const TIGHT: Options = Options {
-    preset: Preset::Tight,
-    aliases: true,
-    waits: true,
-    faults: false,
-};
-
 // I-74
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_over_real_memory() {
-    programs(TIGHT, 150, true);
+    programs(|_| {}, 150, true);
 }
 
 #[test]
 fn programs_on_the_model() {
-    programs(TIGHT, 300, false);
+    programs(|_| {}, 300, false);
 }
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_of_a_fast_heap() {
-    programs(
-        Options {
-            preset: Preset::Fast,
-            ..TIGHT
-        },
-        80,
-        true,
-    );
+    programs(|it| it.preset = Preset::Fast, 80, true);
 }
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_without_aliases() {
-    programs(
-        Options {
-            aliases: false,
-            ..TIGHT
-        },
-        80,
-        true,
-    );
+    programs(|it| it.aliases = false, 80, true);
 }
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_without_stream_waits() {
-    programs(
-        Options {
-            waits: false,
-            ..TIGHT
-        },
-        80,
-        true,
-    );
+    programs(|it| it.waits = false, 80, true);
 }
 
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn programs_with_faults() {
-    programs(
-        Options {
-            faults: true,
-            ..TIGHT
-        },
-        150,
-        true,
-    );
+    programs(|it| it.faults = true, 150, true);
 }

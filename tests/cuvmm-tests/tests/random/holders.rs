@@ -16,8 +16,7 @@ use crate::common;
 use crate::common::books::figures;
 use crate::common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, CaptureMode, DeviceAddress, Driver};
 use cuvmm::paged::LayerGroup;
 use cuvmm::pool::CaptureGuard;
@@ -198,10 +197,7 @@ impl Live {
     }
 }
 
-struct Run<'a, B: Backing + 'static>
-where
-    Machine<B>: Driver,
-{
+struct Run<'a, B: Backing> {
     rig: &'a Rig<B>,
     // Fields in drop order.
     live: Vec<Live>,
@@ -222,10 +218,7 @@ where
     lossy: bool,
 }
 
-impl<B: Backing + 'static> Drop for Run<'_, B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Drop for Run<'_, B> {
     /// Disarms faults and lets streams go, also after a failure.
     fn drop(&mut self) {
         self.rig.faults.disarm();
@@ -234,10 +227,7 @@ where
     }
 }
 
-impl<'a, B: Backing + 'static> Run<'a, B>
-where
-    Machine<B>: Driver,
-{
+impl<'a, B: Backing> Run<'a, B> {
     fn new(rig: &'a Rig<B>) -> Self {
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(LIMIT * G));
         let pool = pool.build().unwrap();
@@ -635,10 +625,7 @@ where
 }
 
 /// Returns `true` if the driver panicked.
-fn run<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], (faults, panics): (bool, bool)) -> bool
-where
-    Machine<B>: Driver,
-{
+fn run(rig: Rig<impl Backing>, steps: &[Step], (faults, panics): (bool, bool)) -> bool {
     let mut program = Run::new(&rig);
     for step in steps {
         match step {
@@ -677,7 +664,7 @@ fn programs(usual: u32, (faults, panics): (bool, bool), host: bool) {
     let (kinds, panicked) = ((faults, panics), Cell::new(0));
     let outcome = TestRunner::new(config).run(&steps, |steps| {
         let lossy = match host {
-            true => run::<HostMemory>(common::host(), &steps, kinds),
+            true => run(common::host(), &steps, kinds),
             false => run(common::model(), &steps, kinds),
         };
         panicked.set(panicked.get() + u32::from(lossy));

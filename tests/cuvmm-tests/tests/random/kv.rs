@@ -7,9 +7,9 @@ use std::collections::HashSet;
 use crate::common;
 use crate::common::books::balanced;
 use crate::common::{G, Rig};
+use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Driver};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{ArgumentError, KvCacheError};
 use cuvmm::kv::{Layout, Part, SequenceId, Shape};
 use cuvmm::{Hardened, KvCache, Limit, Pool, Stream};
@@ -124,10 +124,7 @@ struct World<'a, B: Backing> {
     zeroed: bool,
 }
 
-impl<'a, B: Backing + 'static> World<'a, B>
-where
-    Machine<B>: Driver,
-{
+impl<'a, B: Backing> World<'a, B> {
     fn new(rig: &'a Rig<B>, kind: Kind) -> Self {
         let limit = Limit::Bytes(LIMIT * G);
         let builder = Pool::builder(&rig.device).limit(limit);
@@ -411,10 +408,7 @@ where
     }
 }
 
-fn programs<B: Backing + 'static>(rig: impl Fn() -> Rig<B>, kind: Kind)
-where
-    Machine<B>: Driver,
-{
+fn programs<B: Backing>(rig: impl Fn() -> Rig<B>, kind: Kind) {
     let mut runner = TestRunner::new(Config {
         cases: common::cases(400),
         failure_persistence: None,

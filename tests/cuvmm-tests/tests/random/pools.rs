@@ -15,8 +15,8 @@ use crate::common::books::figures;
 use crate::common::{D0, G, Rig};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine, RandomFailures};
-use cuvmm::driver::{CUresult, Driver, Exported, HandleTypes};
+use cuvmm::driver::model::{Backing, RandomFailures};
+use cuvmm::driver::{CUresult, Exported, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{
     Access, AccessGrant, Block, Device, Extent, Hardened, Lease, Limit, Mapping, Physical, Pool,
@@ -332,10 +332,7 @@ fn bytes_of(tenant: usize) -> std::ops::Range<u8> {
     first..first + 80
 }
 
-impl<'a, B: Backing + 'static> World<'a, B>
-where
-    Machine<B>: Driver,
-{
+impl<'a, B: Backing> World<'a, B> {
     fn new(
         rig: &'a Rig<B>,
         Kind {
@@ -880,10 +877,7 @@ const PLAIN: Kind = Kind {
     peers: false,
 };
 
-fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step], kind: Kind)
-where
-    Machine<B>: Driver,
-{
+fn program(rig: Rig<impl Backing>, steps: &[Step], kind: Kind) {
     let spite = kind.spite;
     let mut world = World::new(&rig, kind);
     let mut next: Option<(u64, bool)> = None;
@@ -1170,10 +1164,7 @@ fn region_step() -> impl Strategy<Value = RegionStep> {
     ]
 }
 
-fn region_program<B: Backing + 'static>(rig: Rig<B>, steps: &[RegionStep])
-where
-    Machine<B>: Driver,
-{
+fn region_program(rig: Rig<impl Backing>, steps: &[RegionStep]) {
     const SIZE: u64 = 24;
     let stream = Stream::new(&rig.device).unwrap();
     let mut region = Region::builder(&rig.device, SIZE * G)
@@ -1240,10 +1231,7 @@ where
                     byte = byte.wrapping_add(1).max(1);
                     let at = cuvmm::driver::DeviceAddress(region.address().0 + from * G);
                     let size = range.len() as u64 * G;
-                    let writes = vec![(at, size, byte)];
-                    rig.machine
-                        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-                        .unwrap();
+                    rig.kernel(&stream, &[], &[(at, size, byte)]);
                     committed[range].fill(Some(Some(byte)));
                 }
             }
@@ -1306,10 +1294,8 @@ where
         let bytes = kept.values().map(|(size, _)| size).sum::<u64>();
         assert_eq!(rig.machine.live().physical_bytes, bytes);
         let writes = |extent: &Extent| (extent.address, extent.size, 9);
-        let writes = one.extents().iter().map(writes).collect();
-        rig.machine
-            .queue_kernel(D0, stream.as_raw(), vec![], writes)
-            .unwrap();
+        let writes: Vec<_> = one.extents().iter().map(writes).collect();
+        rig.kernel(&stream, &[], &writes);
         for extent in one.extents() {
             if let Some((_, times)) = kept.get_mut(&extent.offset) {
                 *times -= 1;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::common;
 use crate::common::books::balanced;
 use crate::common::{D0, G, Rig, cases};
+use cuvmm::driver::CUresult;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Driver};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{BlockError, MemoryError, SleepError};
 use cuvmm::sleep::{Blocks, Progress};
 use cuvmm::{Block, Contents, Exchange, HostStore, Pool, Stream, Tenant};
@@ -161,10 +161,7 @@ impl Known {
     }
 }
 
-struct World<'a, B: Backing + 'static>
-where
-    Machine<B>: Driver,
-{
+struct World<'a, B: Backing> {
     rig: &'a Rig<B>,
     pool: Pool,
     tenants: [Tenant; 2],
@@ -177,10 +174,7 @@ where
     faulty: bool,
 }
 
-impl<B: Backing + 'static> Drop for World<'_, B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> Drop for World<'_, B> {
     /// Disarms faults and lets streams go, also after a failure, which would wait for held streams
     /// otherwise.
     fn drop(&mut self) {
@@ -189,10 +183,7 @@ where
     }
 }
 
-impl<B: Backing + 'static> World<'_, B>
-where
-    Machine<B>: Driver,
-{
+impl<B: Backing> World<'_, B> {
     fn run(&mut self, step: &Step) {
         match *step {
             Step::Allocate {
@@ -517,10 +508,7 @@ where
     }
 }
 
-fn program<B: Backing + 'static>(rig: Rig<B>, steps: &[Step])
-where
-    Machine<B>: Driver,
-{
+fn program(rig: Rig<impl Backing>, steps: &[Step]) {
     let pool = common::pool(&rig, LIMIT);
     let tenants = ["one", "two"].map(|name| pool.tenant(name).register().unwrap());
     let streams = [(); 2].map(|()| Stream::new(&rig.device).unwrap());

@@ -7,7 +7,7 @@ use crate::common;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, Driver};
 use cuvmm::error::{ArgumentError, ContainerError, MemoryError};
 use cuvmm::{Access, CowBuffer, Place, Region, RingBuffer, Stream};
@@ -38,19 +38,13 @@ fn elements(from: u32, count: usize) -> Vec<u32> {
     numbers
 }
 
-fn ring<B: Backing + 'static>(rig: &Rig<B>, granules: usize) -> RingBuffer<u32>
-where
-    Machine<B>: Driver,
-{
+fn ring(rig: &Rig<impl Backing>, granules: usize) -> RingBuffer<u32> {
     let stream = Stream::new(&rig.device).unwrap();
     RingBuffer::new(&rig.device, &stream, granules * PER_GRANULE).unwrap()
 }
 
 /// Creates a buffer of `granules` granules, each one extent.
-fn buffer<B: Backing + 'static>(rig: &Rig<B>, granules: usize) -> CowBuffer<u32>
-where
-    Machine<B>: Driver,
-{
+fn buffer(rig: &Rig<impl Backing>, granules: usize) -> CowBuffer<u32> {
     let stream = Stream::new(&rig.device).unwrap();
     CowBuffer::with_extents(&rig.device, &stream, granules * PER_GRANULE, G).unwrap()
 }
@@ -65,9 +59,7 @@ on_both! {
         region.write(&stream, 9 * G - 2, b"once").unwrap();
         let mut seen = [0; 4];
         region.read(&stream, G - 2, &mut seen).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&seen, b"once");
-        }
+        rig.shows(&seen, b"once");
         let before = rig.device.memory_info().unwrap().free;
         region.decommit_after(0..3 * G, &[]).unwrap();
         region.purge().unwrap();
@@ -77,9 +69,7 @@ on_both! {
         );
         assert_eq!((region.committed(), region.held()), (3 * G, 3 * G));
         region.read(&stream, 9 * G - 2, &mut seen).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&seen, b"once");
-        }
+        rig.shows(&seen, b"once");
         region.decommit_after(8 * G..11 * G, &[]).unwrap();
         region.purge().unwrap();
         assert_eq!(rig.device.memory_info().unwrap().free, before + 3 * G);
@@ -136,9 +126,7 @@ on_both! {
         let mut seen = [[0; 3]; 2];
         region.read(&stream, 0, &mut seen[0]).unwrap();
         fork.read(&stream, 0, &mut seen[1]).unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(&seen, &[*b"two", *b"one"]);
-        }
+        rig.shows(&seen, &[*b"two", *b"one"]);
     }
 
     fn a_ring_is_one_run_wherever_it_begins(rig) {
@@ -252,17 +240,14 @@ on_both! {
         let mut now = buffer(rig, 2);
         let user = Stream::new(&rig.device).unwrap();
         now.record_use(&user).unwrap();
-        let all = vec![(now.address(), 2 * G, 3)];
-        rig.machine.queue_kernel(D0, user.as_raw(), vec![], all).unwrap();
+        rig.kernel(&user, &[], &[(now.address(), 2 * G, 3)]);
         let then = now.snapshot().unwrap();
-        if rig.keeps_bytes() {
-            assert_eq!(then.get(2 * PER_GRANULE - 1).unwrap(), 0x0303_0303);
-        }
+        rig.shows(then.get(2 * PER_GRANULE - 1).unwrap(), 0x0303_0303);
         // The same for a region, without waiting.
         let mut region = Region::reserve(&rig.device, 4 * G).unwrap();
         region.commit(0..4 * G).unwrap();
         rig.machine.hold(D0, user.as_raw());
-        rig.machine.queue_kernel(D0, user.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
+        rig.kernel(&user, &[], &[(region.address(), G, 1)]);
         let fork = region.fork(std::slice::from_ref(&user));
         assert!(matches!(fork, Err(MemoryError::InUse { .. })));
         assert!(!region.is_read_only(0..4 * G));
@@ -448,7 +433,7 @@ proptest! {
     #[test]
     #[ignore = "slow: `.ci/run` runs it"]
     fn snapshots_hold_what_copies_would(acts in prop::collection::vec(act(), 1..14)) {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let mut all = vec![(buffer(&rig, 6), common::filled(0u32, 6 * PER_GRANULE))];
         for (number, act) in acts.into_iter().enumerate() {
             match act {
@@ -480,7 +465,5 @@ proptest! {
                 assert!(seen == *known, "after act {number}");
             }
         }
-        drop(all);
-        common::nothing_left(rig);
     }
 }

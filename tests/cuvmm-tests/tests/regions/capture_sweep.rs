@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::{D0, G, Rig, host, model, pool};
+use crate::common::{self, D0, G, Rig, host, model, pool};
 use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::model::{Backing, Machine};
 use cuvmm::driver::{Call, CaptureMode, Driver};
@@ -27,10 +27,7 @@ const BROKEN: u64 = 1;
 const INTACT: u64 = 2;
 
 /// Ends a capture, and returns `INTACT` or `BROKEN`.
-fn end<B: Backing>(machine: &Machine<B>, stream: &Stream) -> u64
-where
-    Machine<B>: Driver,
-{
+fn end(machine: &Machine<impl Backing>, stream: &Stream) -> u64 {
     // SAFETY: the stream is alive, and the graph is not used.
     unsafe {
         let Ok(graph) = machine.capture_end(D0, stream.as_raw()) else {
@@ -43,14 +40,11 @@ where
 
 /// Makes a stream capture from before the driver call with a number, counted from 1, for `length` calls.
 /// Returns the number of calls that were made so far, and the state of the capture.
-fn capture_from<B: Backing + 'static>(
-    rig: &Rig<B>,
+fn capture_from(
+    rig: &Rig<impl Backing>,
     stream: &Stream,
     (first, length): (u64, u64),
-) -> (Arc<AtomicU64>, Arc<AtomicU64>)
-where
-    Machine<B>: Driver,
-{
+) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
     let (seen, state) = (
         Arc::new(AtomicU64::new(0)),
         Arc::new(AtomicU64::new(GOING_ON)),
@@ -74,13 +68,11 @@ where
 
 /// Runs an operation once for each of its driver calls, each time in a new world. `operate` is called
 /// again if it fails.
-fn sweep<B: Backing + 'static, W>(
+fn sweep<B: Backing, W>(
     make: impl Fn() -> Rig<B>,
     world: impl Fn(&Rig<B>, &Streams) -> W,
     operate: impl Fn(&mut W, &Streams) -> Result<(), String>,
-) where
-    Machine<B>: Driver,
-{
+) {
     for (who, length) in (0..3).flat_map(|who| LENGTHS.map(|length| (who, length))) {
         for first in 1.. {
             assert!(first < 400, "the operation never ends");
@@ -123,33 +115,20 @@ fn sweep<B: Backing + 'static, W>(
 }
 
 /// Queues a kernel that writes to memory. It is held back, until it is waited for or for good.
-fn busy<B: Backing>(rig: &Rig<B>, stream: &Stream, (at, size): (u64, u64), awaited: bool)
-where
-    Machine<B>: Driver,
-{
+fn busy(rig: &Rig<impl Backing>, stream: &Stream, (at, size): (u64, u64), awaited: bool) {
     match awaited {
         true => rig.machine.hold_until_awaited(D0, stream.as_raw()),
         false => rig.machine.hold(D0, stream.as_raw()),
     }
-    let writes = vec![(cuvmm::driver::DeviceAddress(at), size, 3)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(cuvmm::driver::DeviceAddress(at), size, 3)]);
 }
 
 /// Queues a kernel that is complete when it is next asked about.
-fn late<B: Backing>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], vec![]);
-    queued.unwrap();
+fn late(rig: &Rig<impl Backing>, stream: &Stream) {
+    rig.kernel(stream, &[], &[]);
 }
 
-fn region<B: Backing>(rig: &Rig<B>) -> Region {
+fn region(rig: &Rig<impl Backing>) -> Region {
     let builder = Region::builder(&rig.device, 2 * G).largest_extent(G);
     let mut region = builder.reserve().unwrap();
     region.commit(0..2 * G).unwrap();
@@ -207,7 +186,7 @@ fn a_region_is_purged_forked_unshared_and_copied() {
 fn a_region_in_a_tenant_commits_used_memory_and_is_purged() {
     let used = |rig: &Rig<_>, [home, other, _]: &Streams| {
         let pool = pool(rig, 4);
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let region = a.region(4 * G).largest_extent(G).home_stream(home);
         let mut region = region.reserve().unwrap();
         region.commit(0..2 * G).unwrap();
@@ -266,8 +245,7 @@ fn containers_shrink_and_share() {
 #[test]
 fn blocks_are_allocated_grown_freed_and_put_to_sleep() {
     let freed = |rig: &Rig<_>, [home, ..]: &Streams| {
-        let pool = pool(rig, 1);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 1);
         let block = tenant.allocate_on(home, G).unwrap();
         late(rig, home);
         drop(block);
@@ -278,8 +256,7 @@ fn blocks_are_allocated_grown_freed_and_put_to_sleep() {
         Ok(())
     });
     let forked = |rig: &Rig<_>, [home, other, _]: &Streams| {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let builder = tenant.block(2 * G).capacity(8 * G).largest_extent(2 * G);
         let root = builder.home_stream(home).allocate().unwrap();
         let mut fork = root.fork(2 * G, 4 * G).unwrap();
@@ -290,8 +267,7 @@ fn blocks_are_allocated_grown_freed_and_put_to_sleep() {
     };
     sweep(model, forked, |(fork, ..), _| text(fork.try_grow_to(2 * G)));
     let used = |rig: &Rig<_>, [home, other, _]: &Streams| {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let block = tenant.allocate_on(home, G).unwrap();
         block.record_use(other).unwrap();
         (pool, tenant, Some(block))

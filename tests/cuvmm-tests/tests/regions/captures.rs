@@ -9,33 +9,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::captures::{before, begin, end};
-use crate::common::{D0, G, Rig, pool, shareable, shareable_region};
+use crate::common::{self, D0, G, Rig, pool, shareable, shareable_region};
 use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call, CaptureStatus, Driver, HandleTypes};
 use cuvmm::error::{CallError, MemoryError, TensorError};
 use cuvmm::share::{Manifest, Publisher};
 use cuvmm::{Access, CowBuffer, DeviceVec, MemPool, Region, Stream, UnifiedBuffer};
 
-fn status<B: Backing>(rig: &Rig<B>, stream: &Stream) -> CaptureStatus
-where
-    Machine<B>: Driver,
-{
+fn status(rig: &Rig<impl Backing>, stream: &Stream) -> CaptureStatus {
     // SAFETY: the stream is alive.
     unsafe { rig.machine.capture_status(D0, stream.as_raw()) }.unwrap()
 }
 
-fn streams<B: Backing + 'static, const N: usize>(rig: &Rig<B>) -> [Stream; N]
-where
-    Machine<B>: Driver,
-{
+fn streams<B: Backing, const N: usize>(rig: &Rig<B>) -> [Stream; N] {
     [(); N].map(|()| Stream::new(&rig.device).unwrap())
 }
 
 /// Counts the calls that concern the whole context.
-fn of_context<B: Backing>(rig: &Rig<B>) -> u64 {
+fn of_context(rig: &Rig<impl Backing>) -> u64 {
     rig.faults.count(Call::CtxSynchronize) + rig.faults.count(Call::CtxRecordEvent)
 }
 
@@ -71,8 +65,7 @@ on_both! {
         let [home, theirs] = streams(rig);
         let folder = tempfile::tempdir().unwrap();
         let publisher = Publisher::bind(folder.path().join("socket")).unwrap();
-        let pool = shareable(rig, 8).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(shareable(rig, 8).build().unwrap());
         let block = tenant.allocate_on(&home, G).unwrap();
         begin(&rig.machine, &home);
         begin(&rig.machine, &theirs);
@@ -85,7 +78,7 @@ on_both! {
     fn a_commit_in_a_tenant_whose_home_stream_captures_does_not_wait(rig) {
         let [home, theirs] = streams(rig);
         let pool = pool(rig, 8);
-        let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+        let [a, b] = common::tenants(&pool);
         let long = Duration::from_secs(60);
         let region = a.region(4 * G).largest_extent(G).home_stream(&home);
         let mut region = region.timeout(long).reserve().unwrap();
@@ -148,7 +141,7 @@ on_both! {
         for over in [false, true] {
             region.commit(0..G).unwrap();
             rig.machine.hold(D0, home.as_raw());
-            rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(region.address(), G, 1)]).unwrap();
+            rig.kernel(&home, &[], &[(region.address(), G, 1)]);
             region.decommit_after(0..G, std::slice::from_ref(&home)).unwrap();
             let begins = home.clone();
             before(rig, Call::EventRecord, 1, move |machine| begin(machine, &begins));
@@ -176,13 +169,12 @@ on_both! {
     }
 
     fn a_stream_is_not_drawn_into_a_capture_that_begins_meanwhile(rig) {
-        let pool = pool(rig, 1);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 1);
         let [home, other] = streams(rig);
         for (begins, call) in [(&home, Call::EventRecord), (&other, Call::StreamWaitEvent)] {
             let block = tenant.allocate_on(&home, G).unwrap();
             rig.machine.hold(D0, home.as_raw());
-            rig.machine.queue_kernel(D0, home.as_raw(), vec![], vec![(block.address(), G, 1)]).unwrap();
+            rig.kernel(&home, &[], &[(block.address(), G, 1)]);
             drop(block);
             let captures = begins.clone();
             before(rig, call, 1, move |machine| begin(machine, &captures));
@@ -265,7 +257,7 @@ on_both! {
                 true => Err(buffer.device_read(&stream).unwrap()),
                 false => Ok(buffer.device_mut(&stream).unwrap()),
             };
-            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+            rig.kernel(&stream, &[], &[]);
             rig.faults.watch(Some(Arc::new(watch)));
             drop(access);
             rig.faults.watch(None);

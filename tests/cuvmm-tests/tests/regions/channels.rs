@@ -35,7 +35,7 @@ fn give(
 
 #[test]
 fn a_region_with_holes_is_seen_as_it_is() {
-    let (giver, taker) = (common::host(), common::host());
+    let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
     let stream = Stream::legacy(&giver.device);
     let mut mine = region(&giver.device, 16);
     mine.commit(G..4 * G).unwrap();
@@ -91,13 +91,11 @@ fn a_region_with_holes_is_seen_as_it_is() {
         Err(ShareError::Argument(ArgumentError::Misaligned { .. }))
     ));
     theirs.close().unwrap();
-    common::nothing_left(giver);
-    common::nothing_left(taker);
 }
 
 #[test]
 fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() {
-    let (giver, taker) = (common::host(), common::host());
+    let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
     let stream = Stream::new(&giver.device).unwrap();
     let mut mine: DeviceVec<u32> =
         DeviceVec::from_region(region(&giver.device, 2), &stream).unwrap();
@@ -133,14 +131,11 @@ fn a_vector_arrives_with_its_elements_and_may_be_written_where_that_was_given() 
     let there = Stream::legacy(&taker.device);
     theirs.write(&there, 4, &9u32.to_ne_bytes()).unwrap();
     assert_eq!(mine.to_vec().unwrap(), [3, 9, 4, 1, 5]);
-    drop((theirs, mine, stream));
-    common::nothing_left(giver);
-    common::nothing_left(taker);
 }
 
 #[test]
 fn a_block_is_nobody_elses_once_it_was_offered() {
-    let (giver, taker) = (common::host(), common::host());
+    let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
     let pool = Pool::builder(&giver.device)
         .limit(Limit::Bytes(16 * G))
         .shareable(FD)
@@ -177,16 +172,13 @@ fn a_block_is_nobody_elses_once_it_was_offered() {
     assert_eq!(&bytes, b"late");
     drop((theirs, next, tenant));
     pool.close().unwrap();
-    drop(stream);
-    common::nothing_left(giver);
-    common::nothing_left(taker);
 }
 
 // I-61
 /// A fork must not share memory that another process can write, nor the reverse.
 #[test]
 fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let mut mine = region(&rig.device, 4);
     mine.commit(0..4 * G).unwrap();
     let offer = Offer::region(&mine, 0..4 * G).unwrap();
@@ -197,19 +189,17 @@ fn what_is_offered_is_not_forked_and_what_is_forked_is_not_offered() {
     drop(offer);
     let mut other = region(&rig.device, 4);
     other.commit(0..4 * G).unwrap();
-    let fork = other.fork(&[]).unwrap();
+    let _fork = other.fork(&[]).unwrap();
     assert!(matches!(
         Offer::region(&other, 0..4 * G),
         Err(ShareError::Memory(MemoryError::ReadOnly(bytes))) if bytes == (0..4 * G)
     ));
-    drop((fork, other, mine));
-    common::nothing_left(rig);
 }
 
 /// Pending memory is still mapped, but its owner has given it up.
 #[test]
 fn what_was_withdrawn_is_not_offered_with_the_rest() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let mut mine = region(&rig.device, 8);
     mine.commit(0..4 * G).unwrap();
     mine.commit(4 * G..8 * G).unwrap();
@@ -231,14 +221,12 @@ fn what_was_withdrawn_is_not_offered_with_the_rest() {
         Offer::region(&mine, 4 * G..9 * G),
         Err(ShareError::Argument(ArgumentError::OutOfRange { .. }))
     ));
-    drop((offer, mine));
-    common::nothing_left(rig);
 }
 
 /// Making a handle can take the driver half a millisecond, so a reused offer keeps its handles.
 #[test]
 fn an_offer_of_few_extents_makes_their_handles_once() {
-    let (giver, taker) = (common::host(), common::host());
+    let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
     let mut mine = region(&giver.device, 4);
     mine.commit(0..4 * G).unwrap();
     let offer = Offer::region(&mine, 0..4 * G).unwrap();
@@ -256,13 +244,11 @@ fn an_offer_of_few_extents_makes_their_handles_once() {
         let stream = Stream::legacy(&taker.device);
         left.read(&stream, 4 * G - 1, &mut [0]).unwrap();
     }
-    common::nothing_left(giver);
-    common::nothing_left(taker);
 }
 
 #[test]
 fn editions_are_whole_and_readers_hear_of_newer_ones() {
-    let (writer, reader) = (common::host(), common::host());
+    let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("models");
     let publisher = Publisher::bind(&path).unwrap();
@@ -346,6 +332,4 @@ fn editions_are_whole_and_readers_hear_of_newer_ones() {
         0,
         "no file is left"
     );
-    common::nothing_left(writer);
-    common::nothing_left(reader);
 }

@@ -4,18 +4,15 @@ use crate::common::books::books;
 use crate::common::{self, D0, G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, HandleTypes};
 use cuvmm::error::{ArgumentError, MemoryError};
 use cuvmm::region::Kept;
 use cuvmm::{Limit, Pool, Region, Stream};
 
 /// A region of sixteen granules in extents of at most eight, wholly committed. The first bytes of
 /// each granule say which it is.
-fn stamped<B: Backing + 'static>(rig: &Rig<B>, pool: Option<&Pool>, stream: &Stream) -> Region
-where
-    Machine<B>: Driver,
-{
+fn stamped(rig: &Rig<impl Backing>, pool: Option<&Pool>, stream: &Stream) -> Region {
     let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
     let tenant = pool.map(|pool| pool.tenant("a").register().unwrap());
     let mut region = match &tenant {
@@ -33,10 +30,7 @@ where
 }
 
 /// Checks the stamps of committed granules, and that those of `zeros` read as zero.
-fn shows<B: Backing + 'static>(rig: &Rig<B>, region: &Region, stream: &Stream, zeros: &[u64])
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, region: &Region, stream: &Stream, zeros: &[u64]) {
     for granule in 0..16 {
         if !rig.keeps_bytes() || !region.is_committed(granule * G..(granule + 1) * G) {
             continue;
@@ -132,8 +126,7 @@ on_both! {
         let stream = Stream::new(&rig.device).unwrap();
         for in_pool in [false, true] {
             let pool = Pool::builder(&rig.device).limit(Limit::Bytes(64 * G)).largest_extent(8 * G);
-            let pool = pool.shareable(HandleTypes::POSIX_FD).build().unwrap();
-            let tenant = pool.tenant("a").register().unwrap();
+            let (_pool, tenant) = common::with_tenant(pool.shareable(HandleTypes::POSIX_FD).build().unwrap());
             let builder = match in_pool {
                 true => tenant.region(40 * G),
                 false => Region::builder(&rig.device, 40 * G).shareable(HandleTypes::POSIX_FD),
@@ -142,8 +135,7 @@ on_both! {
             region.commit(0..40 * G).unwrap();
             let exported = region.export(8 * G..16 * G, HandleTypes::POSIX_FD).unwrap();
             rig.machine.hold(D0, stream.as_raw());
-            let writes = vec![(region.address() + 32 * G, G, 7)];
-            rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+            rig.kernel(&stream, &[], &[(region.address() + 32 * G, G, 7)]);
             for range in [7 * G..8 * G, 14 * G..16 * G, 20 * G..24 * G, 24 * G..32 * G] {
                 region.decommit_after(range, &[]).unwrap();
             }
@@ -268,8 +260,7 @@ on_both! {
         let other = Stream::new(&rig.device).unwrap();
         region.decommit_after(4 * G..8 * G, &[]).unwrap();
         rig.machine.hold_until_awaited(D0, other.as_raw());
-        let writes = vec![(region.address(), 8, 9)];
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&other, &[], &[(region.address(), 8, 9)]);
         assert_eq!(region.compact(&stream).unwrap().given_back, 4 * G);
         if rig.keeps_bytes() {
             let mut bytes = [0; 8];

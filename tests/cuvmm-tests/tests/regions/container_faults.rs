@@ -2,7 +2,7 @@
 //! nothing and leaks nothing, and a second attempt succeeds.
 #![allow(clippy::unit_arg)]
 
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::{G, Rig};
 use cuvmm::driver::Location;
 use cuvmm::driver::model::Nothing;
@@ -68,7 +68,7 @@ fn committing_in_stripes() {
         }
     };
     let commit = |_: &Rig<Nothing>, world: &mut World| text(world.region.commit(0..4 * G));
-    assert_eq!(sweep(striped, commit, told, true), 4 * 3);
+    assert_eq!(sweep(striped, commit, told), 4 * 3);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn granting_and_revoking() {
         text(world.region.grant(&world.second, Access::ReadWrite))
     };
     assert_eq!(
-        sweep(world, grant, told, true),
+        sweep(world, grant, told),
         1 + 3,
         "one query for peer access, one call per extent"
     );
@@ -89,11 +89,7 @@ fn granting_and_revoking() {
     let revoke =
         |_: &Rig<Nothing>, world: &mut World| text(world.region.revoke_blocking(&world.second));
     let waits = 1 + 2;
-    assert_eq!(
-        sweep(granted, revoke, told, true),
-        waits + 3,
-        "in relaxed mode"
-    );
+    assert_eq!(sweep(granted, revoke, told), waits + 3, "in relaxed mode");
 }
 
 #[test]
@@ -101,7 +97,7 @@ fn backing_with_zeros_and_committing_over_them() {
     let back = |_: &Rig<Nothing>, world: &mut World| text(world.region.back_with_zeros(0..32 * G));
     // Memory created for aliases that then failed stays until the region is dropped.
     let without_memory = |world: &World| (told(world), ());
-    let calls = sweep(world, back, without_memory, false);
+    let calls = sweep_partly(world, back, without_memory);
     assert!(calls >= 2 * 8, "{calls}");
     let backed = |rig: &Rig<Nothing>| {
         let mut world = world(rig);
@@ -112,14 +108,14 @@ fn backing_with_zeros_and_committing_over_them() {
         let streams = [world.stream.clone()];
         text(world.region.commit_after(6 * G..9 * G, &streams))
     };
-    let calls = sweep(backed, commit, without_memory, false);
+    let calls = sweep_partly(backed, commit, without_memory);
     assert!(calls >= 3 * 3 + 2, "{calls}");
 }
 
 #[test]
 fn showing_memory_twice() {
     let alias = |_: &Rig<Nothing>, world: &mut World| text(world.region.alias(0..3 * G, 8 * G));
-    assert_eq!(sweep(world, alias, told, true), 3 * 2);
+    assert_eq!(sweep(world, alias, told), 3 * 2);
     let calls = sweep(
         |rig| (Stream::new(&rig.device).unwrap(), Vec::new()),
         |rig, (stream, rings)| {
@@ -127,7 +123,6 @@ fn showing_memory_twice() {
             Ok(rings.push(ring))
         },
         |(_, rings)| rings.len(),
-        true,
     );
     assert_eq!(
         calls,
@@ -148,7 +143,6 @@ fn snapshots_and_writing() {
         buffer,
         |_, (buffer, snapshots)| Ok(snapshots.push(text(buffer.snapshot())?)),
         |(buffer, snapshots)| (buffer.shared(), buffer.held(), snapshots.len()),
-        true,
     );
     assert!(calls > 3 * 3, "{calls}");
     let shown = |rig: &Rig<Nothing>| {
@@ -156,7 +150,7 @@ fn snapshots_and_writing() {
         snapshots.push(buffer.snapshot().unwrap());
         (buffer, snapshots)
     };
-    let calls = sweep(
+    let calls = sweep_partly(
         shown,
         |_, (buffer, _)| {
             text(
@@ -167,7 +161,6 @@ fn snapshots_and_writing() {
         },
         |(buffer, snapshots)| (buffer.shared(), snapshots[0].shared()),
         // A late failure may have unshared an extent, with the same bytes.
-        false,
     );
     assert!(calls > 2 * 5, "{calls}");
 }
@@ -187,34 +180,30 @@ fn sparse_arrays_and_vectors() {
         array,
         |_, array| text(array.commit(0..4 * PER_GRANULE).map(|_| ())),
         SparseArray::stats,
-        true,
     );
     assert_eq!(calls, 3 * 3);
     let calls = sweep(
         array,
         |_, array| text(array.commit_tile(9).map(|_| ())),
         SparseArray::stats,
-        true,
     );
     assert_eq!(calls, 3);
     // A tile that the driver refuses to unmap is given up all the same.
-    let calls = sweep(
+    let calls = sweep_partly(
         array,
         |_, array| text(array.decommit_tile(1).map(|_| ())),
         |array| array.stats().tiles,
-        false,
     );
     assert!(calls >= 2, "{calls}");
     let vec = |rig: &Rig<Nothing>| {
         let stream = Stream::new(&rig.device).unwrap();
         DeviceVec::<u32>::new(&rig.device, &stream, 64 * PER_GRANULE).unwrap()
     };
-    let calls = sweep(
+    let calls = sweep_partly(
         vec,
         |_, vec| text(vec.resize(5 * PER_GRANULE, 0x0102_0304)),
         DeviceVec::len,
         // The vector may have more capacity then.
-        false,
     );
     assert!(calls > 10, "{calls}");
 }
@@ -236,14 +225,14 @@ fn bricks() {
     };
     let commit =
         |_: &Rig<Nothing>, grid: &mut SparseGrid<u32, 1>| text(grid.commit_brick([1]).map(|_| ()));
-    assert_eq!(sweep(grid, commit, told, true), 3, "one tile is new");
+    assert_eq!(sweep(grid, commit, told), 3, "one tile is new");
     let back = |rig: &Rig<Nothing>| {
         let mut grid = grid(rig);
         grid.commit_brick([1]).unwrap();
         grid.decommit_brick([1]).unwrap();
         grid
     };
-    let calls = sweep(back, commit, told, true);
+    let calls = sweep(back, commit, told);
     assert!(
         calls >= 2 + 1 + 3,
         "waits for the zeros, and one tile: {calls}"
@@ -252,13 +241,13 @@ fn bricks() {
         text(grid.decommit_brick([0]).map(|_| ()))
     };
     // A tile that the driver refuses to unmap is given up all the same.
-    let calls = sweep(grid, decommit, |grid| grid.stats().tiles, false);
+    let calls = sweep_partly(grid, decommit, |grid| grid.stats().tiles);
     assert!(calls >= 2, "{calls}");
 }
 
 #[test]
 fn moving_memory() {
-    let calls = sweep(
+    let calls = sweep_partly(
         world,
         |_, world| {
             let host = Place::HostNuma(0);
@@ -271,7 +260,6 @@ fn moving_memory() {
         },
         |world| told(world).5,
         // A drop may fail to release the old memory. The range has moved then.
-        false,
     );
     assert!(calls > 20, "{calls}");
 }

@@ -4,15 +4,12 @@ use crate::common::books::books;
 use crate::common::{self, D0, G, Rig, pool};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
 use cuvmm::{Access, HostExtents, Layout, Limit, Place, Pool, Region, Stream};
 
-fn stamp<B: Backing + 'static>(_: &Rig<B>, region: &mut Region, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn stamp(_: &Rig<impl Backing>, region: &mut Region, stream: &Stream) {
     for granule in 0..region.size() / G {
         let range = granule * G..(granule + 1) * G;
         if region.is_committed(range) {
@@ -26,10 +23,7 @@ where
     }
 }
 
-fn shows<B: Backing + 'static>(rig: &Rig<B>, region: &Region, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, region: &Region, stream: &Stream) {
     for granule in 0..region.size() / G {
         if !rig.keeps_bytes() || !region.is_committed(granule * G..(granule + 1) * G) {
             continue;
@@ -235,8 +229,7 @@ on_both! {
     fn a_compaction_frees_memory_for_one_that_waits(rig) {
         let pool = pool(rig, 24);
         let stream = Stream::new(&rig.device).unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let other = pool.tenant("b").register().unwrap();
+        let [tenant, other] = common::tenants(&pool);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
         let mut region = builder.in_tenant(&tenant).home_stream(&stream).reserve().unwrap();
         region.commit(0..16 * G).unwrap();
@@ -303,16 +296,14 @@ on_both! {
     fn a_held_lease_of_work_on_another_stream_after_the_drain(rig) {
         let stream = Stream::new(&rig.device).unwrap();
         let home = Stream::new(&rig.device).unwrap();
-        let pool = pool(rig, 64);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 64);
         let builder = Region::builder(&rig.device, 16 * G).largest_extent(8 * G);
         let mut region = builder.in_tenant(&tenant).home_stream(&home).reserve().unwrap();
         region.commit(0..16 * G).unwrap();
         stamp(rig, &mut region, &stream);
         // Whole extents withdrawn behind held work, and a part.
         rig.machine.hold_until_awaited(D0, home.as_raw());
-        let writes = vec![(region.address(), 16 * G, 9)];
-        rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&home, &[], &[(region.address(), 16 * G, 9)]);
         region.decommit_after(6 * G..16 * G, std::slice::from_ref(&home)).unwrap();
         let done = region.compact(&stream).unwrap();
         assert_eq!(done.given_back, 10 * G);

@@ -6,18 +6,15 @@
 
 use std::sync::Arc;
 
-use crate::common::{D0, G, Rig, pool};
+use crate::common::{self, D0, G, Rig};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{Driver, StreamFlags};
 use cuvmm::error::{CallError, MemoryError};
 use cuvmm::{Event, MemPool, Region, Stream, UnifiedBuffer};
 
 /// Creates a stream of another library.
-fn foreign<B: Backing>(rig: &Rig<B>) -> Stream
-where
-    Machine<B>: Driver,
-{
+fn foreign(rig: &Rig<impl Backing>) -> Stream {
     // SAFETY: the stream is destroyed once it is said to end.
     unsafe {
         let raw = rig.machine.stream_create(D0, StreamFlags::NON_BLOCKING);
@@ -26,10 +23,7 @@ where
 }
 
 /// Says that a stream ends, and destroys it.
-fn end<B: Backing>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn end(rig: &Rig<impl Backing>, stream: &Stream) {
     stream.end().unwrap();
     // SAFETY: nothing uses the stream from here on.
     unsafe { rig.machine.stream_destroy(D0, stream.as_raw()) }.unwrap();
@@ -45,7 +39,7 @@ on_both! {
         end(rig, &own);
         memory.record_use(&live).unwrap();
         rig.machine.hold(D0, live.as_raw());
-        rig.machine.queue_kernel(D0, live.as_raw(), vec![(memory.address(), G)], vec![]).unwrap();
+        rig.kernel(&live, &[(memory.address(), G)], &[]);
         memory.close().unwrap();
         rig.machine.release_stream(D0, live.as_raw());
         end(rig, &live);
@@ -76,11 +70,10 @@ on_both! {
         assert!(UnifiedBuffer::<u32>::zeroed(&rig.device, &stream, 4).is_err());
         region.decommit_after(0..G, &[stream.clone(), live.clone()]).unwrap();
         assert_eq!(region.purge().unwrap().given_back, G);
-        let pool = pool(rig, 2);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::tenancy(rig, 2);
         let busy = tenant.allocate_on(&live, 2 * G).unwrap();
         rig.machine.hold(D0, live.as_raw());
-        rig.machine.queue_kernel(D0, live.as_raw(), vec![(busy.address(), G)], vec![]).unwrap();
+        rig.kernel(&live, &[(busy.address(), G)], &[]);
         drop(busy);
         assert!(tenant.allocate_on(&stream, 2 * G).is_err(), "it cannot wait for the kernel");
         rig.machine.release_stream(D0, live.as_raw());

@@ -9,8 +9,8 @@ use crate::common::{D0, G, Rig, busy, nth_of, shareable, until};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver, Exported, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call, Exported, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, PoolError};
 use cuvmm::{
     Access, AccessGrant, Block, Extent, Hardened, Mapper, Mapping, Offer, Physical, Place, Pool,
@@ -21,10 +21,7 @@ const FD: HandleTypes = HandleTypes::POSIX_FD;
 
 /// Returns `true` if nothing is committed and the exported memory was released: the free list holds
 /// less than `exported` bytes, and the driver has no other memory of the pool.
-fn is_released<B: Backing + 'static>(rig: &Rig<B>, pool: &Pool, exported: u64) -> bool
-where
-    Machine<B>: Driver,
-{
+fn is_released(rig: &Rig<impl Backing>, pool: &Pool, exported: u64) -> bool {
     let stats = pool.stats();
     let arrived = stats.free == rig.machine.live().physical_bytes;
     stats.committed == 0 && stats.free < exported && arrived
@@ -101,9 +98,7 @@ on_both! {
     // I-60
     fn a_peer_sees_a_block_and_outlives_it(rig) {
         let peer = Peer::new();
-        let pool = shareable(rig, 16).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).build().unwrap());
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
         let other = tenant.allocate_on(&stream, G).unwrap();
         block.write(2 * G, b"from its").unwrap();
@@ -145,8 +140,7 @@ on_both! {
 
     fn what_work_may_use_is_neither_released_nor_handed_on(rig) {
         let pool = shareable(rig, 8).build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         drop(block.export(FD).unwrap());
@@ -171,8 +165,7 @@ on_both! {
 
     fn one_who_waits_for_it_gets_its_room(rig) {
         let pool = shareable(rig, 4).build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         drop(block.export(FD).unwrap());
@@ -194,8 +187,7 @@ on_both! {
     fn a_lease_keeps_it_under_its_addresses(rig) {
         let peer = Peer::new();
         let pool = shareable(rig, 8).build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let block = a.allocate_on(&stream, 4 * G).unwrap();
         let (handles, lease) = block.export(FD).unwrap().into_parts();
@@ -211,7 +203,7 @@ on_both! {
         // The block's fence waits for a recorded stream too.
         let other = Stream::new(&rig.device).unwrap();
         rig.machine.hold(D0, other.as_raw());
-        rig.machine.queue_kernel(D0, other.as_raw(), vec![], vec![(again.address(), G, 1)]).unwrap();
+        rig.kernel(&other, &[], &[(again.address(), G, 1)]);
         again.record_use(&other).unwrap();
         drop(again);
         assert_eq!(books(rig, &pool, 0).pending_free, 4 * G);
@@ -226,9 +218,7 @@ on_both! {
     }
 
     fn a_block_without_a_stream_is_waited_for_too(rig) {
-        let pool = shareable(rig, 8).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 8).build().unwrap());
         let block = tenant.try_allocate(4 * G).unwrap();
         drop(block.export(FD).unwrap());
         busy(rig, &stream, &block, 9);
@@ -242,8 +232,7 @@ on_both! {
         let peer = Peer::new();
         for zeroed in [false, true] {
             let pool = shareable(rig, 8).largest_extent(G).build().unwrap();
-            let a = pool.tenant("a").register().unwrap();
-            let b = pool.tenant("b").register().unwrap();
+            let [a, b] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             let block = a.block(4 * G).home_stream(&stream).zeroed(zeroed);
             let mut block = block.try_allocate().unwrap();
@@ -291,9 +280,7 @@ on_both! {
 
     fn what_a_peer_wrote_ahead_of_a_block_is_no_zeros(rig) {
         let peer = Peer::new();
-        let pool = shareable(rig, 64).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 64).build().unwrap());
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream).zeroed(true);
         let mut block = block.try_allocate().unwrap();
         block.try_grow_to(33 * G - 100).unwrap();
@@ -315,9 +302,7 @@ on_both! {
     }
 
     fn what_it_grew_by_is_kept_for_others(rig) {
-        let pool = shareable(rig, 16).largest_extent(2 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).largest_extent(2 * G).build().unwrap());
         let block = tenant.block(2 * G).capacity(6 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         drop(block.export(FD).unwrap());
@@ -338,9 +323,7 @@ on_both! {
 
     fn a_compaction_leaves_it_where_the_peer_has_it(rig) {
         let peer = Peer::new();
-        let pool = shareable(rig, 64).largest_extent(8 * G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 64).largest_extent(8 * G).build().unwrap());
         let pieces = || {
             let block = tenant.block(G).capacity(8 * G).home_stream(&stream);
             let mut block = block.try_allocate().unwrap();
@@ -367,9 +350,7 @@ on_both! {
 
     fn no_pattern_of_a_hardened_pool_is_seen_by_the_peer(rig) {
         let peer = Peer::new();
-        let pool = shareable(rig, 8).hardened(Hardened::new()).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 8).hardened(Hardened::new()).build().unwrap());
         let block = tenant.block(4 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         let exported = block.export(FD).unwrap();
@@ -396,9 +377,7 @@ on_both! {
 
     fn the_mapper_releases_what_nobody_comes_back_for(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = shareable(rig, 16).mapper(&mapper).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 16).mapper(&mapper).build().unwrap());
         let block = tenant.block(4 * G).capacity(8 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         block.try_grow_to(5 * G).unwrap();
@@ -417,9 +396,7 @@ on_both! {
 
     fn a_block_that_goes_while_the_mapper_is_at_it_leaves_nothing(rig) {
         let mapper = Mapper::start(&rig.device).unwrap();
-        let pool = shareable(rig, 128).mapper(&mapper).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 128).mapper(&mapper).build().unwrap());
         let block = tenant.block(32 * G).capacity(64 * G).home_stream(&stream);
         let mut block = block.try_allocate().unwrap();
         let slow = Fault::delay_all(Duration::from_millis(100)).of(Call::MemMap);
@@ -439,8 +416,7 @@ on_both! {
     }
 
     fn a_capture_is_not_asked_about_it(rig) {
-        let pool = shareable(rig, 8).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(shareable(rig, 8).build().unwrap());
         let block = tenant.try_allocate(4 * G).unwrap();
         let guard = pool.capture_guard();
         drop(block.export(FD).unwrap());
@@ -466,9 +442,7 @@ on_both! {
     }
 
     fn a_refused_export_changes_nothing(rig) {
-        let pool = shareable(rig, 8).largest_extent(G).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
-        let stream = Stream::new(&rig.device).unwrap();
+        let (pool, tenant, stream) = common::with_stream(rig, shareable(rig, 8).largest_extent(G).build().unwrap());
         let block = tenant.allocate_on(&stream, 3 * G).unwrap();
         let address = block.address();
         for k in 1..=3 {
@@ -498,8 +472,7 @@ on_both! {
 
     fn what_the_driver_will_not_take_back_is_nobodys_room(rig) {
         let pool = shareable(rig, 4).largest_extent(2 * G).build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         let stream = Stream::new(&rig.device).unwrap();
         let mut block = a.allocate_on(&stream, 4 * G).unwrap();
         drop(block.export(FD).unwrap());
@@ -523,8 +496,7 @@ on_both! {
     }
 
     fn only_what_was_made_for_it_is_exported(rig) {
-        let plain = common::pool(rig, 4);
-        let tenant = plain.tenant("a").register().unwrap();
+        let (plain, tenant) = common::tenancy(rig, 4);
         let block = tenant.try_allocate(G).unwrap();
         rig.faults.forget();
         let refused = block.export(FD).unwrap_err();
@@ -626,8 +598,7 @@ on_both! {
     }
 
     fn what_a_region_in_a_tenant_exports_is_counted_until_the_pool_releases_it(rig) {
-        let pool = shareable(rig, 8).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::with_tenant(shareable(rig, 8).build().unwrap());
         let mut region = tenant.region(6 * G).largest_extent(2 * G).reserve().unwrap();
         region.commit(0..6 * G).unwrap();
         assert_eq!(tenant.stats().exported, 0);

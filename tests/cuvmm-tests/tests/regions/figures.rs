@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::common::{D0, G, Rig, cases, pool};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Driver, HandleTypes};
+use cuvmm::driver::HandleTypes;
+use cuvmm::driver::model::Backing;
 use cuvmm::region::Registration;
 use cuvmm::{Pool, Region, Stream};
 
@@ -23,10 +23,7 @@ struct World<'a, B: Backing> {
     random: fastrand::Rng,
 }
 
-impl<'a, B: Backing + 'static> World<'a, B>
-where
-    Machine<B>: Driver,
-{
+impl<'a, B: Backing> World<'a, B> {
     fn new(rig: &'a Rig<B>, seed: u64, in_tenant: bool) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let pool = in_tenant.then(|| pool(rig, 5 * SIZE));

@@ -5,8 +5,8 @@ use crate::common;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::{ArgumentError, ContainerError};
 use cuvmm::sparse::{BrickShape, Holes};
 use cuvmm::{SparseArray, SparseGrid, Stream};
@@ -16,10 +16,7 @@ use proptest::prelude::*;
 const PER_GRANULE: usize = G as usize / 4;
 
 /// Creates a row of bricks of `4 * edge * edge` bytes each.
-fn row<B: Backing + 'static>(rig: &Rig<B>, count: usize, edge: usize) -> SparseGrid<u32, 2>
-where
-    Machine<B>: Driver,
-{
+fn row(rig: &Rig<impl Backing>, count: usize, edge: usize) -> SparseGrid<u32, 2> {
     let stream = Stream::new(&rig.device).unwrap();
     let bricks = BrickShape::new([edge, count * edge], [edge, edge]).unwrap();
     SparseGrid::new(&rig.device, &stream, bricks).unwrap()
@@ -54,9 +51,7 @@ on_both! {
         assert!(!grid.decommit_brick([0, 0]).unwrap());
         assert_eq!((grid.held(), grid.committed_count()), (G, 1));
         assert!(!grid.is_committed([0, 0]) && grid.is_committed([0, 1]) && !grid.is_committed([1, 0]));
-        if rig.keeps_bytes() {
-            assert_eq!(read(&grid, 1), filled(&grid, 8));
-        }
+        rig.shows(read(&grid, 1), filled(&grid, 8));
         assert!(grid.decommit_brick([0, 1]).unwrap());
         assert_eq!((grid.held(), grid.stats().mappings, grid.committed_count()), (0, 0, 0));
     }
@@ -91,13 +86,11 @@ on_both! {
         // Late writes to the old brick are ordered before the zeros of the new one.
         let late = vec![(grid.address(), G / 2, 0x55)];
         rig.machine.hold_until_awaited(D0, user.as_raw());
-        rig.machine.queue_kernel(D0, user.as_raw(), vec![], late).unwrap();
+        rig.kernel(&user, &[], &late);
         rig.faults.forget();
         assert!(grid.commit_brick([0, 0]).unwrap());
         assert_eq!((rig.faults.count(Call::MemsetD8Async), rig.faults.count(Call::MemCreate)), (1, 0));
-        if rig.keeps_bytes() {
-            assert_eq!((read(&grid, 0), read(&grid, 1)), (filled(&grid, 0), filled(&grid, 7)));
-        }
+        rig.shows((read(&grid, 0), read(&grid, 1)), (filled(&grid, 0), filled(&grid, 7)));
         // A brick that was never committed needs no zeros, and neither does one whose tile was
         // released in between.
         grid.decommit_brick([0, 0]).unwrap();
@@ -106,9 +99,7 @@ on_both! {
         grid.commit_brick([0, 1]).unwrap();
         grid.commit_brick([0, 0]).unwrap();
         assert_eq!(rig.faults.count(Call::MemsetD8Async), 0);
-        if rig.keeps_bytes() {
-            assert_eq!((read(&grid, 0), read(&grid, 1)), (filled(&grid, 0), filled(&grid, 0)));
-        }
+        rig.shows((read(&grid, 0), read(&grid, 1)), (filled(&grid, 0), filled(&grid, 0)));
     }
 
     fn a_tile_goes_only_behind_the_work_on_all_of_its_bricks(rig) {
@@ -118,8 +109,7 @@ on_both! {
         grid.commit_brick([0, 0]).unwrap();
         grid.commit_brick([0, 1]).unwrap();
         rig.machine.hold(D0, user.as_raw());
-        let late = vec![(grid.address(), G / 2, 0x55)];
-        rig.machine.queue_kernel(D0, user.as_raw(), vec![], late).unwrap();
+        rig.kernel(&user, &[], &[(grid.address(), G / 2, 0x55)]);
         grid.decommit_brick([0, 0]).unwrap();
         grid.decommit_brick([0, 1]).unwrap();
         assert_eq!((grid.stats().pending_free, grid.committed_count()), (G, 0));
@@ -187,9 +177,7 @@ on_both! {
             assert!(failed.is_err() && !grid.is_committed([0, 0]));
             assert_eq!((grid.held(), grid.committed_count()), (G, 1));
             assert!(grid.commit_brick([0, 0]).unwrap());
-            if rig.keeps_bytes() {
-                assert_eq!(read(&grid, 0), filled(&grid, 0));
-            }
+            rig.shows(read(&grid, 0), filled(&grid, 0));
         }
     }
 
@@ -225,12 +213,11 @@ on_both! {
         assert_eq!((grid.held(), grid.stats().mappings), (4 * G, 1));
         let params = bricks.params();
         let number = params.counts[1] * params.counts[2] + 1;
-        let writes = vec![(
+        rig.kernel(&stream, &[], &[(
             cuvmm::driver::DeviceAddress(grid.view_mut().address().0 + number * params.brick_len * 4),
             4 * G,
             0x11,
-        )];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        )]);
         let mut seen = vec![0; bricks.brick_len()];
         grid.read_brick([1, 0, 1], &mut seen, Holes::Refuse).unwrap();
         if rig.keeps_bytes() {
@@ -287,7 +274,7 @@ proptest! {
     #[test]
     #[ignore = "slow: `.ci/run` runs it"]
     fn it_holds_what_a_table_of_bricks_would(steps in prop::collection::vec(step(), 1..40)) {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let stream = Stream::new(&rig.device).unwrap();
         let bricks = BrickShape::new([3 * BRICK[0] - 1, 5 * BRICK[1] - 2], BRICK).unwrap();
         let builder = SparseGrid::<u32, 2>::builder(&rig.device, &stream, bricks);
@@ -332,7 +319,5 @@ proptest! {
                 prop_assert!(seen == common::filled(wanted, seen.len()), "step {}, brick {}", number, brick);
             }
         }
-        drop((grid, stream));
-        common::nothing_left(rig);
     }
 }

@@ -350,19 +350,17 @@ fn a_driver_that_is_gone_at_exit_is_silent() {
 
 #[test]
 fn terabytes_of_addresses_cost_nothing() {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let reservation = Reservation::new(&rig.device, 4096 * GIB).unwrap();
     assert_eq!(reservation.size(), 4096 * GIB);
-    drop(reservation);
-    common::nothing_left(rig);
 }
 
 #[test]
 fn a_lost_context_takes_nothing_new_and_gives_everything_back() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let reservation = Reservation::new(&rig.device, G).unwrap();
     let physical = Physical::new(&rig.device, G).unwrap();
-    let mapping = reservation.map(0, &physical).unwrap();
+    let _mapping = reservation.map(0, &physical).unwrap();
     rig.machine
         .lose_context(common::D0, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
     assert!(rig.device.synchronize().is_err());
@@ -374,8 +372,6 @@ fn a_lost_context_takes_nothing_new_and_gives_everything_back() {
             ..
         })
     ));
-    drop((mapping, physical, reservation));
-    common::nothing_left(rig);
 }
 
 #[test]
@@ -399,7 +395,7 @@ fn calls_are_counted_by_kind() {
 
 #[test]
 fn the_per_thread_stream_is_refused_and_both_legacy_handles_are_one_stream() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let from_raw = |handle| {
         // SAFETY: the default streams live as long as the context.
         #[allow(unsafe_code)]
@@ -417,6 +413,4 @@ fn the_per_thread_stream_is_refused_and_both_legacy_handles_are_one_stream() {
     }
     let own = Stream::new(&rig.device).unwrap();
     assert_eq!(from_raw(own.as_raw()).unwrap(), own);
-    drop(own);
-    common::nothing_left(rig);
 }

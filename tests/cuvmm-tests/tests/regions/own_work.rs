@@ -6,18 +6,14 @@ use std::sync::Arc;
 use crate::common::{D0, D1, G, Rig};
 use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
-use cuvmm::driver::Driver;
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
 use cuvmm::{Access, DeviceVec, Region, Stream};
 
 /// A region of committed granules, each with an extent of its own.
-fn region<B: Backing + 'static>(rig: &Rig<B>, granules: u64) -> Region
-where
-    Machine<B>: Driver,
-{
+fn region(rig: &Rig<impl Backing>, granules: u64) -> Region {
     let builder = Region::builder(&rig.device, granules * G).largest_extent(G);
     let mut region = builder.reserve().unwrap();
     region.commit(0..granules * G).unwrap();
@@ -25,37 +21,23 @@ where
 }
 
 /// A stream whose work is held back.
-fn held<B: Backing + 'static>(rig: &Rig<B>) -> Stream
-where
-    Machine<B>: Driver,
-{
+fn held(rig: &Rig<impl Backing>) -> Stream {
     let stream = Stream::new(&rig.device).unwrap();
     rig.machine.hold(D0, stream.as_raw());
     stream
 }
 
-fn release<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn release(rig: &Rig<impl Backing>, stream: &Stream) {
     rig.machine.release_stream(D0, stream.as_raw());
 }
 
 /// Queues a kernel that reads a granule.
-fn read<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, at: cuvmm::driver::DeviceAddress)
-where
-    Machine<B>: Driver,
-{
-    let reads = vec![(at, G)];
-    let queued = rig.machine.queue_kernel(D0, stream.as_raw(), reads, vec![]);
-    queued.unwrap();
+fn read(rig: &Rig<impl Backing>, stream: &Stream, at: cuvmm::driver::DeviceAddress) {
+    rig.kernel(stream, &[(at, G)], &[]);
 }
 
 /// A vector of two granules of bytes.
-fn vector<B: Backing + 'static>(rig: &Rig<B>, home: &Stream) -> DeviceVec<u8>
-where
-    Machine<B>: Driver,
-{
+fn vector(rig: &Rig<impl Backing>, home: &Stream) -> DeviceVec<u8> {
     let region = Region::builder(&rig.device, 4 * G).largest_extent(G);
     let mut vector = DeviceVec::from_region(region.reserve().unwrap(), home).unwrap();
     vector.resize(2 * G as usize, 1).unwrap();
@@ -74,7 +56,7 @@ on_both! {
         assert_eq!(region.purge().unwrap().given_back, G);
         // Later work of the stream uses other memory.
         rig.machine.hold(D0, stream.as_raw());
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], vec![]).unwrap();
+        rig.kernel(&stream, &[], &[]);
         region.decommit_after(G..2 * G, &[]).unwrap();
         assert_eq!(region.purge().unwrap().given_back, G);
         release(rig, &stream);

@@ -3,7 +3,7 @@
 
 use crate::common::panics::panics_at;
 use crate::common::world::books;
-use crate::common::{G, Rig, host, limited};
+use crate::common::{self, G, Rig, host, limited};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
 use cuvmm::driver::{CUresult, Call};
@@ -170,7 +170,7 @@ fn a_tenant_is_charged_for_nothing_that_its_regions_lost() {
             assert!(nth < 200, "the operation never ends");
             let rig = host();
             let pool = limited(&rig, 32).build().unwrap();
-            let [a, b] = ["a", "b"].map(|name| pool.tenant(name).register().unwrap());
+            let [a, b] = common::tenants(&pool);
             let stream = Stream::new(&rig.device).unwrap();
             let region = a.region(COUNT * G).largest_extent(COUNT / 2 * G);
             let mut region = region.home_stream(&stream).reserve().unwrap();

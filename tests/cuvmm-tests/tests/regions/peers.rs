@@ -7,27 +7,20 @@ use crate::common;
 use crate::common::{D1, G, Rig, shareable, shareable_region};
 use crate::on_both;
 use cuvmm::dlpack::{Consumer, Tensor};
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{ArgumentError, ContainerError};
 use cuvmm::share::{Manifest, Publisher};
 use cuvmm::{Access, CowBuffer, Device, DeviceVec, Region, Stream};
 
 /// Queues a kernel of the second device that writes to memory, and holds it back until a thread waits
 /// for it.
-fn write_until_awaited<B: Backing>(rig: &Rig<B>, by: &Stream, at: u64, size: u64)
-where
-    Machine<B>: Driver,
-{
+fn write_until_awaited(rig: &Rig<impl Backing>, by: &Stream, at: u64, size: u64) {
     write(rig, by, at, size);
     rig.machine.hold_until_awaited(D1, by.as_raw());
 }
 
 /// Queues a kernel of the second device that writes to memory, and holds it back.
-fn write<B: Backing>(rig: &Rig<B>, by: &Stream, at: u64, size: u64)
-where
-    Machine<B>: Driver,
-{
+fn write(rig: &Rig<impl Backing>, by: &Stream, at: u64, size: u64) {
     rig.machine.hold(D1, by.as_raw());
     let writes = vec![(cuvmm::driver::DeviceAddress(at), size, 7)];
     let queued = rig.machine.queue_kernel(D1, by.as_raw(), vec![], writes);
@@ -35,10 +28,7 @@ where
 }
 
 /// Creates a vector of two extents, the second without elements, that a device has access to.
-fn vector<B: Backing + 'static>(rig: &Rig<B>, second: &Device) -> DeviceVec<u8>
-where
-    Machine<B>: Driver,
-{
+fn vector(rig: &Rig<impl Backing>, second: &Device) -> DeviceVec<u8> {
     let home = Stream::new(&rig.device).unwrap();
     let builder = Region::builder(&rig.device, 4 * G).largest_extent(G);
     let mut region = builder.reserve().unwrap();
@@ -55,8 +45,7 @@ on_both! {
         let by = Stream::new(&second).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let publisher = Publisher::bind(folder.path().join("socket")).unwrap();
-        let pool = shareable(rig, 8).open_to(&second, Access::ReadWrite).build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(shareable(rig, 8).open_to(&second, Access::ReadWrite).build().unwrap());
         let block = tenant.try_allocate(2 * G).unwrap();
         write_until_awaited(rig, &by, block.address().0, 2 * G);
         publisher.publish("block", Manifest::default(), block).unwrap();

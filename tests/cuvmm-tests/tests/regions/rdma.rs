@@ -2,7 +2,7 @@
 
 use crate::common::{self, D0, G, Rig, limited, model_options, nth_of};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine, ModelDriver};
+use cuvmm::driver::model::{Backing, ModelDriver};
 use cuvmm::driver::{CUresult, Call, DeviceAddress, DeviceAttribute, Driver, PointerAttribute};
 use cuvmm::error::{MemoryError, PoolError};
 use cuvmm::{Physical, Pool, Region};
@@ -16,30 +16,20 @@ const TRIES: [Call; 4] = [
 ];
 const UNDOES: [Call; 3] = [Call::MemUnmap, Call::MemAddressFree, Call::MemRelease];
 
-fn reaches<B: Backing + 'static>(rig: &Rig<B>, address: DeviceAddress) -> bool
-where
-    Machine<B>: Driver,
-{
+fn reaches(rig: &Rig<impl Backing>, address: DeviceAddress) -> bool {
     let asked = PointerAttribute::IS_GPU_DIRECT_RDMA_CAPABLE;
     rig.machine.pointer_attribute(D0, address, asked).unwrap() == 1
 }
 
 /// Returns `true` if the memory of a pool that takes what the device has is for RDMA.
-fn auto<B: Backing + 'static>(rig: &Rig<B>) -> bool
-where
-    Machine<B>: Driver,
-{
+fn auto(rig: &Rig<impl Backing>) -> bool {
     let pool = limited(rig, 4).rdma_if_supported().unwrap();
-    let pool = pool.build().unwrap();
-    let tenant = pool.tenant("a").register().unwrap();
+    let (_pool, tenant) = common::with_tenant(pool.build().unwrap());
     let block = tenant.try_allocate(2 * G).unwrap();
     reaches(rig, block.address())
 }
 
-fn required<B: Backing + 'static>(rig: &Rig<B>) -> Result<Pool, MemoryError>
-where
-    Machine<B>: Driver,
-{
+fn required(rig: &Rig<impl Backing>) -> Result<Pool, MemoryError> {
     let built = limited(rig, 4).rdma_capable(true).build();
     built.map_err(|refused| match refused {
         PoolError::Memory(refused) => refused,
@@ -60,8 +50,7 @@ on_both! {
         drop(Region::builder(&rig.device, G).rdma_capable(true).reserve().unwrap());
         assert_eq!(rig.faults.count(Call::MemCreate), 1);
         assert!(auto(rig));
-        let plain = limited(rig, 4).build().unwrap();
-        let tenant = plain.tenant("a").register().unwrap();
+        let (_plain, tenant) = common::with_tenant(limited(rig, 4).build().unwrap());
         assert!(!reaches(rig, tenant.try_allocate(G).unwrap().address()));
     }
 }
@@ -70,7 +59,7 @@ on_both! {
 #[test]
 fn a_device_that_refuses_it_has_ordinary_memory() {
     for call in TRIES.into_iter().chain([Call::DeviceGetAttribute]) {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let unknown = CUresult::CUDA_ERROR_UNKNOWN;
         rig.faults.arm(nth_of(1, unknown, &[call]));
         assert!(!auto(&rig), "{call:?}");
@@ -88,14 +77,13 @@ fn a_device_that_refuses_it_has_ordinary_memory() {
         let region = Region::builder(&rig.device, G).rdma_capable(true).reserve();
         assert_eq!(region.map(drop).unwrap_err(), refused);
         assert_eq!(rig.faults.total(), 0, "the device is not tried again");
-        common::nothing_left(rig);
     }
 }
 
 #[test]
 fn a_shortage_says_nothing_about_the_device() {
     for call in TRIES {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let short = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         rig.faults.arm(nth_of(1, short, &[call]));
         assert!(!auto(&rig), "{call:?}");
@@ -105,7 +93,6 @@ fn a_shortage_says_nothing_about_the_device() {
         rig.faults.disarm();
         assert!(auto(&rig), "it is tried again");
         drop(required(&rig).unwrap());
-        common::nothing_left(rig);
     }
 }
 
@@ -137,7 +124,9 @@ fn a_lost_context_is_an_error() {
 #[test]
 fn a_device_that_promises_none_is_not_tried() {
     let without = DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM;
-    let rig = common::rig(ModelDriver::new(model_options().attribute(without, 0)));
+    let rig = common::clean(common::rig(ModelDriver::new(
+        model_options().attribute(without, 0),
+    )));
     rig.faults.forget();
     assert!(!auto(&rig));
     let created = rig.faults.count(Call::MemCreate);
@@ -148,5 +137,4 @@ fn a_device_that_promises_none_is_not_tried() {
     );
     assert_eq!(rig.faults.count(Call::MemCreate), created);
     assert_eq!(rig.faults.count(Call::DeviceGetAttribute), 1);
-    common::nothing_left(rig);
 }

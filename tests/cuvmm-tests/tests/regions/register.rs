@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common;
-use crate::common::{D0, G, Rig, nth_of, pool};
+use crate::common::{D0, G, Rig, nth_of};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine, ModelDriver};
+use cuvmm::driver::model::{Backing, ModelDriver};
 use cuvmm::driver::{CUresult, Call, DeviceAttribute, Driver, HandleTypes, Location};
 use cuvmm::error::{ArgumentError, ContainerError, MemoryError, PoolError};
 use cuvmm::own::CloseRefusal;
@@ -40,24 +40,16 @@ fn figures(error: MemoryError) -> [u64; 4] {
 }
 
 /// Writes to memory as a kernel does. The write loses the context if the memory is not mapped.
-fn touch<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, registration: &Registration)
-where
-    Machine<B>: Driver,
-{
-    let writes = registration
+fn touch(rig: &Rig<impl Backing>, stream: &Stream, registration: &Registration) {
+    let writes: Vec<_> = registration
         .extents()
         .iter()
         .map(|extent| (extent.address, extent.size, 7))
         .collect();
-    rig.machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes)
-        .unwrap();
+    rig.kernel(stream, &[], &writes);
 }
 
-fn intact<B: Backing + 'static>(rig: &Rig<B>) -> bool
-where
-    Machine<B>: Driver,
-{
+fn intact(rig: &Rig<impl Backing>) -> bool {
     rig.device.synchronize().is_ok()
 }
 
@@ -310,8 +302,7 @@ on_both! {
     }
 
     fn work_on_other_streams_is_recorded_on_the_registration(rig) {
-        let pool = pool(rig, 8);
-        let tenant = pool.tenant("a").register().unwrap();
+        let (pool, tenant) = common::tenancy(rig, 8);
         let (home, other) = (Stream::new(&rig.device).unwrap(), Stream::new(&rig.device).unwrap());
         let block = tenant.block(8 * G).home_stream(&home).try_allocate().unwrap();
         let registration = block.register().unwrap();
@@ -451,8 +442,7 @@ on_both! {
         let mut region = Region::builder(&rig.device, 4 * G).for_nccl().unwrap().reserve().unwrap();
         region.commit(0..G).unwrap();
         let pool = Pool::builder(&rig.device).limit(Limit::Bytes(4 * G));
-        let pool = pool.for_nccl().unwrap().build().unwrap();
-        let tenant = pool.tenant("a").register().unwrap();
+        let (_pool, tenant) = common::with_tenant(pool.for_nccl().unwrap().build().unwrap());
         let block = tenant.try_allocate(G).unwrap();
         let asked = cuvmm::driver::PointerAttribute::ALLOWED_HANDLE_TYPES;
         for address in [region.address(), block.address()] {
@@ -473,9 +463,9 @@ fn refused_by(region: &mut Region) -> [u64; 4] {
 #[test]
 fn memory_for_rdma_is_refused_where_the_device_has_none() {
     let without = DeviceAttribute::GPU_DIRECT_RDMA_WITH_VMM;
-    let rig = common::rig(ModelDriver::new(
+    let rig = common::clean(common::rig(ModelDriver::new(
         common::model_options().attribute(without, 0).fabric(true),
-    ));
+    )));
     let physical = Physical::builder(&rig.device, G).rdma_capable(true);
     let region = Region::builder(&rig.device, G).rdma_capable(true);
     let pool = Pool::builder(&rig.device).rdma_capable(true);
@@ -506,8 +496,6 @@ fn memory_for_rdma_is_refused_where_the_device_has_none() {
     let props = physical.props().unwrap();
     let types = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
     assert_eq!((props.handle_types, props.rdma_capable), (types, false));
-    drop(physical);
-    common::nothing_left(rig);
 }
 
 #[test]

@@ -5,8 +5,7 @@ use std::cell::RefCell;
 use crate::common::books::books;
 use crate::common::{self, G, Rig, cases};
 use crate::on_both;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::ArgumentError;
 use cuvmm::region::RegionBuilder;
 use cuvmm::{DeviceVec, Pool, Region, Stream};
@@ -21,14 +20,7 @@ fn sizes(region: &Region) -> Vec<u64> {
     extents(region).into_iter().map(|(_, size)| size).collect()
 }
 
-fn builders<B: Backing + 'static>(
-    rig: &Rig<B>,
-    pool: &Pool,
-    granules: u64,
-    each: impl Fn(RegionBuilder<'_>),
-) where
-    Machine<B>: Driver,
-{
+fn builders(rig: &Rig<impl Backing>, pool: &Pool, granules: u64, each: impl Fn(RegionBuilder<'_>)) {
     each(Region::builder(&rig.device, granules * G).expect_shrink(true));
     let tenant = pool.tenant("a").register().unwrap();
     each(tenant.region(granules * G).expect_shrink(true));

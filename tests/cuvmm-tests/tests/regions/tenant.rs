@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::books::{balanced, books};
-use crate::common::{D0, G, Rig, host, limited, model, nothing_left, pool};
+use crate::common::{self, D0, G, Rig, host, limited, model, nothing_left, pool};
 use cuvmm::driver::fault::Fault;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Call, DeviceAddress, Driver, HandleTypes};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{Call, DeviceAddress, HandleTypes};
 use cuvmm::error::{ArgumentError, BlockError, ContainerError, MemoryError};
 use cuvmm::sparse::BrickShape;
 use cuvmm::{
@@ -25,24 +25,14 @@ fn tenant(pool: &Pool, name: &str) -> Tenant {
     pool.tenant(name).register().unwrap()
 }
 
-fn stream<B: Backing>(rig: &Rig<B>) -> Stream
-where
-    Machine<B>: Driver,
-{
+fn stream(rig: &Rig<impl Backing>) -> Stream {
     Stream::new(&rig.device).unwrap()
 }
 
 /// Queues a kernel that writes to bytes of a region, and holds it back.
-fn busy<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream, region: &Region, bytes: u64)
-where
-    Machine<B>: Driver,
-{
+fn busy(rig: &Rig<impl Backing>, stream: &Stream, region: &Region, bytes: u64) {
     rig.machine.hold(D0, stream.as_raw());
-    let writes = vec![(region.address(), bytes, 7)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[(region.address(), bytes, 7)]);
 }
 
 fn is_short(error: &MemoryError) -> bool {
@@ -55,10 +45,7 @@ fn containers_are_charged_beside_heaps_and_blocks() {
     charged(model());
 }
 
-fn charged<B: Backing + 'static>(rig: Rig<B>)
-where
-    Machine<B>: Driver,
-{
+fn charged(rig: Rig<impl Backing>) {
     let pool = pool(&rig, 64);
     let (a, b) = (tenant(&pool, "a"), tenant(&pool, "b"));
     let home = stream(&rig);
@@ -323,7 +310,7 @@ fn what_the_pool_cannot_give_is_refused_by_the_builder() {
 
 #[test]
 fn after_its_tenant_is_unregistered_a_container_does_not_grow() {
-    let rig = model();
+    let rig = common::clean(model());
     let pool = pool(&rig, 8);
     let a = tenant(&pool, "a");
     let mut region = a.region(8 * G).largest_extent(G).reserve().unwrap();
@@ -339,8 +326,6 @@ fn after_its_tenant_is_unregistered_a_container_does_not_grow() {
     region.commit(0..G).unwrap_err();
     drop(pool);
     assert_eq!(a.stats().in_use, 3 * G);
-    drop((region, a));
-    nothing_left(rig);
 }
 
 #[test]
@@ -613,9 +598,7 @@ fn a_thread_grows_withdraws_and_drops_while_another_presses() {
                     let range = start * G..random.u64(start..16) * G + G;
                     if region.commit(range.clone()).is_ok() {
                         let at = DeviceAddress(region.address().0 + range.start);
-                        let writes = vec![(at, G, 3)];
-                        let queued = rig.machine.queue_kernel(D0, home.as_raw(), vec![], writes);
-                        queued.unwrap();
+                        rig.kernel(&home, &[], &[(at, G, 3)]);
                     }
                     let gone = region.committed_in(range).collect::<Vec<_>>();
                     for part in gone {

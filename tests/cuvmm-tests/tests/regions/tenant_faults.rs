@@ -2,9 +2,9 @@
 #![allow(clippy::unit_arg)]
 
 use crate::common::books::{balanced, books as exact};
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::world::{Books, books};
-use crate::common::{G, Rig, limited, model};
+use crate::common::{self, G, Rig, limited, model};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::model::Nothing;
 use cuvmm::driver::{CUresult, Call};
@@ -32,8 +32,7 @@ impl World {
 /// A region of a tenant with two extents, beside a tenant that has used memory.
 fn world(rig: &Rig<Nothing>) -> World {
     let pool = limited(rig, 16).largest_extent(G).build().unwrap();
-    let a = pool.tenant("a").register().unwrap();
-    let b = pool.tenant("b").register().unwrap();
+    let [a, b] = common::tenants(&pool);
     let home = Stream::new(&rig.device).unwrap();
     let region = a.region(16 * G).largest_extent(G).home_stream(&home);
     let mut region = region.reserve().unwrap();
@@ -66,7 +65,7 @@ fn told(world: &World) -> Figures {
 #[test]
 fn committing_new_memory() {
     let commit = |_: &Rig<Nothing>, world: &mut World| text(world.region().commit(2 * G..5 * G));
-    let calls = sweep(world, commit, told, true);
+    let calls = sweep(world, commit, told);
     assert_eq!(calls, 3 * 3);
 }
 
@@ -81,7 +80,7 @@ fn committing_used_memory() {
     };
     let commit = |_: &Rig<Nothing>, world: &mut World| text(world.region().commit(2 * G..5 * G));
     // Memory of the other tenant is reclaimed.
-    let calls = sweep(full, commit, |_| (), false);
+    let calls = sweep_partly(full, commit, |_| ());
     assert!(calls > 3 * 3, "{calls}");
 }
 
@@ -93,7 +92,7 @@ fn committing_again_what_was_withdrawn() {
         world
     };
     let commit = |_: &Rig<Nothing>, world: &mut World| text(world.region().commit(0..3 * G));
-    assert_eq!(sweep(withdrawn, commit, told, true), 3);
+    assert_eq!(sweep(withdrawn, commit, told), 3);
 }
 
 #[test]
@@ -110,7 +109,7 @@ fn purging_and_closing() {
             held => Err(format!("{held} held")),
         }
     };
-    assert!(sweep(world, purge, |_| (), false) >= 2);
+    assert!(sweep_partly(world, purge, |_| ()) >= 2);
     let close = |_: &Rig<Nothing>, world: &mut World| match world.region.take() {
         Some(region) => region.close().map_err(|failed| {
             world.region = Some(failed.owner);
@@ -118,7 +117,7 @@ fn purging_and_closing() {
         }),
         None => Ok(()),
     };
-    assert!(sweep(world, close, |_| (), false) >= 2);
+    assert!(sweep_partly(world, close, |_| ()) >= 2);
 }
 
 #[test]
@@ -127,9 +126,9 @@ fn reserving_and_dropping() {
         let region = text(world.a.region(4 * G).reserve())?;
         Ok(world.forks.push(region))
     };
-    assert_eq!(sweep(world, reserve, told, true), 1);
+    assert_eq!(sweep(world, reserve, told), 1);
     let drops = |_: &Rig<Nothing>, world: &mut World| Ok(world.region = None);
-    sweep(world, drops, |_| (), false);
+    sweep_partly(world, drops, |_| ());
 }
 
 #[test]
@@ -139,7 +138,7 @@ fn forking_and_unsharing() {
         let fork = text(world.region().fork(&[home]))?;
         Ok(world.forks.push(fork))
     };
-    let calls = sweep(world, fork, told, true);
+    let calls = sweep(world, fork, told);
     assert!(calls > 3 * 2, "a reservation too: {calls}");
     let forked = |rig: &Rig<Nothing>| {
         let mut world = world(rig);
@@ -150,20 +149,20 @@ fn forking_and_unsharing() {
         let home = world.home.clone();
         text(world.region().unshare(0..2 * G, &home, &[]).map(drop))
     };
-    let calls = sweep(forked, unshare, told, false);
+    let calls = sweep_partly(forked, unshare, told);
     assert!(calls >= 2 * 6, "{calls}");
 }
 
 #[test]
 fn showing_memory_twice() {
     let alias = |_: &Rig<Nothing>, world: &mut World| text(world.region().alias(0..2 * G, 8 * G));
-    assert_eq!(sweep(world, alias, told, true), 2 * 2);
+    assert_eq!(sweep(world, alias, told), 2 * 2);
     let ring = |_: &Rig<Nothing>, world: &mut World| {
         let region = text(world.a.region(4 * G).reserve())?;
         let ring = text(RingBuffer::from_region(region, &world.home))?;
         Ok(world.rings.push(ring))
     };
-    sweep(world, ring, |world| world.rings.len(), false);
+    sweep_partly(world, ring, |world| world.rings.len());
 }
 
 #[test]
@@ -180,12 +179,12 @@ fn snapshots() {
         buffers.push(then);
         text(buffers[0].write(0, &[1]))
     };
-    sweep(buffers, write, |_| (), false);
+    sweep_partly(buffers, write, |_| ());
 }
 
 #[test]
 fn what_a_commit_cannot_undo_is_quarantined_until_the_region_is_closed() {
-    let rig = model();
+    let rig = common::clean(model());
     let mut world = world(&rig);
     let code = CUresult::CUDA_ERROR_UNKNOWN;
     // The second extent is mapped and cannot be opened, and neither can be unmapped.
@@ -217,7 +216,6 @@ fn what_a_commit_cannot_undo_is_quarantined_until_the_region_is_closed() {
     } = world;
     drop((a, b, home));
     pool.close().unwrap();
-    crate::common::nothing_left(rig);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice::from_ref;
 
 use crate::common::books::books;
-use crate::common::{G, Rig, cases, host, limited, nothing_left};
+use crate::common::{self, G, Rig, cases, host, limited};
 use cuvmm::driver::host::HostMemory;
 use cuvmm::error::MemoryError;
 use cuvmm::{Pool, Region, Stream, Tenant};
@@ -36,8 +36,7 @@ fn granules(range: &Range<u64>) -> Range<usize> {
 impl World {
     fn new(rig: &Rig<HostMemory>, seed: u64) -> Self {
         let pool = limited(rig, 24).build().unwrap();
-        let a = pool.tenant("a").register().unwrap();
-        let b = pool.tenant("b").register().unwrap();
+        let [a, b] = common::tenants(&pool);
         Self {
             regions: Vec::new(),
             a,
@@ -198,7 +197,7 @@ impl World {
 #[test]
 fn programs_keep_bytes_and_figures() {
     for seed in 0..u64::from(cases(12)) {
-        let rig = host();
+        let rig = common::clean(host());
         let mut world = World::new(&rig, seed);
         for _ in 0..150 {
             world.step();
@@ -211,7 +210,5 @@ fn programs_keep_bytes_and_figures() {
             0,
             "seed {seed}"
         );
-        drop(world);
-        nothing_left(rig);
     }
 }

@@ -5,25 +5,19 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use crate::common::books::balanced;
-use crate::common::{D0, G, Rig, host, limited, model};
+use crate::common::{self, D0, G, Rig, host, limited, model};
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{CUresult, Call, Driver};
+use cuvmm::driver::model::Backing;
+use cuvmm::driver::{CUresult, Call};
 use cuvmm::error::MemoryError;
 use cuvmm::{Pool, Region, Stream, Tenant};
 
 const BAD: CUresult = CUresult::CUDA_ERROR_UNKNOWN;
 
-fn hold<B: Backing + 'static>(rig: &Rig<B>, stream: &Stream)
-where
-    Machine<B>: Driver,
-{
+fn hold(rig: &Rig<impl Backing>, stream: &Stream) {
     rig.machine.hold(D0, stream.as_raw());
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], vec![]);
-    queued.unwrap();
+    rig.kernel(stream, &[], &[]);
 }
 
 struct World {
@@ -192,9 +186,7 @@ fn a_request_that_waits_does_not_wake_itself() {
 #[test]
 fn a_request_with_a_guard_takes_memory_that_was_never_used() {
     let rig = model();
-    let pool = limited(&rig, 8).build().unwrap();
-    let a = pool.tenant("a").register().unwrap();
-    let home = Stream::new(&rig.device).unwrap();
+    let (pool, a, home) = common::with_stream(&rig, limited(&rig, 8).build().unwrap());
     let region = a.region(16 * G).largest_extent(G).home_stream(&home);
     let mut region = region.timeout(Duration::from_millis(20)).reserve().unwrap();
     region.commit(0..4 * G).unwrap();

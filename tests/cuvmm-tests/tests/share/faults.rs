@@ -4,7 +4,7 @@
 use std::thread;
 
 use crate::common;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::{G, Rig, shareable_region};
 use crate::share_support::leaves_nothing_open;
 use cuvmm::driver::model::Nothing;
@@ -62,7 +62,7 @@ fn giving() {
             text(given)
         };
         let held = |(_, region, _): &(Offer, Region, Model)| region.committed();
-        assert_eq!(sweep(world, give, held, true), EXTENTS);
+        assert_eq!(sweep(world, give, held), EXTENTS);
     });
 }
 
@@ -90,7 +90,7 @@ fn taking() {
             }
         };
         let had = |world: &World| world.0.len();
-        let calls = sweep(world, take, had, true);
+        let calls = sweep(world, take, had);
         assert_eq!(calls, 1 + 4 * EXTENTS, "addresses; each extent");
     });
 }
@@ -107,7 +107,7 @@ fn by_hand() {
             Ok(())
         };
         let packed = |world: &(Vec<Parcel>, Offer, Region)| world.0.len();
-        assert_eq!(sweep(world, pack, packed, true), EXTENTS);
+        assert_eq!(sweep(world, pack, packed), EXTENTS);
         let world = |_: &Model| {
             let giver = common::model();
             let region = region(&giver);
@@ -120,7 +120,7 @@ fn by_hand() {
             Ok(())
         };
         let had = |world: &World| world.0.len();
-        assert_eq!(sweep(world, open, had, true), 1 + 4 * EXTENTS);
+        assert_eq!(sweep(world, open, had), 1 + 4 * EXTENTS);
     });
 }
 
@@ -145,7 +145,7 @@ fn closing() {
         };
         // Memory that was unmapped before a failure stays unmapped.
         let there = |world: &World| world.1.committed();
-        let calls = sweep(world, close, there, false);
+        let calls = sweep_partly(world, close, there);
         assert!(calls > 2 * EXTENTS, "{calls}");
     });
 }
@@ -191,7 +191,7 @@ fn publishing() {
             Ok(())
         };
         let listed = |world: &(Shop, Option<Region>)| world.0.publisher.list();
-        let calls = sweep(world, publish, listed, true);
+        let calls = sweep(world, publish, listed);
         assert_eq!(calls, EXTENTS + 3 + EXTENTS, "handles, the wait, access");
     });
 }
@@ -217,7 +217,7 @@ fn attaching() {
             Ok(())
         };
         let had = |world: &Reading| world.0.len();
-        assert_eq!(sweep(world, attach, had, true), 1 + 4 * EXTENTS);
+        assert_eq!(sweep(world, attach, had), 1 + 4 * EXTENTS);
 
         let world = |rig: &Model| {
             let reader = common::model();
@@ -238,6 +238,6 @@ fn attaching() {
             Ok(())
         };
         let listed = |world: &Serving| world.1.publisher.list();
-        assert_eq!(sweep(world, serve, listed, true), MANY);
+        assert_eq!(sweep(world, serve, listed), MANY);
     });
 }

@@ -193,7 +193,7 @@ fn descriptors_where_none_belong() {
 #[test]
 fn messages_without_end() {
     leaves_nothing_open(|| {
-        let taker = common::model();
+        let taker = common::clean(common::model());
         let how = Attachment::builder(&taker.device);
         // As fast as possible, until the body exceeds any description.
         let (mut channel, mut peer) = Raw::pair();
@@ -229,14 +229,16 @@ fn messages_without_end() {
         assert!(begun.elapsed() < PROMPT);
         drop(channel);
         talk.join().unwrap();
-        common::nothing_left(taker);
     });
 }
 
 #[test]
 fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
     leaves_nothing_open(|| {
-        let (giver, taker) = (common::model(), common::model());
+        let (giver, taker) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (mut channel, mut peer) = Raw::pair();
         let told = AdviceRecord::of(giver.device.uuid(), G, 300);
         let device = giver.device.clone();
@@ -251,8 +253,6 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
         timed_out(&channel.recv(&how).unwrap_err());
         drop(channel);
         talk.join().unwrap();
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 
@@ -261,7 +261,10 @@ fn handles_that_come_one_by_one_come_in_time_or_not_at_all() {
 fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
     const MOMENT: Duration = Duration::from_micros(20);
     leaves_nothing_open(|| {
-        let (giver, taker) = (common::model(), common::model());
+        let (giver, taker) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(MOMENT);
         let told = AdviceRecord::of(giver.device.uuid(), G, 100);
@@ -286,9 +289,6 @@ fn a_peer_that_is_always_ready_has_no_more_time_than_others() {
             ShareError::Channel(ChannelError::TimedOut(Duration::ZERO))
         );
         assert!(right, "{error:?}");
-        drop((channel, peer));
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 
@@ -438,7 +438,10 @@ fn too_many_handles_and_none() {
 #[test]
 fn the_same_memory_twice_and_as_many_as_fit() {
     leaves_nothing_open(|| {
-        let (giver, taker) = (common::model(), common::model());
+        let (giver, taker) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(PROMPT);
         let told = AdviceRecord::of(giver.device.uuid(), G, 253 + 7);
@@ -450,9 +453,6 @@ fn the_same_memory_twice_and_as_many_as_fit() {
         assert_eq!(taken.held(), 260 * G);
         assert_eq!(taken.extents().len(), 260);
         taken.close().unwrap();
-        drop((peer, memory));
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 
@@ -569,7 +569,10 @@ fn silence_and_closing_at_each_step_of_a_taking() {
 #[ignore = "slow: `.ci/run` runs it"]
 fn a_peer_that_does_not_hear_that_all_was_mapped() {
     leaves_nothing_open(|| {
-        let (giver, taker) = (common::model(), common::model());
+        let (giver, taker) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (mut channel, mut peer) = Raw::pair();
         channel.set_timeout(PROMPT);
         let told = AdviceRecord::of(giver.device.uuid(), G, 1);
@@ -589,9 +592,6 @@ fn a_peer_that_does_not_hear_that_all_was_mapped() {
         });
         // No work can use what was not attached, and waiting would break a capture.
         assert_eq!(taker.device.calls().count(Call::CtxSynchronize), 0);
-        drop((channel, peer, memory));
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 
@@ -672,16 +672,14 @@ fn takers_that_are_wrong_silent_or_gone() {
 #[ignore = "slow: `.ci/run` runs it"]
 fn a_description_that_nobody_reads() {
     leaves_nothing_open(|| {
-        let giver = common::model();
+        let giver = common::clean(common::model());
         let region = shareable_region(&giver, 16 << 10);
         let offer = Offer::region(&region, 0..region.size()).unwrap();
         assert!(offer.description().to_bytes().len() > 5 * MOST_BODY);
-        let (mut channel, peer) = Raw::pair();
+        let (mut channel, _peer) = Raw::pair();
         let error = channel.send(&offer).unwrap_err();
         let right = matches!(error, ShareError::Channel(ChannelError::TimedOut(SHORT)));
         assert!(right, "{error:?}");
-        drop((channel, peer, offer, region));
-        common::nothing_left(giver);
     });
 }
 

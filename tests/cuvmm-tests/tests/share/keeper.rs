@@ -88,7 +88,7 @@ fn reads(rig: &Host, publication: &Publication, text: &[u8]) {
 #[test]
 fn a_kept_publication_outlives_its_publisher() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let scene = Scene::new();
         let publisher = scene.publisher(&writer, "first", b"weights");
         assert_eq!(publisher.list()[0].keeping, Keeping::No);
@@ -114,16 +114,13 @@ fn a_kept_publication_outlives_its_publisher() {
         // Readers go on, also when the keeper has ended.
         drop((scene, early, late));
         reads(&reader, &after, b"weights");
-        drop((before, after));
-        common::nothing_left(reader);
-        common::nothing_left(writer);
     });
 }
 
 #[test]
 fn the_next_publisher_replaces_what_is_kept_and_wakes_readers() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let scene = Scene::new();
         let first = scene.publisher(&writer, "first", b"first");
         first.keep("llama", scene.keeper.path()).unwrap();
@@ -149,16 +146,13 @@ fn the_next_publisher_replaces_what_is_kept_and_wakes_readers() {
         assert!(scene.has(2));
         assert!(second.withdraw("llama"));
         assert!(scene.kept().is_empty());
-        drop((first, second, before, after, subscriber, scene));
-        common::nothing_left(reader);
-        common::nothing_left(writer);
     });
 }
 
 #[test]
 fn a_keeper_takes_what_it_is_told_and_a_restarted_one_takes_it_again() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         assert_eq!(scene.keeper.take("llama", publisher.path()).unwrap(), 1);
@@ -183,15 +177,13 @@ fn a_keeper_takes_what_it_is_told_and_a_restarted_one_takes_it_again() {
         scene.keeper.take("llama", publisher.path()).unwrap();
         drop(publisher);
         reads(&rig, &attach(&rig, &path).1, b"weights");
-        drop(scene);
-        common::nothing_left(rig);
     });
 }
 
 #[test]
 fn what_cannot_be_kept_changes_nothing() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         publisher.keep("llama", scene.keeper.path()).unwrap();
@@ -228,8 +220,6 @@ fn what_cannot_be_kept_changes_nothing() {
         rig.faults.disarm();
         assert_eq!(publisher.list()[0].keeping, Keeping::No);
         assert_eq!(publisher.keep("llama", scene.keeper.path()).unwrap(), 3);
-        drop((publisher, scene));
-        common::nothing_left(rig);
     });
 }
 
@@ -237,7 +227,7 @@ fn what_cannot_be_kept_changes_nothing() {
 #[test]
 fn descriptors_are_bounded() {
     in_a_child(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         let limit = getrlimit(Resource::Nofile);
@@ -265,8 +255,6 @@ fn descriptors_are_bounded() {
         assert!(scene.keeper.release("llama"));
         setrlimit(Resource::Nofile, limits(1024)).unwrap();
         publisher.keep("wide", scene.keeper.path()).unwrap();
-        drop((publisher, scene));
-        common::nothing_left(rig);
     });
 }
 
@@ -300,7 +288,7 @@ fn play(scene: &Scene, part: impl FnOnce(&mut Raw) + Send) -> Result<u64, ShareE
 #[test]
 fn publishers_that_are_wrong_leave_nothing_with_a_keeper() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         publisher.keep("llama", scene.keeper.path()).unwrap();
@@ -388,8 +376,6 @@ fn publishers_that_are_wrong_leave_nothing_with_a_keeper() {
         });
         assert_eq!(taken.unwrap(), 9);
         assert!(scene.has(9));
-        drop((scene, publisher, offer, region));
-        common::nothing_left(rig);
     });
 }
 
@@ -414,7 +400,7 @@ fn a_keeper_that_is_dropped_waits_for_no_publisher() {
 #[test]
 fn a_forked_child_keeps_and_drops_nothing() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         publisher.keep("llama", scene.keeper.path()).unwrap();
@@ -430,8 +416,6 @@ fn a_forked_child_keeps_and_drops_nothing() {
         assert!(scene.has(1));
         drop(publisher);
         reads(&rig, &attach(&rig, scene.keeper.path()).1, b"weights");
-        drop(scene);
-        common::nothing_left(rig);
     });
 }
 
@@ -456,7 +440,7 @@ fn names_are_checked() {
 #[test]
 fn all_keepers_drop_what_is_withdrawn() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let (scene, other) = (Scene::new(), Scene::new());
         let publisher = scene.publisher(&rig, "publisher", b"weights");
         for scene in [&scene, &other] {
@@ -465,8 +449,6 @@ fn all_keepers_drop_what_is_withdrawn() {
         }
         assert!(publisher.withdraw("llama"));
         assert!(scene.kept().is_empty() && other.kept().is_empty());
-        drop((publisher, scene, other));
-        common::nothing_left(rig);
     });
 }
 
@@ -474,7 +456,7 @@ fn all_keepers_drop_what_is_withdrawn() {
 #[test]
 fn a_name_that_is_withdrawn_and_published_while_it_is_given_is_kept_in_its_newest_version() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let scene = Scene::new();
         let publisher = scene.publisher(&rig, "publisher", b"first");
         let path = scene.path("played");
@@ -507,7 +489,5 @@ fn a_name_that_is_withdrawn_and_published_while_it_is_given_is_kept_in_its_newes
             assert!(refused.to_string().contains("older"), "{refused}");
             playing.join().unwrap();
         });
-        drop((publisher, scene, socket));
-        common::nothing_left(rig);
     });
 }

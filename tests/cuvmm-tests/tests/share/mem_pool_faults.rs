@@ -4,7 +4,7 @@
 use std::thread;
 
 use crate::common;
-use crate::common::sweep::{sweep, text};
+use crate::common::sweep::{sweep, sweep_partly, text};
 use crate::common::{MIB, Rig};
 use crate::share_support::{alone, leaves_nothing_open};
 use cuvmm::driver::model::Nothing;
@@ -96,7 +96,7 @@ fn giving() {
             text(given)
         };
         let figures = |world: &World| world.0.pool.stats().unwrap().used;
-        let calls = sweep(world, send, figures, true);
+        let calls = sweep(world, send, figures);
         // Of each allocation: whether its stream captures, the wait, which changes the capture
         // mode twice, and its data. The second change is tried again.
         assert!(calls > 4 * MANY, "{calls}");
@@ -125,7 +125,7 @@ fn taking() {
                 other => panic!("{other:?}"),
             };
         let had = |world: &World| world.0.len();
-        let calls = sweep(world, take, had, false);
+        let calls = sweep_partly(world, take, had);
         assert_eq!(calls, 1 + 5 * MANY, "the pool; each allocation");
         // Once more: what is imported already is only checked.
         let known = |rig: &Model| {
@@ -133,7 +133,7 @@ fn taking() {
             take(rig, &mut world).unwrap();
             world
         };
-        let calls = sweep(known, take, |world| world.2.is_held(), false);
+        let calls = sweep_partly(known, take, |world| world.2.is_held());
         assert_eq!(calls, 4 * MANY);
     });
 }
@@ -147,7 +147,7 @@ fn by_hand() {
             parcels.push(text(giver.offer().parcel())?);
             Ok(())
         };
-        let calls = sweep(world, pack, |world| world.0.len(), true);
+        let calls = sweep(world, pack, |world| world.0.len());
         assert!(calls > 4 * MANY, "{calls}");
         let world = |rig: &Model| {
             let other = common::model();
@@ -159,7 +159,7 @@ fn by_hand() {
             imported.extend(text(importer.open(parcel))?);
             Ok(())
         };
-        let calls = sweep(world, open, |world| world.0.len(), false);
+        let calls = sweep_partly(world, open, |world| world.0.len());
         assert_eq!(calls, 1 + 5 * MANY);
     });
 }
@@ -188,7 +188,7 @@ fn letting_go() {
             assert!(!giver.is_held());
             Ok(())
         };
-        let calls = sweep(world, close, |world| world.0.len(), false);
+        let calls = sweep_partly(world, close, |world| world.0.len());
         assert!(calls >= 8, "{calls}");
     });
 }
@@ -198,7 +198,10 @@ fn letting_go() {
 #[test]
 fn a_pool_that_refuses_is_imported_again() {
     leaves_nothing_open(|| {
-        let (rig, other) = (common::model(), common::model());
+        let (rig, other) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (mut giver, importer) = (giver(&other), importer(&rig));
         let first = give(&giver, &importer).1.unwrap();
         let given = std::mem::take(&mut giver.memory);
@@ -221,9 +224,6 @@ fn a_pool_that_refuses_is_imported_again() {
         }
         drop(first);
         assert!(!given.iter().any(PoolAllocation::is_held));
-        drop((given, giver, importer));
-        common::nothing_left(rig);
-        common::nothing_left(other);
     });
 }
 
@@ -254,7 +254,7 @@ fn a_drop_that_fails_lets_nothing_go() {
 #[test]
 fn a_lost_context_lets_go() {
     leaves_nothing_open(|| {
-        let (rig, other) = (common::model(), common::model());
+        let (rig, other) = (common::model(), common::clean(common::model()));
         let (giver, importer) = (giver(&other), importer(&rig));
         let taken = give(&giver, &importer).1.unwrap();
         let code = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -266,7 +266,5 @@ fn a_lost_context_lets_go() {
         drop(taken);
         assert_eq!((rig.device.drop_failures(), rig.device.leaked()), (0, 0));
         assert!(!giver.is_held());
-        drop((giver, importer, stream));
-        common::nothing_left(other);
     });
 }

@@ -433,7 +433,7 @@ fn takers_that_greet_hold_the_memory_until_they_say_farewell() {
 fn greetings_without_end() {
     let _alone = alone();
     let before = open_files().len();
-    let other = common::model();
+    let other = common::clean(common::model());
     let giver = Giver::new(&other.device);
     let parcel = giver.offer().parcel().unwrap();
     let (_, [_pool, end]) = parcel.into_parts();
@@ -454,8 +454,6 @@ fn greetings_without_end() {
     assert!(giver.memory.is_held());
     drop(end);
     assert!(!giver.memory.is_held());
-    drop(giver);
-    common::nothing_left(other);
 }
 
 /// The one taker of a channel makes its giver open one descriptor.
@@ -472,7 +470,7 @@ fn greetings_of_one_taker() {
 #[test]
 fn one_look_reads_a_part() {
     let _alone = alone();
-    let other = common::model();
+    let other = common::clean(common::model());
     let giver = Giver::new(&other.device);
     let (_, [_pool, end]) = giver.offer().parcel().unwrap().into_parts();
     let fill = || (0..).take_while(|_| send(&end, b"x", &[])).count();
@@ -482,15 +480,16 @@ fn one_look_reads_a_part() {
     assert!((1..=150).contains(&read), "{read} were read");
     drop(end);
     giver.offer().wait_until_returned(PROMPT).unwrap();
-    drop(giver);
-    common::nothing_left(other);
 }
 
 /// A taker of a parcel that sends empty messages neither lets go nor holds what another one has.
 #[test]
 fn empty_messages_beside_another_taker() {
     leaves_nothing_open(|| {
-        let (rig, other) = (common::model(), common::model());
+        let (rig, other) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
         for greets_first in [false, true] {
             let (bytes, [pool, end]) = giver.parts();
@@ -514,9 +513,6 @@ fn empty_messages_beside_another_taker() {
             drop(taken);
             assert!(!giver.memory.is_held());
         }
-        drop((giver, importer));
-        common::nothing_left(rig);
-        common::nothing_left(other);
     });
 }
 
@@ -551,7 +547,10 @@ fn memory_that_another_giver_passes_on() {
 #[test]
 fn a_pool_of_which_a_part_is_refused() {
     leaves_nothing_open(|| {
-        let (rig, other) = (common::model(), common::model());
+        let (rig, other) = (
+            common::clean(common::model()),
+            common::clean(common::model()),
+        );
         let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
         let second = giver.pool.allocate_on(&giver.stream, MIB).unwrap();
         let taken = importer.open(giver.offer().parcel().unwrap()).unwrap();
@@ -575,9 +574,6 @@ fn a_pool_of_which_a_part_is_refused() {
         assert!(giver.memory.is_held());
         drop(taken);
         assert!(!giver.memory.is_held());
-        drop((both, second, giver, importer));
-        common::nothing_left(rig);
-        common::nothing_left(other);
     });
 }
 
@@ -597,7 +593,7 @@ fn a_killed_taker_whose_child_lives() {
         drop(taken);
     });
     drop(two);
-    let other = common::host();
+    let other = common::clean(common::host());
     let giver = Giver::new(&other.device);
     let offer = giver.offer();
     one.send_allocations(&offer).unwrap();
@@ -612,15 +608,13 @@ fn a_killed_taker_whose_child_lives() {
     assert!(giver.memory.is_held());
     kill(i32::from_le_bytes(child));
     offer.wait_until_returned(PROMPT).unwrap();
-    drop((offer, giver));
-    common::nothing_left(other);
 }
 
 /// A giver without another descriptor reads a greeting later, and notices when that taker is killed.
 #[test]
 fn a_taker_that_greets_a_giver_without_descriptors() {
     in_a_child(|| {
-        let other = common::model();
+        let other = common::clean(common::model());
         let giver = Giver::new(&other.device);
         let (_, [_pool, end]) = giver.offer().parcel().unwrap().into_parts();
         let taker = share_support::fork(|| thread::sleep(Duration::from_secs(60)));
@@ -637,8 +631,6 @@ fn a_taker_that_greets_a_giver_without_descriptors() {
         drop(end);
         // The forked child had copies of the ends.
         assert!(!giver.memory.is_held());
-        drop(giver);
-        common::nothing_left(other);
     });
 }
 
@@ -675,7 +667,7 @@ fn full() -> impl Drop {
 #[test]
 fn a_giver_that_may_open_no_more_files() {
     in_a_child(|| {
-        let (rig, other) = (common::model(), common::model());
+        let (rig, other) = (common::model(), common::clean(common::model()));
         let (giver, importer) = (Giver::new(&other.device), importer(&rig.device));
         let taken = importer.open(giver.offer().parcel().unwrap()).unwrap();
         // The greeting waits in the socket, and its descriptor cannot be received.
@@ -688,8 +680,6 @@ fn a_giver_that_may_open_no_more_files() {
         assert!(giver.memory.is_held());
         drop(taken);
         assert!(!giver.memory.is_held());
-        drop(giver);
-        common::nothing_left(other);
     });
 }
 

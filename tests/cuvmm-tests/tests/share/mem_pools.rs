@@ -6,12 +6,12 @@
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
 use crate::common;
-use crate::common::{D0, G, MIB, Rig};
+use crate::common::{Clean, D0, G, MIB};
 use crate::share_support;
 use crate::share_support::{alone, ended, fork, leaves_nothing_open, open_files};
 use cuvmm::driver::fault::Fault;
@@ -29,15 +29,26 @@ const FD: HandleTypes = HandleTypes::POSIX_FD;
 
 /// A process with a shareable pool, and another one. Each has a driver of its own.
 struct Two {
-    giver: Rig<HostMemory>,
-    taker: Rig<HostMemory>,
+    taker: Clean<HostMemory>,
+    giver: Clean<HostMemory>,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Two {
     fn new() -> Self {
         Self {
-            giver: common::host(),
-            taker: common::host(),
+            taker: common::clean(common::host()),
+            giver: common::clean(common::host()),
+            _alone: None,
+        }
+    }
+
+    /// Two processes beside no other test.
+    fn alone() -> Self {
+        let _alone = Some(alone());
+        Self {
+            _alone,
+            ..Self::new()
         }
     }
 
@@ -52,12 +63,6 @@ impl Two {
 
     fn importer(&self) -> PoolImporter {
         importer(&self.taker.device)
-    }
-
-    /// Checks that neither has anything left.
-    fn end(self) {
-        common::nothing_left(self.taker);
-        common::nothing_left(self.giver);
     }
 }
 
@@ -117,8 +122,6 @@ fn bytes_arrive_and_go_back() {
         drop(offer);
         memory.close().unwrap();
         pool.close().unwrap();
-        drop(stream);
-        two.end();
     });
 }
 
@@ -147,16 +150,13 @@ fn the_giver_frees_after_the_taker() {
         stream.synchronize().unwrap();
         assert_eq!(pool.stats().unwrap().used, 0);
         assert_eq!(pool.held_elsewhere(), 0);
-        drop((pool, stream, importer));
-        two.end();
     });
 }
 
 /// Before an allocation fails, everything that was returned is freed.
 #[test]
 fn returned_memory_is_found_when_it_is_needed() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let pool = MemPool::builder(&two.giver.device).shareable(FD);
     let pool = pool.maximum(16 * 32 * MIB).create().unwrap();
     let stream = two.stream();
@@ -176,14 +176,11 @@ fn returned_memory_is_found_when_it_is_needed() {
     }
     stream.synchronize().unwrap();
     assert_eq!(pool.stats().unwrap().used, 0);
-    drop((pool, stream, importer));
-    two.end();
 }
 
 #[test]
 fn a_pool_whose_memory_is_held_is_not_closed() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -193,15 +190,13 @@ fn a_pool_whose_memory_is_held_is_not_closed() {
     assert_eq!(refused.reason, CloseRefusal::InUse);
     drop(taken);
     refused.owner.close().unwrap();
-    drop((stream, importer));
-    two.end();
 }
 
 /// Memory that is still held when the pool ends stays allocated, and the taker goes on.
 #[test]
 fn memory_that_outlives_its_pool_is_counted() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
+    two.giver.leaves();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -216,8 +211,7 @@ fn memory_that_outlives_its_pool_is_counted() {
 /// A kernel of the taker runs: its free waits for it, and the giver's for that.
 #[test]
 fn the_takers_work_is_waited_for() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -234,15 +228,12 @@ fn the_takers_work_is_waited_for() {
     drop(taken);
     assert!(other.is_done().unwrap(), "the drop has waited");
     assert_eq!(pool.held_elsewhere(), 0);
-    drop((pool, stream, other, importer));
-    two.end();
 }
 
 /// A refused close forgets no stream: the next one waits for later work of all of them.
 #[test]
 fn what_the_taker_could_not_close_keeps_its_streams() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -269,15 +260,12 @@ fn what_the_taker_could_not_close_keeps_its_streams() {
         assert!(other.is_done().unwrap(), "it was waited for");
     }
     assert_eq!(pool.held_elsewhere(), 0);
-    drop((pool, stream, others, importer));
-    two.end();
 }
 
 /// The giver's work is complete when the memory arrives.
 #[test]
 fn the_givers_work_is_waited_for() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -288,8 +276,6 @@ fn the_givers_work_is_waited_for() {
     queued.unwrap();
     let taken = give_one(&memory, &importer);
     assert_eq!(read(&taken, 63), 5);
-    drop((taken, memory, pool, stream, importer));
-    two.end();
 }
 
 #[test]
@@ -326,16 +312,13 @@ fn several_allocations_and_parts() {
         assert!(memory.iter().all(PoolAllocation::is_held));
         drop(last);
         assert!(!memory.iter().any(PoolAllocation::is_held));
-        drop((offer, memory, pool, stream, importer));
-        two.end();
     });
 }
 
 /// Each pool is imported once, and destroyed after the last allocation.
 #[test]
 fn a_pool_is_imported_once() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let other = two.pool();
     let importer = two.importer();
@@ -371,16 +354,13 @@ fn a_pool_is_imported_once() {
     assert_eq!(count(), 1);
     drop(third);
     assert_eq!(count(), 0);
-    drop((one, two_, three, pool, other, stream, importer));
-    two.end();
 }
 
 /// Handles of a device that were opened separately have nothing in common: each imports the pool, and
 /// frees what it has imported.
 #[test]
 fn handles_that_were_opened_separately_import_a_pool_each() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     let driver: Arc<dyn Driver> = two.taker.faults.clone();
@@ -395,8 +375,6 @@ fn handles_that_were_opened_separately_import_a_pool_each() {
     assert_eq!(read(&second, 0), 0);
     drop(second);
     assert!(!memory.is_held());
-    drop((memory, pool, stream, separate));
-    two.end();
 }
 
 #[test]
@@ -426,20 +404,17 @@ fn a_parcel_for_another_transport() {
         assert!(!memory.is_held());
         drop(AllocationOffer::new(&memory).unwrap().parcel().unwrap());
         assert!(!memory.is_held());
-        drop((memory, pool, stream, importer));
-        two.end();
     });
 }
 
 /// Memory that another library allocates from a pool of ours.
 #[test]
 fn borrowed_memory() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let (device, machine) = (&two.giver.device, &two.giver.machine);
-    let guard = pool.make_current().unwrap();
+    let _guard = pool.make_current().unwrap();
     // SAFETY: the stream is alive, and the memory is freed once below.
     let allocate = |size| unsafe { machine.alloc_async(D0, size, stream.as_raw()) };
     let at = allocate(2 * MIB).unwrap();
@@ -485,14 +460,11 @@ fn borrowed_memory() {
     drop((taken, memory, wrapped));
     // SAFETY: the memory was allocated above and is freed once.
     unsafe { machine.free_async(D0, at, stream.as_raw()).unwrap() };
-    drop((guard, pool, other, stream, importer));
-    two.end();
 }
 
 #[test]
 fn pools_that_cannot_be_shared() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let stream = two.stream();
     let device = &two.giver.device;
     let default = MemPool::default_of(device).unwrap();
@@ -536,14 +508,11 @@ fn pools_that_cannot_be_shared() {
         let location = Location::host_numa(0);
         assert!(matches!(error, ShareError::Unnameable(at) if at == location));
     }
-    drop((offer, memory, unknown, default, plain, stream));
-    two.end();
 }
 
 #[test]
 fn offers_that_are_wrong() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, other, stream) = (two.pool(), two.pool(), two.stream());
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     let foreign = other.allocate_on(&stream, MIB).unwrap();
@@ -583,8 +552,6 @@ fn offers_that_are_wrong() {
         assert!(capturing(offer().parcel().unwrap_err()));
         assert!(!memory.is_held());
     });
-    drop((memory, foreign, pool, other, stream));
-    two.end();
 }
 
 fn stream_captures(two: &Two, stream: &Stream, work: impl FnOnce()) {
@@ -602,8 +569,7 @@ fn stream_captures(two: &Two, stream: &Stream, work: impl FnOnce()) {
 
 #[test]
 fn takers_that_cannot_take() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     let offer = AllocationOffer::new(&memory).unwrap();
@@ -628,8 +594,6 @@ fn takers_that_cannot_take() {
     let error = taken.write(taken.stream(), 0, &[0]).unwrap_err();
     assert!(matches!(error, MemoryError::ReadOnly { .. }), "{error}");
     assert_eq!(taken.record_use(&stream), Err(CallError::WrongDriver));
-    drop((taken, offer, memory, pool, stream, other, second));
-    two.end();
 }
 
 /// Each kind of memory has its own call, and the error names it.
@@ -660,8 +624,6 @@ fn the_wrong_call() {
             ShareError::Description(DescriptionError::Kind { .. })
         );
         assert!(kind, "{error}");
-        drop((memory, pool, stream, physical));
-        two.end();
     });
 }
 
@@ -778,16 +740,13 @@ fn a_parcel_of_a_giver_that_is_gone() {
             "{error}"
         );
         drop(_held);
-        drop((memory, pool, stream));
-        two.end();
     });
 }
 
 /// By hand, without this library's transports.
 #[test]
 fn pools_and_allocations_by_hand() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     memory.write(&stream, 0, &[2]).unwrap();
@@ -824,8 +783,6 @@ fn pools_and_allocations_by_hand() {
     let error = error.unwrap_err();
     assert!(matches!(error, MemoryError::ImportPool { .. }), "{error}");
     taken.close().unwrap();
-    drop((imported, memory, other, pool, stream, here));
-    two.end();
 }
 
 /// Several threads of the taker import, read and drop the same allocations, while the giver drops
@@ -874,16 +831,13 @@ fn many_threads() {
         stream.synchronize().unwrap();
         assert_eq!(pool.stats().unwrap().used, 0);
         assert_eq!(two.taker.machine.live().mem_pools, 0);
-        drop((pool, stream, importer));
-        two.end();
     });
 }
 
 /// A description is read back as it was written.
 #[test]
 fn a_description_there_and_back() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let memory = pool.allocate_on(&stream, MIB).unwrap();
     let offer = AllocationOffer::part(&memory, 4..8).unwrap().and(&memory);
@@ -896,15 +850,12 @@ fn a_description_there_and_back() {
     assert_eq!(again.sizes().collect::<Vec<_>>(), [4, MIB]);
     assert_eq!(again.access(), Access::ReadWrite);
     assert_eq!(again.device_uuid(), two.giver.device.uuid());
-    drop((parcel, memory, pool, stream));
-    two.end();
 }
 
 /// Memory that stays is given again and again. What is over leaves no descriptor.
 #[test]
 fn memory_that_is_given_many_times() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -915,16 +866,13 @@ fn memory_that_is_given_many_times() {
         drop(give(&offer, &importer));
         assert!(open_files().len() < before + 8);
     }
-    drop((offer, memory, pool, stream, importer));
-    two.end();
 }
 
 /// A pool that goes by several wrappers of its giver and several importers is imported once, and so
 /// is its memory.
 #[test]
 fn a_pool_with_several_owners_is_imported_once() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importers = [two.importer(), two.importer()];
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -939,16 +887,14 @@ fn a_pool_with_several_owners_is_imported_once() {
         assert_eq!(again.address(), first.address());
         assert_eq!(two.taker.machine.live().mem_pools, 1);
     }
-    drop((first, borrowed, memory, pool, stream, importers));
-    two.end();
 }
 
 /// One of two imports of an allocation is dropped while their stream captures, which goes on.
 #[test]
 fn a_drop_during_a_capture() {
     use cuvmm::driver::CaptureMode;
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
+    two.taker.leaves();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -982,8 +928,7 @@ fn a_drop_during_a_capture() {
 #[test]
 fn a_taker_whose_stream_captures() {
     use cuvmm::driver::CaptureMode;
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let here = Stream::new(&two.taker.device).unwrap();
     let importers = [
@@ -1012,15 +957,12 @@ fn a_taker_whose_stream_captures() {
         assert!(!memory.is_held());
     }
     drop(give_one(&memory, &importers[0]));
-    drop((offer, memory, pool, stream, here, importers));
-    two.end();
 }
 
 /// While a drop waits for the GPU, other memory is imported and dropped, and so is the pool.
 #[test]
 fn a_drop_that_waits_holds_up_no_other() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let (importer, second) = (two.importer(), two.importer());
     let memory = [(); 2].map(|()| pool.allocate_on(&stream, MIB).unwrap());
@@ -1059,15 +1001,13 @@ fn a_drop_that_waits_holds_up_no_other() {
     assert!(!memory[0].is_held());
     drop(give_one(&memory[0], &second));
     drop((memory, elsewhere, pool, other_pool, stream, here));
-    drop((importer, second));
-    two.end();
 }
 
 /// A hook for failed drops may use the memory whose event could not be destroyed.
 #[test]
 fn a_hook_that_uses_the_memory() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
+    two.taker.leaves();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -1093,8 +1033,7 @@ fn a_hook_that_uses_the_memory() {
 #[test]
 #[ignore = "slow: `.ci/run` runs it"]
 fn a_child_that_is_forked_during_a_call() {
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let other = two.stream();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -1118,8 +1057,6 @@ fn a_child_that_is_forked_during_a_call() {
         child
     });
     assert_eq!(ended(child, Duration::from_secs(20)), Some(0));
-    drop((offer, memory, pool, stream, other));
-    two.end();
 }
 
 /// An imported allocation belongs to the parent: a forked child can neither use nor free
@@ -1129,8 +1066,7 @@ fn a_forked_child_has_nothing_imported() {
     fn is_forked<T>(outcome: Result<T, impl Debug>) -> bool {
         matches!(outcome, Err(error) if format!("{error:?}").contains("Forked"))
     }
-    let _alone = alone();
-    let two = Two::new();
+    let two = Two::alone();
     let (pool, stream) = (two.pool(), two.stream());
     let importer = two.importer();
     let memory = pool.allocate_on(&stream, MIB).unwrap();
@@ -1170,6 +1106,4 @@ fn a_forked_child_has_nothing_imported() {
     drop(taken);
     drop(offer);
     assert!(!memory.is_held());
-    drop((memory, pool, stream, other, importer));
-    two.end();
 }

@@ -162,7 +162,7 @@ impl Role {
 }
 
 fn publish(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let publisher = Publisher::bind(place.published()).unwrap();
     for published in 1.. {
         if place.is_over(Role::Publisher) {
@@ -178,8 +178,6 @@ fn publish(place: &Place<'_>) {
         assert_eq!(version, published);
         place.nap();
     }
-    drop(publisher);
-    common::nothing_left(rig);
 }
 
 /// Returns `true` if the error is what a killed peer causes.
@@ -198,7 +196,7 @@ fn stamp_of(publication: &Publication) -> Stamp {
 }
 
 fn subscribe(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let how = Attachment::builder(&rig.device);
     let mut before: Option<Publication> = None;
     while !place.is_over(Role::Subscriber) {
@@ -211,8 +209,6 @@ fn subscribe(place: &Place<'_>) {
             Err(error) => panic!("a subscriber: {error:?}"),
         }
     }
-    drop(before);
-    common::nothing_left(rig);
 }
 
 /// Reads version after version from one publisher.
@@ -244,7 +240,7 @@ fn follow(
 }
 
 fn give(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let listener = Listener::bind(place.given()).unwrap();
     for published in 1.. {
         if place.is_over(Role::Giver) {
@@ -272,11 +268,10 @@ fn give(place: &Place<'_>) {
     while rig.machine.live().exported_only > 0 && begun.elapsed() < PROMPT {
         place.nap();
     }
-    common::nothing_left(rig);
 }
 
 fn take(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     while !place.is_over(Role::Taker) {
         let begun = Instant::now();
         let taken = Channel::connect(place.given())
@@ -292,12 +287,11 @@ fn take(place: &Place<'_>) {
         }
         assert!(begun.elapsed() < PROMPT);
     }
-    common::nothing_left(rig);
 }
 
 /// Gives allocations of one pool, and reuses its memory once takers have let go or were killed.
 fn give_allocations(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let listener = Listener::bind(place.given()).unwrap();
     let pool = MemPool::builder(&rig.device).shareable(HandleTypes::POSIX_FD);
     let pool = pool.create().unwrap();
@@ -335,12 +329,10 @@ fn give_allocations(place: &Place<'_>) {
     while pool.held_elsewhere() > 0 && begun.elapsed() < PROMPT {
         place.nap();
     }
-    drop((pool, stream));
-    common::nothing_left(rig);
 }
 
 fn take_allocations(place: &Place<'_>) {
-    let rig = common::host();
+    let rig = common::clean(common::host());
     let stream = Stream::new(&rig.device).unwrap();
     let importer = PoolImporter::new(&rig.device, &stream).unwrap();
     let mut bytes = vec![0; (GRANULES * G) as usize];
@@ -366,8 +358,6 @@ fn take_allocations(place: &Place<'_>) {
         }
         assert!(begun.elapsed() < PROMPT);
     }
-    drop((importer, stream));
-    common::nothing_left(rig);
 }
 
 /// Processes that are killed and restarted.

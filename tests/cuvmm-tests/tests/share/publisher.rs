@@ -62,8 +62,8 @@ fn watch(millis: u64) -> String {
 #[test]
 fn a_publication_that_cannot_be_closed_is_handed_back() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
-        let (_folder, path, publisher) = publisher(&writer);
+        let (writer, reader) = (common::host(), common::clean(common::host()));
+        let (_folder, path, _publisher) = publisher(&writer);
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let mut read = attach(&reader, &mut subscriber);
         let failed = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -78,16 +78,14 @@ fn a_publication_that_cannot_be_closed_is_handed_back() {
         }
         read.close().unwrap();
         assert_eq!(reader.device.drop_failures(), 0);
-        drop((subscriber, publisher));
-        common::nothing_left(reader);
     });
 }
 
 #[test]
 fn readers_that_are_wrong_are_let_go_and_others_are_served() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
-        let (_folder, path, publisher) = publisher(&writer);
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
+        let (_folder, path, _publisher) = publisher(&writer);
         let before = open_files().len();
         let wrong: [&dyn Fn(&mut Raw); 9] = [
             &|peer| assert!(peer.send(b"GET / HTTP/1.1", &[])),
@@ -144,9 +142,6 @@ fn readers_that_are_wrong_are_let_go_and_others_are_served() {
             before,
             "descriptors of the readers that disconnected"
         );
-        drop(publisher);
-        common::nothing_left(writer);
-        common::nothing_left(reader);
     });
 }
 
@@ -179,7 +174,7 @@ fn a_publisher_ends_at_once_whoever_is_silent() {
     ];
     leaves_nothing_open(|| {
         for (index, silent) in silent.iter().enumerate() {
-            let writer = common::host();
+            let writer = common::clean(common::host());
             let (folder, path, publisher) = publisher(&writer);
             let mut peer = Raw::connect(&path);
             silent(&mut peer);
@@ -190,8 +185,6 @@ fn a_publisher_ends_at_once_whoever_is_silent() {
             assert!(took < PROMPT, "case {index}: {took:?}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
             while peer.hear().is_some() {}
-            drop(peer);
-            common::nothing_left(writer);
         }
     });
 }
@@ -199,7 +192,7 @@ fn a_publisher_ends_at_once_whoever_is_silent() {
 #[test]
 fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let (_folder, path, publisher) = publisher(&writer);
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let first = attach(&reader, &mut subscriber);
@@ -260,9 +253,6 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
         assert_eq!(&text(&reader, second.memory()), b"b");
         assert_eq!(&text(&reader, third.memory()), b"c");
         drop((first, second, third));
-        drop(subscriber);
-        common::nothing_left(writer);
-        common::nothing_left(reader);
     });
 }
 
@@ -270,7 +260,7 @@ fn waiting_for_ever_ends_with_an_edition_a_withdrawal_or_the_publisher() {
 #[test]
 fn another_publisher_has_other_versions() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let (_folder, path, first) = publisher(&writer);
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let old = attach(&reader, &mut subscriber);
@@ -286,9 +276,6 @@ fn another_publisher_has_other_versions() {
             b"other"
         );
         assert_eq!(&text(&reader, old.memory()), b"first");
-        drop((old, subscriber, second));
-        common::nothing_left(writer);
-        common::nothing_left(reader);
     });
 }
 
@@ -296,7 +283,7 @@ fn another_publisher_has_other_versions() {
 #[ignore = "slow: `.ci/run` runs it"]
 fn a_manifest_that_nobody_would_read_is_refused() {
     leaves_nothing_open(|| {
-        let writer = common::host();
+        let writer = common::clean(common::host());
         let (_folder, _path, publisher) = publisher(&writer);
         let mut manifest = Manifest::default();
         manifest
@@ -314,8 +301,6 @@ fn a_manifest_that_nobody_would_read_is_refused() {
         let stream = Stream::legacy(&writer.device);
         let memory = refused.owner;
         memory.write(&stream, 0, b"still writable").unwrap();
-        drop((memory, publisher));
-        common::nothing_left(writer);
     });
 }
 
@@ -333,7 +318,7 @@ fn idle_connections_are_bounded() {
         setrlimit(Resource::Nofile, raised).unwrap();
         // Each connection has a descriptor on either side.
         let many = (enough as usize - 100).min(2 * 1100) / 2;
-        let writer = common::host();
+        let writer = common::clean(common::host());
         let (_folder, path, publisher) = publisher(&writer);
         let mut served = Subscriber::connect(&path).unwrap();
         assert_eq!(served.list().unwrap().all, 1);
@@ -359,14 +344,13 @@ fn idle_connections_are_bounded() {
         let begun = Instant::now();
         drop(publisher);
         assert!(begun.elapsed() < PROMPT);
-        common::nothing_left(writer);
     });
 }
 
 #[test]
 fn a_forked_child_ends_nothing_of_its_parent_s() {
     leaves_nothing_open(|| {
-        let (writer, reader) = (common::host(), common::host());
+        let (writer, reader) = (common::clean(common::host()), common::clean(common::host()));
         let (folder, path, publisher) = publisher(&writer);
         let mut subscriber = Subscriber::connect(&path).unwrap();
         let read = attach(&reader, &mut subscriber);
@@ -402,7 +386,5 @@ fn a_forked_child_ends_nothing_of_its_parent_s() {
         assert_eq!(&text(&reader, &how.open(&parcel).unwrap()), b"mine");
         drop((publisher, subscriber, read, listener, offer, parcel, mine));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        common::nothing_left(writer);
-        common::nothing_left(reader);
     });
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::common;
-use crate::common::{D0, G, Rig, nothing_left, pool, shareable};
+use crate::common::{G, Rig, pool, shareable};
 use crate::share_support::leaves_nothing_open;
 use cuvmm::driver::fault::Fault;
 use cuvmm::driver::host::HostMemory;
@@ -17,11 +17,7 @@ type Host = Rig<HostMemory>;
 /// Fills bytes at an address, and waits for that.
 fn fill(rig: &Host, at: DeviceAddress, size: u64, byte: u8) {
     let stream = Stream::legacy(&rig.device);
-    let writes = vec![(at, size, byte)];
-    let queued = rig
-        .machine
-        .queue_kernel(D0, stream.as_raw(), vec![], writes);
-    queued.unwrap();
+    rig.kernel(&stream, &[], &[(at, size, byte)]);
     stream.synchronize().unwrap();
 }
 
@@ -62,7 +58,7 @@ fn exports(tenant: &Tenant, pool: &cuvmm::Pool, bytes: u64) {
 #[test]
 fn blocks_are_published_in_place_and_kept_while_they_are() {
     leaves_nothing_open(|| {
-        let (rig, reader) = (common::host(), common::host());
+        let (rig, reader) = (common::clean(common::host()), common::clean(common::host()));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let pool = shareable(&rig, 32).build().unwrap();
@@ -142,16 +138,13 @@ fn blocks_are_published_in_place_and_kept_while_they_are() {
         assert!(publisher.withdraw("model"));
         exports(&tenant, &pool, 0);
         assert_eq!(seen(), [1, 9, 3], "a reader keeps the memory");
-        drop((again, model, subscriber, publisher, tenant, pool));
-        nothing_left(reader);
-        nothing_left(rig);
     });
 }
 
 #[test]
 fn allocations_of_a_heap_are_offered_extent_by_extent() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let pool = shareable(&rig, 64).build().unwrap();
         let tenant = pool.tenant("torch").register().unwrap();
         let heap = Heap::builder(&tenant).build().unwrap();
@@ -211,15 +204,13 @@ fn allocations_of_a_heap_are_offered_extent_by_extent() {
         exports(&tenant, &pool, 0);
         let stats = pool.stats();
         assert_eq!((stats.free, stats.quarantined), (0, 0));
-        drop((attached, parcel, store, heap, tenant, pool, stream));
-        nothing_left(rig);
     });
 }
 
 #[test]
 fn what_cannot_be_offered_together_counts_as_not_exported() {
     leaves_nothing_open(|| {
-        let rig = common::host();
+        let rig = common::clean(common::host());
         let (good, other) = (shareable(&rig, 8).build().unwrap(), pool(&rig, 8));
         let tenants = [&good, &other].map(|pool| pool.tenant("t").register().unwrap());
         let [block, own] = tenants.each_ref().map(|it| it.try_allocate(G).unwrap());
@@ -231,7 +222,5 @@ fn what_cannot_be_offered_together_counts_as_not_exported() {
         assert!(Offer::several(&[]).is_err());
         assert_eq!(tenants.each_ref().map(|it| it.stats().exported), [0, 0]);
         drop((block, own));
-        drop((tenants, good, other));
-        nothing_left(rig);
     });
 }

@@ -401,15 +401,15 @@ fn allow_more_files(more: usize) {
 #[test]
 fn a_driver_call_that_finds_no_descriptor_names_them_and_their_limit() {
     in_a_child(|| {
-        let giver = common::host();
+        let giver = common::clean(common::host());
         let region = shareable_region(&giver, 4);
         allow_more_files(2);
-        let offer = Offer::region(&region, 0..4 * G).unwrap();
+        let _offer = Offer::region(&region, 0..4 * G).unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap();
         let memory = cuvmm::Physical::builder(&giver.device, G);
         let memory = memory.shareable(cuvmm::driver::HandleTypes::POSIX_FD);
         let first = memory.create().unwrap();
-        let second = first.export(cuvmm::driver::HandleTypes::POSIX_FD).unwrap();
+        let _second = first.export(cuvmm::driver::HandleTypes::POSIX_FD).unwrap();
         for refused in [
             first
                 .export(cuvmm::driver::HandleTypes::POSIX_FD)
@@ -426,8 +426,6 @@ fn a_driver_call_that_finds_no_descriptor_names_them_and_their_limit() {
             );
             assert!(!refused.is_out_of_memory(), "{said}");
         }
-        drop((first, second, offer, region));
-        common::nothing_left(giver);
     });
 }
 
@@ -437,12 +435,12 @@ fn a_taker_that_may_open_few_files() {
     // lower ones receiving them does.
     for allowed in [1, 5, 40, 90] {
         in_a_child(|| {
-            let taker = common::host();
+            let taker = common::clean(common::host());
             let (mut here, mut there) = Channel::pair().unwrap();
             // The giver is a separate process with its own limit.
             let giving = fork(|| {
                 drop_in_child(&here);
-                let giver = common::host();
+                let giver = common::clean(common::host());
                 let region = shareable_region(&giver, 80);
                 let offer = Offer::region(&region, 0..80 * G).unwrap();
                 let given = there.send(&offer).unwrap_err();
@@ -451,8 +449,6 @@ fn a_taker_that_may_open_few_files() {
                     ShareError::Refused { .. } | ShareError::Channel(ChannelError::Closed)
                 );
                 assert!(right, "{given}");
-                drop((offer, region));
-                common::nothing_left(giver);
             });
             drop(there);
             let before = open_files();
@@ -476,7 +472,6 @@ fn a_taker_that_may_open_few_files() {
             assert_eq!(open_files(), before);
             drop(here);
             assert_eq!(ended(giving, PROMPT), Some(0));
-            common::nothing_left(taker);
         });
     }
 }
@@ -484,7 +479,7 @@ fn a_taker_that_may_open_few_files() {
 #[test]
 fn a_giver_that_may_open_few_files() {
     in_a_child(|| {
-        let (giver, taker) = (common::host(), common::host());
+        let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
         let region = shareable_region(&giver, 80);
         let offer = Offer::region(&region, 0..80 * G).unwrap();
         let (mut here, mut there) = Channel::pair().unwrap();
@@ -500,9 +495,6 @@ fn a_giver_that_may_open_few_files() {
             assert!(right, "{error:?}");
         });
         assert_eq!(open_files(), before);
-        drop((here, there, offer, region));
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 
@@ -527,7 +519,7 @@ fn refused_for_want_of_descriptors(path: &Path, limit: u64) {
 fn a_publisher_that_may_open_no_more_files_says_so_to_each_reader() {
     in_a_child(|| {
         let (_folder, path) = folder();
-        let giver = common::host();
+        let giver = common::clean(common::host());
         let publisher = Publisher::bind(&path).unwrap();
         let region = shareable_region(&giver, 4);
         let memory = publisher.publish("model", Manifest::default(), region);
@@ -542,8 +534,6 @@ fn a_publisher_that_may_open_no_more_files_says_so_to_each_reader() {
         setrlimit(Resource::Nofile, before).unwrap();
         let listed = Subscriber::connect(&path).unwrap().list().unwrap();
         assert_eq!(listed.publications[0].name, "model");
-        drop(publisher);
-        common::nothing_left(giver);
     });
 }
 
@@ -553,7 +543,7 @@ fn ten_readers_of_many_extents_at_once() {
     const EXTENTS: u64 = 300;
     in_a_child(|| {
         let (_folder, path) = folder();
-        let writer = common::host();
+        let writer = common::clean(common::host());
         let region = shareable_region(&writer, EXTENTS);
         allow_more_files(400);
         let publisher = Publisher::bind(&path).unwrap();
@@ -582,7 +572,6 @@ fn ten_readers_of_many_extents_at_once() {
         }
         drop(publisher);
         assert!(open_files().len() < before);
-        common::nothing_left(writer);
     });
 }
 
@@ -619,7 +608,7 @@ fn signals_end_no_wait() {
     const LONG: Duration = Duration::from_millis(80);
     in_a_child(|| {
         let (_folder, path) = folder();
-        let (giver, taker) = (common::host(), common::host());
+        let (giver, taker) = (common::clean(common::host()), common::clean(common::host()));
         let region = shareable_region(&giver, 40);
         let offer = Offer::region(&region, 0..40 * G).unwrap();
         let listener = Listener::bind(&path).unwrap();
@@ -671,9 +660,6 @@ fn signals_end_no_wait() {
             ));
         });
         assert!(SIGNALS.load(Ordering::SeqCst) > 20);
-        drop((offer, region));
-        common::nothing_left(giver);
-        common::nothing_left(taker);
     });
 }
 

@@ -8,8 +8,8 @@ use crate::common;
 use crate::common::books::books;
 use crate::common::{D0, G, Rig, mapped_pool, shareable};
 use crate::on_both;
-use cuvmm::driver::model::{Backing, Machine};
-use cuvmm::driver::{Driver, HandleTypes};
+use cuvmm::driver::HandleTypes;
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{ArgumentError, BlockError, MemoryError, ShareError, SleepError};
 use cuvmm::sleep::{Progress, Slept, Woken};
 use cuvmm::{Block, Contents, Device, HostStore, Mapper, Offer, Stream, Tenant};
@@ -34,10 +34,7 @@ fn write(block: &Block, seed: u8) {
     block.write(0, &pattern(block.size(), seed)).unwrap();
 }
 
-fn shows<B: Backing>(rig: &Rig<B>, block: &Block, seed: u8)
-where
-    Machine<B>: Driver,
-{
+fn shows(rig: &Rig<impl Backing>, block: &Block, seed: u8) {
     let mut bytes = vec![0; block.size() as usize];
     block.read(0, &mut bytes).unwrap();
     if rig.keeps_bytes() {
@@ -213,8 +210,7 @@ on_both! {
         }
         drop(lease);
         rig.machine.hold(D0, stream.as_raw());
-        let writes = vec![(block.address(), block.size(), 9)];
-        rig.machine.queue_kernel(D0, stream.as_raw(), vec![], writes).unwrap();
+        rig.kernel(&stream, &[], &[(block.address(), block.size(), 9)]);
         for contents in [Contents::Discard, Contents::Keep(&store)] {
             let refused = tenant.blocks().sleep(contents);
             assert!(matches!(refused, Err(SleepError::Busy { blocks: 1, bytes }) if bytes == 4 * G - 1));

@@ -7,8 +7,7 @@ use crate::common;
 use crate::common::books::books;
 use crate::common::{D0, G, Rig};
 use crate::on_both;
-use cuvmm::driver::Driver;
-use cuvmm::driver::model::{Backing, Machine};
+use cuvmm::driver::model::Backing;
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::sleep::{Exchanged, Progress};
 use cuvmm::{Block, Contents, Device, Exchange, Heap, HostStore, Pool, Stream, Tenant};
@@ -41,15 +40,7 @@ pub(crate) struct World {
 
 impl World {
     /// Makes blocks of these sizes in a pool of `granules` granules.
-    pub(crate) fn new<B: Backing + 'static>(
-        rig: &Rig<B>,
-        granules: u64,
-        old: &[u64],
-        new: &[u64],
-    ) -> Self
-    where
-        Machine<B>: Driver,
-    {
+    pub(crate) fn new(rig: &Rig<impl Backing>, granules: u64, old: &[u64], new: &[u64]) -> Self {
         let pool = common::pool(rig, granules);
         let (awake, asleep) = (
             pool.tenant("awake").register().unwrap(),
@@ -93,10 +84,7 @@ impl World {
     }
 
     /// Checks that the blocks of one tenant are awake with their contents, and the others asleep.
-    pub(crate) fn has<B: Backing>(&self, rig: &Rig<B>, exchanged: bool)
-    where
-        Machine<B>: Driver,
-    {
+    pub(crate) fn has(&self, rig: &Rig<impl Backing>, exchanged: bool) {
         let (here, seed, away) = match exchanged {
             false => (&self.old, 1, &self.new),
             true => (&self.new, 100, &self.old),
@@ -108,10 +96,7 @@ impl World {
     }
 }
 
-pub(crate) fn shows<B: Backing>(rig: &Rig<B>, block: &Block, seed: u8)
-where
-    Machine<B>: Driver,
-{
+pub(crate) fn shows(rig: &Rig<impl Backing>, block: &Block, seed: u8) {
     let mut bytes = vec![0; block.size() as usize];
     block.read(0, &mut bytes).unwrap();
     if rig.keeps_bytes() {

@@ -89,9 +89,9 @@ fn falling_asleep_and_waking() {
         assert_eq!(world.store.free(), 10 * G);
         Ok(())
     };
-    let calls = sweep(sleepers, discard, Sleepers::picture, true);
+    let calls = sweep(sleepers, discard, Sleepers::picture);
     assert!(calls >= 6, "{calls}: queries, and one unmapping per extent");
-    let calls = sweep(sleepers, keep, Sleepers::picture, true);
+    let calls = sweep(sleepers, keep, Sleepers::picture);
     assert!(calls >= 17, "{calls}: ten copies in addition");
     let keep_marked = |_: &Rig<Nothing>, world: &mut Sleepers| {
         let contents = Contents::KeepMarked(&world.store);
@@ -99,13 +99,13 @@ fn falling_asleep_and_waking() {
         assert_eq!((slept.blocks, slept.given, slept.kept), (3, 10 * G, 13));
         Ok(())
     };
-    let calls = sweep(marked, keep_marked, Sleepers::picture, true);
+    let calls = sweep(marked, keep_marked, Sleepers::picture);
     assert!(calls >= 10, "{calls}: four copies in addition");
     let growing = |rig: &Rig<Nothing>| {
         let store = HostStore::builder(&rig.device).pinned(G).limit(10 * G);
         sleepers_of(rig, store)
     };
-    let calls = sweep(growing, keep, Sleepers::picture, true);
+    let calls = sweep(growing, keep, Sleepers::picture);
     assert!(calls >= 18, "{calls}: a registration in addition");
     type Make = fn(&Rig<Nothing>) -> Sleepers;
     let after = |make: Make, fall: fn(&Sleepers) -> Contents<'_>, soil: bool| {
@@ -130,14 +130,13 @@ fn falling_asleep_and_waking() {
             after(sleepers, |_| Contents::Discard, soil),
             wake,
             Sleepers::picture,
-            true,
         );
         assert!(calls >= 8, "{calls}: two calls per extent");
         let kept = after(sleepers, |world| Contents::Keep(&world.store), soil);
-        let calls = sweep(kept, wake, Sleepers::picture, true);
+        let calls = sweep(kept, wake, Sleepers::picture);
         assert!(calls >= 18, "{calls}: ten copies in addition");
         let kept = after(marked, |world| Contents::KeepMarked(&world.store), soil);
-        let calls = sweep(kept, wake, Sleepers::picture, true);
+        let calls = sweep(kept, wake, Sleepers::picture);
         assert!(calls >= 12, "{calls}: four copies in addition");
     }
 }
@@ -194,7 +193,7 @@ fn tenants_sleep_and_wake_together() {
         assert_eq!(woken.collect::<Vec<_>>(), [10 * G, 3 * G]);
         Ok(())
     };
-    let calls = sweep(Together::new, sleep, Together::picture, true);
+    let calls = sweep(Together::new, sleep, Together::picture);
     assert!(
         calls >= 19,
         "{calls}: ten copies, and one unmapping per extent"
@@ -204,7 +203,7 @@ fn tenants_sleep_and_wake_together() {
         sleep(rig, &mut world).unwrap();
         world
     };
-    let calls = sweep(asleep, wake, Together::picture, true);
+    let calls = sweep(asleep, wake, Together::picture);
     assert!(calls >= 20, "{calls}: ten copies, and two calls per extent");
 }
 
@@ -245,7 +244,7 @@ fn what_is_prepared_can_be_cancelled() {
 /// If its memory cannot be put back either, a block sleeps with its contents kept.
 #[test]
 fn a_block_that_cannot_stay_awake_sleeps() {
-    let rig = common::model();
+    let rig = common::clean(common::model());
     let world = sleepers(&rig);
     rig.faults.forget();
     // The last unmapping fails, and then the first mapping of the roll-back, twice.
@@ -283,8 +282,6 @@ fn a_block_that_cannot_stay_awake_sleeps() {
         (world.pool.stats().committed, world.store.free()),
         (10 * G, 10 * G)
     );
-    drop(world);
-    common::nothing_left(rig);
 }
 
 /// Sleep and wake while neither the copies' streams nor the device can be synchronized: memory that

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{G, host, nothing_left, pool};
+use crate::common::{self, G, host, pool};
 use crate::on_both;
 use cuvmm::error::{ArgumentError, SleepError};
 use cuvmm::{Contents, HostStore, Stream};
@@ -100,7 +100,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn blocks_sleep_and_wake_while_others_read() {
-    let rig = host();
+    let rig = common::clean(host());
     let pool = pool(&rig, 16);
     let tenant = pool.tenant("model").register().unwrap();
     let block = tenant.allocate(2 * G).unwrap();
@@ -150,6 +150,4 @@ fn blocks_sleep_and_wake_while_others_read() {
     block.read(0, &mut bytes).unwrap();
     assert!(bytes == expected);
     assert_eq!(store.free(), 2 * G);
-    drop((block, tenant, pool, store));
-    nothing_left(rig);
 }

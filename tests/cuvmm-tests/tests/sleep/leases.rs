@@ -73,11 +73,7 @@ fn what_is_written_under_a_lease_after_the_copy_is_not_lost() {
     let write_after_the_copy = |progress: &Progress| {
         assert_eq!(progress.done, progress.total);
         let lease = block.lease();
-        let writes = vec![(lease.address(), 4, 7)];
-        let queued = rig
-            .machine
-            .queue_kernel(D0, stream.as_raw(), vec![], writes);
-        queued.unwrap();
+        rig.kernel(&stream, &[], &[(lease.address(), 4, 7)]);
         stream.synchronize().unwrap();
         true
     };
